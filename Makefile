@@ -1,0 +1,63 @@
+# Everything runs in .venv, which is built from requirements.lock the first time and again whenever that file changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Removed first and written last, so an interrupted set-up is done again.
+READY := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check coverage sim bench chaos lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## Build .venv; the other targets do it when it is due
+
+$(READY): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit("keywise needs Python 3.11 or newer; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@# With a stamp the environment is whole and is brought up to date in place; without one it is built from nothing.
+	clear=$$(test -e $@ || echo --clear); rm -f $@; $(PYTHON) -m venv $$clear $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+run: $(READY) ## Run the publishing house example
+	$(BIN)/python examples/publishing_house/main.py
+
+test: check coverage ## Style, types, every test, and the coverage threshold
+
+check: $(READY) ## Format, lint and types; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(wildcard src examples benchmarks)
+
+# Worker processes that the tests start are measured too, and each writes a data file of its own.
+coverage: $(READY) ## Every test, under coverage; fails below the threshold in pyproject.toml
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+sim: $(READY) ## Simulate 500 seeds with faults, then hunt every mutant
+	$(BIN)/keywise simulate --seeds 500
+	$(BIN)/keywise simulate --mutants
+
+bench: $(READY) ## Measure the product beside its peers
+	$(BIN)/python benchmarks/run.py
+
+chaos: $(READY) ## Kill real workers at random moments, then check the store
+	$(BIN)/python tests/chaos/kill.py
+
+# In an environment of its own, so that the tool is no dependency of the project.
+lock: ## Renew requirements.lock from pyproject.toml
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/python -m pip install --quiet pip-tools==7.6.2
+	CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/pip-compile --quiet --upgrade --strip-extras --generate-hashes \
+		--allow-unsafe --extra dev --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
+		--output-file requirements.lock pyproject.toml
+
+clean: ## Remove everything that make made
+	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

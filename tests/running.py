@@ -1,0 +1,17 @@
+"""Runs one coroutine of a test to its end, under a time limit."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[object, object, T], *, limit_s: float = 30) -> T:
+    """Return what the coroutine returns; one that hangs raises TimeoutError instead of holding up the suite."""
+    return asyncio.run(_limited(coroutine, limit_s))
+
+
+async def _limited(coroutine: Coroutine[object, object, T], limit_s: float) -> T:
+    async with asyncio.timeout(limit_s):
+        return await coroutine
