@@ -1,0 +1,74 @@
+"""Nothing grows past what one reader holds in mind: files, functions, protocols."""
+
+import ast
+
+from tidy.tree import PYTHON_FOLDERS, Module, expect_none, modules
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+PROTOCOL_METHODS_MAX = 8
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def file_faults(module: Module) -> list[str]:
+    lines = len(module.text.splitlines())
+    return [f"{module.path}: {lines} lines, at most {FILE_LINES_MAX}"] if lines > FILE_LINES_MAX else []
+
+
+def function_faults(module: Module) -> list[str]:
+    return [
+        f"{module.path}:{node.lineno}: {node.name} has {lines} lines, at most {FUNCTION_LINES_MAX}"
+        for node in ast.walk(module.tree)
+        if isinstance(node, Function)
+        if (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+
+
+def protocol_faults(module: Module) -> list[str]:
+    classes = {node.name: node for node in module.tree.body if isinstance(node, ast.ClassDef)}
+    return [
+        f"{module.path}:{node.lineno}: {name} has {len(methods)} public methods, at most {PROTOCOL_METHODS_MAX}"
+        for name, node in classes.items()
+        if len(methods := _public_methods(node, classes)) > PROTOCOL_METHODS_MAX
+    ]
+
+
+def _public_methods(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
+    """Those of the bases in the same file count too: an adapter has to write them all."""
+    own = {item.name for item in node.body if isinstance(item, Function) and not item.name.startswith("_")}
+    bases = [classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
+    return own.union(*(_public_methods(base, classes) for base in bases))
+
+
+def test_files_are_short():
+    expect_none(fault for module in modules(*PYTHON_FOLDERS) for fault in file_faults(module))
+
+
+def test_functions_are_short():
+    expect_none(fault for module in modules(*PYTHON_FOLDERS) for fault in function_faults(module))
+
+
+def test_protocols_are_narrow():
+    protocols = [module for module in modules("src") if module.path == "src/keywise/protocols.py"]
+    assert protocols, "src/keywise/protocols.py is missing"
+    expect_none(fault for module in protocols for fault in protocol_faults(module))
+
+
+def test_a_long_file_is_reported():
+    assert file_faults(Module.of("src/a.py", "x = 1\n" * 400)) == []
+    assert file_faults(Module.of("src/a.py", "x = 1\n" * 401)) == ["src/a.py: 401 lines, at most 400"]
+
+
+def test_a_long_function_is_reported_also_inside_a_class():
+    body = "        x = 1\n"
+    assert function_faults(Module.of("src/a.py", "class A:\n    def f(self):\n" + body * 59)) == []
+    assert len(function_faults(Module.of("src/a.py", "class A:\n    async def f(self):\n" + body * 60))) == 1
+
+
+def test_a_wide_protocol_is_reported_also_when_it_is_wide_by_its_base():
+    methods = "".join(f"    def m{number}(self): ...\n" for number in range(8))
+    narrow = f"class A(Protocol):\n{methods}    def _hidden(self): ...\n"
+    assert protocol_faults(Module.of("src/a.py", narrow)) == []
+    wide = f"{narrow}class B(A, Protocol):\n    async def more(self): ...\n"
+    assert protocol_faults(Module.of("src/a.py", wide)) == ["src/a.py:11: B has 9 public methods, at most 8"]
