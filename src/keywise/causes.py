@@ -1,0 +1,46 @@
+"""Why something failed or has to wait, in words that an operator can act on."""
+
+import random
+
+import msgspec
+
+from keywise.errors import PermanentError, TransientError
+from keywise.rules import Answer, Certainty, Refusal
+
+BUSY_LOOK_S = 0.5
+"""A holder is usually done long before its lease: look again after so long, with jitter."""
+
+_CAUSES = {
+    Answer.MIXED: "versioned and unversioned changes meet on this key, and nobody can order them; "
+    "send all of them with a version, or none",
+    Answer.FORGOTTEN: "sent longer ago than the retention, and the key is forgotten; "
+    "replay it if nothing newer was applied",
+}
+
+
+def cause_of_refusal(refusal: Refusal) -> str:
+    return _CAUSES[refusal.answer]
+
+
+def cause_of_error(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Trying again cannot help: the handler said so, or the body is not what its type says."""
+    return isinstance(error, PermanentError | msgspec.ValidationError)
+
+
+def certainty_of(error: BaseException) -> Certainty:
+    """What is known of the effect after a handler raised."""
+    if isinstance(error, PermanentError | TransientError | msgspec.ValidationError):
+        return Certainty.CLEAN
+    if isinstance(error, OSError):
+        # A call that timed out or lost its connection may still land.
+        return Certainty.UNKNOWN
+    return Certainty.ENDED
+
+
+def look_again_s(refusal: Refusal, rng: random.Random) -> float:
+    """When to ask again for a key that somebody else holds."""
+    return min(refusal.wait_s, BUSY_LOOK_S * (0.5 + rng.random()))

@@ -1,0 +1,203 @@
+"""Runs one pipeline: receive, read, wait in lanes, work the way that fits the sink, settle; until told to stop."""
+
+import asyncio
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+from keywise import events
+from keywise.change import Delivery
+from keywise.envelope import Readings
+from keywise.errors import UnavailableError
+from keywise.heartbeat import Heartbeat, Pulse
+from keywise.lanes import Lanes
+from keywise.leased import Leased, SinkWork, TransactedWork, Work
+from keywise.news import News
+from keywise.pipeline import Pipeline, is_atomic
+from keywise.protocols import Burial, Source
+from keywise.repair import Repair
+from keywise.rules import Claim
+from keywise.transacted import ClaimInTransaction, OneTransaction
+
+
+class Way(enum.StrEnum):
+    """How batches go; decided once, at start, and printed."""
+
+    ONE_TRANSACTION = "one transaction"
+    CLAIM_IN_TRANSACTION = "claim in the transaction"
+    CLAIMED_TRANSACTION = "claimed, then one transaction"
+    LEASED = "leased"
+
+
+def way_of(pipeline: Pipeline, source: Source) -> Way:
+    """The strongest way that source, ledger and sink allow together."""
+    sink = pipeline.sink
+    if not is_atomic(sink):
+        return Way.LEASED
+    if sink.runs_user_code:
+        return Way.CLAIMED_TRANSACTION
+    if source.database is sink.database:
+        return Way.ONE_TRANSACTION
+    return Way.CLAIM_IN_TRANSACTION
+
+
+class Worker(Protocol):
+    """Takes changes from the lanes, or straight from the queue, and brings them to an end."""
+
+    async def run(self) -> None:
+        """Work until `stop` was called and what had begun is finished."""
+
+    def stop(self) -> None: ...
+
+
+class Consumer:
+    """One pipeline at work in this process."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._lanes = Lanes(pipeline.settings.prefetch)
+        self._news, self._room = News(), News()
+        self._stop = asyncio.Event()
+        self._heartbeat = Heartbeat(
+            lease_s=pipeline.settings.lease_s,
+            margin_s=pipeline.settings.margin_s,
+            runtime_max_s=pipeline.settings.runtime_max_s,
+            clock=pipeline.clock,
+            lost=self._lost,
+        )
+
+    def stop(self) -> None:
+        """Take no more, finish what has begun, give the rest back."""
+        self._stop.set()
+        self._room.tell()
+
+    async def run(self) -> None:
+        """Work until stopped. Cancelling it leaves at once: nothing is released, leases run out by themselves."""
+        pulse = self._pulse()
+        try:
+            await self._run(beats_here=pulse is None)
+        except BaseExceptionGroup as group:
+            raise _first(group) from None
+        finally:
+            if pulse is not None:
+                pulse.stop()
+        self._pipeline.emit(events.Stopped(pipeline=self._pipeline.name))
+
+    async def _run(self, beats_here: bool) -> None:
+        ways = [way_of(self._pipeline, source) for _, source in self._pipeline.sources]
+        for way, (name, _) in zip(ways, self._pipeline.sources, strict=True):
+            grade = self._pipeline.grade.value
+            self._pipeline.emit(events.Started(pipeline=self._pipeline.name, way=way, grade=grade, source=name))
+        async with asyncio.TaskGroup() as group:
+            background = [group.create_task(self._extend()), group.create_task(self._repair())]
+            if beats_here:
+                background.append(group.create_task(self._heartbeat.run(self._pipeline.ledger)))
+            feeding = [group.create_task(self._feed(i)) for i, way in enumerate(ways) if way is not Way.ONE_TRANSACTION]
+            workers = self._workers(ways)
+            working = [group.create_task(worker.run()) for worker in workers]
+            await self._stop.wait()
+            await self._drain(feeding, workers, working)
+            for task in background:
+                task.cancel()
+
+    def _workers(self, ways: Sequence[Way]) -> list[Worker]:
+        """One worker per queue that shares the ledger's transaction, and one for all the others together."""
+        workers: list[Worker] = [
+            OneTransaction(self._pipeline, index) for index, way in enumerate(ways) if way is Way.ONE_TRANSACTION
+        ]
+        shared = next((way for way in ways if way is not Way.ONE_TRANSACTION), None)
+        if shared is Way.CLAIM_IN_TRANSACTION:
+            workers.append(ClaimInTransaction(self._pipeline, self._lanes, self._news, self._room))
+        elif shared is not None:
+            work = self._work()
+            workers.append(Leased(self._pipeline, self._lanes, self._heartbeat, work, self._news, self._room))
+        return workers
+
+    def _work(self) -> Work:
+        sink = self._pipeline.sink
+        if is_atomic(sink):
+            return TransactedWork(self._pipeline, sink)
+        return SinkWork(self._pipeline, sink, self._heartbeat)  # type: ignore[arg-type]
+
+    async def _feed(self, index: int) -> None:
+        """Keep the lanes filled from one source, within their capacity."""
+        pipeline, (name, source) = self._pipeline, self._pipeline.sources[index]
+        unreachable = 0
+        while not self._stop.is_set():
+            limit = min(self._lanes.room, pipeline.settings.batch_max)
+            if limit == 0:
+                await self._room.wait()
+                continue
+            try:
+                deliveries = await source.receive(limit, pipeline.settings.poll_s)
+                unreachable = 0
+            except UnavailableError as error:
+                unreachable += 1
+                await pipeline.pause(name, error, unreachable)
+                continue
+            await self._take_in(index, deliveries)
+
+    async def _take_in(self, index: int, deliveries: Sequence[Delivery]) -> None:
+        pipeline = self._pipeline
+        readings = pipeline.envelope.read(deliveries, index, pipeline.clock(), pipeline.wall())
+        self._lanes.add(readings.tickets)
+        self._news.tell()
+        if readings.malformed or readings.ignored:
+            await self._set_aside(index, readings)
+        if surplus := self._lanes.surplus():
+            # A blocked key must not use up the room of the others.
+            await pipeline.give_back(surplus, pipeline.settings.surplus_s)
+
+    async def _set_aside(self, index: int, readings: Readings) -> None:
+        pipeline = self._pipeline
+        burials = [Burial(pipeline.unread_letter(*bad, index)) for bad in readings.malformed]
+        if burials:
+            await pipeline.insist("ledger", lambda: pipeline.ledger.bury(burials))
+        pipeline.tell_unread(readings)
+        await pipeline.ack(index, [delivery for delivery, _ in (*readings.malformed, *readings.ignored)])
+
+    async def _extend(self) -> None:
+        """Keep all held deliveries hidden while they wait or are worked on."""
+        shortest_s = min(
+            (s.visibility_s for _, s in self._pipeline.sources if s.visibility_s is not None), default=None
+        )
+        while shortest_s is not None:
+            await asyncio.sleep(shortest_s / 6)
+            await self._pipeline.extend(self._lanes.tickets(), age=1 / 3)
+
+    async def _repair(self) -> None:
+        if self._pipeline.refetch is not None:
+            await Repair(self._pipeline, self._heartbeat).run()
+
+    async def _drain(
+        self, feeding: Sequence[asyncio.Task[None]], workers: Sequence[Worker], working: Sequence[asyncio.Task[None]]
+    ) -> None:
+        self._pipeline.emit(events.Draining(pipeline=self._pipeline.name))
+        for worker in workers:
+            worker.stop()
+        try:
+            async with asyncio.timeout(self._pipeline.settings.drain_s):
+                await asyncio.gather(*feeding, *working)
+                await self._pipeline.give_back(self._lanes.drain(), 0.0)
+        except TimeoutError:
+            # What still runs has an unknown outcome: its lease has to run out.
+            for task in (*feeding, *working):
+                task.cancel()
+
+    def _pulse(self) -> Pulse | None:
+        if self._pipeline.pulse is None:
+            return None
+        pulse = Pulse(self._heartbeat, self._pipeline.pulse)
+        pulse.start()
+        return pulse
+
+    def _lost(self, claim: Claim) -> None:
+        self._pipeline.emit(events.ClaimLost(pipeline=self._pipeline.name, key=claim.key))
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a group: what stopped everything else."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

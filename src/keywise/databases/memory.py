@@ -1,0 +1,106 @@
+"""A database in the memory of one process: what the memory source, ledger and sink share."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from keywise.clock import Clock, boot_time
+from keywise.protocols import Letter
+from keywise.rules import Entry
+
+TOKEN_NONCE_BITS = 24
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of a queue."""
+
+    body: bytes
+    sent_at: float
+    visible_at: float
+    count: int = 0
+    receipt: int = 0
+
+
+class Scope(msgspec.Struct):
+    """What a ledger keeps for one pipeline."""
+
+    entries: dict[str, Entry] = {}
+    letters: dict[int, tuple[float, Letter]] = {}
+
+
+class MemoryDatabase:
+    """Dictionaries of immutable values, one writer at a time, with an undo log while a transaction is open."""
+
+    def __init__(self, *, clock: Clock = boot_time, rng: random.Random | None = None) -> None:
+        self.clock = clock
+        self.scopes: dict[str, Scope] = {}
+        self.queues: dict[str, dict[int, Message]] = {}
+        self.tables: dict[str, dict[str, Any]] = {}
+        self._rng = rng or random.SystemRandom()
+        self._numbers = 0
+        self._writer = asyncio.Lock()
+        self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
+
+    def scope(self, name: str) -> Scope:
+        return self.scopes.setdefault(name, Scope())
+
+    def queue(self, name: str) -> dict[int, Message]:
+        return self.queues.setdefault(name, {})
+
+    def table(self, name: str) -> dict[str, Any]:
+        return self.tables.setdefault(name, {})
+
+    def number(self) -> int:
+        """A number that was never given before."""
+        self._numbers += 1
+        return self._numbers
+
+    def token(self) -> int:
+        """A sequence number with a nonce: not reused even if the sequence is set back by a restore."""
+        return self.number() << TOKEN_NONCE_BITS | self._rng.getrandbits(TOKEN_NONCE_BITS)
+
+    def set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        """Write one value, or delete it with None; undone if the open transaction is rolled back."""
+        if self._undo is not None:
+            self._undo.append((table, key, table.get(key)))
+        _put(table, key, value)
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Wait for the open transaction, if there is one, and keep others out."""
+        async with self._writer:
+            yield
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Everything that is set meanwhile stays, or nothing of it."""
+        async with self._writer:
+            self._undo = []
+            try:
+                yield
+            except BaseException:
+                self.rollback_to(0)
+                raise
+            finally:
+                self._undo = None
+
+    def savepoint(self) -> int:
+        assert self._undo is not None, "a savepoint needs a transaction"
+        return len(self._undo)
+
+    def rollback_to(self, savepoint: int) -> None:
+        assert self._undo is not None, "a rollback needs a transaction"
+        while len(self._undo) > savepoint:
+            table, key, value = self._undo.pop()
+            _put(table, key, value)
+
+
+def _put(table: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is None:
+        table.pop(key, None)
+    else:
+        table[key] = value

@@ -1,0 +1,182 @@
+"""From a delivery to a change: reads just what is needed to route it, and says what is wrong with the rest."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias, get_type_hints
+
+import msgspec
+
+from keywise.change import (
+    VERSION_MAX,
+    VERSION_MIN,
+    Change,
+    Delete,
+    Delivery,
+    Ignore,
+    Order,
+    Put,
+    order_of,
+)
+from keywise.errors import MalformedError, SettingsError, VersionError
+from keywise.lanes import Ticket
+
+KEY_MAX_BYTES = 512
+
+Read: TypeAlias = Callable[[Any], Put | Delete | Ignore]
+Route: TypeAlias = tuple[str, Order, bool]
+"""Key, order, deleted."""
+
+
+class Readings(msgspec.Struct):
+    """What became of many deliveries."""
+
+    tickets: list[Ticket] = []
+    malformed: list[tuple[Delivery, str]] = []
+    ignored: list[tuple[Delivery, str]] = []
+
+
+class Fields(msgspec.Struct, frozen=True):
+    """Where key, version and deletion stand in a JSON object."""
+
+    key: str
+    version: str | None = None
+    deleted: Mapping[str, Sequence[Any]] = {}
+
+
+class Envelope:
+    """Reads deliveries for one pipeline."""
+
+    def __init__(
+        self, route: "FieldRoute | FunctionRoute", *, body_max_bytes: int, retention_s: float | None = None
+    ) -> None:
+        self._route = route
+        self._body_max_bytes = body_max_bytes
+        self._retention_s = retention_s
+        self.decode: Callable[[bytes], Any] | None = route.decode
+
+    def read(self, deliveries: Sequence[Delivery], source: int, now: float, wall: float) -> Readings:
+        """Make tickets; one bad delivery never takes its neighbours with it. `wall` is compared with `sent_at`."""
+        readings = Readings()
+        route, decode, body_max = self._route, self.decode, self._body_max_bytes
+        oldest = wall - self._retention_s if self._retention_s is not None else float("-inf")
+        add = readings.tickets.append
+        for delivery in deliveries:
+            body = delivery.body
+            try:
+                if len(body) > body_max:
+                    raise MalformedError(f"body of {len(body)} bytes is over the limit of {body_max}")
+                key, order, deleted = route(body)
+                if not (key.isascii() and 0 < len(key) <= KEY_MAX_BYTES and "\0" not in key):
+                    _check_key(key)
+            except _Ignored as ignored:
+                readings.ignored.append((delivery, str(ignored)))
+            except (MalformedError, VersionError) as error:
+                readings.malformed.append((delivery, str(error)))
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                readings.malformed.append((delivery, f"body cannot be read: {error}"))
+            else:
+                change = Change[Any](key, order, deleted, delivery.sent_at < oldest, body, decode)
+                add(Ticket(change, delivery, source, now))
+        return readings
+
+    def read_one(self, body: bytes) -> Change[Any]:
+        """Read one body that is not from a source; raises `MalformedError` if it says nothing."""
+        readings = self.read([Delivery("", "", body, float("inf"))], 0, 0.0, 0.0)
+        for _, cause in (*readings.malformed, *readings.ignored):
+            raise MalformedError(cause or "the pipeline ignores this body")
+        return readings.tickets[0].change
+
+
+class FieldRoute:
+    """Finds key, version and deletion by the names of fields."""
+
+    decode: Callable[[bytes], Any] | None = None
+
+    def __init__(self, fields: Fields) -> None:
+        names = {"key": fields.key}
+        types: list[tuple[str, Any]] = [("key", str)]
+        if fields.version is not None:
+            names["version"] = fields.version
+            types.append(("version", _VERSION))
+        flags: list[tuple[str, Any, Any]] = []
+        for index, name in enumerate(fields.deleted):
+            names[f"flag{index}"] = name
+            flags.append((f"flag{index}", Any, None))
+        shape = msgspec.defstruct("Route", [*types, *flags], rename=names)
+        self._decode = msgspec.json.Decoder(shape).decode
+        self._versioned = fields.version is not None
+        self._flags = [(f"flag{i}", tuple(values)) for i, values in enumerate(fields.deleted.values())]
+
+    def __call__(self, body: bytes) -> Route:
+        found: Any = self._decode(body)
+        if not self._versioned:
+            order = order_of(None)
+        elif type(found.version) is int:
+            order = (0, found.version, 0)
+        else:
+            order = order_of(found.version)
+        deleted = False
+        for flag, values in self._flags:
+            if getattr(found, flag) in values:
+                deleted = True
+        return found.key, order, deleted
+
+
+class FunctionRoute:
+    """Asks a function of the user's, who gets the body as the type that it is annotated with."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self.decode: Callable[[bytes], Any] | None = decoder(first_parameter_type(read))
+
+    def __call__(self, body: bytes) -> Route:
+        assert self.decode is not None
+        value = self.decode(body)
+        try:
+            said = self._read(value)
+        except Exception as error:
+            raise MalformedError(f"read failed: {type(error).__name__}: {error}") from error
+        match said:
+            case Put() | Delete():
+                if not isinstance(said.key, str):
+                    raise MalformedError(f"read returned the key {said.key!r}; a key must be text")
+                return said.key, order_of(said.version), isinstance(said, Delete)
+            case Ignore():
+                raise _Ignored(said.reason)
+            case _:
+                raise MalformedError(f"read returned {said!r}; return Put, Delete or Ignore")
+
+
+def decoder(kind: Any) -> Callable[[bytes], Any]:
+    """A function from bytes to the type, for any type that msgspec understands."""
+    try:
+        return msgspec.json.Decoder(kind).decode
+    except (TypeError, NameError) as error:
+        raise SettingsError(f"bodies cannot be read as {kind!r}: {error}; use a msgspec.Struct or dict") from error
+
+
+def first_parameter_type(function: Callable[..., Any]) -> Any:
+    """The annotation of the first parameter; Any if it has none."""
+    hints = get_type_hints(function)
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return hints.get(names[0], Any) if names else Any
+
+
+class _Ignored(Exception):
+    """The read function said Ignore."""
+
+
+_VERSION = Annotated[int, msgspec.Meta(ge=VERSION_MIN, le=VERSION_MAX)] | datetime
+
+
+def _check_key(key: str) -> None:
+    if not key:
+        raise MalformedError("key is empty")
+    if "\0" in key:
+        raise MalformedError(f"key {key[:40]!r} contains NUL")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise MalformedError(f"key {key[:40]!r} contains a lone surrogate") from None
+    if size > KEY_MAX_BYTES:
+        raise MalformedError(f"key {key[:40]!r}… has {size} bytes, the limit is {KEY_MAX_BYTES}")

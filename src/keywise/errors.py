@@ -1,0 +1,45 @@
+"""Every exception that keywise raises on purpose; each message says what to do."""
+
+
+class KeywiseError(Exception):
+    """The root of all errors raised by keywise."""
+
+
+class SettingsError(KeywiseError):
+    """A setting, option or combination of them that cannot work; raised before anything starts."""
+
+
+class AddressError(SettingsError):
+    """A URL that names no adapter, or says something that its adapter does not understand."""
+
+
+class MissingExtraError(AddressError):
+    """The adapter exists, but the library it needs is not installed."""
+
+
+class VersionError(KeywiseError):
+    """A version that is no signed 64-bit integer and cannot be made one."""
+
+
+class MalformedError(KeywiseError):
+    """A delivery that cannot become a change; it ends as a dead letter."""
+
+
+class UnavailableError(KeywiseError):
+    """A source, ledger or sink that cannot be reached now. Nothing is known to have happened; try again."""
+
+
+class DatabaseError(KeywiseError):
+    """A database file that cannot be used: missing folder, read-only, corrupt, or from a newer keywise."""
+
+
+class PermanentError(KeywiseError):
+    """Raise it in a handler: trying again cannot help. The change becomes a dead letter at once."""
+
+
+class TransientError(KeywiseError):
+    """Raise it in a handler: nothing was written, try again later. It costs an attempt."""
+
+
+class LetterError(KeywiseError):
+    """A dead letter that does not exist, or that may not be replayed because something newer was applied."""

@@ -1,0 +1,145 @@
+"""Keeps claims alive: renews them in time, and stops their work at once when one is lost."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+
+from keywise.clock import Clock
+from keywise.errors import UnavailableError
+from keywise.protocols import Ledger
+from keywise.rules import Claim
+
+
+class Held:
+    """A claim that this process holds, with the deadline by its own clock."""
+
+    __slots__ = ("claim", "deadline", "started", "timeout")
+
+    def __init__(self, claim: Claim, started: float, deadline: float) -> None:
+        self.claim = claim
+        self.started = started
+        self.deadline = deadline
+        self.timeout: asyncio.Timeout | None = None
+        """Of the sink call that runs under this claim."""
+
+
+class Heartbeat:
+    """All claims that a consumer holds. Renews at a third of the lease; a hung holder is not renewed for ever."""
+
+    def __init__(
+        self, *, lease_s: float, margin_s: float, runtime_max_s: float, clock: Clock, lost: Callable[[Claim], None]
+    ) -> None:
+        self._lease_s = lease_s
+        self._margin_s = margin_s
+        self._runtime_max_s = runtime_max_s
+        self._clock = clock
+        self._lost = lost
+        self._held: dict[int, Held] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def hold(self, claims: Iterable[Claim], asked_at: float) -> None:
+        """Begin to renew. `asked_at` was read before the claim was sent, so the own deadline is never too late."""
+        self._loop = asyncio.get_running_loop()
+        for claim in claims:
+            self._held[claim.token] = Held(claim, asked_at, self._deadline(asked_at))
+
+    def drop(self, claims: Iterable[Claim]) -> None:
+        """Renew no more; dropping a claim twice does nothing."""
+        for claim in claims:
+            self._held.pop(claim.token, None)
+
+    def left_s(self, claims: Iterable[Claim]) -> float:
+        """How long all of these may still be worked under; not above zero once one of them is lost."""
+        now = self._clock()
+        return min((self._left_s(claim, now) for claim in claims), default=0.0)
+
+    def watch(self, claims: Iterable[Claim], timeout: asyncio.Timeout) -> None:
+        """Move this timeout along with the deadlines, and let it expire at once if a claim is lost."""
+        for claim in claims:
+            if (held := self._held.get(claim.token)) is not None:
+                held.timeout = timeout
+
+    async def run(self, ledger: Ledger) -> None:
+        """Renew until cancelled."""
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            await self.beat(ledger)
+
+    async def beat(self, ledger: Ledger) -> None:
+        """Renew once. An unreachable ledger changes nothing: the deadlines simply come nearer."""
+        asked_at = self._clock()
+        held = {t: h for t, h in self._held.copy().items() if asked_at - h.started < self._runtime_max_s}
+        if not held:
+            return
+        try:
+            lost = await ledger.renew([one.claim for one in held.values()], self._lease_s)
+        except UnavailableError:
+            return
+        for claim in lost:
+            one = held.pop(claim.token)
+            self._held.pop(claim.token, None)
+            self._tell(self._lose, one)
+        for one in held.values():
+            one.deadline = self._deadline(asked_at)
+            self._tell(self._move, one)
+
+    def _left_s(self, claim: Claim, now: float) -> float:
+        held = self._held.get(claim.token)
+        return held.deadline - now if held is not None else 0.0
+
+    def _deadline(self, asked_at: float) -> float:
+        return asked_at + self._lease_s - self._margin_s
+
+    def _tell(self, act: Callable[[Held], None], held: Held) -> None:
+        """Act on the consumer's loop: this may be another thread."""
+        assert self._loop is not None, "nothing is held before a loop runs"
+        if self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(act, held)
+
+    def _lose(self, held: Held) -> None:
+        self._lost(held.claim)
+        if held.timeout is not None and not held.timeout.expired():
+            held.timeout.reschedule(asyncio.get_running_loop().time())
+
+    def _move(self, held: Held) -> None:
+        timeout = held.timeout
+        if timeout is None or timeout.expired() or (when := timeout.when()) is None:
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(0.0, held.deadline - self._clock())
+        if due > when:
+            timeout.reschedule(due)
+
+
+class Pulse:
+    """A thread of its own for a heartbeat, so that a busy event loop does not look dead."""
+
+    def __init__(self, heartbeat: Heartbeat, connect: Callable[[], Ledger]) -> None:
+        self._heartbeat = heartbeat
+        self._connect = connect
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._main, name="keywise-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._beat())
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; waits for it."""
+        assert self._task is not None, "start comes before stop"
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            self._loop.run_until_complete(self._task or self._beat())
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self._loop.close()
+
+    async def _beat(self) -> None:
+        async with self._connect() as ledger:
+            await self._heartbeat.run(ledger)

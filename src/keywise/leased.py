@@ -1,0 +1,370 @@
+"""The leased way of a batch: claim, work, commit, ack. Handlers run side by side under claims that are kept alive.
+
+A claim is also the note that its change is in flight, so user code that writes inside the ledger's
+transaction (`TransactedWork`) goes this way too: only its commit is part of the transaction.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from keywise import events
+from keywise.causes import cause_of_error, cause_of_refusal, is_permanent, look_again_s
+from keywise.change import Outcome
+from keywise.errors import UnavailableError
+from keywise.heartbeat import Heartbeat
+from keywise.lanes import Ended, Lanes, Ticket
+from keywise.news import News
+from keywise.pipeline import Pipeline
+from keywise.protocols import APPLIED, AtomicSink, Burial, Failure, Result, Sink, Transaction
+from keywise.rules import Answer, Certainty, Claim, Refusal, Terms
+from keywise.transacted import write_all
+
+
+class Job(msgspec.Struct):
+    """A change under its claim."""
+
+    ticket: Ticket
+    claim: Claim
+    result: Result = APPLIED
+    committed: bool = False
+    """The work has committed its own mark."""
+    undone: bool = False
+    """Nothing was written and nothing is on its way: the claim can be given back."""
+
+
+class Work(Protocol):
+    """What is done with claimed changes."""
+
+    side_by_side: int
+    batch_max: int
+
+    async def do(self, jobs: Sequence[Job]) -> None:
+        """Set each job's result."""
+
+
+class Leased:
+    """Claims in batches, works side by side, commits in batches."""
+
+    def __init__(
+        self, pipeline: Pipeline, lanes: Lanes, heartbeat: Heartbeat, work: Work, news: News, room: News
+    ) -> None:
+        self._pipeline = pipeline
+        self._lanes = lanes
+        self._heartbeat = heartbeat
+        self._work = work
+        self._news = news
+        self._room = room
+        self._stopping = False
+        self._open = 0
+        self._open_max = min(2 * work.side_by_side * work.batch_max, pipeline.settings.batch_max)
+        self._claimed: asyncio.Queue[Job | None] = asyncio.Queue()
+        self._done: list[Job] = []
+        self._done_news = News()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._news.tell()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            committing = group.create_task(self._commit_until_told())
+            workers = [group.create_task(self._work_until_told()) for _ in range(self._work.side_by_side)]
+            await self._claim_until_stopped()
+            for _ in workers:
+                self._claimed.put_nowait(None)
+            await asyncio.gather(*workers)
+            await self._until_idle()
+            committing.cancel()
+
+    # Claim.
+
+    async def _claim_until_stopped(self) -> None:
+        while not self._stopping:
+            if self._lanes.has_alone and await self._claim_alone():
+                continue
+            free = self._open_max - self._open
+            tickets = self._lanes.take(free, self._pipeline.clock())
+            if tickets:
+                await self._claim(tickets, alone=False)
+            else:
+                due = self._lanes.next_due() if free else None
+                await self._news.wait(self._pipeline.until(due))
+
+    async def _claim_alone(self) -> bool:
+        """Run one change with nothing beside it, so that another death can be blamed on it."""
+        await self._until_idle()
+        ticket = self._lanes.take_alone()
+        if ticket is None:
+            return False
+        await self._claim([ticket], alone=True)
+        await self._until_idle()
+        return True
+
+    async def _until_idle(self) -> None:
+        while self._open:
+            await self._news.wait()
+
+    async def _claim(self, tickets: list[Ticket], *, alone: bool) -> None:
+        pipeline = self._pipeline
+        terms = Terms(pipeline.owner, pipeline.settings.lease_s, alone)
+        asked_at = pipeline.clock()
+        try:
+            answers = await pipeline.ledger.claim([ticket.change for ticket in tickets], terms)
+        except UnavailableError as error:
+            for ticket in tickets:
+                self._lanes.hold(ticket, pipeline.clock())
+            await pipeline.pause("ledger", error, 1)
+            return
+        by_key = {ticket.change.key: ticket for ticket in tickets}
+        self._heartbeat.hold(answers.granted, asked_at)
+        jobs = [Job(by_key[claim.key], claim) for claim in answers.granted]
+        self._begin(jobs)
+        await self._refuse([(by_key[key], refusal) for key, refusal in answers.refused.items()])
+
+    def _begin(self, jobs: list[Job]) -> None:
+        if not jobs:
+            return
+        pipeline, settings = self._pipeline, self._pipeline.settings
+        self._open += len(jobs)
+        pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(jobs)))
+        for job in jobs:
+            claim = job.claim
+            if claim.took_over:
+                pipeline.emit(events.TookOver(pipeline=pipeline.name, key=claim.key, crashes=claim.crashes))
+            if claim.crashes >= settings.crashes_max:
+                self._finish_job(job, _dead(f"{claim.crashes} workers died alone with this change"))
+            elif claim.attempts >= settings.attempts_max:
+                self._finish_job(job, _dead(f"the outcome of the last of {claim.attempts} tries is unknown"))
+            else:
+                self._claimed.put_nowait(job)
+
+    async def _refuse(self, refused: list[tuple[Ticket, Refusal]]) -> None:
+        pipeline, lanes, ended = self._pipeline, self._lanes, list[Ended]()
+        for ticket, refusal in refused:
+            match refusal.answer:
+                case Answer.STALE | Answer.DUPLICATE:
+                    assert refusal.mark is not None, "only a mark makes a change stale"
+                    ended += lanes.finish(ticket, Outcome(refusal.answer.value), refusal.mark)
+                case Answer.MIXED | Answer.FORGOTTEN:
+                    cause = cause_of_refusal(refusal)
+                    burial = Burial(pipeline.letter(ticket, cause))
+                    await pipeline.insist("ledger", lambda burial=burial: pipeline.ledger.bury([burial]))  # type: ignore[misc]
+                    pipeline.emit(events.Buried(pipeline=pipeline.name, key=ticket.change.key, cause=cause))
+                    ended += lanes.bury(ticket)
+                case Answer.ALONE:
+                    lanes.quarantine(ticket)
+                case _:
+                    wait_s = look_again_s(refusal, pipeline.rng)
+                    lanes.hold(ticket, pipeline.clock() + wait_s)
+                    pipeline.emit(pipeline.refused(ticket, refusal.answer, wait_s))
+        if ended:
+            await pipeline.settle(ended)
+            self._room.tell()
+
+    # Work.
+
+    async def _work_until_told(self) -> None:
+        while (job := await self._claimed.get()) is not None:
+            jobs = [job]
+            while len(jobs) < self._work.batch_max and not self._claimed.empty():
+                following = self._claimed.get_nowait()
+                if following is None:
+                    self._claimed.put_nowait(None)
+                    break
+                jobs.append(following)
+            if self._stopping:
+                self._undo(jobs)
+            else:
+                await self._work_on(jobs)
+
+    async def _work_on(self, jobs: list[Job]) -> None:
+        in_time = [job for job in jobs if self._heartbeat.left_s([job.claim]) > 0]
+        self._undo([job for job in jobs if job not in in_time])
+        if in_time:
+            await self._work.do(in_time)
+        for job in in_time:
+            job.claim.overdue = self._heartbeat.left_s([job.claim]) <= 0
+            self._finish_job(job, job.result)
+
+    def _undo(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            job.undone = True
+            self._finish_job(job, job.result)
+
+    def _finish_job(self, job: Job, result: Result) -> None:
+        job.result = result
+        self._done.append(job)
+        self._done_news.tell()
+
+    # Commit.
+
+    async def _commit_until_told(self) -> None:
+        while True:
+            await self._done_news.wait()
+            if jobs := self._done:
+                self._done = []
+                await self._conclude(jobs)
+                self._open -= len(jobs)
+                self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(jobs)))
+                self._news.tell()
+                self._room.tell()
+
+    async def _conclude(self, jobs: list[Job]) -> None:
+        undone = [job for job in jobs if job.undone]
+        good = [job for job in jobs if not job.undone and job.result.outcome is not Outcome.FAILED]
+        bad = [job for job in jobs if not job.undone and job.result.outcome is Outcome.FAILED]
+        if good:
+            await self._commit(good)
+        if bad:
+            await self._fail(bad)
+        if undone:
+            await self._release(undone)
+
+    async def _commit(self, jobs: list[Job]) -> None:
+        pipeline = self._pipeline
+        await self._extend_once_more(jobs)
+        claims = [job.claim for job in jobs if not job.committed]
+        refused = await pipeline.insist("ledger", lambda: pipeline.ledger.commit(claims)) if claims else []
+        self._heartbeat.drop(job.claim for job in jobs)
+        lost = {claim.token for claim in refused}
+        ended: list[Ended] = []
+        for job in jobs:
+            if job.claim.token in lost:
+                self._lose(job)
+            else:
+                ended += self._lanes.finish(job.ticket, job.result.outcome, job.ticket.change.order)
+        await pipeline.settle(ended)
+
+    async def _fail(self, jobs: list[Job]) -> None:
+        hopeless = [job for job in jobs if self._is_hopeless(job)]
+        await self._bury(hopeless)
+        rest = [job for job in jobs if job not in hopeless]
+        retries = {job.claim.token: self._pipeline.retry_s(job.claim.attempts + 1) for job in rest}
+        failures = [Failure(job.claim, job.result.certainty, retries[job.claim.token]) for job in rest]
+        if failures:
+            await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.fail(failures))
+        self._heartbeat.drop(job.claim for job in rest)
+        for job in rest:
+            retry_s = retries[job.claim.token]
+            self._lanes.hold(job.ticket, self._pipeline.clock() + retry_s)
+            attempts = job.claim.attempts + 1
+            self._pipeline.emit(self._pipeline.failed(job.ticket, job.result.cause, attempts, retry_s))
+
+    def _is_hopeless(self, job: Job) -> bool:
+        if job.result.certainty is Certainty.UNKNOWN:
+            return False  # It may still land: the lease has to run out before anything is decided.
+        return job.result.permanent or job.claim.attempts + 1 >= self._pipeline.settings.attempts_max
+
+    async def _bury(self, jobs: list[Job]) -> None:
+        if not jobs:
+            return
+        pipeline = self._pipeline
+        burials = [Burial(pipeline.letter(j.ticket, j.result.cause), j.claim, j.result.certainty) for j in jobs]
+        lost = await pipeline.insist("ledger", lambda: pipeline.ledger.bury(burials))
+        self._heartbeat.drop(job.claim for job in jobs)
+        tokens = {claim.token for claim in lost}
+        ended: list[Ended] = []
+        for job in jobs:
+            if job.claim.token in tokens:
+                self._lose(job)
+                continue
+            pipeline.emit(events.Buried(pipeline=pipeline.name, key=job.claim.key, cause=job.result.cause))
+            ended += self._lanes.bury(job.ticket)
+        await pipeline.settle(ended)
+
+    async def _release(self, jobs: list[Job]) -> None:
+        claims = [job.claim for job in jobs]
+        await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.release(claims))
+        self._heartbeat.drop(claims)
+        for job in jobs:
+            self._lanes.hold(job.ticket, self._pipeline.clock())
+
+    def _lose(self, job: Job) -> None:
+        """Somebody else has the key now; ask again what became of it."""
+        self._pipeline.emit(events.ClaimLost(pipeline=self._pipeline.name, key=job.claim.key))
+        self._lanes.hold(job.ticket, self._pipeline.clock())
+
+    async def _extend_once_more(self, jobs: list[Job]) -> None:
+        """A message that comes back during its own commit would be worked on for nothing."""
+        await self._pipeline.extend([job.ticket for job in jobs], age=1 / 2)
+
+
+class SinkWork:
+    """Calls a plain or conditional sink, for no longer than the claims last."""
+
+    def __init__(self, pipeline: Pipeline, sink: Sink, heartbeat: Heartbeat) -> None:
+        self.side_by_side = pipeline.settings.concurrency
+        self.batch_max = sink.batch_max
+        self._sink = sink
+        self._heartbeat = heartbeat
+
+    async def do(self, jobs: Sequence[Job]) -> None:
+        claims = [job.claim for job in jobs]
+        try:
+            async with asyncio.timeout(self._heartbeat.left_s(claims)) as timeout:
+                self._heartbeat.watch(claims, timeout)
+                results = await self._sink.apply([job.ticket.change for job in jobs], claims)
+        except Exception as error:
+            cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else ""
+            unknown = Result(Outcome.FAILED, cause or cause_of_error(error), certainty=Certainty.UNKNOWN)
+            results = [unknown] * len(jobs)
+        for job, result in zip(jobs, results, strict=True):
+            job.result = result
+
+
+class TransactedWork:
+    """Runs handlers one after another inside a transaction that also holds their commit."""
+
+    side_by_side = 1
+
+    def __init__(self, pipeline: Pipeline, sink: AtomicSink) -> None:
+        self.batch_max = pipeline.settings.batch_max
+        self._pipeline = pipeline
+        self._sink = sink
+
+    async def do(self, jobs: Sequence[Job]) -> None:
+        pending = list(jobs)
+        while pending:
+            try:
+                async with self._pipeline.ledger.transaction() as transaction:
+                    await self._do_in(transaction, pending)
+            except _RefusedError as refused:
+                # Their keys are somebody else's; the others are tried again without them.
+                tokens = {claim.token for claim in refused.claims}
+                for job in pending:
+                    if job.claim.token in tokens:
+                        job.result, job.committed = APPLIED, False
+                pending = [job for job in pending if job.claim.token not in tokens]
+            except UnavailableError as error:
+                # Whether the transaction arrived or not, the mark tells: giving the claim back is safe.
+                for job in pending:
+                    job.undone, job.committed = True, False
+                await self._pipeline.pause("ledger", error, 1)
+                return
+            else:
+                return
+
+    async def _do_in(self, transaction: Transaction, jobs: list[Job]) -> None:
+        errors = await write_all(transaction, self._sink, [job.ticket.change for job in jobs])
+        good = [job for index, job in enumerate(jobs) if index not in errors]
+        if refused := await transaction.commit([job.claim for job in good]):
+            raise _RefusedError(refused)
+        for job in good:
+            job.result, job.committed = APPLIED, True
+        for index, error in errors.items():
+            # The savepoint took back whatever the handler had written.
+            jobs[index].result = Result(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
+
+
+class _RefusedError(Exception):
+    """Some commits were refused inside a transaction, which has to be rolled back."""
+
+    def __init__(self, claims: Sequence[Claim]) -> None:
+        self.claims = claims
+
+
+def _dead(cause: str) -> Result:
+    return Result(Outcome.FAILED, cause, permanent=True)

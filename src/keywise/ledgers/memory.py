@@ -1,0 +1,199 @@
+"""The ledger in memory: the rules applied to a dictionary. Every other ledger must answer as it does."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Self
+
+from keywise import rules
+from keywise.change import Want
+from keywise.databases.memory import MemoryDatabase
+from keywise.protocols import Answers, Burial, Census, Failure, Letter, Transaction
+from keywise.rules import Claim, Entry, Policy, Refusal, Terms, Verdict
+
+
+class MemoryLedger:
+    """The ledger of one pipeline in a memory database. It is also its own operator."""
+
+    def __init__(self, database: MemoryDatabase, scope: str, policy: Policy) -> None:
+        self.database = database
+        self._scope = database.scope(scope)
+        self._policy = policy
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
+        async with self.database.exclusive():
+            answers = Answers()
+            for want in sorted(wants, key=lambda want: want.key):
+                entry = self._entry(want.key)
+                refusal = rules.decide(entry, want, self._now(), self._policy, alone=terms.alone)
+                if refusal is not None:
+                    answers.refused[want.key] = refusal
+                    continue
+                token = self.database.token()
+                entry, claim = rules.grant(entry, want, token, self._now(), terms, self._policy)
+                self._set(want.key, entry)
+                answers.granted.append(claim)
+            return answers
+
+    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+        async with self.database.exclusive():
+            lost = []
+            for claim in claims:
+                entry = rules.renew(self._entry(claim.key), claim, self._now(), lease_s)
+                if entry is None:
+                    lost.append(claim)
+                else:
+                    self._set(claim.key, entry)
+            return lost
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        async with self.database.exclusive():
+            return self._commit(claims)
+
+    async def fail(self, failures: Sequence[Failure]) -> None:
+        async with self.database.exclusive():
+            for failure in failures:
+                claim = failure.claim
+                entry = self._entry(claim.key)
+                self._set(
+                    claim.key,
+                    rules.fail(entry, claim, failure.certainty, failure.retry_s, self._now(), self._policy),
+                )
+
+    async def release(self, claims: Sequence[Claim]) -> None:
+        async with self.database.exclusive():
+            for claim in claims:
+                self._set(claim.key, rules.release(self._entry(claim.key), claim))
+
+    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+        async with self.database.exclusive():
+            lost = []
+            for burial in burials:
+                if (claim := burial.claim) is not None:
+                    entry = self._entry(claim.key)
+                    if entry is None or entry.token != claim.token:
+                        lost.append(claim)
+                        continue
+                    self._set(claim.key, rules.bury(entry, claim, burial.certainty, self._now(), self._policy))
+                self._keep(burial.letter)
+            return lost
+
+    async def prune(self, retention_s: float) -> int:
+        async with self.database.exclusive():
+            entries = self._scope.entries
+            gone = [key for key, entry in entries.items() if rules.is_prunable(entry, self._now(), retention_s)]
+            for key in gone:
+                self._set(key, None)
+            return len(gone)
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transaction()
+
+    async def inspect(self, key: str) -> Entry | None:
+        return self._entry(key)
+
+    async def census(self) -> Census:
+        entries = self._scope.entries.values()
+        return Census(
+            keys=len(entries),
+            tombstones=sum(entry.deleted for entry in entries),
+            claims=sum(entry.token != 0 for entry in entries),
+            suspects=sum(entry.suspect > 0 for entry in entries),
+            dead=len(self._scope.letters),
+        )
+
+    async def suspects(self, limit: int, quiet_s: float) -> list[str]:
+        since = self._now() - quiet_s
+        found = [k for k, entry in self._scope.entries.items() if entry.suspect and entry.suspect_at <= since]
+        return sorted(found)[:limit]
+
+    async def mend(self, claim: Claim, written: Want | None) -> None:
+        async with self.database.exclusive():
+            self._set(claim.key, rules.mend(self._entry(claim.key), claim, written, self._now()))
+
+    async def letters(self, limit: int) -> list[tuple[int, float, Letter]]:
+        numbered = sorted(self._scope.letters.items(), reverse=True)
+        return [(number, buried_at, letter) for number, (buried_at, letter) in numbered[:limit]]
+
+    async def drop(self, numbers: Sequence[int]) -> int:
+        known = [number for number in numbers if number in self._scope.letters]
+        for number in known:
+            self.database.set(self._scope.letters, number, None)
+        return len(known)
+
+    async def now(self) -> float:
+        return self._now()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        async with self.database.transaction():
+            yield MemoryTransaction(self)
+
+    def _commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        refused = []
+        for claim in claims:
+            entry, verdict = rules.commit(self._entry(claim.key), claim, self._now(), self._policy)
+            self._set(claim.key, entry)
+            if verdict is Verdict.REFUSED:
+                refused.append(claim)
+        return refused
+
+    def _keep(self, letter: Letter) -> None:
+        self.database.set(self._scope.letters, self.database.number(), (self._now(), letter))
+
+    def _now(self) -> float:
+        return self.database.clock()
+
+    def _entry(self, key: str) -> Entry | None:
+        return self._scope.entries.get(key)
+
+    def _set(self, key: str, entry: Entry | None) -> None:
+        self.database.set(self._scope.entries, key, entry)
+
+
+class MemoryTransaction:
+    """A transaction of the memory database, seen by the consumer."""
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self.connection = ledger.database
+        self._ledger = ledger
+
+    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        ledger, now = self._ledger, self._ledger._now()
+        answers = ((want.key, rules.decide(ledger._entry(want.key), want, now, ledger._policy)) for want in wants)
+        return {key: refusal for key, refusal in answers if refusal is not None}
+
+    async def mark(self, wants: Sequence[Want]) -> None:
+        for want in wants:
+            self._ledger._set(want.key, rules.mark(self._ledger._entry(want.key), want, self._ledger._now()))
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        return self._ledger._commit(claims)
+
+    async def fail(self, wants: Sequence[Want]) -> list[int]:
+        counts = []
+        for want in wants:
+            entry = rules.fail_unclaimed(self._ledger._entry(want.key), want, self._ledger._now())
+            self._ledger._set(want.key, entry)
+            counts.append(entry.attempts)
+        return counts
+
+    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+        for want, letter in letters:
+            if want is not None:
+                self._ledger._set(want.key, rules.bury_unclaimed(self._ledger._entry(want.key)))
+            self._ledger._keep(letter)
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        savepoint = self.connection.savepoint()
+        try:
+            yield
+        except BaseException:
+            self.connection.rollback_to(savepoint)
+            raise

@@ -1,0 +1,152 @@
+"""An opened pipeline: the parts that a consumer works with, and the few acts that all its programs share."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard, TypeVar
+
+from keywise import events
+from keywise.backoff import backoff_s
+from keywise.change import Delivery, Outcome
+from keywise.clock import Clock, boot_time
+from keywise.envelope import Envelope, Readings
+from keywise.errors import UnavailableError
+from keywise.lanes import Ended, Ticket
+from keywise.protocols import AtomicSink, Grade, Ledger, Letter, Operator, Sink, Source
+from keywise.rules import Answer
+from keywise.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class Pipeline:
+    """What one consumer needs, opened by whoever made it."""
+
+    name: str
+    sources: Sequence[tuple[str, Source]]
+    """Each with the name that people know it by."""
+    ledger: Ledger
+    operator: Operator
+    sink: Sink | AtomicSink
+    envelope: Envelope
+    settings: Settings
+    owner: str
+    observers: Sequence[events.Observer] = ()
+    refetch: Callable[[str], Any] | None = None
+    """Reads the current body of a key from the source of truth; None from it means that the key is gone."""
+    pulse: Callable[[], Ledger] | None = None
+    """Connects a second time to the ledger, for a heartbeat in a thread of its own."""
+    clock: Clock = boot_time
+    wall: Clock = time.time
+    rng: random.Random = field(default_factory=random.Random)
+
+    @property
+    def grade(self) -> Grade:
+        sink = self.sink
+        return Grade.ATOMIC if is_atomic(sink) else sink.grade  # type: ignore[union-attr]
+
+    def emit(self, event: events.Event) -> None:
+        for observer in self.observers:
+            observer(event)
+
+    def retry_s(self, attempts: int) -> float:
+        return backoff_s(attempts, self.settings.backoff_s, self.settings.backoff_max_s, self.rng)
+
+    def letter(self, ticket: Ticket, cause: str) -> Letter:
+        change = ticket.change
+        return self.unread_letter(ticket.delivery, cause, ticket.source, key=change.key, version=change.version)
+
+    def unread_letter(
+        self, delivery: Delivery, cause: str, source: int, *, key: str = "", version: int | None = None
+    ) -> Letter:
+        name, _ = self.sources[source]
+        return Letter(cause, delivery.body, key, version, delivery.headers, delivery.sent_at, name)
+
+    def until(self, due: float | None) -> float | None:
+        """The seconds from now to a moment of the own clock; None for never."""
+        return None if due is None else max(0.0, due - self.clock())
+
+    def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float) -> events.Failed:
+        key = ticket.change.key
+        return events.Failed(pipeline=self.name, key=key, cause=cause, attempts=attempts, retry_s=retry_s)
+
+    def refused(self, ticket: Ticket, answer: Answer, wait_s: float) -> events.Refused:
+        return events.Refused(pipeline=self.name, key=ticket.change.key, answer=answer.value, wait_s=wait_s)
+
+    def tell_ended(self, ended: Sequence[Ended]) -> None:
+        for outcome, count in Counter(outcome for _, outcome in ended).items():
+            self.emit(events.Settled(pipeline=self.name, outcome=outcome, changes=count))
+
+    def tell_unread(self, readings: Readings) -> None:
+        for _, cause in readings.malformed:
+            self.emit(events.Buried(pipeline=self.name, key="", cause=cause))
+        if readings.malformed:
+            self.emit(events.Settled(pipeline=self.name, outcome=Outcome.DEAD, changes=len(readings.malformed)))
+        for reason, count in Counter(reason for _, reason in readings.ignored).items():
+            self.emit(events.Ignored(pipeline=self.name, reason=reason, changes=count))
+
+    async def insist(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
+        """Try until it can be reached: everything is held meanwhile, nothing is lost."""
+        attempts = 0
+        while True:
+            try:
+                return await act()
+            except UnavailableError as error:
+                attempts += 1
+                await self.pause(what, error, attempts)
+
+    async def pause(self, what: str, error: UnavailableError, attempts: int) -> None:
+        """Say that something cannot be reached, and wait."""
+        retry_s = self.retry_s(attempts)
+        self.emit(events.Unavailable(pipeline=self.name, what=what, cause=str(error), retry_s=retry_s))
+        await asyncio.sleep(retry_s)
+
+    async def ack(self, index: int, deliveries: Sequence[Delivery]) -> None:
+        """Ack deliveries that never became changes."""
+        await self._at(index, lambda source: source.ack(deliveries))
+
+    async def settle(self, ended: Sequence[Ended]) -> None:
+        """Ack what has ended. An ack that is lost does no harm: the message comes back as a duplicate."""
+        self.tell_ended(ended)
+        await self._each_source((ticket for ticket, _ in ended), lambda source, some: source.ack(some))
+
+    async def give_back(self, tickets: Iterable[Ticket], delay_s: float) -> None:
+        """Let deliveries come back later, here or elsewhere."""
+        await self._each_source(tickets, lambda source, some: source.release(some, delay_s))
+
+    async def extend(self, tickets: Iterable[Ticket], age: float) -> None:
+        """Keep deliveries hidden whose last extension is older than this part of the visibility."""
+        now = self.clock()
+        for index, (_, source) in enumerate(self.sources):
+            visibility_s = source.visibility_s
+            if visibility_s is None:
+                continue
+            due = [t for t in tickets if t.source == index and now - t.extended_at >= visibility_s * age]
+            for ticket in due:
+                ticket.extended_at = now
+            await self._each_source(due, lambda source, some, s=visibility_s: source.extend(some, s))  # type: ignore[misc]
+
+    async def _each_source(
+        self, tickets: Iterable[Ticket], act: Callable[[Source, list[Delivery]], Awaitable[None]]
+    ) -> None:
+        """Act once per source on its deliveries; they come back by themselves if it cannot be reached."""
+        by_source: dict[int, list[Delivery]] = {}
+        for ticket in tickets:
+            by_source.setdefault(ticket.source, []).append(ticket.delivery)
+        for index, some in by_source.items():
+            await self._at(index, lambda source, some=some: act(source, some))  # type: ignore[misc]
+
+    async def _at(self, index: int, act: Callable[[Source], Awaitable[None]]) -> None:
+        name, source = self.sources[index]
+        try:
+            await act(source)
+        except UnavailableError as error:
+            self.emit(events.Unavailable(pipeline=self.name, what=name, cause=str(error), retry_s=0.0))
+
+
+def is_atomic(sink: Sink | AtomicSink) -> TypeGuard[AtomicSink]:
+    return hasattr(sink, "write") and not hasattr(sink, "apply")

@@ -1,0 +1,245 @@
+"""The shapes that plug in. Each is small, and its contract is in its prose.
+
+All methods take many items at once and are one atomic step per key.
+`UnavailableError` means that nothing is known to have happened and that the caller may try again;
+adapters turn their client library's errors into it, and never retry on their own.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from keywise.change import Change, Delivery, Outcome, Want
+from keywise.rules import Certainty, Claim, Entry, Refusal, Terms
+
+
+class Grade(enum.StrEnum):
+    """What a sink can promise."""
+
+    ATOMIC = "atomic"
+    CONDITIONAL = "conditional"
+    PLAIN = "plain"
+
+
+class Opened(Protocol):
+    """Something that stores its settings when made, connects on `async with`, and disconnects after it."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+
+class Source(Opened, Protocol):
+    """Hands over deliveries. It never looks inside a body."""
+
+    visibility_s: float | None
+    """How long a delivery stays hidden from others; None: as long as the connection lives."""
+    database: object | None
+    """The opened database that the queue lives in, if a transaction of it can also receive and ack."""
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        """Up to `limit` deliveries; waits up to `wait_s` for the first one."""
+
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
+        """Keep deliveries hidden for longer. One that already came back to somebody else is left alone."""
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """Forget deliveries. Acking one that already came back does nothing."""
+
+    async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        """Let deliveries come back after a delay, to anybody."""
+
+    async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
+        """Append messages, durably once it returns."""
+
+    async def depth(self) -> int:
+        """How many messages are neither acked nor delayed by a release."""
+
+
+class Inlet(Protocol):
+    """A source's queue seen from inside a transaction of its database."""
+
+    async def receive(self, limit: int) -> Sequence[Delivery]:
+        """Visible deliveries, hidden from others by the transaction itself."""
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None: ...
+
+    async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None: ...
+
+
+class InlineSource(Source, Protocol):
+    """A source that lives in a database which can hold a ledger too."""
+
+    def inlet(self, connection: Any) -> Inlet:
+        """This queue inside a transaction of its database."""
+
+    async def arrived(self, wait_s: float) -> bool:
+        """Whether something can be received; waits up to `wait_s` for it. It takes no lock."""
+
+
+class Answers(msgspec.Struct):
+    """What a ledger says to many wants at once."""
+
+    granted: list[Claim] = []
+    refused: dict[str, Refusal] = {}
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """A dead letter: a delivery set aside with its cause."""
+
+    cause: str
+    body: bytes
+    key: str = ""
+    """Empty if the delivery could not be read so far."""
+    version: int | None = None
+    headers: Mapping[str, str] | None = None
+    sent_at: float = 0.0
+    source: str = ""
+
+
+class Burial(msgspec.Struct, frozen=True):
+    """A dead letter on its way: with the claim it ends, if one is held, and what is known of the last try."""
+
+    letter: Letter
+    claim: Claim | None = None
+    certainty: Certainty = Certainty.CLEAN
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A failed try under a claim."""
+
+    claim: Claim
+    certainty: Certainty
+    retry_s: float
+
+
+class Ledger(Opened, Protocol):
+    """Remembers one entry per key of one pipeline, and grants claims on them. `rules.py` says how it decides."""
+
+    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
+        """Check and take in one step per key. The wants name each key once."""
+
+    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+        """Extend where the token is equal; return the claims that are lost."""
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Raise marks where the token is equal and the order above the mark; return the claims that were refused.
+
+        A claim whose order is the mark already counts as committed, so a commit may be repeated after a lost answer.
+        """
+
+    async def fail(self, failures: Sequence[Failure]) -> None:
+        """Count failed tries. A key of unknown outcome stays held until its lease runs out."""
+
+    async def release(self, claims: Sequence[Claim]) -> None:
+        """Give back claims under which nothing was written."""
+
+    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+        """Keep dead letters and end their claims in one step; return the claims that are lost (nothing is kept)."""
+
+    async def prune(self, retention_s: float) -> int:
+        """Forget idle entries older than the retention; return how many."""
+
+    def transaction(self) -> AbstractAsyncContextManager["Transaction"]:
+        """One transaction of the ledger's database: commits on leaving, rolls back on an error."""
+
+
+class Transaction(Protocol):
+    """One transaction of the database that ledger and sink (and perhaps source) share."""
+
+    connection: Any
+    """What a handler is given to write with."""
+
+    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        """Refusals by key; whatever is not in it may be written and marked in this transaction."""
+
+    async def mark(self, wants: Sequence[Want]) -> None:
+        """Raise marks of keys that `decide` has just allowed."""
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        """As `Ledger.commit`, inside this transaction. If anything is refused, the caller rolls back."""
+
+    async def fail(self, wants: Sequence[Want]) -> list[int]:
+        """Count failed tries of keys that no claim is held on; return the counts."""
+
+    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+        """Keep dead letters; older changes of their keys are eligible again."""
+
+    def savepoint(self) -> AbstractAsyncContextManager[None]:
+        """A part that is rolled back alone if it raises."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a sink made of one change."""
+
+    outcome: Outcome
+    """Applied, superseded (the sink holds something newer) or failed."""
+    cause: str = ""
+    permanent: bool = False
+    certainty: Certainty = Certainty.CLEAN
+
+
+APPLIED = Result(Outcome.APPLIED)
+SUPERSEDED = Result(Outcome.SUPERSEDED)
+
+
+class Sink(Opened, Protocol):
+    """Applies changes under claims. It never sees a delivery, so it cannot ack."""
+
+    grade: Grade
+    forgets_deletions: bool
+    """A conditional sink that may accept an old version again some time after a deletion."""
+    batch_max: int
+    """How many changes one call may carry."""
+
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+        """One result per change. Raising (or being cancelled) means that the outcome of all of them is unknown."""
+
+
+class AtomicSink(Opened, Protocol):
+    """Writes inside a transaction of the ledger's database."""
+
+    database: object
+    batch_max: int
+    runs_user_code: bool
+    """User code may kill the process, so its batch is noted as in flight first."""
+
+    async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
+        """Write all changes or raise; the caller then rolls back and finds the bad one."""
+
+
+class Census(msgspec.Struct, frozen=True):
+    """A ledger's scope in figures."""
+
+    keys: int
+    tombstones: int
+    claims: int
+    suspects: int
+    dead: int
+
+
+class Operator(Protocol):
+    """The operator's hand on one ledger scope."""
+
+    async def inspect(self, key: str) -> Entry | None:
+        """What the ledger remembers of a key."""
+
+    async def census(self) -> Census: ...
+
+    async def suspects(self, limit: int, quiet_s: float) -> list[str]:
+        """Keys that are suspect and have not become more so for a while."""
+
+    async def mend(self, claim: Claim, written: Want | None) -> None:
+        """End a repair under an exclusion."""
+
+    async def letters(self, limit: int) -> list[tuple[int, float, Letter]]:
+        """Dead letters, newest first: number, when it was buried, and what."""
+
+    async def drop(self, numbers: Sequence[int]) -> int:
+        """Forget dead letters; return how many there were."""
+
+    async def now(self) -> float:
+        """The store's clock, to say how long ago something was."""

@@ -1,0 +1,90 @@
+"""Puts suspect keys right: takes each by a claim of its own, reads the truth again and writes it."""
+
+import asyncio
+import inspect
+from typing import Any
+
+import msgspec
+
+from keywise import events
+from keywise.causes import cause_of_error
+from keywise.change import Change, Outcome, Want
+from keywise.errors import KeywiseError, UnavailableError
+from keywise.heartbeat import Heartbeat
+from keywise.pipeline import Pipeline
+from keywise.protocols import Sink
+from keywise.rules import Claim, Terms
+
+BATCH = 100
+
+
+class Repair:
+    """Looks for suspect keys and repairs them, one after another."""
+
+    def __init__(self, pipeline: Pipeline, heartbeat: Heartbeat) -> None:
+        self._pipeline = pipeline
+        self._heartbeat = heartbeat
+
+    async def run(self) -> None:
+        """Repair until cancelled."""
+        while True:
+            await asyncio.sleep(self._pipeline.settings.repair_s * (0.5 + self._pipeline.rng.random()))
+            try:
+                for key in await self._pipeline.operator.suspects(BATCH, self._pipeline.settings.horizon_s):
+                    await self._repair(key)
+            except UnavailableError as error:
+                await self._pipeline.pause("ledger", error, 1)
+
+    async def _repair(self, key: str) -> None:
+        pipeline = self._pipeline
+        asked_at = pipeline.clock()
+        terms = Terms(pipeline.owner, pipeline.settings.lease_s, alone=True)
+        answers = await pipeline.ledger.claim([Want(key, None)], terms)
+        self._heartbeat.hold(answers.granted, asked_at)
+        for claim in answers.granted:
+            try:
+                await self._write_truth(claim)
+            finally:
+                self._heartbeat.drop([claim])
+
+    async def _write_truth(self, claim: Claim) -> None:
+        pipeline = self._pipeline
+        entry = await pipeline.operator.inspect(claim.key)
+        try:
+            async with asyncio.timeout(self._heartbeat.left_s([claim])) as timeout:
+                self._heartbeat.watch([claim], timeout)
+                truth = await self._truth(claim.key, entry.mark if entry else None)
+                if truth is None:
+                    await pipeline.ledger.release([claim])
+                    return
+                sink: Sink = pipeline.sink  # type: ignore[assignment]
+                [result] = await sink.apply([truth], [claim])
+        except Exception as error:
+            # The write may have landed or not; the key stays suspect and is looked at again after the lease.
+            self._tell_failure(claim, cause_of_error(error))
+            return
+        if result.outcome is Outcome.FAILED:
+            self._tell_failure(claim, result.cause)
+            return
+        await pipeline.insist("ledger", lambda: pipeline.operator.mend(claim, truth))
+        pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
+
+    async def _truth(self, key: str, mark: tuple[int, int, int] | None) -> Change[Any] | None:
+        """The current state as a change; None if what was read is older than what is committed."""
+        assert self._pipeline.refetch is not None
+        body = self._pipeline.refetch(key)
+        if inspect.isawaitable(body):
+            body = await body
+        if body is None:
+            return Change(key, mark, deleted=True) if mark is not None else None
+        raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        change = self._pipeline.envelope.read_one(raw)
+        if change.key != key:
+            raise KeywiseError(
+                f"refetch({key!r}) returned the body of {change.key!r}; return the body of the key asked for"
+            )
+        return change if mark is None or change.order >= mark else None
+
+    def _tell_failure(self, claim: Claim, cause: str) -> None:
+        pipeline, retry_s = self._pipeline, self._pipeline.settings.repair_s
+        pipeline.emit(events.Failed(pipeline=pipeline.name, key=claim.key, cause=cause, attempts=1, retry_s=retry_s))

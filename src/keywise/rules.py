@@ -1,0 +1,330 @@
+"""Newest wins, as pure functions: what a ledger answers, and what its entry becomes.
+
+The memory ledger calls these functions; every other ledger is held to them by the conformance suite.
+`now` is always the store's clock. Nothing here reads a clock, waits or writes.
+"""
+
+import enum
+
+import msgspec
+from msgspec.structs import replace
+
+from keywise.change import Order, Want, is_unversioned
+
+
+class Answer(enum.StrEnum):
+    """Why a claim was refused."""
+
+    STALE = "stale"
+    """Something newer is committed: ack it."""
+    DUPLICATE = "duplicate"
+    """This very order is committed: ack it."""
+    BUSY = "busy"
+    """Somebody holds the key, or its next try is not due."""
+    DEFERRED = "deferred"
+    """Something newer may have been written without an answer; older changes wait for it."""
+    ALONE = "alone"
+    """The last holder died at work. Ask again with `alone`, and run nothing beside it."""
+    MIXED = "mixed"
+    """Versioned and unversioned changes meet on one key: nobody can order them."""
+    FORGOTTEN = "forgotten"
+    """Sent before the retention and no entry is left: nobody can tell whether it is stale."""
+
+
+class Certainty(enum.StrEnum):
+    """What is known about the effect of a failed try."""
+
+    CLEAN = "clean"
+    """Nothing was written."""
+    ENDED = "ended"
+    """It may have been written, and nothing is on its way any more."""
+    UNKNOWN = "unknown"
+    """It may have been written, or may still land."""
+
+
+class Verdict(enum.StrEnum):
+    """What a ledger says to a commit."""
+
+    COMMITTED = "committed"
+    ALREADY = "already"
+    """The mark is at this order: an earlier commit arrived though its answer was lost."""
+    REFUSED = "refused"
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """How a ledger treats the keys of one pipeline."""
+
+    intents: bool = False
+    """On for sinks that show stale state if an older write follows a newer one: plain, or forgetting deletions."""
+    redelivery_s: float = 3600.0
+    """The longest time after which the source may still bring a message back."""
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What a claim is asked for with."""
+
+    owner: str
+    lease_s: float
+    alone: bool = False
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False):
+    """A claim that was not granted; `wait_s` says how long the reason lasts at the most."""
+
+    answer: Answer
+    wait_s: float = 0.0
+    mark: Order | None = None
+
+
+class Claim(msgspec.Struct):
+    """The right to work on one key until a deadline, with a token that is never reused."""
+
+    key: str
+    order: Order | None
+    deleted: bool
+    token: int
+    attempts: int = 0
+    """How many tries at this order failed before."""
+    crashes: int = 0
+    """How many holders died alone with this order."""
+    suspect: int = 0
+    took_over: bool = False
+    overdue: bool = False
+    """Set by the holder when its own deadline passed before the sink had answered."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What the ledger remembers of one key. An idle entry is its first three fields."""
+
+    mark: Order | None = None
+    deleted: bool = False
+    updated_at: float = 0.0
+    token: int = 0
+    """0 while nobody holds the key."""
+    owner: str = ""
+    lease_until: float = 0.0
+    abandoned: bool = False
+    """The holder lives and said that the outcome is unknown; the lease runs out by itself."""
+    alone: bool = False
+    intent: Order | None = None
+    """What the holder is about to write."""
+    unknown: Order | None = None
+    """The newest order that may be in the sink without being committed."""
+    unknown_until: float = 0.0
+    tried: Order | None = None
+    """The order that attempts, crashes and not_before belong to."""
+    attempts: int = 0
+    crashes: int = 0
+    not_before: float = 0.0
+    suspect: int = 0
+    suspect_at: float = 0.0
+
+
+EMPTY = Entry()
+
+
+def decide(entry: Entry | None, want: Want, now: float, policy: Policy, *, alone: bool = False) -> Refusal | None:
+    """Say why a claim cannot be granted; None grants it."""
+    entry = entry or EMPTY
+    return (
+        _against_mark(entry, want)
+        or _against_holder(entry, want, now, alone)
+        or _against_history(entry, want, now, policy)
+    )
+
+
+def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy) -> tuple[Entry, Claim]:
+    """Take the key, after `decide` found nothing against it."""
+    entry = _without_passed_unknown(_without_dead_holder(entry or EMPTY, policy, now), want, now)
+    took_over = entry.token != 0
+    died_alone = took_over and entry.alone and not entry.abandoned
+    if want.order is not None and want.order != entry.tried:
+        entry = replace(entry, tried=want.order, attempts=0, crashes=0, not_before=0.0)
+    elif want.order is not None and died_alone:
+        entry = replace(entry, crashes=entry.crashes + 1)
+    entry = replace(
+        entry,
+        token=token,
+        owner=terms.owner,
+        lease_until=now + terms.lease_s,
+        abandoned=False,
+        alone=terms.alone,
+        intent=want.order if policy.intents else None,
+        updated_at=now,
+    )
+    claim = Claim(
+        want.key, want.order, want.deleted, token, entry.attempts, entry.crashes, entry.suspect, took_over=took_over
+    )
+    return entry, claim
+
+
+def renew(entry: Entry | None, claim: Claim, now: float, lease_s: float) -> Entry | None:
+    """Extend a claim; None if it is no longer the holder's."""
+    if entry is None or entry.token != claim.token or entry.abandoned:
+        return None
+    return replace(entry, lease_until=now + lease_s)
+
+
+def commit(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
+    """Raise the mark, where the token is the holder's and the order is above the mark."""
+    assert claim.order is not None, "an exclusion has nothing to commit"
+    mine = entry is not None and entry.token == claim.token
+    mark = entry.mark if entry else None
+    if entry and mine and (mark is None or claim.order > mark):
+        return _marked(entry, claim.order, claim.deleted, now), Verdict.COMMITTED
+    if entry and mark == claim.order and not claim.overdue:
+        return (_idle(entry) if mine else entry), Verdict.ALREADY
+    return _suspected(entry, policy, now), Verdict.REFUSED
+
+
+def mark(entry: Entry | None, want: Want, now: float) -> Entry:
+    """Raise the mark inside the transaction that also holds the effect; `decide` was asked in the same one."""
+    assert want.order is not None, "only an order can be marked"
+    return _marked(entry or EMPTY, want.order, want.deleted, now)
+
+
+def fail(
+    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: Policy
+) -> Entry | None:
+    """Count a failed try; only where the token is the holder's."""
+    if entry is None or entry.token != claim.token:
+        return entry
+    entry = replace(entry, attempts=entry.attempts + 1, not_before=now + retry_s, updated_at=now)
+    if certainty is Certainty.UNKNOWN:
+        return replace(entry, abandoned=True)
+    if certainty is Certainty.ENDED:
+        entry = _with_unknown(entry, entry.intent, now + policy.redelivery_s)
+    return _free(entry)
+
+
+def fail_unclaimed(entry: Entry | None, want: Want, now: float) -> Entry:
+    """Count a failed try inside a transaction that took no claim."""
+    entry = entry or EMPTY
+    attempts = entry.attempts if entry.tried == want.order else 0
+    return replace(entry, tried=want.order, attempts=attempts + 1, crashes=0, not_before=0.0, updated_at=now)
+
+
+def release(entry: Entry | None, claim: Claim) -> Entry | None:
+    """Give back a claim under which nothing was written. It costs nothing."""
+    if entry is None or entry.token != claim.token:
+        return entry
+    return kept(_free(entry))
+
+
+def bury(entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: Policy) -> Entry | None:
+    """Set the claimed change aside; older ones are eligible again."""
+    assert entry is not None and entry.token == claim.token, "only its holder may bury a change"
+    if certainty is not Certainty.CLEAN:
+        entry = _with_unknown(entry, entry.intent, now)
+    entry = _idle(entry)
+    if entry.unknown is not None and claim.order is not None and entry.unknown <= claim.order:
+        # The buried change may be in the sink all the same.
+        entry = replace(_suspected(entry, policy, now) or entry, unknown=None, unknown_until=0.0)
+    return kept(entry)
+
+
+def bury_unclaimed(entry: Entry | None) -> Entry | None:
+    """Set a change aside inside a transaction that took no claim: its tries are forgotten."""
+    return kept(_idle(entry)) if entry is not None else None
+
+
+def mend(entry: Entry | None, claim: Claim, written: Want | None, now: float) -> Entry | None:
+    """End a repair: clear a suspicion that has not grown meanwhile, and raise the mark if newer state was written."""
+    if entry is None or entry.token != claim.token:
+        return entry
+    calm = entry.suspect == claim.suspect
+    entry = replace(entry, suspect=0 if calm else entry.suspect, suspect_at=0.0 if calm else entry.suspect_at)
+    if written and written.order and (entry.mark is None or written.order > entry.mark):
+        return _marked(entry, written.order, written.deleted, now)
+    return kept(_free(entry))
+
+
+def is_prunable(entry: Entry, now: float, retention_s: float) -> bool:
+    """Nothing is going on, and no delivery can reach the key any more."""
+    busy = entry.token != 0 or entry.unknown is not None or entry.suspect > 0
+    return not busy and entry.updated_at < now - retention_s
+
+
+def kept(entry: Entry | None) -> Entry | None:
+    """None for an entry that remembers nothing."""
+    if entry is None:
+        return None
+    return entry if replace(entry, updated_at=0.0, not_before=0.0, tried=None) != EMPTY else None
+
+
+def _against_mark(entry: Entry, want: Want) -> Refusal | None:
+    mark, order = entry.mark, want.order
+    if order is None:
+        return None
+    if mark is None:
+        return Refusal(Answer.FORGOTTEN) if want.late else None
+    if is_unversioned(mark) != is_unversioned(order):
+        return Refusal(Answer.MIXED, mark=mark)
+    if order == mark:
+        return Refusal(Answer.DUPLICATE, mark=mark)
+    return Refusal(Answer.STALE, mark=mark) if order < mark else None
+
+
+def _against_holder(entry: Entry, want: Want, now: float, alone: bool) -> Refusal | None:
+    if entry.token == 0:
+        return None
+    if now < entry.lease_until:
+        return Refusal(Answer.BUSY, entry.lease_until - now)
+    if entry.intent is not None and want.order is not None and want.order < entry.intent:
+        return None  # It waits for the intent, not for the dead holder: the history decides.
+    return Refusal(Answer.ALONE) if not (entry.abandoned or alone) else None
+
+
+def _against_history(entry: Entry, want: Want, now: float, policy: Policy) -> Refusal | None:
+    if want.order is None:
+        return None
+    if entry.token != 0:
+        entry = _with_unknown(entry, entry.intent, entry.lease_until + policy.redelivery_s)
+    if entry.unknown is not None and want.order < entry.unknown and now < entry.unknown_until:
+        return Refusal(Answer.DEFERRED, entry.unknown_until - now)
+    if entry.tried is not None and want.order <= entry.tried and now < entry.not_before:
+        return Refusal(Answer.BUSY, entry.not_before - now)
+    return None
+
+
+def _without_dead_holder(entry: Entry, policy: Policy, now: float) -> Entry:
+    """What a takeover inherits: the unknown write of the holder before."""
+    if entry.token == 0:
+        return entry
+    entry = _suspected(entry, policy, now) or entry
+    return _with_unknown(entry, entry.intent, entry.lease_until + policy.redelivery_s)
+
+
+def _without_passed_unknown(entry: Entry, want: Want, now: float) -> Entry:
+    """Drop an unknown write whose message can no longer arrive: no key waits for ever, but it is suspect."""
+    if entry.unknown is None or want.order is None or want.order >= entry.unknown:
+        return entry
+    return replace(entry, unknown=None, unknown_until=0.0, suspect=entry.suspect + 1, suspect_at=now)
+
+
+def _with_unknown(entry: Entry, order: Order | None, until: float) -> Entry:
+    if order is None or (entry.unknown is not None and entry.unknown >= order):
+        return entry
+    return replace(entry, unknown=order, unknown_until=until)
+
+
+def _marked(entry: Entry, order: Order, deleted: bool, now: float) -> Entry:
+    entry = replace(_idle(entry), mark=order, deleted=deleted, updated_at=now)
+    if entry.unknown is not None and entry.unknown <= order:
+        entry = replace(entry, unknown=None, unknown_until=0.0)
+    return entry
+
+
+def _suspected(entry: Entry | None, policy: Policy, now: float) -> Entry | None:
+    if not policy.intents:
+        return entry
+    entry = entry or EMPTY
+    return replace(entry, suspect=entry.suspect + 1, suspect_at=now, updated_at=now)
+
+
+def _free(entry: Entry) -> Entry:
+    return replace(entry, token=0, owner="", lease_until=0.0, abandoned=False, alone=False, intent=None)
+
+
+def _idle(entry: Entry) -> Entry:
+    return replace(_free(entry), tried=None, attempts=0, crashes=0, not_before=0.0)

@@ -1,0 +1,88 @@
+"""Every limit and duration, in one frozen value that is checked once."""
+
+import re
+from dataclasses import dataclass, fields
+
+from keywise.errors import SettingsError
+
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a pipeline works; the defaults suit most."""
+
+    batch_max: int = 1000
+    """Changes in one batch, at the most."""
+    prefetch: int = 4000
+    """Deliveries that one consumer holds, at the most; half of them may wait for a blocked key."""
+    surplus_s: float = 5.0
+    """How long deliveries stay away that found no room behind a blocked key."""
+    concurrency: int = 16
+    """Handlers that run side by side, at the most."""
+    lease_s: float = 30.0
+    """How long a claim lasts without renewal. Dead workers hold up their keys for as long."""
+    margin_s: float = 2.0
+    """How much earlier than the ledger a holder considers its own claim over."""
+    runtime_max_s: float = 600.0
+    """After this long a handler counts as hung: its claim is not renewed any more."""
+    redelivery_s: float = 3600.0
+    """The longest time after which the source may still bring a message back."""
+    retention_s: float | None = None
+    """Forget keys that were not touched for so long. None: forget nothing."""
+    horizon_s: float = 120.0
+    """How long after a suspicion a call of the earlier holder may still land; repair waits so long."""
+    attempts_max: int = 5
+    """Tries at one change before it becomes a dead letter."""
+    crashes_max: int = 3
+    """Worker deaths alone with one change before it becomes a dead letter."""
+    backoff_s: float = 0.5
+    """The first retry waits about so long; each further one twice as long."""
+    backoff_max_s: float = 60.0
+    poll_s: float = 0.5
+    """How long a receive waits for the first message."""
+    drain_s: float = 20.0
+    """How long running work may go on after the first signal to stop."""
+    repair_s: float = 10.0
+    """How often suspects are looked for."""
+    body_max_bytes: int = 8 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not value > 0:
+                raise SettingsError(f"{field.name}={value} must be above zero")
+        if self.margin_s >= self.lease_s / 2:
+            raise SettingsError(
+                f"margin_s={self.margin_s} leaves too little of lease_s={self.lease_s}; keep it below half of it"
+            )
+        if self.runtime_max_s < self.lease_s:
+            raise SettingsError(f"runtime_max_s={self.runtime_max_s} is below lease_s={self.lease_s}; raise it")
+        if self.retention_s is not None and self.retention_s < self.redelivery_s:
+            raise SettingsError(
+                f"retention_s={self.retention_s} is below redelivery_s={self.redelivery_s}: a message could come back "
+                "after its key was forgotten; raise retention_s, or lower redelivery_s if no message waits so long"
+            )
+        if self.prefetch < self.batch_max:
+            raise SettingsError(
+                f"prefetch={self.prefetch} is below batch_max={self.batch_max}: no batch could fill; raise prefetch"
+            )
+
+    def check_visibility(self, visibility_s: float | None, source: str) -> None:
+        """Refuse a source whose deliveries come back while their claim still runs."""
+        if visibility_s is not None and visibility_s < self.lease_s:
+            raise SettingsError(
+                f"lease_s={self.lease_s:g} is longer than the visibility of {source} ({visibility_s:g} s): "
+                f"messages would come back while they are worked on; "
+                f"set visibility={self.lease_s * 2:g}s on the source, or a shorter lease"
+            )
+
+
+def seconds(duration: float | str) -> float:
+    """Seconds from a number or from text such as `500ms`, `5s`, `10m`, `2h`, `7d`."""
+    if isinstance(duration, int | float) and not isinstance(duration, bool):
+        return float(duration)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", str(duration).strip())
+    if match is None:
+        raise SettingsError(f"duration {duration!r} is not understood; write for example 500ms, 5s, 10m, 2h or 7d")
+    return float(match[1]) * UNITS_S[match[2]]

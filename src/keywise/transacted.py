@@ -1,0 +1,221 @@
+"""The ways of an atomic batch that takes no claim: decide, write and mark in one transaction."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from keywise import events
+from keywise.causes import cause_of_error, cause_of_refusal, is_permanent, look_again_s
+from keywise.change import Change, Outcome
+from keywise.envelope import Readings
+from keywise.errors import UnavailableError
+from keywise.lanes import Ended, Fold, Lanes, Ticket, fold
+from keywise.news import News
+from keywise.pipeline import Pipeline
+from keywise.protocols import AtomicSink, Inlet, InlineSource, Transaction
+from keywise.rules import Answer, Refusal
+
+
+class Worked(msgspec.Struct):
+    """What a transaction made of a batch with one change per key."""
+
+    applied: list[Ticket] = []
+    refused: list[tuple[Ticket, Refusal]] = []
+    """Stale or duplicate."""
+    waiting: list[tuple[Ticket, float]] = []
+    """Busy, deferred or failed, with the seconds to wait."""
+    buried: list[Ticket] = []
+    news: list[events.Event] = []
+    """To be told once the transaction has committed."""
+
+
+class OneTransaction:
+    """Receive, decide, write, mark and ack in one transaction: the queue lives in the ledger's database."""
+
+    def __init__(self, pipeline: Pipeline, source: int) -> None:
+        self._pipeline = pipeline
+        self._index = source
+        self._stopping = False
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    async def run(self) -> None:
+        source: InlineSource = self._pipeline.sources[self._index][1]  # type: ignore[assignment]
+        unreachable = 0
+        while not self._stopping:
+            try:
+                if await source.arrived(self._pipeline.settings.poll_s):
+                    await self._batch(source)
+                unreachable = 0
+            except UnavailableError as error:
+                # If the transaction arrived all the same, its messages are gone with it.
+                unreachable += 1
+                await self._pipeline.pause("database", error, unreachable)
+
+    async def _batch(self, source: InlineSource) -> None:
+        pipeline = self._pipeline
+        async with pipeline.ledger.transaction() as transaction:
+            inlet = source.inlet(transaction.connection)
+            deliveries = await inlet.receive(pipeline.settings.batch_max)
+            if not deliveries:
+                return
+            pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(deliveries)))
+            readings = pipeline.envelope.read(deliveries, self._index, 0.0, pipeline.wall())
+            folded = fold(readings.tickets)
+            worked = await transact(pipeline, transaction, folded.survivors)
+            ended = await self._end(transaction, inlet, readings, folded, worked)
+        for event in worked.news:
+            pipeline.emit(event)
+        pipeline.tell_unread(readings)
+        pipeline.tell_ended(ended)
+        pipeline.emit(events.BatchClosed(pipeline=pipeline.name, changes=len(deliveries)))
+
+    async def _end(
+        self, transaction: Transaction, inlet: Inlet, readings: Readings, folded: Fold, worked: Worked
+    ) -> list[Ended]:
+        """Ack what has ended and put off the rest; followers of a buried change stay for the next batch."""
+        ended: list[Ended] = [(ticket, Outcome.APPLIED) for ticket in worked.applied]
+        if folded.followers:
+            for ticket in worked.applied:
+                ended += folded.after(ticket)
+        for ticket, refusal in worked.refused:
+            ended.append((ticket, Outcome(refusal.answer.value)))
+            ended += ((other, Outcome.STALE) for other in folded.followers.get(ticket.change.key, ()))
+        ended += ((ticket, Outcome.DEAD) for ticket in worked.buried)
+        for ticket, wait_s in worked.waiting:
+            together = [ticket, *folded.followers.get(ticket.change.key, ())]
+            await inlet.release([one.delivery for one in together], wait_s)
+        if readings.malformed:
+            unread = [self._pipeline.unread_letter(*bad, self._index) for bad in readings.malformed]
+            await transaction.bury([(None, letter) for letter in unread])
+        rest = [delivery for delivery, _ in (*readings.malformed, *readings.ignored)]
+        await inlet.ack([ticket.delivery for ticket, _ in ended] + rest)
+        return ended
+
+
+class ClaimInTransaction:
+    """Decide, write and mark in one transaction; the ack follows it, because the queue is elsewhere."""
+
+    def __init__(self, pipeline: Pipeline, lanes: Lanes, news: News, room: News) -> None:
+        self._pipeline = pipeline
+        self._lanes = lanes
+        self._news = news
+        self._room = room
+        self._stopping = False
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._news.tell()
+
+    async def run(self) -> None:
+        unreachable = 0
+        while not self._stopping:
+            tickets = self._lanes.take(self._pipeline.settings.batch_max, self._pipeline.clock())
+            if not tickets:
+                await self._news.wait(self._pipeline.until(self._lanes.next_due()))
+                continue
+            try:
+                await self._batch(tickets)
+                unreachable = 0
+            except UnavailableError as error:
+                # If the transaction arrived all the same, the next try finds duplicates.
+                for ticket in tickets:
+                    self._lanes.hold(ticket, self._pipeline.clock())
+                unreachable += 1
+                await self._pipeline.pause("ledger", error, unreachable)
+
+    async def _batch(self, tickets: list[Ticket]) -> None:
+        pipeline = self._pipeline
+        pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(tickets)))
+        async with pipeline.ledger.transaction() as transaction:
+            worked = await transact(pipeline, transaction, tickets)
+        for event in worked.news:
+            pipeline.emit(event)
+        ended = self._finish(worked)
+        pipeline.emit(events.BatchClosed(pipeline=pipeline.name, changes=len(tickets)))
+        await pipeline.settle(ended)
+        self._room.tell()
+
+    def _finish(self, worked: Worked) -> list[Ended]:
+        lanes, ended = self._lanes, list[Ended]()
+        for ticket in worked.applied:
+            ended += lanes.finish(ticket, Outcome.APPLIED, ticket.change.order)
+        for ticket, refusal in worked.refused:
+            assert refusal.mark is not None, "only a mark makes a change stale"
+            ended += lanes.finish(ticket, Outcome(refusal.answer.value), refusal.mark)
+        for ticket in worked.buried:
+            ended += lanes.bury(ticket)
+        for ticket, wait_s in worked.waiting:
+            lanes.hold(ticket, self._pipeline.clock() + wait_s)
+        return ended
+
+
+async def transact(pipeline: Pipeline, transaction: Transaction, tickets: Sequence[Ticket]) -> Worked:
+    """Bring one change per key to an end, inside a transaction."""
+    worked = Worked()
+    refusals = await transaction.decide([ticket.change for ticket in tickets])
+    granted = tickets
+    if refusals:
+        granted = [ticket for ticket in tickets if ticket.change.key not in refusals]
+        for ticket in tickets:
+            if (refusal := refusals.get(ticket.change.key)) is not None:
+                await _refuse(pipeline, transaction, worked, ticket, refusal)
+    sink: AtomicSink = pipeline.sink  # type: ignore[assignment]
+    errors = await write_all(transaction, sink, [ticket.change for ticket in granted])
+    worked.applied = [t for i, t in enumerate(granted) if i not in errors] if errors else list(granted)
+    await transaction.mark([ticket.change for ticket in worked.applied])
+    for index, error in errors.items():
+        await _fail(pipeline, transaction, worked, granted[index], error)
+    return worked
+
+
+async def write_all(transaction: Transaction, sink: AtomicSink, changes: Sequence[Change[Any]]) -> dict[int, Exception]:
+    """Write all changes but the bad ones, which are returned by index: the whole batch first, then by halves."""
+    errors: dict[int, Exception] = {}
+    size = sink.batch_max
+    pending = [(start, min(start + size, len(changes))) for start in range(0, len(changes), size)]
+    while pending:
+        start, end = pending.pop()
+        try:
+            async with transaction.savepoint():
+                await sink.write(transaction, changes[start:end])
+        except UnavailableError:
+            raise
+        except Exception as error:
+            if end - start == 1:
+                errors[start] = error
+            else:
+                middle = (start + end) // 2
+                pending += [(start, middle), (middle, end)]
+    return errors
+
+
+async def _refuse(
+    pipeline: Pipeline, transaction: Transaction, worked: Worked, ticket: Ticket, refusal: Refusal
+) -> None:
+    match refusal.answer:
+        case Answer.STALE | Answer.DUPLICATE:
+            worked.refused.append((ticket, refusal))
+        case Answer.MIXED | Answer.FORGOTTEN:
+            await _bury(pipeline, transaction, worked, ticket, cause_of_refusal(refusal))
+        case _:
+            worked.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))
+
+
+async def _fail(pipeline: Pipeline, transaction: Transaction, worked: Worked, ticket: Ticket, error: Exception) -> None:
+    cause = cause_of_error(error)
+    [attempts] = await transaction.fail([ticket.change])
+    if is_permanent(error) or attempts >= pipeline.settings.attempts_max:
+        await _bury(pipeline, transaction, worked, ticket, cause)
+        return
+    retry_s = pipeline.retry_s(attempts)
+    worked.waiting.append((ticket, retry_s))
+    worked.news.append(pipeline.failed(ticket, cause, attempts, retry_s))
+
+
+async def _bury(pipeline: Pipeline, transaction: Transaction, worked: Worked, ticket: Ticket, cause: str) -> None:
+    await transaction.bury([(ticket.change, pipeline.letter(ticket, cause))])
+    worked.buried.append(ticket)
+    worked.news.append(events.Buried(pipeline=pipeline.name, key=ticket.change.key, cause=cause))
