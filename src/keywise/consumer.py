@@ -15,7 +15,6 @@ from keywise.leased import Leased, SinkWork, TransactedWork, Work
 from keywise.news import News
 from keywise.pipeline import Pipeline, is_atomic
 from keywise.protocols import Burial, Source
-from keywise.repair import Repair
 from keywise.rules import Claim
 from keywise.transacted import ClaimInTransaction, OneTransaction
 
@@ -89,7 +88,7 @@ class Consumer:
             grade = self._pipeline.grade.value
             self._pipeline.emit(events.Started(pipeline=self._pipeline.name, way=way, grade=grade, source=name))
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(self._extend()), group.create_task(self._repair())]
+            background = [group.create_task(self._extend())]
             if beats_here:
                 background.append(group.create_task(self._heartbeat.run(self._pipeline.ledger)))
             feeding = [group.create_task(self._feed(i)) for i, way in enumerate(ways) if way is not Way.ONE_TRANSACTION]
@@ -124,6 +123,7 @@ class Consumer:
         pipeline, (name, source) = self._pipeline, self._pipeline.sources[index]
         unreachable = 0
         while not self._stop.is_set():
+            await self._make_room()
             limit = min(self._lanes.room, pipeline.settings.batch_max)
             if limit == 0:
                 await self._room.wait()
@@ -144,9 +144,11 @@ class Consumer:
         self._news.tell()
         if readings.malformed or readings.ignored:
             await self._set_aside(index, readings)
+
+    async def _make_room(self) -> None:
+        """A blocked key must not use up the room of the others: the surplus comes back later."""
         if surplus := self._lanes.surplus():
-            # A blocked key must not use up the room of the others.
-            await pipeline.give_back(surplus, pipeline.settings.surplus_s)
+            await self._pipeline.give_back(surplus, self._pipeline.settings.surplus_s)
 
     async def _set_aside(self, index: int, readings: Readings) -> None:
         pipeline = self._pipeline
@@ -164,10 +166,6 @@ class Consumer:
         while shortest_s is not None:
             await asyncio.sleep(shortest_s / 6)
             await self._pipeline.extend(self._lanes.tickets(), age=1 / 3)
-
-    async def _repair(self) -> None:
-        if self._pipeline.refetch is not None:
-            await Repair(self._pipeline, self._heartbeat).run()
 
     async def _drain(
         self, feeding: Sequence[asyncio.Task[None]], workers: Sequence[Worker], working: Sequence[asyncio.Task[None]]

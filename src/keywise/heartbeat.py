@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 
 from keywise.clock import Clock
 from keywise.errors import UnavailableError
@@ -53,11 +54,18 @@ class Heartbeat:
         now = self._clock()
         return min((self._left_s(claim, now) for claim in claims), default=0.0)
 
-    def watch(self, claims: Iterable[Claim], timeout: asyncio.Timeout) -> None:
-        """Move this timeout along with the deadlines, and let it expire at once if a claim is lost."""
-        for claim in claims:
-            if (held := self._held.get(claim.token)) is not None:
-                held.timeout = timeout
+    @asynccontextmanager
+    async def limit(self, claims: Sequence[Claim]) -> AsyncIterator[None]:
+        """Cancel what runs inside, with a TimeoutError, when these claims end or one of them is lost."""
+        async with asyncio.timeout(self.left_s(claims)) as timeout:
+            held = [one for claim in claims if (one := self._held.get(claim.token)) is not None]
+            for one in held:
+                one.timeout = timeout
+            try:
+                yield
+            finally:
+                for one in held:
+                    one.timeout = None
 
     async def run(self, ledger: Ledger) -> None:
         """Renew until cancelled."""

@@ -19,6 +19,7 @@ from keywise.lanes import Ended, Lanes, Ticket
 from keywise.news import News
 from keywise.pipeline import Pipeline
 from keywise.protocols import APPLIED, AtomicSink, Burial, Failure, Result, Sink, Transaction
+from keywise.repair import Repair
 from keywise.rules import Answer, Certainty, Claim, Refusal, Terms
 from keywise.transacted import write_all
 
@@ -55,6 +56,7 @@ class Leased:
         self._lanes = lanes
         self._heartbeat = heartbeat
         self._work = work
+        self._repair = Repair(pipeline, heartbeat)
         self._news = news
         self._room = room
         self._stopping = False
@@ -85,13 +87,16 @@ class Leased:
         while not self._stopping:
             if self._lanes.has_alone and await self._claim_alone():
                 continue
+            if self._repair.due <= self._pipeline.clock() and (suspects := await self._repair.suspects()):
+                await self._until_idle()
+                await self._repair.run(suspects)
             free = self._open_max - self._open
             tickets = self._lanes.take(free, self._pipeline.clock())
             if tickets:
                 await self._claim(tickets, alone=False)
             else:
                 due = self._lanes.next_due() if free else None
-                await self._news.wait(self._pipeline.until(due))
+                await self._news.wait(self._pipeline.until(min(due or _NEVER, self._repair.due)))
 
     async def _claim_alone(self) -> bool:
         """Run one change with nothing beside it, so that another death can be blamed on it."""
@@ -160,7 +165,7 @@ class Leased:
                     wait_s = look_again_s(refusal, pipeline.rng)
                     lanes.hold(ticket, pipeline.clock() + wait_s)
                     pipeline.emit(pipeline.refused(ticket, refusal.answer, wait_s))
-        if ended:
+        if refused:
             await pipeline.settle(ended)
             self._room.tell()
 
@@ -304,8 +309,7 @@ class SinkWork:
     async def do(self, jobs: Sequence[Job]) -> None:
         claims = [job.claim for job in jobs]
         try:
-            async with asyncio.timeout(self._heartbeat.left_s(claims)) as timeout:
-                self._heartbeat.watch(claims, timeout)
+            async with self._heartbeat.limit(claims):
                 results = await self._sink.apply([job.ticket.change for job in jobs], claims)
         except Exception as error:
             cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else ""
@@ -357,6 +361,9 @@ class TransactedWork:
         for index, error in errors.items():
             # The savepoint took back whatever the handler had written.
             jobs[index].result = Result(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
+
+
+_NEVER = float("inf")
 
 
 class _RefusedError(Exception):

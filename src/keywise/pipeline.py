@@ -68,7 +68,7 @@ class Pipeline:
 
     def until(self, due: float | None) -> float | None:
         """The seconds from now to a moment of the own clock; None for never."""
-        return None if due is None else max(0.0, due - self.clock())
+        return None if due is None or due == float("inf") else max(0.0, due - self.clock())
 
     def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float) -> events.Failed:
         key = ticket.change.key

@@ -160,7 +160,10 @@ class Transaction(Protocol):
         """Raise marks of keys that `decide` has just allowed."""
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        """As `Ledger.commit`, inside this transaction. If anything is refused, the caller rolls back."""
+        """As `Ledger.commit`, inside this transaction. If anything is refused, the caller rolls back.
+
+        An order that is the mark already is refused too: its effect is there, and must not come a second time.
+        """
 
     async def fail(self, wants: Sequence[Want]) -> list[int]:
         """Count failed tries of keys that no claim is held on; return the counts."""

@@ -1,6 +1,5 @@
 """Puts suspect keys right: takes each by a claim of its own, reads the truth again and writes it."""
 
-import asyncio
 import inspect
 from typing import Any
 
@@ -15,25 +14,39 @@ from keywise.pipeline import Pipeline
 from keywise.protocols import Sink
 from keywise.rules import Claim, Terms
 
-BATCH = 100
+KEYS_A_ROUND = 10
+"""Changes go on between rounds."""
 
 
 class Repair:
-    """Looks for suspect keys and repairs them, one after another."""
+    """Looks for suspect keys now and then. It runs user code, so nothing else may run beside it."""
 
     def __init__(self, pipeline: Pipeline, heartbeat: Heartbeat) -> None:
         self._pipeline = pipeline
         self._heartbeat = heartbeat
+        self.due = self._next_due()
 
-    async def run(self) -> None:
-        """Repair until cancelled."""
-        while True:
-            await asyncio.sleep(self._pipeline.settings.repair_s * (0.5 + self._pipeline.rng.random()))
-            try:
-                for key in await self._pipeline.operator.suspects(BATCH, self._pipeline.settings.horizon_s):
-                    await self._repair(key)
-            except UnavailableError as error:
-                await self._pipeline.pause("ledger", error, 1)
+    async def suspects(self) -> list[str]:
+        """Keys that can be repaired now; the next look is due later."""
+        self.due = self._next_due()
+        try:
+            return await self._pipeline.operator.suspects(KEYS_A_ROUND, self._pipeline.settings.horizon_s)
+        except UnavailableError as error:
+            await self._pipeline.pause("ledger", error, 1)
+            return []
+
+    async def run(self, keys: list[str]) -> None:
+        """Repair one after another."""
+        try:
+            for key in keys:
+                await self._repair(key)
+        except UnavailableError as error:
+            await self._pipeline.pause("ledger", error, 1)
+
+    def _next_due(self) -> float:
+        if self._pipeline.refetch is None:
+            return float("inf")
+        return self._pipeline.clock() + self._pipeline.settings.repair_s * (0.5 + self._pipeline.rng.random())
 
     async def _repair(self, key: str) -> None:
         pipeline = self._pipeline
@@ -43,16 +56,23 @@ class Repair:
         self._heartbeat.hold(answers.granted, asked_at)
         for claim in answers.granted:
             try:
-                await self._write_truth(claim)
+                await self._repair_under(claim)
             finally:
                 self._heartbeat.drop([claim])
+
+    async def _repair_under(self, claim: Claim) -> None:
+        if claim.crashes >= self._pipeline.settings.crashes_max:
+            # It stays suspect until something newer is applied.
+            self._tell_failure(claim, f"{claim.crashes} workers died while they repaired this key")
+            await self._pipeline.ledger.release([claim])
+        else:
+            await self._write_truth(claim)
 
     async def _write_truth(self, claim: Claim) -> None:
         pipeline = self._pipeline
         entry = await pipeline.operator.inspect(claim.key)
         try:
-            async with asyncio.timeout(self._heartbeat.left_s([claim])) as timeout:
-                self._heartbeat.watch([claim], timeout)
+            async with self._heartbeat.limit([claim]):
                 truth = await self._truth(claim.key, entry.mark if entry else None)
                 if truth is None:
                     await pipeline.ledger.release([claim])

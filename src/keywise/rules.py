@@ -128,7 +128,7 @@ def decide(entry: Entry | None, want: Want, now: float, policy: Policy, *, alone
     entry = entry or EMPTY
     return (
         _against_mark(entry, want)
-        or _against_holder(entry, want, now, alone)
+        or _against_holder(entry, want, now, alone, policy)
         or _against_history(entry, want, now, policy)
     )
 
@@ -140,7 +140,7 @@ def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms,
     died_alone = took_over and entry.alone and not entry.abandoned
     if want.order is not None and want.order != entry.tried:
         entry = replace(entry, tried=want.order, attempts=0, crashes=0, not_before=0.0)
-    elif want.order is not None and died_alone:
+    elif died_alone and want.order == entry.tried:
         entry = replace(entry, crashes=entry.crashes + 1)
     entry = replace(
         entry,
@@ -265,14 +265,18 @@ def _against_mark(entry: Entry, want: Want) -> Refusal | None:
     return Refusal(Answer.STALE, mark=mark) if order < mark else None
 
 
-def _against_holder(entry: Entry, want: Want, now: float, alone: bool) -> Refusal | None:
+def _against_holder(entry: Entry, want: Want, now: float, alone: bool, policy: Policy) -> Refusal | None:
     if entry.token == 0:
         return None
     if now < entry.lease_until:
         return Refusal(Answer.BUSY, entry.lease_until - now)
-    if entry.intent is not None and want.order is not None and want.order < entry.intent:
-        return None  # It waits for the intent, not for the dead holder: the history decides.
-    return Refusal(Answer.ALONE) if not (entry.abandoned or alone) else None
+    if entry.abandoned:
+        return None
+    if entry.tried is not None and want.order is not None and want.order < entry.tried:
+        # Two changes that kill their worker must not take turns and forget each other's deaths.
+        wait_s = entry.lease_until + policy.redelivery_s - now
+        return Refusal(Answer.DEFERRED, wait_s) if wait_s > 0 else None
+    return Refusal(Answer.ALONE) if not alone else None
 
 
 def _against_history(entry: Entry, want: Want, now: float, policy: Policy) -> Refusal | None:

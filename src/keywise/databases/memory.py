@@ -42,6 +42,7 @@ class MemoryDatabase:
         self.tables: dict[str, dict[str, Any]] = {}
         self._rng = rng or random.SystemRandom()
         self._numbers = 0
+        self.tokens = 0
         self._writer = asyncio.Lock()
         self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
 
@@ -61,7 +62,8 @@ class MemoryDatabase:
 
     def token(self) -> int:
         """A sequence number with a nonce: not reused even if the sequence is set back by a restore."""
-        return self.number() << TOKEN_NONCE_BITS | self._rng.getrandbits(TOKEN_NONCE_BITS)
+        self.tokens += 1
+        return self.tokens << TOKEN_NONCE_BITS | self._rng.getrandbits(TOKEN_NONCE_BITS)
 
     def set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """Write one value, or delete it with None; undone if the open transaction is rolled back."""
@@ -78,15 +80,27 @@ class MemoryDatabase:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
         """Everything that is set meanwhile stays, or nothing of it."""
-        async with self._writer:
-            self._undo = []
-            try:
-                yield
-            except BaseException:
-                self.rollback_to(0)
-                raise
-            finally:
-                self._undo = None
+        await self.begin()
+        try:
+            yield
+        except BaseException:
+            self.rollback()
+            raise
+        self.commit()
+
+    async def begin(self) -> None:
+        """Open a transaction, as soon as the one before has ended."""
+        await self._writer.acquire()
+        self._undo = []
+
+    def commit(self) -> None:
+        assert self._undo is not None, "a commit needs a transaction"
+        self._undo = None
+        self._writer.release()
+
+    def rollback(self) -> None:
+        self.rollback_to(0)
+        self.commit()
 
     def savepoint(self) -> int:
         assert self._undo is not None, "a savepoint needs a transaction"

@@ -53,7 +53,7 @@ class MemoryLedger:
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         async with self.database.exclusive():
-            return self._commit(claims)
+            return self._commit(claims, allowed=(Verdict.COMMITTED, Verdict.ALREADY))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         async with self.database.exclusive():
@@ -134,12 +134,12 @@ class MemoryLedger:
         async with self.database.transaction():
             yield MemoryTransaction(self)
 
-    def _commit(self, claims: Sequence[Claim]) -> list[Claim]:
+    def _commit(self, claims: Sequence[Claim], allowed: tuple[Verdict, ...]) -> list[Claim]:
         refused = []
         for claim in claims:
             entry, verdict = rules.commit(self._entry(claim.key), claim, self._now(), self._policy)
             self._set(claim.key, entry)
-            if verdict is Verdict.REFUSED:
+            if verdict not in allowed:
                 refused.append(claim)
         return refused
 
@@ -173,7 +173,7 @@ class MemoryTransaction:
             self._ledger._set(want.key, rules.mark(self._ledger._entry(want.key), want, self._ledger._now()))
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        return self._ledger._commit(claims)
+        return self._ledger._commit(claims, allowed=(Verdict.COMMITTED,))
 
     async def fail(self, wants: Sequence[Want]) -> list[int]:
         counts = []

@@ -17,6 +17,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-9
         self._selector = self
         self.steps = 0
+        self.has_ended = False
+        self.set_task_factory(_quiet_task)
 
     def time(self) -> float:
         return self._now
@@ -28,22 +30,30 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.steps += 1
         return []
 
-    def call_soon(
+    def again(self, gate: "_Gate") -> None:
+        """Let a callback run that was held back; it may still be cancelled through its first handle."""
+        super().call_soon(gate, context=gate.context)
+
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         context = context if context is not None else contextvars.copy_context()
         process = context.get(_process)
+        if self.has_ended:
+            return asyncio.Handle(callback, args, self, context)
         if process is None:
             return super().call_soon(callback, *args, context=context)
         gate = _Gate(process, callback, args, context)
         gate.handle = super().call_soon(gate, context=context)
         return gate.handle
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         context = context if context is not None else contextvars.copy_context()
         process = context.get(_process)
+        if self.has_ended:
+            return asyncio.TimerHandle(when, callback, args, self, context)
         if process is None:
             return super().call_at(when, callback, *args, context=context)
         gate = _Gate(process, callback, args, context)
@@ -51,10 +61,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         gate.handle = handle
         return handle
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
+
+    def end(self) -> None:
+        """Nothing is called any more. Coroutines of killed processes may still be collected without a noise."""
+        self.has_ended = True
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._scheduled.clear()  # type: ignore[attr-defined]
+
+    def __del__(self) -> None:
+        pass
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass
@@ -79,8 +98,6 @@ class Process:
         context = contextvars.copy_context()
         context.run(_process.set, self)
         task = self._loop.create_task(coroutine, context=context)
-        # A killed process leaves its tasks pending for ever; that is what being killed means.
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._tasks.append(task)
         return task
 
@@ -92,8 +109,7 @@ class Process:
         self.is_paused = False
         backlog, self._backlog = self._backlog, []
         for gate in backlog:
-            if gate.handle is None or not gate.handle.cancelled():
-                self._loop.call_soon(gate.callback, *gate.args, context=gate.context)
+            self._loop.again(gate)
 
     def kill(self) -> None:
         """Not one line of it runs any more, not even a `finally`."""
@@ -101,7 +117,7 @@ class Process:
         self._backlog.clear()
 
     def let(self, gate: "_Gate") -> None:
-        if self.is_dead:
+        if self.is_dead or (gate.handle is not None and gate.handle.cancelled()):
             return
         if self.is_paused:
             self._backlog.append(gate)
@@ -136,6 +152,13 @@ def outside(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]
     """Run a coroutine in no process: a server goes on when its client is killed."""
     context = contextvars.copy_context()
     context.run(_process.set, None)
-    task = loop.create_task(coroutine, context=context)
+    return loop.create_task(coroutine, context=context)
+
+
+def _quiet_task(
+    loop: asyncio.AbstractEventLoop, coroutine: Any, context: contextvars.Context | None = None
+) -> asyncio.Task[Any]:
+    task = asyncio.Task(coroutine, loop=loop, context=context)
+    # A killed process leaves its tasks pending for ever; that is what being killed means.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     return task

@@ -1,0 +1,276 @@
+"""Watches a simulated run from the servers' side and notes every broken promise."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from keywise.change import Change, Delivery, Order
+from keywise.protocols import Grade
+from keywise.rules import Claim, Entry
+from keywise.testing.virtual import Process
+
+if TYPE_CHECKING:
+    from keywise.testing.world import World
+
+TICK_S = 1.0
+BLOCKED_MAX_S = 45.0
+"""A receive that is slow both ways takes so long, and room is made between receives."""
+
+
+class Call(msgspec.Struct, eq=False):
+    """A sink call that a process believes to be running."""
+
+    process: Process
+    keys: tuple[str, ...]
+    claims: list[Claim]
+    started: float
+
+
+class Auditor:
+    """Knows what was sent, granted, written, committed and acked, and judges each step when it happens."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.violations: list[str] = []
+        self.trace: list[str] = []
+        self.committed: dict[str, Order] = {}
+        """The highest mark that a key ever had."""
+        self.dead: set[tuple[str, Order]] = set()
+        self.tries: Counter[tuple[str, Order]] = Counter()
+        """Failed tries, as the handlers saw them."""
+        self.deaths: Counter[tuple[str, Order]] = Counter()
+        """Deaths and long pauses of processes that held a change alone."""
+        self.kills: Counter[tuple[str, Order]] = Counter()
+        """Deaths that a killer caused itself."""
+        self.excused_until = 0.0
+        """Until then a jump of the store's clock may have ended leases early."""
+        self._marks: dict[str, Order] = {}
+        self._tokens: dict[int, float] = {}
+        """Every token ever granted, with the end of its lease."""
+        self._latest: dict[str, int] = {}
+        self._written: dict[str, Order] = {}
+        self._deleted: dict[str, Order] = {}
+        self._applied: Counter[tuple[str, Order]] = Counter()
+        self._queued: set[int] = set()
+        self._letters: set[int] = set()
+        self._buried_bodies: set[bytes] = set()
+        self._receipts: dict[tuple[str, Any], Any] = {}
+        self._calls: list[Call] = []
+        self._blocked_ticks: Counter[str] = Counter()
+
+    def note(self, what: str) -> None:
+        """A line of the trace that is shown if the run fails."""
+        self.trace.append(f"{self._world.now():8.3f} {what}")
+
+    def violate(self, what: str) -> None:
+        self.note(f"VIOLATION {what}")
+        self.violations.append(what)
+
+    # The ledger.
+
+    def asked(self, keys: list[str]) -> None:
+        if len(set(keys)) < len(keys):
+            self.violate("two changes of one key in a batch")
+
+    def granted(self, process: Process, claim: Claim, before: Entry | None, lease_s: float) -> None:
+        now = self._world.store_now()
+        if claim.token in self._tokens:
+            self.violate(f"token of {claim.key} was given before")
+        if before is not None and before.token and before.lease_until > now:
+            self.violate(f"{claim.key} granted to {process.name} while {before.owner} held it")
+        mark = self._marks.get(claim.key)
+        if claim.order is not None and mark is not None and claim.order <= mark:
+            self.violate(f"{claim.key} {_version(claim.order)} granted at or below its mark")
+        self._tokens[claim.token] = now + lease_s
+        self._latest[claim.key] = claim.token
+        self.note(f"{process.name} claims {claim.key} {_version(claim.order)} token {claim.token & 0xFFFF:x}")
+
+    def renewed(self, claims: list[Claim], lease_s: float) -> None:
+        for claim in claims:
+            if self._latest.get(claim.key) != claim.token:
+                self.violate(f"{claim.key} renewed with an old token")
+            self._tokens[claim.token] = self._world.store_now() + lease_s
+
+    def committed_by(self, process: Process, claims: list[Claim], before: dict[str, Entry]) -> None:
+        """After a commit: whoever raised a mark must have held the latest token."""
+        for claim in claims:
+            earlier = before.get(claim.key)
+            raised = claim.order is not None and (earlier is None or earlier.mark is None or claim.order > earlier.mark)
+            if raised and self._latest.get(claim.key) != claim.token:
+                self.violate(f"{claim.key} committed by {process.name} with an old token")
+
+    def released(self, claims: list[Claim], before: dict[str, Entry], after: dict[str, Entry]) -> None:
+        for claim in claims:
+            earlier, later = before.get(claim.key), after.get(claim.key)
+            freed = earlier is not None and earlier.token and (later is None or later.token != earlier.token)
+            if freed and earlier is not None and earlier.token != claim.token:
+                self.violate(f"{claim.key} released by somebody who does not hold it")
+
+    def pruned(self, before: dict[str, Entry], after: dict[str, Entry], retention_s: float) -> None:
+        now = self._world.store_now()
+        for key in before.keys() - after.keys():
+            entry = before[key]
+            if entry.token or entry.intent or entry.unknown or entry.suspect:
+                self.violate(f"{key} pruned while something was going on")
+            if entry.updated_at >= now - retention_s:
+                self.violate(f"{key} pruned before its retention")
+            self._marks.pop(key, None)
+            self.note(f"pruned {key}")
+
+    def restored(self) -> None:
+        """The ledger was set back by a restore: marks may fall once, tokens may not come again."""
+        self._marks.clear()
+        self._latest.clear()
+        entries = self._world.entries()
+        for key, entry in entries.items():
+            self._latest[key] = entry.token
+            if entry.alone and entry.tried is not None:
+                self.deaths[key, entry.tried] += 1
+        self.note("ledger restored from a backup")
+
+    # The sink.
+
+    def call_started(self, process: Process, changes: list[Change[Any]], claims: list[Claim]) -> Call:
+        world, now = self._world, self._world.store_now()
+        keys = tuple(change.key for change in changes)
+        self.asked(list(keys))
+        entries = world.entries()
+        for claim in claims:
+            entry = entries.get(claim.key)
+            holds = entry is not None and entry.token == claim.token and entry.lease_until > now
+            if not holds and not self._is_excused(now):
+                self.violate(f"{process.name} works on {claim.key} without a lease")
+            beside = len(changes) > 1 or any(call.process is process for call in self._calls)
+            if holds and entry is not None and entry.alone and beside:
+                self.violate(f"{claim.key} does not run alone")
+        for call in self._calls:
+            self._overlap(call, process, keys)
+        call = Call(process, keys, list(claims), now)
+        self._calls.append(call)
+        if sum(one.process is process for one in self._calls) > world.settings.concurrency:
+            self.violate(f"{process.name} runs more calls than its concurrency")
+        if len(changes) > world.sink_batch_max:
+            self.violate("a call carries more changes than the sink takes")
+        return call
+
+    def call_ended(self, call: Call) -> None:
+        if call in self._calls:
+            self._calls.remove(call)
+        now = self._world.store_now()
+        until = min((self._tokens[claim.token] for claim in call.claims), default=now)
+        paused = self._world.paused_since(call.process, call.started)
+        if now > until + 1e-6 and not paused and not self._is_excused(now):
+            self.violate(f"a call on {', '.join(call.keys)} outlived its claim")
+
+    def write(self, key: str, order: Order, deleted: bool) -> None:
+        """A write was accepted by the sink."""
+        entry = self._world.entries().get(key)
+        is_excused = self._world.has_suspects and entry is not None and entry.suspect > 0
+        newest, gone = self._written.get(key), self._deleted.get(key)
+        self.note(
+            f"sink holds {key} {_version(order)}{' deleted' if deleted else ''}{' (suspect)' if is_excused else ''}"
+        )
+        if not is_excused and newest is not None and order < newest:
+            self.violate(f"{key}: {_version(order)} written after {_version(newest)}")
+        if not is_excused and not deleted and gone is not None and order < gone:
+            self.violate(f"{key}: {_version(order)} came back after its deletion at {_version(gone)}")
+        self._applied[key, order] += 1
+        if self._world.grade is Grade.ATOMIC and self._applied[key, order] > 1:
+            self.violate(f"{key}: {_version(order)} applied twice")
+        self._written[key] = max(order, newest or order)
+        if deleted:
+            self._deleted[key] = max(order, gone or order)
+
+    # The source.
+
+    def received(self, process: Process, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self._receipts[process.name, delivery.id] = delivery.receipt
+
+    def acking(self, process: Process, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            if self._receipts.get((process.name, delivery.id)) != delivery.receipt:
+                self.violate(f"message {delivery.id} acked with an old receipt")
+
+    # After every step of a server.
+
+    def look(self) -> None:
+        """Compare with what was seen last: marks only grow, and whatever left the queue had ended."""
+        if self._world.database.is_dirty:
+            return  # It is looked at when the transaction has ended.
+        for key, entry in self._world.entries().items():
+            seen = self._marks.get(key)
+            if entry.mark is None or entry.mark == seen:
+                if seen is not None and entry.mark is None:
+                    self.violate(f"{key}: its mark is gone")
+                continue
+            if seen is not None and entry.mark < seen:
+                self.violate(f"{key}: mark fell from {_version(seen)} to {_version(entry.mark)}")
+            self._marks[key] = entry.mark
+            self.committed[key] = max(entry.mark, self.committed.get(key, entry.mark))
+            self.note(f"{key} committed at {_version(entry.mark)}")
+        for key in self._marks.keys() - self._world.entries().keys():
+            self.violate(f"{key}: its entry is gone")
+            del self._marks[key]
+        self._look_at_letters()
+        self._look_at_queue()
+
+    def tick(self) -> None:
+        """Once a second: limits."""
+        for name, lanes in self._world.lanes():
+            if len(lanes) > lanes.capacity:
+                self.violate(f"{name} holds {len(lanes)} deliveries, its limit is {lanes.capacity}")
+            too_many = lanes._blocked() > lanes.capacity // 2
+            self._blocked_ticks[name] = self._blocked_ticks[name] + 1 if too_many else 0
+            if self._blocked_ticks[name] * TICK_S > BLOCKED_MAX_S:
+                self.violate(f"{name}: blocked keys hold more than half of the prefetch")
+
+    def process_fell(self, process: Process) -> None:
+        """It was killed, or paused for so long that it seems so."""
+        self._calls = [call for call in self._calls if call.process is not process or not process.is_dead]
+        for key, entry in self._world.entries().items():
+            if entry.owner == process.name and entry.alone and entry.tried is not None:
+                self.deaths[key, entry.tried] += 1
+
+    def _look_at_letters(self) -> None:
+        for number, (_, letter) in self._world.letters().items():
+            if number in self._letters:
+                continue
+            self._letters.add(number)
+            self._buried_bodies.add(letter.body)
+            self.note(f"dead letter {letter.key} {letter.version}: {letter.cause}")
+            if letter.key and letter.version is not None:
+                order = (0, letter.version, 0)
+                self.dead.add((letter.key, order))
+                self._world.judge_death(letter.key, order, letter.cause)
+
+    def _look_at_queue(self) -> None:
+        queued = set(self._world.messages())
+        for number in self._queued - queued:
+            body = self._world.bodies[number]
+            sent = self._world.sent_by_body[body]
+            done = body in self._buried_bodies
+            mark = self.committed.get(sent.key)
+            if not done and not sent.malformed and (mark is None or mark < sent.order):
+                self.violate(f"{sent.key} {sent.version} acked before anything at or above it was committed")
+            if not done and sent.malformed:
+                self.violate(f"malformed message {number} acked without a dead letter")
+        self._queued = queued
+
+    def _overlap(self, call: Call, process: Process, keys: tuple[str, ...]) -> None:
+        if call.process is process:
+            same = set(call.keys) & set(keys)
+        else:
+            entries = self._world.entries()
+            protected = self._world.grade is not Grade.PLAIN
+            same = {k for k in set(call.keys) & set(keys) if not (protected or (k in entries and entries[k].suspect))}
+        if same and not self._is_excused(self._world.store_now()):
+            self.violate(f"two calls at once on {', '.join(sorted(same))}")
+
+    def _is_excused(self, now: float) -> bool:
+        return now < self.excused_until
+
+
+def _version(order: Order | None) -> str:
+    return "-" if order is None else f"v{order[1]}"

@@ -1,0 +1,91 @@
+"""What can go wrong in a simulated run: each seed draws its own rates, and what was really injected is counted."""
+
+import random
+from collections import Counter
+
+import msgspec
+
+KINDS = (
+    "duplicate",
+    "reorder",
+    "delay",
+    "lost ack",
+    "lost before",
+    "lost after",
+    "slow call",
+    "crash",
+    "pause",
+    "drain",
+    "clock jump",
+    "poison",
+    "flaky",
+    "killer",
+    "malformed",
+    "prune",
+    "restore",
+)
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """How likely each kind of fault is in one run."""
+
+    duplicate: float
+    reorder: float
+    delay: float
+    lost: float
+    slow: float
+    crash: float
+    pause: float
+    drain: float
+    jump: float
+    poison: float
+    flaky: float
+    killer: float
+    malformed: float
+    prune: bool
+    restore: bool
+
+
+class Faults:
+    """Draws faults from one seeded generator until told to stop."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.rates = _draw(rng)
+        self.injected: Counter[str] = Counter()
+        self.is_over = False
+
+    def happens(self, kind: str, rate: float) -> bool:
+        if self.is_over or self.rng.random() >= rate:
+            return False
+        self.injected[kind] += 1
+        return True
+
+    def latency_s(self) -> float:
+        """Most calls take milliseconds, some take longer than a lease."""
+        if self.happens("slow call", self.rates.slow):
+            return self.rng.uniform(1.0, 20.0)
+        return self.rng.uniform(0.0005, 0.02)
+
+
+def _draw(rng: random.Random) -> Rates:
+    def often(most: float, never: float = 0.3) -> float:
+        return 0.0 if rng.random() < never else rng.random() * most
+
+    return Rates(
+        duplicate=often(0.4),
+        reorder=often(1.0),
+        delay=often(0.3),
+        lost=often(0.12),
+        slow=often(0.06),
+        crash=often(0.05),
+        pause=often(0.05),
+        drain=often(0.03),
+        jump=often(0.02, never=0.6),
+        poison=often(0.15, never=0.5),
+        flaky=often(0.3, never=0.4),
+        killer=often(0.08, never=0.6),
+        malformed=often(0.1, never=0.5),
+        prune=rng.random() < 0.4,
+        restore=rng.random() < 0.2,
+    )

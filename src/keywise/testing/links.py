@@ -1,0 +1,389 @@
+"""The simulated network between processes and servers: calls are slow, get lost, or take effect without an answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from keywise.change import Change, Delivery, Outcome, Want
+from keywise.databases.memory import MemoryDatabase
+from keywise.errors import PermanentError, TransientError, UnavailableError
+from keywise.ledgers.memory import MemoryLedger, MemoryTransaction
+from keywise.protocols import Answers, Burial, Census, Failure, Inlet, Letter, Result, Transaction
+from keywise.rules import Certainty, Claim, Entry, Refusal, Terms
+from keywise.sinks.memory import MemorySink, MemoryTable
+from keywise.sources.memory import MemorySource
+from keywise.testing.virtual import Process, outside
+
+if TYPE_CHECKING:
+    from keywise.testing.world import World
+
+T = TypeVar("T")
+
+
+class WatchedDatabase(MemoryDatabase):
+    """Remembers how the entries looked before the current step, and tells committed from uncommitted."""
+
+    before: dict[str, Entry]
+
+    @property
+    def is_dirty(self) -> bool:
+        return self._undo is not None
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        async with super().exclusive():
+            self.before = dict(self.scope("sim").entries)
+            yield
+
+
+class Link:
+    """The connections of one process."""
+
+    def __init__(self, world: "World", process: Process) -> None:
+        self.world = world
+        self.process = process
+
+    async def call(self, act: Callable[[], Awaitable[T]], lost: str = "") -> T:
+        """Run `act` on a server. It may not run, or run without an answer, or long after the caller has gone."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        outside(asyncio.get_running_loop(), self._serve(act, answer, lost))
+        return await answer
+
+    async def hop(self) -> None:
+        """A moment in which the process can be stopped."""
+        await asyncio.sleep(self.world.rng.uniform(0.0, 0.002))
+
+    async def _serve(self, act: Callable[[], Awaitable[T]], answer: asyncio.Future[T], lost: str) -> None:
+        faults = self.world.faults
+        await asyncio.sleep(faults.latency_s())
+        if faults.happens(lost or "lost before", faults.rates.lost / 2):
+            return await self._stay_silent(answer)
+        try:
+            result = await act()
+        except Exception as error:
+            _fail(answer, error)
+            return
+        finally:
+            self.world.auditor.look()
+        if faults.happens(lost or "lost after", faults.rates.lost / 2):
+            return await self._stay_silent(answer)
+        await asyncio.sleep(faults.latency_s())
+        if not answer.done():
+            answer.set_result(result)
+
+    async def _stay_silent(self, answer: "asyncio.Future[Any]") -> None:
+        await asyncio.sleep(self.world.rng.uniform(0.05, 3.0))
+        _fail(answer, UnavailableError("no answer"))
+
+
+class LinkedSource:
+    """A source behind a link."""
+
+    def __init__(self, link: Link, source: MemorySource) -> None:
+        self._link = link
+        self._source = source
+        self.visibility_s = source.visibility_s
+        self.database = source.database
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        deliveries = await self._link.call(lambda: self._receive(limit, wait_s))
+        self._link.world.auditor.received(self._link.process, list(deliveries))
+        return deliveries
+
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
+        await self._link.call(lambda: self._source.extend(deliveries, visibility_s))
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self._link.world.auditor.acking(self._link.process, list(deliveries))
+        await self._link.call(lambda: self._source.ack(deliveries), lost="lost ack")
+
+    async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        await self._link.call(lambda: self._source.release(deliveries, delay_s))
+
+    async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
+        raise AssertionError("simulated workers do not send")
+
+    async def depth(self) -> int:
+        return await self._source.depth()
+
+    async def arrived(self, wait_s: float) -> bool:
+        return await self._link.call(lambda: self._source.arrived(wait_s))
+
+    def inlet(self, connection: MemoryDatabase) -> Inlet:
+        return self._source.inlet(connection)
+
+    async def _receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        deliveries = list(await self._source.receive(limit, wait_s))
+        faults = self._link.world.faults
+        again = [d for d in deliveries if faults.happens("duplicate", faults.rates.duplicate * 0.3)]
+        await self._source.release(again, 0.0)
+        faults.rng.shuffle(deliveries)
+        return deliveries
+
+
+class LinkedLedger:
+    """A ledger behind a link, watched by the auditor."""
+
+    def __init__(self, link: Link, ledger: MemoryLedger) -> None:
+        self._link = link
+        self._ledger = ledger
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
+        async def act() -> Answers:
+            answers = await self._ledger.claim(wants, terms)
+            before = self._link.world.database.before
+            for claim in answers.granted:
+                self._auditor.granted(self._link.process, claim, before.get(claim.key), terms.lease_s)
+            return answers
+
+        self._auditor.asked([want.key for want in wants])
+        return await self._link.call(act)
+
+    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+        async def act() -> list[Claim]:
+            lost = await self._ledger.renew(claims, lease_s)
+            self._auditor.renewed([claim for claim in claims if claim not in lost], lease_s)
+            return lost
+
+        return await self._link.call(act)
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        async def act() -> list[Claim]:
+            refused = await self._ledger.commit(claims)
+            done = [claim for claim in claims if claim not in refused]
+            self._auditor.committed_by(self._link.process, done, self._link.world.database.before)
+            return refused
+
+        return await self._link.call(act)
+
+    async def fail(self, failures: Sequence[Failure]) -> None:
+        await self._link.call(lambda: self._ledger.fail(failures))
+
+    async def release(self, claims: Sequence[Claim]) -> None:
+        async def act() -> None:
+            await self._ledger.release(claims)
+            world = self._link.world
+            self._auditor.released(list(claims), world.database.before, world.entries())
+
+        await self._link.call(act)
+
+    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+        return await self._link.call(lambda: self._ledger.bury(burials))
+
+    async def prune(self, retention_s: float) -> int:
+        return await self._ledger.prune(retention_s)
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transaction()
+
+    async def inspect(self, key: str) -> Entry | None:
+        return await self._link.call(lambda: self._ledger.inspect(key))
+
+    async def census(self) -> Census:
+        return await self._ledger.census()
+
+    async def suspects(self, limit: int, quiet_s: float) -> list[str]:
+        return await self._link.call(lambda: self._ledger.suspects(limit, quiet_s))
+
+    async def mend(self, claim: Claim, written: Want | None) -> None:
+        await self._link.call(lambda: self._ledger.mend(claim, written))
+
+    async def letters(self, limit: int) -> list[tuple[int, float, Letter]]:
+        return await self._ledger.letters(limit)
+
+    async def drop(self, numbers: Sequence[int]) -> int:
+        return await self._ledger.drop(numbers)
+
+    async def now(self) -> float:
+        return await self._ledger.now()
+
+    @property
+    def _auditor(self) -> Any:
+        return self._link.world.auditor
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        world, process, database = self._link.world, self._link.process, self._ledger.database
+        session = Session(database)
+
+        async def begin() -> None:
+            await database.begin()
+            session.is_open = True
+            if process.is_dead:
+                session.end()
+
+        async def commit() -> None:
+            if not session.is_open:
+                raise UnavailableError("the connection was lost")
+            session.commit()
+            world.transaction_committed()
+
+        world.sessions.setdefault(process.name, []).append(session)
+        try:
+            await self._link.call(begin)
+            yield LinkedTransaction(self._link, MemoryTransaction(self._ledger))
+            await self._link.call(commit)
+        finally:
+            session.give_up()
+
+
+class Session:
+    """A server's side of a transaction: it ends with the connection."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self.is_open = False
+        self._given_up = False
+        self._database = database
+
+    def commit(self) -> None:
+        self.is_open = False
+        self._database.commit()
+
+    def end(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._database.rollback()
+
+    def give_up(self) -> None:
+        """The client has left; a begin that is still on its way must not stay open."""
+        self._given_up = True
+        self.end()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name == "is_open" and value and getattr(self, "_given_up", False):
+            self.end()
+
+
+class LinkedTransaction:
+    """A transaction whose process can be stopped between any two of its statements."""
+
+    def __init__(self, link: Link, transaction: MemoryTransaction) -> None:
+        self._link = link
+        self._transaction = transaction
+        self.connection = transaction.connection
+
+    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        self._link.world.auditor.asked([want.key for want in wants])
+        await self._link.hop()
+        return await self._transaction.decide(wants)
+
+    async def mark(self, wants: Sequence[Want]) -> None:
+        await self._link.hop()
+        await self._transaction.mark(wants)
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        await self._link.hop()
+        before = dict(self._link.world.entries())
+        refused = await self._transaction.commit(claims)
+        done = [claim for claim in claims if claim not in refused]
+        self._link.world.auditor.committed_by(self._link.process, done, before)
+        return refused
+
+    async def fail(self, wants: Sequence[Want]) -> list[int]:
+        return await self._transaction.fail(wants)
+
+    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+        await self._transaction.bury(letters)
+
+    def savepoint(self) -> AbstractAsyncContextManager[None]:
+        return self._transaction.savepoint()
+
+
+class LinkedSink:
+    """A plain or conditional sink behind a link; what its handler does with a change is part of the workload."""
+
+    forgets_deletions: bool
+
+    def __init__(self, link: Link, sink: MemorySink) -> None:
+        self._link = link
+        self._sink = sink
+        self.grade = sink.grade
+        self.forgets_deletions = sink.forgets_deletions
+        self.batch_max = link.world.sink_batch_max
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+        world = self._link.world
+        call = world.auditor.call_started(self._link.process, list(changes), list(claims))
+        results: Sequence[Result] = [Result(Outcome.FAILED)] * len(changes)
+        try:
+            await world.meet_killers(self._link.process, changes)
+            results = await self._link.call(lambda: self._apply(changes, claims))
+            return results
+        finally:
+            world.auditor.call_ended(call)
+            for change, result in zip(changes, results, strict=True):
+                if result.outcome is Outcome.FAILED:
+                    world.auditor.tries[change.key, change.order] += 1
+
+    async def _apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+        return [self._apply_one(change, claim) for change, claim in zip(changes, claims, strict=True)]
+
+    def _apply_one(self, change: Change[Any], claim: Claim) -> Result:
+        world = self._link.world
+        sent = world.sent_of(change)
+        if sent is not None and sent.poison:
+            return Result(Outcome.FAILED, "poison", permanent=True)
+        if sent is not None and sent.flaky > 0:
+            sent.flaky -= 1
+            certainty = world.rng.choice((Certainty.CLEAN, Certainty.ENDED))
+            if certainty is Certainty.ENDED and world.rng.random() < 0.5:
+                world.write(self._sink, change, claim.token)
+            return Result(Outcome.FAILED, "flaky", certainty=certainty)
+        return world.write(self._sink, change, claim.token)
+
+
+class LinkedTable:
+    """An atomic sink: a table, or a handler that writes inside the transaction."""
+
+    def __init__(self, link: Link, table: MemoryTable, *, runs_user_code: bool) -> None:
+        self._link = link
+        self._table = table
+        self.database = table.database
+        self.runs_user_code = runs_user_code
+        self.batch_max = link.world.sink_batch_max
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
+        world = self._link.world
+        world.auditor.asked([change.key for change in changes])
+        for change in changes:
+            await self._link.hop()
+            if self.runs_user_code:
+                await world.meet_killers(self._link.process, [change])
+            sent = world.sent_of(change)
+            await self._table.write(transaction, [change])
+            if sent is not None and (sent.poison or sent.flaky > 0):
+                if len(changes) == 1:
+                    sent.flaky -= 1
+                    world.auditor.tries[change.key, change.order] += 1
+                raise PermanentError("poison") if sent.poison else TransientError("flaky")
+
+
+def _fail(answer: "asyncio.Future[Any]", error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)

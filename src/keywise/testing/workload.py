@@ -1,0 +1,91 @@
+"""The changes of one simulated run: versions of a few keys, sent twice, late and out of order."""
+
+import random
+
+import msgspec
+
+from keywise.change import Order
+from keywise.testing.faults import Faults
+
+KEYS = 6
+SENDING_S = 90.0
+
+
+class Sent(msgspec.Struct):
+    """One message of the workload, and what its handler will do with it."""
+
+    number: int
+    key: str
+    version: int
+    deleted: bool
+    at: float
+    poison: bool = False
+    killer: bool = False
+    flaky: int = 0
+    """So many tries fail first."""
+    malformed: bool = False
+
+    @property
+    def order(self) -> Order:
+        return (0, self.version, 0)
+
+    @property
+    def body(self) -> bytes:
+        if self.malformed:
+            return b'{"id": "%d", "v": }' % self.number
+        state = "gone" if self.deleted else "here"
+        return b'{"id": "%s", "v": %d, "state": "%s"}' % (self.key.encode(), self.version, state.encode())
+
+
+def draw(faults: Faults) -> list[Sent]:
+    """A workload of 30 to 60 changes; versions may be zero or negative, and have gaps."""
+    rng, rates = faults.rng, faults.rates
+    keys = [f"key-{number}" for number in range(rng.randint(5, KEYS))]
+    versions = {key: rng.randint(-3, 3) for key in keys}
+    changes: list[Sent] = []
+    for number in range(rng.randint(30, 60)):
+        key = rng.choice(keys) if rng.random() < 0.7 else keys[0]
+        versions[key] += rng.choice((1, 1, 1, 5))
+        sent = Sent(number, key, versions[key], rng.random() < 0.25, at=SENDING_S * rng.random() ** 2)
+        changes.append(sent)
+    _in_order(changes, rng)
+    for sent in changes:
+        _afflict(sent, faults, rng)
+    return changes if rates.reorder == 0 else _displaced(changes, faults)
+
+
+def truth(changes: list[Sent], dead: set[tuple[str, Order]]) -> dict[str, Sent]:
+    """What the store must hold in the end: the newest of each key that was not set aside."""
+    newest: dict[str, Sent] = {}
+    for sent in changes:
+        if sent.malformed or (sent.key, sent.order) in dead:
+            continue
+        if sent.key not in newest or sent.order > newest[sent.key].order:
+            newest[sent.key] = sent
+    return newest
+
+
+def _in_order(changes: list[Sent], rng: random.Random) -> None:
+    moments = sorted(sent.at for sent in changes)
+    burst = rng.random() < 0.5
+    for sent, moment in zip(changes, moments, strict=True):
+        sent.at = moment // 15 * 15 + rng.random() * 0.2 if burst else moment
+
+
+def _afflict(sent: Sent, faults: Faults, rng: random.Random) -> None:
+    rates = faults.rates
+    if faults.happens("malformed", rates.malformed):
+        sent.malformed = True
+    elif faults.happens("poison", rates.poison):
+        sent.poison = True
+    elif faults.happens("killer", rates.killer):
+        sent.killer = True
+    elif faults.happens("flaky", rates.flaky):
+        sent.flaky = rng.randint(1, 2)
+
+
+def _displaced(changes: list[Sent], faults: Faults) -> list[Sent]:
+    for sent in changes:
+        if faults.happens("reorder", faults.rates.reorder * 0.3):
+            sent.at = max(0.0, sent.at + faults.rng.uniform(-3.0, 3.0))
+    return sorted(changes, key=lambda sent: sent.at)

@@ -1,0 +1,351 @@
+"""One simulated run: a few worker processes, a source, a ledger and a sink, and everything that can go wrong."""
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from keywise.change import Change, Order
+from keywise.consumer import Consumer
+from keywise.databases.memory import MemoryDatabase, Message
+from keywise.envelope import Envelope, FieldRoute, Fields
+from keywise.lanes import Lanes
+from keywise.ledgers.memory import MemoryLedger
+from keywise.pipeline import Pipeline
+from keywise.protocols import APPLIED, Grade, Letter, Result
+from keywise.rules import Entry, Policy
+from keywise.settings import Settings
+from keywise.sinks.memory import MemorySink, MemoryTable
+from keywise.sources.memory import MemorySource
+from keywise.testing import workload
+from keywise.testing.auditor import TICK_S, Auditor
+from keywise.testing.faults import Faults
+from keywise.testing.links import Link, LinkedLedger, LinkedSink, LinkedSource, LinkedTable, Session, WatchedDatabase
+from keywise.testing.virtual import Process, VirtualLoop
+
+SAFETY_S = 110.0
+LIVENESS_MAX_S = 3000.0
+PAUSE_MAX_S = 25.0
+FORGET_DELETIONS_S = 30.0
+
+
+class World:
+    """All that exists in one run; everything random comes from its seed."""
+
+    def __init__(self, seed: int, grade: Grade) -> None:
+        self.rng = random.Random(f"{grade.value} {seed}")
+        self.loop = VirtualLoop()
+        self.grade = grade
+        self.faults = Faults(self.rng)
+        self.settings = Settings(
+            batch_max=8,
+            prefetch=12,
+            concurrency=3,
+            lease_s=10.0,
+            margin_s=1.0,
+            runtime_max_s=40.0,
+            redelivery_s=120.0,
+            retention_s=120.0 if self.faults.rates.prune else None,
+            horizon_s=60.0,
+            attempts_max=5,
+            crashes_max=3,
+            backoff_s=0.2,
+            backoff_max_s=5.0,
+            poll_s=2.0,
+            drain_s=15.0,
+            repair_s=5.0,
+            surplus_s=2.0,
+        )
+        self.sink_batch_max = self.rng.choice((1, 3))
+        self.database = WatchedDatabase(clock=self.store_now, rng=random.Random(self.rng.random()))
+        self.queue_database: MemoryDatabase = (
+            self.database if self.rng.random() < 0.5 else MemoryDatabase(clock=self.store_now)
+        )
+        self.source = MemorySource(self.queue_database, "queue", visibility_s=15.0)
+        forgets = grade is Grade.CONDITIONAL and self.rng.random() < 0.5
+        self.has_suspects = grade is Grade.PLAIN or forgets
+        self.policy = Policy(intents=self.has_suspects, redelivery_s=self.settings.redelivery_s)
+        self.sink = MemorySink(grade, forget_deletions_s=FORGET_DELETIONS_S if forgets else None, clock=self.store_now)
+        self.table = MemoryTable(self.database, "sink")
+        self.runs_user_code = grade is not Grade.ATOMIC or self.rng.random() < 0.5
+        self.ledger = MemoryLedger(self.database, "sim", self.policy)
+        self.auditor = Auditor(self)
+        self.changes = workload.draw(self.faults)
+        self.sent_by_body = {sent.body: sent for sent in self.changes}
+        self.bodies: dict[int, bytes] = {}
+        self.sessions: dict[str, list[Session]] = {}
+        self._sent: dict[str, workload.Sent] = {}
+        self._workers: dict[Process, Consumer | None] = {}
+        self._paused_at: dict[Process, float] = {}
+        self._table_writes = 0
+        self._store_ahead_s = 0.0
+        self._snapshot: tuple[dict[str, Entry], int] | None = None
+        self._restarts = 0
+        self._outside = contextvars.copy_context()
+        """Belongs to no process, so that it outlives them."""
+        self._fallen: list[Process] = []
+        """Kept until the end: collecting the tasks of a killed process would run their cleanup."""
+
+    # What the run looks like from outside.
+
+    def now(self) -> float:
+        return self.loop.time()
+
+    def store_now(self) -> float:
+        """The store's clock: it may jump ahead of the processes' clocks."""
+        return 1000.0 + self.loop.time() + self._store_ahead_s
+
+    def entries(self) -> dict[str, Entry]:
+        return self.database.scope("sim").entries
+
+    def letters(self) -> dict[int, tuple[float, Letter]]:
+        return self.database.scope("sim").letters
+
+    def messages(self) -> dict[int, Message]:
+        return self.queue_database.queue("queue")
+
+    def lanes(self) -> list[tuple[str, Lanes]]:
+        running = [(p, consumer) for p, consumer in self._workers.items() if consumer is not None and not p.is_paused]
+        return [(process.name, consumer._lanes) for process, consumer in running]
+
+    def paused_since(self, process: Process, moment: float) -> bool:
+        return self._paused_at.get(process, -1.0) >= moment
+
+    def sent_of(self, change: Change[Any]) -> workload.Sent | None:
+        """None for a deletion that a repair made up."""
+        return self.sent_by_body.get(change.body)
+
+    # The run.
+
+    def run(self) -> None:
+        """A phase with faults, then one without, in which everything has to come to rest."""
+        self.loop.set_exception_handler(self._surprise)
+        try:
+            self.loop.run_until_complete(self._run())
+        finally:
+            self.loop.end()
+
+    def _surprise(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.auditor.violate(f"an error that nobody handles: {context.get('exception') or context['message']!r}")
+
+    async def _run(self) -> None:
+        for number in range(self.rng.randint(3, 4)):
+            self._start(f"w{number}")
+        sending = asyncio.get_running_loop().create_task(self._send_all())
+        while self.now() < SAFETY_S:
+            await asyncio.sleep(TICK_S)
+            self._disturb()
+            self.auditor.tick()
+        await sending
+        self.faults.is_over = True
+        for process in [p for p in self._workers if p.is_paused]:
+            process.resume()
+        await self._come_to_rest()
+
+    async def _come_to_rest(self) -> None:
+        deadline = self.now() + LIVENESS_MAX_S
+        while self.now() < deadline and not self._is_at_rest():
+            await asyncio.sleep(TICK_S)
+            self.auditor.tick()
+        if not self._is_at_rest():
+            waiting = sorted(self.sent_by_body[m.body].key for m in self.messages().values())
+            self.auditor.violate(f"not drained: messages {waiting}, entries {self._unrest()}")
+        self._judge_content()
+
+    def _is_at_rest(self) -> bool:
+        return not self.messages() and not self._unrest() and not any(len(lanes) for _, lanes in self.lanes())
+
+    def _unrest(self) -> list[str]:
+        now = self.store_now()
+        return [k for k, entry in self.entries().items() if entry.suspect or (entry.token and entry.lease_until > now)]
+
+    def _judge_content(self) -> None:
+        stored = self.table.stored if self.grade is Grade.ATOMIC else self.sink.stored
+        for key, sent in workload.truth(self.changes, self.auditor.dead).items():
+            held = stored.get(key)
+            found = None if held is None or held.deleted else held.order
+            expected = None if sent.deleted else sent.order
+            if found != expected:
+                self.auditor.violate(f"{key} ends as {found}, the truth is {expected}")
+
+    # Processes.
+
+    def _start(self, name: str) -> None:
+        process = Process(self.loop, name)
+        self._workers[process] = None
+        process.spawn(self._work(process))
+
+    async def _work(self, process: Process) -> None:
+        link = Link(self, process)
+        ledger = LinkedLedger(link, self.ledger)
+        sink: Any = LinkedSink(link, self.sink)
+        if self.grade is Grade.ATOMIC:
+            sink = LinkedTable(link, self.table, runs_user_code=self.runs_user_code)
+        source: Any = LinkedSource(link, self.source)
+        route = FieldRoute(Fields("id", "v", {"state": ["gone"]}))
+        retention_s = self.settings.retention_s
+        skew_s = self.rng.uniform(0.0, 10_000.0)
+        consumer = Consumer(
+            Pipeline(
+                name="sim",
+                sources=[("queue", source)],
+                ledger=ledger,
+                operator=ledger,
+                sink=sink,
+                envelope=Envelope(route, body_max_bytes=1000, retention_s=retention_s),
+                settings=self.settings,
+                owner=process.name,
+                refetch=self._refetch if self.has_suspects else None,
+                clock=lambda: self.loop.time() + skew_s,
+                wall=self.store_now,
+                rng=random.Random(self.rng.random()),
+            )
+        )
+        self._workers[process] = consumer
+        try:
+            await consumer.run()
+        except Exception as error:
+            self.auditor.violate(f"{process.name} died of {error!r}")
+        self._workers.pop(process, None)
+        self._restart_later()
+
+    def kill(self, process: Process) -> None:
+        """As `kill -9`: its connections end, its leases do not."""
+        process.kill()
+        self._fallen.append(process)
+        self.auditor.note(f"{process.name} killed")
+        self.auditor.process_fell(process)
+        self._workers.pop(process, None)
+        for session in self.sessions.pop(process.name, []):
+            session.end()
+        self.auditor.look()
+        self._restart_later()
+
+    def _restart_later(self) -> None:
+        self._restarts += 1
+        name = f"r{self._restarts}"
+        if len(self._workers) < 4:
+            self.loop.call_later(self.rng.uniform(0.1, 10.0), self._start, name, context=self._outside)
+
+    def _disturb(self) -> None:
+        rates, faults = self.faults.rates, self.faults
+        for process, consumer in list(self._workers.items()):
+            if process.is_paused or consumer is None:
+                continue
+            if faults.happens("crash", rates.crash):
+                self.kill(process)
+            elif faults.happens("pause", rates.pause):
+                self._pause(process)
+            elif faults.happens("drain", rates.drain):
+                self.auditor.note(f"{process.name} drains")
+                consumer.stop()
+        if faults.happens("clock jump", rates.jump):
+            self._store_ahead_s += self.rng.uniform(1.0, 15.0)
+            self.auditor.excused_until = self.store_now() + self.settings.lease_s + PAUSE_MAX_S
+        self._disturb_ledger()
+
+    def _disturb_ledger(self) -> None:
+        if self.faults.rates.prune and self.faults.happens("prune", 0.05):
+            self._prune()
+        if not self.faults.rates.restore or self.has_suspects or self.grade is Grade.ATOMIC:
+            return
+        if self._snapshot is None and self.rng.random() < 0.05:
+            self._snapshot = (dict(self.entries()), self.database.tokens)
+        elif self._snapshot is not None and self.faults.happens("restore", 0.03):
+            entries, tokens = self._snapshot
+            self.entries().clear()
+            self.entries().update(entries)
+            self.database.tokens = tokens
+            self._snapshot = None
+            self.auditor.restored()
+            self.auditor.excused_until = self.store_now() + self.settings.lease_s + PAUSE_MAX_S
+
+    def _prune(self) -> None:
+        retention_s = self.settings.retention_s
+        assert retention_s is not None
+        before = dict(self.entries())
+        coroutine = self.ledger.prune(retention_s)
+        if self.database._writer.locked():
+            coroutine.close()
+            return
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            self.auditor.pruned(before, self.entries(), retention_s)
+
+    def _pause(self, process: Process) -> None:
+        process.pause()
+        self._paused_at[process] = float("inf")
+        self.auditor.note(f"{process.name} pauses")
+        self.auditor.process_fell(process)
+
+        def resume() -> None:
+            if not process.is_dead:
+                self.auditor.note(f"{process.name} goes on")
+                self._paused_at[process] = self.store_now()
+                process.resume()
+
+        self.loop.call_later(self.rng.uniform(0.5, PAUSE_MAX_S), resume)
+
+    # The workload and its handler.
+
+    async def _send_all(self) -> None:
+        faults = self.faults
+        for sent in self.changes:
+            await asyncio.sleep(max(0.0, sent.at - self.now()))
+            copies = 2 if faults.happens("duplicate", faults.rates.duplicate) else 1
+            delay_s = self.rng.uniform(1.0, 20.0) if faults.happens("delay", faults.rates.delay) else 0.0
+            self._sent_now(sent)
+            await self.source.send([sent.body] * copies, delay_s=delay_s)
+            self.bodies.update((number, message.body) for number, message in self.messages().items())
+            self.auditor.look()
+
+    def _sent_now(self, sent: workload.Sent) -> None:
+        newest = self._sent.get(sent.key)
+        is_good = not (sent.malformed or sent.poison or sent.killer)
+        if is_good and (newest is None or sent.order > newest.order):
+            self._sent[sent.key] = sent
+
+    def _refetch(self, key: str) -> bytes | None:
+        sent = self._sent.get(key)
+        return sent.body if sent is not None else None
+
+    async def meet_killers(self, process: Process, changes: Sequence[Change[Any]]) -> None:
+        """A killer takes its process with it."""
+        for change in changes:
+            sent = self.sent_of(change)
+            if sent is not None and sent.killer:
+                self.auditor.kills[change.key, change.order] += 1
+                copies = sum(body == sent.body for body in self.bodies.values())
+                if self.auditor.kills[change.key, change.order] > copies * 2 * (self.settings.crashes_max + 1):
+                    self.auditor.violate(f"{change.key} v{sent.version} kills one worker after another")
+                self.loop.call_soon(self.kill, process, context=self._outside)
+                await asyncio.Event().wait()
+
+    def write(self, sink: MemorySink, change: Change[Any], token: int) -> Result:
+        accepted = len(sink.writes)
+        result = sink.write(change, token)
+        if result is APPLIED and len(sink.writes) > accepted:
+            self.auditor.write(change.key, change.order, change.deleted)
+        return result
+
+    def transaction_committed(self) -> None:
+        """Judge the writes of a transaction once they are there to stay."""
+        writes = list(self.table.writes.values())
+        for write in writes[self._table_writes :]:
+            self.auditor.write(write.key, write.order, write.deleted)
+        self._table_writes = len(writes)
+
+    def judge_death(self, key: str, order: Order, cause: str) -> None:
+        """Nothing healthy may end as a dead letter."""
+        auditor, settings = self.auditor, self.settings
+        sent = next(sent for sent in self.changes if (sent.key, sent.order) == (key, order))
+        explained = (
+            sent.poison
+            or auditor.tries[key, order] >= settings.attempts_max
+            or auditor.deaths[key, order] >= settings.crashes_max
+            or ("retention" in cause and settings.retention_s is not None)
+        )
+        if not explained:
+            auditor.violate(f"{key} v{sent.version} is a dead letter without a reason: {cause}")
