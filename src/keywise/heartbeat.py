@@ -54,9 +54,15 @@ class Heartbeat:
         now = self._clock()
         return min((self._left_s(claim, now) for claim in claims), default=0.0)
 
+    def check(self, claims: Iterable[Claim]) -> None:
+        """Raise TimeoutError if nothing may be done under these claims any more."""
+        if self.left_s(claims) <= 0:
+            raise TimeoutError("the claim has ended")
+
     @asynccontextmanager
     async def limit(self, claims: Sequence[Claim]) -> AsyncIterator[None]:
         """Cancel what runs inside, with a TimeoutError, when these claims end or one of them is lost."""
+        self.check(claims)
         async with asyncio.timeout(self.left_s(claims)) as timeout:
             held = [one for claim in claims if (one := self._held.get(claim.token)) is not None]
             for one in held:

@@ -7,7 +7,7 @@ import msgspec
 
 from keywise import events
 from keywise.causes import cause_of_error
-from keywise.change import Change, Outcome, Want
+from keywise.change import VERSION_MIN, Change, Order, Outcome, Want
 from keywise.errors import KeywiseError, UnavailableError
 from keywise.heartbeat import Heartbeat
 from keywise.pipeline import Pipeline
@@ -16,6 +16,9 @@ from keywise.rules import Claim, Terms
 
 KEYS_A_ROUND = 10
 """Changes go on between rounds."""
+
+_LOWEST: Order = (0, VERSION_MIN, 0)
+"""Of a key that has neither a mark nor a place in the source of truth."""
 
 
 class Repair:
@@ -77,6 +80,7 @@ class Repair:
                 if truth is None:
                     await pipeline.ledger.release([claim])
                     return
+                self._heartbeat.check([claim])  # Reading may have taken long.
                 sink: Sink = pipeline.sink  # type: ignore[assignment]
                 [result] = await sink.apply([truth], [claim])
         except Exception as error:
@@ -86,17 +90,18 @@ class Repair:
         if result.outcome is Outcome.FAILED:
             self._tell_failure(claim, result.cause)
             return
-        await pipeline.insist("ledger", lambda: pipeline.operator.mend(claim, truth))
+        written = truth if truth.order != _LOWEST else None
+        await pipeline.insist("ledger", lambda: pipeline.operator.mend(claim, written))
         pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
 
-    async def _truth(self, key: str, mark: tuple[int, int, int] | None) -> Change[Any] | None:
+    async def _truth(self, key: str, mark: Order | None) -> Change[Any] | None:
         """The current state as a change; None if what was read is older than what is committed."""
         assert self._pipeline.refetch is not None
         body = self._pipeline.refetch(key)
         if inspect.isawaitable(body):
             body = await body
         if body is None:
-            return Change(key, mark, deleted=True) if mark is not None else None
+            return Change(key, mark or _LOWEST, deleted=True)
         raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
         change = self._pipeline.envelope.read_one(raw)
         if change.key != key:

@@ -123,12 +123,12 @@ class Entry(msgspec.Struct, frozen=True):
 EMPTY = Entry()
 
 
-def decide(entry: Entry | None, want: Want, now: float, policy: Policy, *, alone: bool = False) -> Refusal | None:
-    """Say why a claim cannot be granted; None grants it."""
+def decide(entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None) -> Refusal | None:
+    """Say why a claim cannot be granted; None grants it. Without terms, a transaction asks that takes no claim."""
     entry = entry or EMPTY
     return (
         _against_mark(entry, want)
-        or _against_holder(entry, want, now, alone, policy)
+        or _against_holder(entry, want, now, terms, policy)
         or _against_history(entry, want, now, policy)
     )
 
@@ -137,7 +137,7 @@ def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms,
     """Take the key, after `decide` found nothing against it."""
     entry = _without_passed_unknown(_without_dead_holder(entry or EMPTY, policy, now), want, now)
     took_over = entry.token != 0
-    died_alone = took_over and entry.alone and not entry.abandoned
+    died_alone = took_over and entry.alone and _died(entry, terms)
     if want.order is not None and want.order != entry.tried:
         entry = replace(entry, tried=want.order, attempts=0, crashes=0, not_before=0.0)
     elif died_alone and want.order == entry.tried:
@@ -148,7 +148,7 @@ def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms,
         owner=terms.owner,
         lease_until=now + terms.lease_s,
         abandoned=False,
-        alone=terms.alone,
+        alone=terms.alone and (want.order is not None or entry.tried is None),
         intent=want.order if policy.intents else None,
         updated_at=now,
     )
@@ -265,18 +265,18 @@ def _against_mark(entry: Entry, want: Want) -> Refusal | None:
     return Refusal(Answer.STALE, mark=mark) if order < mark else None
 
 
-def _against_holder(entry: Entry, want: Want, now: float, alone: bool, policy: Policy) -> Refusal | None:
+def _against_holder(entry: Entry, want: Want, now: float, terms: Terms | None, policy: Policy) -> Refusal | None:
     if entry.token == 0:
         return None
     if now < entry.lease_until:
         return Refusal(Answer.BUSY, entry.lease_until - now)
-    if entry.abandoned:
+    if not _died(entry, terms):
         return None
-    if entry.tried is not None and want.order is not None and want.order < entry.tried:
-        # Two changes that kill their worker must not take turns and forget each other's deaths.
+    if entry.tried is not None and (want.order is None or want.order < entry.tried):
+        # Changes that kill their worker must not take turns, with each other or a repair: deaths would be forgotten.
         wait_s = entry.lease_until + policy.redelivery_s - now
         return Refusal(Answer.DEFERRED, wait_s) if wait_s > 0 else None
-    return Refusal(Answer.ALONE) if not alone else None
+    return Refusal(Answer.ALONE) if terms is None or not terms.alone else None
 
 
 def _against_history(entry: Entry, want: Want, now: float, policy: Policy) -> Refusal | None:
@@ -289,6 +289,12 @@ def _against_history(entry: Entry, want: Want, now: float, policy: Policy) -> Re
     if entry.tried is not None and want.order <= entry.tried and now < entry.not_before:
         return Refusal(Answer.BUSY, entry.not_before - now)
     return None
+
+
+def _died(entry: Entry, terms: Terms | None) -> bool:
+    """Whether the holder of an expired lease is gone. It lives if it gave up in words, or if it asks now:
+    then the answer to its claim was lost."""
+    return not entry.abandoned and (terms is None or entry.owner != terms.owner)
 
 
 def _without_dead_holder(entry: Entry, policy: Policy, now: float) -> Entry:

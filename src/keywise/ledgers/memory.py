@@ -30,7 +30,7 @@ class MemoryLedger:
             answers = Answers()
             for want in sorted(wants, key=lambda want: want.key):
                 entry = self._entry(want.key)
-                refusal = rules.decide(entry, want, self._now(), self._policy, alone=terms.alone)
+                refusal = rules.decide(entry, want, self._now(), self._policy, terms)
                 if refusal is not None:
                     answers.refused[want.key] = refusal
                     continue

@@ -49,6 +49,8 @@ class Auditor:
         self._tokens: dict[int, float] = {}
         """Every token ever granted, with the end of its lease."""
         self._latest: dict[str, int] = {}
+        self._lost: set[int] = set()
+        """Tokens of claims whose answer never arrived: nobody works under them."""
         self._written: dict[str, Order] = {}
         self._deleted: dict[str, Order] = {}
         self._applied: Counter[tuple[str, Order]] = Counter()
@@ -75,6 +77,8 @@ class Auditor:
 
     def granted(self, process: Process, claim: Claim, before: Entry | None, lease_s: float) -> None:
         now = self._world.store_now()
+        if before is not None and before.token in self._lost and before.alone and before.tried is not None:
+            self.deaths[claim.key, before.tried] += 1
         if claim.token in self._tokens:
             self.violate(f"token of {claim.key} was given before")
         if before is not None and before.token and before.lease_until > now:
@@ -85,6 +89,9 @@ class Auditor:
         self._tokens[claim.token] = now + lease_s
         self._latest[claim.key] = claim.token
         self.note(f"{process.name} claims {claim.key} {_version(claim.order)} token {claim.token & 0xFFFF:x}")
+
+    def claims_lost(self, claims: list[Claim]) -> None:
+        self._lost.update(claim.token for claim in claims)
 
     def renewed(self, claims: list[Claim], lease_s: float) -> None:
         for claim in claims:

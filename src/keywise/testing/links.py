@@ -24,7 +24,9 @@ T = TypeVar("T")
 class WatchedDatabase(MemoryDatabase):
     """Remembers how the entries looked before the current step, and tells committed from uncommitted."""
 
-    before: dict[str, Entry]
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.before: dict[str, Entry] = {}
 
     @property
     def is_dirty(self) -> bool:
@@ -147,10 +149,16 @@ class LinkedLedger:
             before = self._link.world.database.before
             for claim in answers.granted:
                 self._auditor.granted(self._link.process, claim, before.get(claim.key), terms.lease_s)
+            granted.extend(answers.granted)
             return answers
 
+        granted: list[Claim] = []
         self._auditor.asked([want.key for want in wants])
-        return await self._link.call(act)
+        try:
+            return await self._link.call(act)
+        except UnavailableError:
+            self._auditor.claims_lost(granted)
+            raise
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         async def act() -> list[Claim]:

@@ -72,6 +72,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._ready.clear()  # type: ignore[attr-defined]
         self._scheduled.clear()  # type: ignore[attr-defined]
 
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        pass
+
     def __del__(self) -> None:
         pass
 

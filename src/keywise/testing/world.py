@@ -317,11 +317,19 @@ class World:
             sent = self.sent_of(change)
             if sent is not None and sent.killer:
                 self.auditor.kills[change.key, change.order] += 1
-                copies = sum(body == sent.body for body in self.bodies.values())
-                if self.auditor.kills[change.key, change.order] > copies * 2 * (self.settings.crashes_max + 1):
+                if self.auditor.kills[change.key, change.order] > self._kills_max(sent):
                     self.auditor.violate(f"{change.key} v{sent.version} kills one worker after another")
                 self.loop.call_soon(self.kill, process, context=self._outside)
                 await asyncio.Event().wait()
+
+    def _kills_max(self, killer: workload.Sent) -> int:
+        """Deaths are counted anew for each copy, after a restore, and after something newer was set aside."""
+        copies = sum(body == killer.body for body in self.bodies.values()) + self.faults.injected["restore"]
+        newer = sum(
+            (sent.poison or sent.killer) and sent.key == killer.key and sent.order > killer.order
+            for sent in self.changes
+        )
+        return 2 * (self.settings.crashes_max + 1) * copies * (1 + newer)
 
     def write(self, sink: MemorySink, change: Change[Any], token: int) -> Result:
         accepted = len(sink.writes)
@@ -343,6 +351,7 @@ class World:
         sent = next(sent for sent in self.changes if (sent.key, sent.order) == (key, order))
         explained = (
             sent.poison
+            or sent.killer
             or auditor.tries[key, order] >= settings.attempts_max
             or auditor.deaths[key, order] >= settings.crashes_max
             or ("retention" in cause and settings.retention_s is not None)

@@ -1,0 +1,10 @@
+"""Broken variants, at least one for each rule of the protocol; the simulator must find every one of them."""
+
+from keywise.testing.mutants.acts import ACTS
+from keywise.testing.mutants.claims import CLAIMS
+from keywise.testing.mutants.commits import COMMITS
+from keywise.testing.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS)
+
+__all__ = ["MUTANTS", "Mutant"]

@@ -1,0 +1,200 @@
+"""Variants of the lanes, the consumer, the heartbeat and the repair that act too early, too late or not at all."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from keywise import transacted
+from keywise.change import Outcome
+from keywise.consumer import Consumer
+from keywise.errors import UnavailableError
+from keywise.heartbeat import Heartbeat
+from keywise.lanes import Ended, Fold, Lane, Lanes, State, Ticket
+from keywise.leased import Job, Leased
+from keywise.pipeline import Pipeline
+from keywise.protocols import Failure, Grade
+from keywise.repair import Repair
+from keywise.rules import Certainty
+from keywise.testing.mutants.mutant import Mutant
+from keywise.transacted import ClaimInTransaction, OneTransaction, Worked
+
+_take, _finish, _add = Lanes.take, Lanes.finish, Lanes.add
+_claim, _conclude, _fail, _hold = Leased._claim, Leased._conclude, Leased._fail, Heartbeat.hold
+_batch, _end, _until_idle = ClaimInTransaction._batch, OneTransaction._end, Leased._until_idle
+
+
+def _two_of_one_key(self: Lanes, limit: int, now: float) -> list[Ticket]:
+    taken = _take(self, limit, now)
+    for ticket in list(taken):
+        if waiting := self._lanes[ticket.change.key].waiting:
+            taken.append(waiting.pop())
+    return taken
+
+
+def _no_fold(tickets: Sequence[Ticket]) -> Fold:
+    return Fold(list(tickets), {})
+
+
+def _oldest_first(self: Lanes, lane: Lane) -> Ticket:
+    lane.state = State.BUSY
+    lane.waiting.sort(key=lambda ticket: ticket.change.order)
+    return lane.waiting.pop(0)
+
+
+def _newer_ends_too(self: Lanes, ticket: Ticket, outcome: Outcome, upto: Any) -> list[Ended]:
+    return _finish(self, ticket, outcome, (2**62, 0, 0))
+
+
+def _buried_together(self: Lanes, ticket: Ticket) -> list[Ended]:
+    return _finish(self, ticket, Outcome.DEAD, ticket.change.order)
+
+
+def _old_receipt(self: Lanes, tickets: Sequence[Ticket]) -> None:
+    _add(self, [ticket for ticket in tickets if (ticket.source, ticket.delivery.id) not in self._tickets])
+
+
+def _no_surplus(self: Lanes) -> list[Ticket]:
+    return []
+
+
+async def _followers_at_claim(self: Leased, tickets: list[Ticket], *, alone: bool) -> None:
+    early: list[Ended] = []
+    for ticket in tickets:
+        lane = self._lanes._lanes[ticket.change.key]
+        early += ((other, Outcome.SUPERSEDED) for other in lane.waiting if other.change.order <= ticket.change.order)
+    await _claim(self, tickets, alone=alone)
+    await self._pipeline.settle(early)
+
+
+async def _ack_first(self: Leased, jobs: list[Job]) -> None:
+    await self._pipeline.settle([(job.ticket, Outcome.APPLIED) for job in jobs if not job.undone])
+    await _conclude(self, jobs)
+
+
+async def _ack_before_transaction(self: ClaimInTransaction, tickets: list[Ticket]) -> None:
+    await self._pipeline.settle([(ticket, Outcome.APPLIED) for ticket in tickets])
+    await _batch(self, tickets)
+
+
+async def _all_acked(
+    self: OneTransaction, transaction: Any, inlet: Any, readings: Any, folded: Fold, worked: Worked
+) -> list[Ended]:
+    done = replace(worked, applied=[*worked.applied, *(ticket for ticket, _ in worked.waiting)], waiting=[])
+    return await _end(self, transaction, inlet, readings, folded, done)
+
+
+async def _malformed_acked(self: Consumer, index: int, readings: Any) -> None:
+    await self._pipeline.ack(index, [delivery for delivery, _ in (*readings.malformed, *readings.ignored)])
+
+
+async def _unknown_is_clean(self: Leased, jobs: list[Job]) -> None:
+    for job in jobs:
+        job.result = replace(job.result, certainty=Certainty.CLEAN)
+    await _fail(self, jobs)
+
+
+async def _retry_for_ever(self: Leased, jobs: list[Job]) -> None:
+    failures = [Failure(job.claim, job.result.certainty, 0.5) for job in jobs]
+    await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.fail(failures))
+    self._heartbeat.drop(job.claim for job in jobs)
+    for job in jobs:
+        self._lanes.hold(job.ticket, self._pipeline.clock() + 0.5)
+
+
+async def _failed_acked(self: Leased, jobs: list[Job]) -> None:
+    claims = [job.claim for job in jobs]
+    await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.release(claims))
+    self._heartbeat.drop(claims)
+    for job in jobs:
+        await self._pipeline.settle(self._lanes.bury(job.ticket))
+
+
+async def _batch_fails_together(transaction: Any, sink: Any, changes: Sequence[Any]) -> dict[int, Exception]:
+    try:
+        async with transaction.savepoint():
+            await sink.write(transaction, changes)
+    except Exception as error:
+        return dict.fromkeys(range(len(changes)), error)
+    return {}
+
+
+async def _marked_though_failed(pipeline: Pipeline, transaction: Any, tickets: Sequence[Ticket]) -> Worked:
+    worked = await _transact(pipeline, transaction, tickets)
+    failed = [ticket for ticket, _ in worked.waiting]
+    await transaction.mark([ticket.change for ticket in failed])
+    return worked
+
+
+def _deadline_after_answer(self: Heartbeat, claims: Any, asked_at: float) -> None:
+    _hold(self, claims, self._clock())
+
+
+def _deadline_too_late(self: Heartbeat, asked_at: float) -> float:
+    return asked_at + 2 * self._lease_s
+
+
+async def _renew_blindly(self: Heartbeat, ledger: Any) -> None:
+    for held in self._held.copy().values():
+        held.deadline = self._deadline(self._clock())
+        self._move(held)
+
+
+async def _never_wait(self: Leased) -> None:
+    return None
+
+
+async def _repair_at_once(self: Repair) -> list[str]:
+    self.due = self._next_due()
+    try:
+        return await self._pipeline.operator.suspects(10, -1e9)
+    except UnavailableError:
+        return []
+
+
+async def _no_repair(self: Repair, keys: list[str]) -> None:
+    return None
+
+
+async def _repair_without_claim(self: Repair, key: str) -> None:
+    body = self._pipeline.refetch(key) if self._pipeline.refetch else None
+    if body is not None:
+        change = self._pipeline.envelope.read_one(body)
+        sink: Any = self._pipeline.sink
+        await sink._link.call(lambda: sink._apply([change], [_NOBODY]))
+
+
+_transact = transacted.transact
+
+
+class _Nobody:
+    token = 0
+
+
+_NOBODY = _Nobody()
+
+ACTS = (
+    Mutant("a batch takes two changes of one key", 2, Lanes, "take", _two_of_one_key),
+    Mutant("a transaction takes two changes of one key", 2, transacted, "fold", _no_fold, Grade.ATOMIC),
+    Mutant("a commit ends newer changes too", 4, Lanes, "finish", _newer_ends_too),
+    Mutant("followers end with a poisonous survivor", 4, Lanes, "bury", _buried_together),
+    Mutant("followers are acked at the claim", 4, Leased, "_claim", _followers_at_claim),
+    Mutant("acked before the commit", 5, Leased, "_conclude", _ack_first),
+    Mutant("acked before the transaction", 5, ClaimInTransaction, "_batch", _ack_before_transaction, Grade.ATOMIC),
+    Mutant("acked with an old receipt", 5, Lanes, "add", _old_receipt),
+    Mutant("an unknown outcome is taken for a clean one", 6, Leased, "_fail", _unknown_is_clean),
+    Mutant("the deadline is read after the answer", 7, Heartbeat, "hold", _deadline_after_answer),
+    Mutant("the deadline is later than the lease", 7, Heartbeat, "_deadline", _deadline_too_late),
+    Mutant("a refused renewal is not noticed", 7, Heartbeat, "beat", _renew_blindly),
+    Mutant("a malformed delivery is just acked", 13, Consumer, "_set_aside", _malformed_acked),
+    Mutant("a failed change is just acked", 13, Leased, "_fail", _failed_acked),
+    Mutant("a failed change is acked in its transaction", 13, OneTransaction, "_end", _all_acked, Grade.ATOMIC),
+    Mutant("a failed change is marked", 3, transacted, "transact", _marked_though_failed, Grade.ATOMIC),
+    Mutant("a change is retried for ever", 13, Leased, "_fail", _retry_for_ever),
+    Mutant("a blocked key uses up the room", 15, Lanes, "surplus", _no_surplus),
+    Mutant("a bad change takes its batch along", 17, transacted, "write_all", _batch_fails_together, Grade.ATOMIC),
+    Mutant("alone is not alone", 18, Leased, "_until_idle", _never_wait),
+    Mutant("repaired before the horizon", 6, Repair, "suspects", _repair_at_once),
+    Mutant("suspects are not repaired", 6, Repair, "run", _no_repair),
+    Mutant("repaired without a claim", 1, Repair, "_repair", _repair_without_claim),
+)

@@ -1,0 +1,164 @@
+"""Variants that grant what they should refuse, or forget what a claim has to remember."""
+
+import asyncio
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from keywise import rules
+from keywise.change import Want
+from keywise.databases.memory import TOKEN_NONCE_BITS, MemoryDatabase
+from keywise.ledgers.memory import MemoryLedger
+from keywise.protocols import Answers, Grade
+from keywise.rules import Answer, Claim, Entry, Policy, Refusal, Terms
+from keywise.testing.mutants.mutant import Mutant
+
+_decide, _grant = rules.decide, rules.grant
+
+
+async def _look_then_take(self: MemoryLedger, wants: Sequence[Want], terms: Terms) -> Answers:
+    seen = {want.key: self._entry(want.key) for want in wants}
+    await asyncio.sleep(0.01)
+    answers = Answers()
+    for want in wants:
+        refusal = rules.decide(seen[want.key], want, self._now(), self._policy, terms)
+        if refusal is not None:
+            answers.refused[want.key] = refusal
+            continue
+        token = self.database.token()
+        entry, claim = rules.grant(self._entry(want.key), want, token, self._now(), terms, self._policy)
+        self._set(want.key, entry)
+        answers.granted.append(claim)
+    return answers
+
+
+def _ignore_mark(
+    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+) -> Refusal | None:
+    return _decide(replace(entry, mark=None) if entry else None, want, now, policy, terms)
+
+
+def _without(answer: Answer, refusal: Refusal | None) -> Refusal | None:
+    return None if refusal is not None and refusal.answer is answer else refusal
+
+
+def _allow_equal(
+    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+) -> Refusal | None:
+    return _without(Answer.DUPLICATE, _decide(entry, want, now, policy, terms))
+
+
+def _never_defer(
+    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+) -> Refusal | None:
+    return _without(Answer.DEFERRED, _decide(entry, want, now, policy, terms))
+
+
+def _never_alone(
+    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+) -> Refusal | None:
+    return _without(Answer.ALONE, _decide(entry, want, now, policy, terms))
+
+
+def _judge_by_a_fast_clock(
+    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+) -> Refusal | None:
+    return _decide(entry, want, now + 5.0, policy, terms)
+
+
+def _wait_for_ever(
+    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+) -> Refusal | None:
+    return _decide(entry, want, now, replace(policy, redelivery_s=1e9), terms)
+
+
+def _never_late(
+    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+) -> Refusal | None:
+    return _decide(entry, Want(want.key, want.order, want.deleted), now, policy, terms)
+
+
+def _mixed(entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None) -> Refusal | None:
+    return _without(Answer.MIXED, _decide(entry, want, now, policy, terms))
+
+
+def _keep_deadline(
+    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+) -> tuple[Entry, Claim]:
+    after, claim = _grant(entry, want, token, now, terms, policy)
+    took_over = entry is not None and entry.token != 0
+    return (replace(after, lease_until=entry.lease_until) if entry and took_over else after), claim
+
+
+def _forget_unknown(
+    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+) -> tuple[Entry, Claim]:
+    after, claim = _grant(entry, want, token, now, terms, policy)
+    return replace(after, unknown=None), claim
+
+
+def _never_suspect(
+    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+) -> tuple[Entry, Claim]:
+    after, claim = _grant(entry, want, token, now, terms, policy)
+    return replace(after, suspect=entry.suspect if entry else 0), claim
+
+
+def _no_intent(
+    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+) -> tuple[Entry, Claim]:
+    after, claim = _grant(entry, want, token, now, terms, policy)
+    return replace(after, intent=None), claim
+
+
+def _claims_cost_attempts(
+    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+) -> tuple[Entry, Claim]:
+    after, claim = _grant(entry, want, token, now, terms, policy)
+    return replace(after, attempts=after.attempts + 1), claim
+
+
+def _every_death_counts(
+    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+) -> tuple[Entry, Claim]:
+    return _grant(replace(entry, alone=True) if entry else None, want, token, now, terms, policy)
+
+
+def _no_death_counts(
+    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+) -> tuple[Entry, Claim]:
+    return _grant(replace(entry, alone=False) if entry else None, want, token, now, terms, policy)
+
+
+def _same_token(
+    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+) -> tuple[Entry, Claim]:
+    return _grant(entry, want, entry.token if entry and entry.token else token, now, terms, policy)
+
+
+def _no_nonce(self: MemoryDatabase) -> int:
+    self.tokens += 1
+    return self.tokens << TOKEN_NONCE_BITS
+
+
+CLAIMS = (
+    Mutant("looks first and takes later", 1, MemoryLedger, "claim", _look_then_take),
+    Mutant("a claim ignores the mark", 12, rules, "decide", _ignore_mark),
+    Mutant("a transaction ignores the mark", 12, rules, "decide", _ignore_mark, Grade.ATOMIC),
+    Mutant("an equal order is granted again", 12, rules, "decide", _allow_equal, Grade.ATOMIC),
+    Mutant("older changes do not wait for an unknown write", 6, rules, "decide", _never_defer),
+    Mutant("a lease is judged by a fast clock", 8, rules, "decide", _judge_by_a_fast_clock),
+    Mutant("an unknown write is waited for for ever", 19, rules, "decide", _wait_for_ever),
+    Mutant("a late delivery of a forgotten key is applied", 14, rules, "decide", _never_late, Grade.ATOMIC),
+    Mutant("a dead worker's batch runs together again", 18, rules, "decide", _never_alone),
+    Mutant("versioned and unversioned changes mix", 21, rules, "decide", _mixed),
+    Mutant("a takeover keeps the old deadline", 8, rules, "grant", _keep_deadline),
+    Mutant("a takeover keeps the old token", 9, rules, "grant", _same_token, Grade.CONDITIONAL),
+    Mutant("a takeover forgets the unknown write", 6, rules, "grant", _forget_unknown),
+    Mutant("a takeover is not suspect", 6, rules, "grant", _never_suspect),
+    Mutant("claims without intent", 19, rules, "grant", _no_intent),
+    Mutant("a claim costs an attempt", 10, rules, "grant", _claims_cost_attempts),
+    Mutant("every death counts, alone or not", 18, rules, "grant", _every_death_counts),
+    Mutant("no death counts", 18, rules, "grant", _no_death_counts, Grade.ATOMIC),
+    Mutant("tokens without nonce", 9, MemoryDatabase, "token", _no_nonce, Grade.CONDITIONAL),
+)

@@ -1,0 +1,115 @@
+"""Variants that commit, release, bury, prune or mend what they must not."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from keywise import rules
+from keywise.change import Want
+from keywise.ledgers.memory import MemoryLedger, MemoryTransaction
+from keywise.protocols import Burial, Grade
+from keywise.rules import Certainty, Claim, Entry, Policy, Verdict
+from keywise.testing.mutants.mutant import Mutant
+
+_commit, _mark, _fail, _release = rules.commit, rules.mark, rules.fail, rules.release
+_bury, _mend, _is_prunable = rules.bury, rules.mend, rules.is_prunable
+
+
+def _any_token(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
+    return _commit(entry, replace(claim, token=entry.token) if entry else claim, now, policy)
+
+
+def _any_order(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
+    return _mark(entry, Want(claim.key, claim.order, claim.deleted), now), Verdict.COMMITTED
+
+
+def _no_tombstone(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
+    after, verdict = _commit(entry, claim, now, policy)
+    return (None if claim.deleted else after), verdict
+
+
+def _no_tombstone_for_strangers(entry: Entry | None, want: Want, now: float) -> Entry | None:
+    return None if want.deleted and (entry is None or entry.mark is None) else _mark(entry, want, now)
+
+
+def _refusal_unnoticed(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
+    after, verdict = _commit(entry, claim, now, policy)
+    return (entry if verdict is Verdict.REFUSED else after), verdict
+
+
+def _already_though_overdue(
+    entry: Entry | None, claim: Claim, now: float, policy: Policy
+) -> tuple[Entry | None, Verdict]:
+    return _commit(entry, replace(claim, overdue=False), now, policy)
+
+
+async def _twice_in_a_transaction(self: MemoryTransaction, claims: Sequence[Claim]) -> list[Claim]:
+    return self._ledger._commit(claims, allowed=(Verdict.COMMITTED, Verdict.ALREADY))
+
+
+def _clean(
+    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: Policy
+) -> Entry | None:
+    return _fail(entry, claim, Certainty.CLEAN, retry_s, now, policy)
+
+
+def _uncounted(
+    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: Policy
+) -> Entry | None:
+    after = _fail(entry, claim, certainty, retry_s, now, policy)
+    return replace(after, attempts=entry.attempts) if after is not None and entry is not None else after
+
+
+def _released_by_anybody(entry: Entry | None, claim: Claim) -> Entry | None:
+    return _release(entry, replace(claim, token=entry.token) if entry else claim)
+
+
+def _release_drops_unknown(entry: Entry | None, claim: Claim) -> Entry | None:
+    after = _release(entry, claim)
+    return replace(after, unknown=None) if after is not None else None
+
+
+def _unsuspected(entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: Policy) -> Entry | None:
+    after = _bury(entry, claim, certainty, now, policy)
+    return replace(after, suspect=entry.suspect) if after is not None and entry is not None else after
+
+
+async def _no_letter(self: MemoryLedger, burials: Sequence[Burial]) -> list[Claim]:
+    await self.release([burial.claim for burial in burials if burial.claim is not None])
+    return []
+
+
+def _too_early(entry: Entry, now: float, retention_s: float) -> bool:
+    return _is_prunable(entry, now, retention_s / 5)
+
+
+def _though_busy(entry: Entry, now: float, retention_s: float) -> bool:
+    idle = replace(entry, token=0, unknown=None, suspect=0)
+    return _is_prunable(idle, now, retention_s)
+
+
+def _mended_blindly(entry: Entry | None, claim: Claim, written: Want | None, now: float) -> Entry | None:
+    return _mend(entry, replace(claim, suspect=entry.suspect, token=entry.token) if entry else claim, written, now)
+
+
+COMMITS = (
+    Mutant("a commit ignores the token", 9, rules, "commit", _any_token),
+    Mutant("a commit ignores the token in a transaction", 9, rules, "commit", _any_token, Grade.ATOMIC),
+    Mutant("a commit moves the mark back", 3, rules, "commit", _any_order),
+    Mutant("a deletion leaves no tombstone", 11, rules, "commit", _no_tombstone),
+    Mutant(
+        "a deletion of a stranger leaves no tombstone", 11, rules, "mark", _no_tombstone_for_strangers, Grade.ATOMIC
+    ),
+    Mutant("a refused commit is not suspect", 6, rules, "commit", _refusal_unnoticed),
+    Mutant("an overdue commit counts as done", 7, rules, "commit", _already_though_overdue),
+    Mutant("a transaction repeats an effect", 12, MemoryTransaction, "commit", _twice_in_a_transaction, Grade.ATOMIC),
+    Mutant("an unknown outcome is released", 6, rules, "fail", _clean),
+    Mutant("failures are not counted", 10, rules, "fail", _uncounted),
+    Mutant("anybody can release", 9, rules, "release", _released_by_anybody, Grade.CONDITIONAL),
+    Mutant("a release drops the inherited unknown", 6, rules, "release", _release_drops_unknown),
+    Mutant("a burial after an unknown outcome is not suspect", 6, rules, "bury", _unsuspected),
+    Mutant("a dead change leaves no letter", 13, MemoryLedger, "bury", _no_letter),
+    Mutant("pruned before the retention", 14, rules, "is_prunable", _too_early),
+    Mutant("pruned though something goes on", 14, rules, "is_prunable", _though_busy),
+    Mutant("a repair clears what it has not seen", 6, rules, "mend", _mended_blindly),
+)
