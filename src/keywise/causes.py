@@ -4,8 +4,8 @@ import random
 
 import msgspec
 
-from keywise.errors import PermanentError, TransientError
-from keywise.rules import Answer, Certainty, Refusal
+from keywise.errors import PermanentError
+from keywise.rules import Answer, Refusal
 
 BUSY_LOOK_S = 0.5
 """A holder is usually done long before its lease: look again after so long, with jitter."""
@@ -29,16 +29,6 @@ def cause_of_error(error: BaseException) -> str:
 def is_permanent(error: BaseException) -> bool:
     """Trying again cannot help: the handler said so, or the body is not what its type says."""
     return isinstance(error, PermanentError | msgspec.ValidationError)
-
-
-def certainty_of(error: BaseException) -> Certainty:
-    """What is known of the effect after a handler raised."""
-    if isinstance(error, PermanentError | TransientError | msgspec.ValidationError):
-        return Certainty.CLEAN
-    if isinstance(error, OSError):
-        # A call that timed out or lost its connection may still land.
-        return Certainty.UNKNOWN
-    return Certainty.ENDED
 
 
 def look_again_s(refusal: Refusal, rng: random.Random) -> float:

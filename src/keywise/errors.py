@@ -34,11 +34,15 @@ class DatabaseError(KeywiseError):
 
 
 class PermanentError(KeywiseError):
-    """Raise it in a handler: trying again cannot help. The change becomes a dead letter at once."""
+    """Raise it in a handler: nothing was written, and trying again cannot help. The change becomes a dead letter."""
 
 
 class TransientError(KeywiseError):
     """Raise it in a handler: nothing was written, try again later. It costs an attempt."""
+
+
+class OutcomeUnknownError(KeywiseError):
+    """Raise it in a handler: a call was sent and no answer came, so it may still land. The lease has to run out."""
 
 
 class LetterError(KeywiseError):

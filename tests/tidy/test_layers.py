@@ -7,11 +7,11 @@ from tidy.tree import Module, expect_none, modules
 
 # Each name is a file or a folder of src/keywise, and belongs to one layer. A new one is added here.
 LAYERS = {
-    "language": {"change", "protocols", "rules", "settings", "events", "errors", "clock"},
-    "mechanisms": {"lanes", "heartbeat", "backoff", "envelope", "limits"},
+    "language": {"change", "protocols", "rules", "settings", "events", "errors", "clock", "address"},
+    "mechanisms": {"lanes", "heartbeat", "backoff", "envelope", "limits", "news", "causes"},
     "databases": {"databases"},
     "plugs": {"sources", "ledgers", "sinks", "origins"},
-    "programs": {"consumer", "leased", "transacted", "repair", "status", "ingest", "reindex", "merge"},
+    "programs": {"pipeline", "consumer", "leased", "transacted", "repair", "status", "ingest", "reindex", "merge"},
     "adapters": {"adapters"},
     "front": {"__init__", "app"},
     "doors": {"__main__", "cli", "testing", "dashboard"},

@@ -5,10 +5,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self
 
 from keywise import rules
+from keywise.address import Address
 from keywise.change import Want
 from keywise.databases.memory import MemoryDatabase
 from keywise.protocols import Answers, Burial, Census, Failure, Letter, Transaction
 from keywise.rules import Claim, Entry, Policy, Refusal, Terms, Verdict
+
+SCHEMES = ("memory",)
 
 
 class MemoryLedger:
@@ -100,9 +103,9 @@ class MemoryLedger:
     async def census(self) -> Census:
         entries = self._scope.entries.values()
         return Census(
-            keys=len(entries),
+            keys=sum(entry.mark is not None for entry in entries),
             tombstones=sum(entry.deleted for entry in entries),
-            claims=sum(entry.token != 0 for entry in entries),
+            claims=sum(entry.token != 0 and entry.lease_until > self._now() for entry in entries),
             suspects=sum(entry.suspect > 0 for entry in entries),
             dead=len(self._scope.letters),
         )
@@ -154,6 +157,12 @@ class MemoryLedger:
 
     def _set(self, key: str, entry: Entry | None) -> None:
         self.database.set(self._scope.entries, key, entry)
+
+
+def connect(address: Address, policy: Policy) -> MemoryLedger:
+    """`memory://`: lives and dies with the process."""
+    address.take()
+    return MemoryLedger(address.shared(MemoryDatabase), address.name, policy)
 
 
 class MemoryTransaction:

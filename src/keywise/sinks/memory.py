@@ -5,11 +5,16 @@ from typing import Any, Self
 
 import msgspec
 
+from keywise.address import Address
 from keywise.change import Change, Order
 from keywise.clock import Clock, boot_time
 from keywise.databases.memory import MemoryDatabase
+from keywise.errors import AddressError
 from keywise.protocols import APPLIED, SUPERSEDED, Grade, Result, Transaction
 from keywise.rules import Claim
+from keywise.settings import seconds
+
+SCHEMES = ("memory",)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -92,3 +97,15 @@ class MemoryTable:
             self.database.set(self.stored, change.key, stored)
             write = Write(change.key, change.order, change.deleted, 0)
             self.database.set(self.writes, self.database.number(), write)
+
+
+def connect(address: Address) -> MemorySink | MemoryTable:
+    """`memory://?grade=plain`, `conditional` or `atomic` (the default): lives and dies with the process."""
+    options = address.take("grade", "table", "forget_deletions")
+    grade = options.get("grade", "atomic")
+    if grade == Grade.ATOMIC:
+        return MemoryTable(address.shared(MemoryDatabase), options.get("table", address.name))
+    if grade not in (Grade.PLAIN, Grade.CONDITIONAL):
+        raise AddressError(f"grade={grade} is unknown; write atomic, conditional or plain")
+    forget_s = seconds(options["forget_deletions"]) if "forget_deletions" in options else None
+    return MemorySink(Grade(grade), forget_deletions_s=forget_s)

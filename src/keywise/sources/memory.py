@@ -6,8 +6,12 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from keywise.address import Address
 from keywise.change import Delivery
 from keywise.databases.memory import MemoryDatabase, Message
+from keywise.settings import seconds
+
+SCHEMES = ("memory",)
 
 
 class MemorySource:
@@ -123,6 +127,13 @@ class MemoryInlet:
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         self._source._hide(deliveries, delay_s)
+
+
+def connect(address: Address) -> MemorySource:
+    """`memory://?queue=NAME&visibility=60s`: lives and dies with the process."""
+    options = address.take("queue", "visibility")
+    database = address.shared(MemoryDatabase)
+    return MemorySource(database, options.get("queue", address.name), seconds(options.get("visibility", "60s")))
 
 
 def _delivery(number: int, message: Message) -> Delivery:

@@ -1,0 +1,32 @@
+"""Queues deliver twice, late and out of order; keywise makes your store end up right anyway."""
+
+from keywise.app import App, Retry
+from keywise.change import Change, Delete, Ignore, Outcome, Put, version_of
+from keywise.errors import KeywiseError, OutcomeUnknownError, PermanentError, TransientError
+from keywise.events import Figures, Log
+from keywise.protocols import Grade, Transaction
+from keywise.rules import Claim
+from keywise.settings import Settings
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App",
+    "Change",
+    "Claim",
+    "Delete",
+    "Figures",
+    "Grade",
+    "Ignore",
+    "KeywiseError",
+    "Log",
+    "Outcome",
+    "OutcomeUnknownError",
+    "PermanentError",
+    "Put",
+    "Retry",
+    "Settings",
+    "Transaction",
+    "TransientError",
+    "version_of",
+]

@@ -1,0 +1,291 @@
+"""The front that people import: an app has a ledger, and pipelines from sources to a sink."""
+
+import asyncio
+import difflib
+import os
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from keywise import adapters
+from keywise.address import Address, shown
+from keywise.consumer import Consumer, Way, way_of
+from keywise.envelope import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
+from keywise.errors import SettingsError
+from keywise.events import Log, Observer
+from keywise.pipeline import Pipeline, is_atomic
+from keywise.protocols import AtomicSink, Ledger, Sink, Source
+from keywise.rules import Policy
+from keywise.settings import Settings, seconds
+from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """How often a failed change is tried, and how long the waits are."""
+
+    attempts: int = 5
+    backoff: float | str = "500ms"
+    max: float | str = "1m"
+
+
+class PipelineDefinition:
+    """A pipeline as it is written down; nothing is opened before it runs."""
+
+    def __init__(self, app: "App", name: str, route: FieldRoute | FunctionRoute, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self._app = app
+        self._route = route
+        self._source_urls: list[str] = []
+        self._sink_url: str | None = None
+        self._handler: Callable[..., Any] | None = None
+        self._refetch: Callable[[str], Any] | None = None
+
+    @property
+    def source_urls(self) -> Sequence[str]:
+        return tuple(self._source_urls)
+
+    def source(self, url: str) -> Self:
+        """Take messages from here too."""
+        self._app._address(url, self.name)
+        self._source_urls.append(url)
+        return self
+
+    def sink(self, url: str) -> Self:
+        """Write to a store that keywise knows."""
+        self._only_one_target()
+        self._app._address(url, self.name)
+        self._sink_url = url
+        return self
+
+    def apply(self, handler: Handler) -> Handler:
+        """Write with a function: decorate it."""
+        self._only_one_target()
+        signature = signature_of(handler)
+        if self._route.decode is None:
+            self._route.decode = decoder(signature.value)
+        self._handler = handler
+        return handler
+
+    def refetch(self, function: Handler) -> Handler:
+        """Read the current body of a key from the source of truth, to repair suspect keys: decorate it."""
+        self._refetch = function
+        return function
+
+    def _only_one_target(self) -> None:
+        if self._sink_url is not None or self._handler is not None:
+            raise SettingsError(f"pipeline {self.name!r} has a sink already; a second one needs a pipeline of its own")
+
+    def _envelope(self) -> Envelope:
+        settings = self.settings
+        return Envelope(self._route, body_max_bytes=settings.body_max_bytes, retention_s=settings.retention_s)
+
+
+class App:
+    """Where the ledger lives, and the pipelines that use it."""
+
+    def __init__(self, ledger: str, *, observers: Sequence[Observer] | None = None) -> None:
+        self.ledger_url = ledger
+        self.observers: list[Observer] = list(observers) if observers is not None else [Log()]
+        self.pipelines: dict[str, PipelineDefinition] = {}
+        self._shared: dict[tuple[Any, ...], Any] = {}
+        self._stack = AsyncExitStack()
+        self._senders: dict[str, Source] = {}
+        self._consumers: list[Consumer] = []
+        self._address(ledger, "")
+
+    def pipeline(
+        self,
+        name: str,
+        *,
+        key: str | None = None,
+        version: str | None = None,
+        deleted: Mapping[str, Sequence[Any]] | None = None,
+        read: Read | None = None,
+        retry: Retry | None = None,
+        **options: Any,
+    ) -> PipelineDefinition:
+        """Define a pipeline. Its name is the scope of its keys: keep it, whatever else changes.
+
+        Say where key and version stand (`key=`, `version=`, `deleted=`), or give a `read` function.
+        Any setting can follow by its name, durations as `lease="30s"` too.
+        """
+        if not name or name in self.pipelines:
+            raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
+        if (read is None) == (key is None):
+            raise SettingsError(f"pipeline {name!r} needs either key= (and version=) or read=")
+        route = FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
+        if retry is not None:
+            given = {"attempts_max": retry.attempts, "backoff": retry.backoff, "backoff_max": retry.max}
+            options = given | options
+        self.pipelines[name] = PipelineDefinition(self, name, route, settings_from(options))
+        return self.pipelines[name]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close what `send` has opened."""
+        self._senders.clear()
+        await self._stack.aclose()
+
+    async def send(self, pipeline: str, *bodies: Any, delay: float | str = 0.0) -> None:
+        """Append messages to the first source of a pipeline; bytes as they are, anything else as JSON."""
+        definition = self._definition(pipeline)
+        if pipeline not in self._senders:
+            url = self._first_source(definition)
+            source = adapters.connect("sources", self._address(url, pipeline))
+            self._senders[pipeline] = await self._stack.enter_async_context(source)
+        encoded = [body if isinstance(body, bytes) else msgspec.json.encode(body) for body in bodies]
+        await self._senders[pipeline].send(encoded, delay_s=seconds(delay))
+
+    async def run(self, *names: str, handle_signals: bool = True) -> None:
+        """Work until SIGTERM or SIGINT, then drain; a second signal leaves at once, without release."""
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(self.open(name)) for name in names or self.pipelines]
+            if not opened:
+                raise SettingsError("this app has no pipeline; define one with app.pipeline(...)")
+            self._consumers = [Consumer(pipeline) for pipeline in opened]
+            if handle_signals:
+                self._listen(stack)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for consumer in self._consumers:
+                        group.create_task(consumer.run())
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            finally:
+                self._consumers = []
+
+    def stop(self) -> None:
+        """Drain: take no more, finish what has begun, give the rest back."""
+        for consumer in self._consumers:
+            consumer.stop()
+
+    @asynccontextmanager
+    async def open(self, name: str, *, work: bool = True) -> AsyncIterator[Pipeline]:
+        """Connect everything that a pipeline needs; without `work`, sources, ledger and operator only."""
+        definition = self._definition(name)
+        async with AsyncExitStack() as stack:
+            policy, ledger, sink = self._plugs(definition)
+            await stack.enter_async_context(ledger)
+            await stack.enter_async_context(sink)
+            self._first_source(definition)
+            sources = []
+            for url in definition.source_urls:
+                source: Source = adapters.connect("sources", self._address(url, name))
+                await stack.enter_async_context(source)
+                definition.settings.check_visibility(source.visibility_s, shown(url))
+                sources.append((shown(url), source))
+            yield Pipeline(
+                name=name,
+                sources=sources,
+                ledger=ledger,
+                operator=ledger,  # type: ignore[arg-type]
+                sink=sink,
+                envelope=definition._envelope(),
+                settings=definition.settings,
+                owner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+                observers=self.observers,
+                refetch=definition._refetch,
+                pulse=self._pulse(name, policy) if work else None,
+            )
+
+    def ways(self, pipeline: Pipeline) -> list[tuple[str, Way]]:
+        """How the batches of each source go."""
+        return [(name, way_of(pipeline, source)) for name, source in pipeline.sources]
+
+    def _plugs(self, definition: PipelineDefinition) -> tuple[Policy, Ledger, Sink | AtomicSink]:
+        """The ledger and the sink, which decide together what can be promised."""
+        sink = self._sink(definition)
+        intents = not is_atomic(sink) and (sink.grade == "plain" or sink.forgets_deletions)  # type: ignore[union-attr]
+        policy = Policy(intents=intents, redelivery_s=definition.settings.redelivery_s)
+        ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), policy)
+        if is_atomic(sink) and sink.database is not ledger.database:
+            raise SettingsError(
+                f"the sink of pipeline {definition.name!r} writes inside the ledger's transaction, so it has to live "
+                f"in the ledger's database; use the same file in both URLs ({shown(self.ledger_url)})"
+            )
+        return policy, ledger, sink
+
+    def _sink(self, definition: PipelineDefinition) -> Sink | AtomicSink:
+        sink: Sink | AtomicSink
+        if definition._sink_url is not None:
+            sink = adapters.connect("sinks", self._address(definition._sink_url, definition.name))
+            return sink
+        handler = definition._handler
+        if handler is None:
+            raise SettingsError(
+                f"pipeline {definition.name!r} has no sink; call .sink(URL) or decorate a function with .apply"
+            )
+        if not signature_of(handler).wants_transaction:
+            return FunctionSink(handler, threads=definition.settings.concurrency)
+        ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), Policy())
+        return TransactedFunctionSink(handler, ledger.database)
+
+    def _pulse(self, name: str, policy: Policy) -> Callable[[], Ledger] | None:
+        """A second connection to the ledger, in another thread; a ledger in memory has only one."""
+        if self.ledger_url.startswith("memory:"):
+            return None
+
+        def connect() -> Ledger:
+            ledger: Ledger = adapters.connect("ledgers", Address(self.ledger_url, name, {}), policy)
+            return ledger
+
+        return connect
+
+    def _listen(self, stack: AsyncExitStack) -> None:
+        loop = asyncio.get_running_loop()
+        received: list[int] = []
+
+        def on_signal(number: int) -> None:
+            received.append(number)
+            if len(received) > 1:
+                # Nothing is released: whoever takes over has to find the leases as they are.
+                os._exit(128 + number)
+            self.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number)
+            stack.callback(loop.remove_signal_handler, number)
+
+    def _address(self, url: str, name: str) -> Address:
+        return Address(url, name, self._shared)
+
+    def _definition(self, name: str) -> PipelineDefinition:
+        if name not in self.pipelines:
+            known = ", ".join(self.pipelines) or "none"
+            raise SettingsError(f"no pipeline is called {name!r}; this app has: {known}")
+        return self.pipelines[name]
+
+    def _first_source(self, definition: PipelineDefinition) -> str:
+        if not definition.source_urls:
+            raise SettingsError(f"pipeline {definition.name!r} has no source; call .source(URL)")
+        return definition.source_urls[0]
+
+
+def settings_from(options: Mapping[str, Any]) -> Settings:
+    """Settings by name; `lease="30s"` and `lease_s=30` mean the same."""
+    known = {field.name for field in fields(Settings)}
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        if f"{name}_s" in known:
+            given[f"{name}_s"] = None if value is None else seconds(value)
+        elif name in known:
+            given[name] = value
+        else:
+            near = difflib.get_close_matches(name, [*known, *(one.removesuffix("_s") for one in known)], 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(sorted(known))}"
+            raise SettingsError(f"unknown setting {name!r}; {hint}")
+    return Settings(**given)

@@ -1,0 +1,254 @@
+"""One SQLite file that source, ledger and sink share: one writer, durable commits, one clock for all processes."""
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self, TypeVar
+
+from keywise.clock import boot_time
+from keywise.errors import DatabaseError, UnavailableError
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+BUSY_S = 5.0
+"""How long a write waits for another process before it says that the file cannot be reached."""
+
+PRAGMAS = """
+pragma journal_mode = wal;
+pragma synchronous = full;
+pragma cache_size = -65536;
+pragma wal_autocheckpoint = 4000;
+"""
+
+SCHEMA = """
+create table keywise_meta (name text primary key, value) without rowid;
+create table keywise_scopes (id integer primary key, name text not null unique);
+create table keywise_marks (
+    scope integer not null, key text not null, era integer not null, version integer not null,
+    generation integer not null, deleted integer not null, updated_at integer not null,
+    primary key (scope, key)
+) without rowid;
+create table keywise_active (
+    scope integer not null, key text not null, token integer not null, lease_until real not null,
+    suspect integer not null, suspect_at real not null, entry text not null,
+    primary key (scope, key)
+) without rowid;
+create index keywise_suspects on keywise_active (scope, suspect_at) where suspect > 0;
+create table keywise_letters (
+    id integer primary key autoincrement, scope integer not null, buried_at real not null, key text not null,
+    version integer, cause text not null, body blob not null, headers text, sent_at real not null, source text not null
+);
+create index keywise_letters_by_scope on keywise_letters (scope, id);
+create table keywise_queues (id integer primary key, name text not null unique, next integer not null);
+create table keywise_ready (id integer primary key, sent_at real not null, body blob not null);
+create table keywise_held (
+    id integer primary key, visible_at real not null, receipt integer not null, count integer not null,
+    sent_at real not null, body blob not null
+);
+create index keywise_held_by_time on keywise_held (visible_at);
+"""
+
+
+class SqliteDatabase:
+    """An open file, counted: the first who enters opens it, the last who leaves closes it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._users = 0
+        self._writing: asyncio.Lock | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._clock_offset_s = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._users += 1
+        if self._users == 1:
+            try:
+                self._open()
+            except BaseException:
+                self._users = 0
+                raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._users -= 1
+        if self._users == 0:
+            self._close()
+
+    @property
+    def reader(self) -> sqlite3.Connection:
+        """A connection that sees what is committed, and never waits for a writer."""
+        assert self._reader is not None, "the database is not open"
+        return self._reader
+
+    def now(self) -> float:
+        """The store's clock: the same in all processes of this machine, never set back, and it counts suspend."""
+        return self._clock_offset_s + boot_time()
+
+    async def write(self, act: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function in one transaction of its own, off the event loop."""
+        writer, writing = self._parts()
+
+        def transact() -> T:
+            writer.execute("begin immediate")
+            try:
+                result = act(writer)
+                writer.execute("commit")
+            except BaseException:
+                if writer.in_transaction:
+                    writer.execute("rollback")
+                raise
+            return result
+
+        async with writing:
+            return await self._hop(transact)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
+        """A transaction over several steps. Only its begin and its commit may block, and they leave the loop alone."""
+        writer, writing = self._parts()
+        async with writing:
+            await self._begin(writer)
+            try:
+                yield writer
+                if not writer.in_transaction:
+                    raise DatabaseError("a handler ended the transaction; leave commit and rollback to keywise")
+                await self._hop(lambda: writer.execute("commit"))
+            except BaseException:
+                if writer.in_transaction:
+                    writer.execute("rollback")
+                raise
+
+    def read(self, statement: str, arguments: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+        """Rows of a query on what is committed."""
+        with sqlite_errors(self.path):
+            return self.reader.execute(statement, arguments).fetchall()
+
+    def _parts(self) -> tuple[sqlite3.Connection, asyncio.Lock]:
+        assert self._writer is not None and self._writing is not None, "the database is not open"
+        return self._writer, self._writing
+
+    async def _begin(self, writer: sqlite3.Connection) -> None:
+        try:
+            # Nobody else is writing, usually; then there is nothing to leave the loop for.
+            writer.execute("pragma busy_timeout = 0")
+            writer.execute("begin immediate")
+        except sqlite3.OperationalError:
+            writer.execute(_BUSY_PRAGMA)
+            await self._hop(lambda: writer.execute("begin immediate"))
+        else:
+            writer.execute(_BUSY_PRAGMA)
+
+    async def _hop(self, act: Callable[[], T]) -> T:
+        """Run in the writer's thread. Cancelled, it still waits: nobody may use the connection meanwhile."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, act)
+        with sqlite_errors(self.path):
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                await asyncio.wait([future])
+                raise
+
+    def _open(self) -> None:
+        folder = Path(self.path).parent
+        if not folder.is_dir():
+            raise DatabaseError(f"the folder {folder} of {self.path} does not exist; create it, or name another file")
+        with sqlite_errors(self.path):
+            self._writer = self._connect()
+            install(self._writer, self.path)
+            self._clock_offset_s = self._agree_on_time(self._writer)
+            self._reader = self._connect()
+        self._writing = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="keywise-sqlite")
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
+        connection.executescript(PRAGMAS)
+        return connection
+
+    def _close(self) -> None:
+        assert self._thread is not None and self._writer is not None and self._reader is not None
+        self._thread.shutdown()
+        self._reader.close()
+        self._writer.close()
+
+    def _agree_on_time(self, connection: sqlite3.Connection) -> float:
+        """All processes since one boot use the offset that the first of them wrote down."""
+        connection.execute("begin immediate")
+        known = dict(connection.execute("select name, value from keywise_meta where name in ('boot', 'offset')"))
+        if known.get("boot") == _boot_id():
+            connection.execute("commit")
+            return float(known["offset"])
+        offset = time.time() - boot_time()
+        connection.executemany(
+            "insert or replace into keywise_meta values (?, ?)", [("boot", _boot_id()), ("offset", offset)]
+        )
+        connection.execute("commit")
+        return offset
+
+
+def install(connection: sqlite3.Connection, path: str) -> None:
+    """Create the tables if they are not there; two processes may try at once."""
+    connection.execute("begin immediate")
+    try:
+        there = connection.execute("select 1 from sqlite_master where name = 'keywise_meta'").fetchone()
+        if there is None:
+            for statement in SCHEMA.split(";"):
+                connection.execute(statement)
+            connection.execute("insert into keywise_meta values ('schema', ?), ('tokens', 0)", (SCHEMA_VERSION,))
+        found = connection.execute("select value from keywise_meta where name = 'schema'").fetchone()
+        if found is None or found[0] > SCHEMA_VERSION:
+            raise DatabaseError(
+                f"{path} was written by a newer keywise: its schema is {found and found[0]}, "
+                f"this one knows {SCHEMA_VERSION}; upgrade keywise"
+            )
+        connection.execute("commit")
+    except BaseException:
+        connection.execute("rollback")
+        raise
+
+
+class sqlite_errors:
+    """Turns errors of the file into ours, at the edge: what may pass becomes `UnavailableError`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, sqlite3.Error):
+            return
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _PASSING:
+            raise UnavailableError(f"{self._path}: {error}") from error
+        if code in _ADVICE:
+            raise DatabaseError(f"{self._path}: {error}; {_ADVICE[code]}") from error
+
+
+_PASSING = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+_ADVICE = {
+    sqlite3.SQLITE_CANTOPEN: "check that the file can be created there",
+    sqlite3.SQLITE_READONLY: "make the file and its folder writable for this user",
+    sqlite3.SQLITE_NOTADB: "this is no SQLite database; name another file",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; restore it from a backup",
+    sqlite3.SQLITE_PERM: "give this user access to the file",
+    sqlite3.SQLITE_AUTH: "give this user access to the file",
+}
+_BUSY_PRAGMA = f"pragma busy_timeout = {round(BUSY_S * 1000)}"
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        # Without a boot id, the moment of the boot tells boots apart well enough.
+        return f"{os.uname().nodename} {round((time.time() - boot_time()) / 60)}"

@@ -1,0 +1,413 @@
+"""The ledger in a SQLite file: the rules, applied under the file's write lock.
+
+An idle key is one small row of marks. Whatever is going on with a key is a second row, which holds the whole entry.
+"""
+
+import math
+import secrets
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from keywise import rules
+from keywise.address import Address
+from keywise.change import Order, Want
+from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
+from keywise.errors import DatabaseError
+from keywise.protocols import Answers, Burial, Census, Failure, Letter, Transaction
+from keywise.rules import Claim, Entry, Policy, Refusal, Terms, Verdict
+
+T = TypeVar("T")
+
+SCHEMES = ("sqlite",)
+TOKEN_NONCE_BITS = 24
+
+
+class SqliteLedger:
+    """The ledger of one pipeline in a SQLite database. It is also its own operator."""
+
+    def __init__(self, database: SqliteDatabase, scope: str, policy: Policy) -> None:
+        self.database = database
+        self._name = scope
+        self._scope = 0
+        self._policy = policy
+
+    async def __aenter__(self) -> Self:
+        await self.database.__aenter__()
+        self._scope = await self.database.write(self._register)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.database.__aexit__()
+
+    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
+        def act(book: "Book") -> Answers:
+            answers, now = Answers(), self.database.now()
+            book.load(want.key for want in wants)
+            tokens = book.tokens(len(wants))
+            for want, token in zip(sorted(wants, key=lambda want: want.key), tokens, strict=True):
+                entry = book.entry(want.key)
+                refusal = rules.decide(entry, want, now, self._policy, terms)
+                if refusal is not None:
+                    answers.refused[want.key] = refusal
+                    continue
+                after, claim = rules.grant(entry, want, token, now, terms, self._policy)
+                book.set(want.key, after)
+                answers.granted.append(claim)
+            return answers
+
+        return await self._write(act)
+
+    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+        def act(book: "Book") -> list[Claim]:
+            lost = []
+            book.load(claim.key for claim in claims)
+            for claim in claims:
+                entry = rules.renew(book.entry(claim.key), claim, self.database.now(), lease_s)
+                if entry is None:
+                    lost.append(claim)
+                else:
+                    book.set(claim.key, entry)
+            return lost
+
+        return await self._write(act)
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        allowed = (Verdict.COMMITTED, Verdict.ALREADY)
+        return await self._write(lambda book: self._commit(book, claims, allowed))
+
+    async def fail(self, failures: Sequence[Failure]) -> None:
+        def act(book: "Book") -> None:
+            now = self.database.now()
+            book.load(failure.claim.key for failure in failures)
+            for failure in failures:
+                claim, retry_s = failure.claim, failure.retry_s
+                entry = book.entry(claim.key)
+                book.set(claim.key, rules.fail(entry, claim, failure.certainty, retry_s, now, self._policy))
+
+        await self._write(act)
+
+    async def release(self, claims: Sequence[Claim]) -> None:
+        def act(book: "Book") -> None:
+            book.load(claim.key for claim in claims)
+            for claim in claims:
+                book.set(claim.key, rules.release(book.entry(claim.key), claim))
+
+        await self._write(act)
+
+    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+        def act(book: "Book") -> list[Claim]:
+            lost, now = [], self.database.now()
+            book.load(burial.claim.key for burial in burials if burial.claim is not None)
+            for burial in burials:
+                if (claim := burial.claim) is not None:
+                    entry = book.entry(claim.key)
+                    if entry is None or entry.token != claim.token:
+                        lost.append(claim)
+                        continue
+                    book.set(claim.key, rules.bury(entry, claim, burial.certainty, now, self._policy))
+                book.keep(burial.letter, now)
+            return lost
+
+        return await self._write(act)
+
+    async def prune(self, retention_s: float) -> int:
+        def act(book: "Book") -> int:
+            return book.prune(self.database.now(), retention_s)
+
+        return await self._write(act)
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transaction()
+
+    async def inspect(self, key: str) -> Entry | None:
+        with sqlite_errors(self.database.path):
+            book = Book(self.database.reader, self._scope)
+            book.load([key])
+            return book.entry(key)
+
+    async def census(self) -> Census:
+        now = self.database.now()
+        [row] = self.database.read(_CENSUS, (self._scope, self._scope, now, self._scope, self._scope, self._scope))
+        return Census(*row)  # type: ignore[arg-type]
+
+    async def suspects(self, limit: int, quiet_s: float) -> list[str]:
+        since = self.database.now() - quiet_s
+        return [str(key) for (key,) in self.database.read(_SUSPECTS, (self._scope, since, limit))]
+
+    async def mend(self, claim: Claim, written: Want | None) -> None:
+        def act(book: "Book") -> None:
+            book.load([claim.key])
+            book.set(claim.key, rules.mend(book.entry(claim.key), claim, written, self.database.now()))
+
+        await self._write(act)
+
+    async def letters(self, limit: int) -> list[tuple[int, float, Letter]]:
+        rows: Any = self.database.read(_LETTERS, (self._scope, limit))
+        return [
+            (number, buried_at, Letter(cause, body, key, version, _headers(headers), sent_at, source))
+            for number, buried_at, cause, body, key, version, headers, sent_at, source in rows
+        ]
+
+    async def drop(self, numbers: Sequence[int]) -> int:
+        def act(book: "Book") -> int:
+            return book.drop(numbers)
+
+        return await self._write(act)
+
+    async def now(self) -> float:
+        return self.database.now()
+
+    async def _write(self, act: Callable[["Book"], T]) -> T:
+        def transact(connection: sqlite3.Connection) -> T:
+            book = Book(connection, self._scope)
+            result = act(book)
+            book.store()
+            return result
+
+        return await self.database.write(transact)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        async with self.database.transaction() as connection:
+            yield SqliteTransaction(self, connection)
+
+    def _commit(self, book: "Book", claims: Sequence[Claim], allowed: tuple[Verdict, ...]) -> list[Claim]:
+        refused, now = [], self.database.now()
+        book.load(claim.key for claim in claims)
+        for claim in claims:
+            entry, verdict = rules.commit(book.entry(claim.key), claim, now, self._policy)
+            book.set(claim.key, entry)
+            if verdict not in allowed:
+                refused.append(claim)
+        return refused
+
+    def _register(self, connection: sqlite3.Connection) -> int:
+        connection.execute("insert or ignore into keywise_scopes (name) values (?)", (self._name,))
+        [number] = connection.execute("select id from keywise_scopes where name = ?", (self._name,)).fetchone()
+        return int(number)
+
+
+class SqliteTransaction:
+    """A transaction of the file, seen by the consumer."""
+
+    def __init__(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self._ledger = ledger
+        self._scope = ledger._scope
+        self._active: dict[str, Entry] = {}
+        """Of the keys that were decided: those with something going on."""
+        self._now = ledger.database.now()
+
+    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        keys = msgspec.json.encode([want.key for want in wants]).decode()
+        with self._errors():
+            self._active = _load_active(self.connection, self._scope, keys)
+            rows = self.connection.execute(_ORDERS, (self._scope, keys)).fetchall()
+        marks: dict[str, Order] = {key: (era, version, generation) for key, era, version, generation in rows}
+        if not self._active:
+            # Most changes are versioned and newer than an idle mark; only the others need a closer look.
+            wants = [want for want in wants if not _is_plainly_newer(want, marks.get(want.key))]
+        refusals = {}
+        for want in wants:
+            entry = self._active.get(want.key) or Entry(marks.get(want.key))
+            refusal = rules.decide(entry, want, self._now, self._ledger._policy)
+            if refusal is not None:
+                refusals[want.key] = refusal
+        return refusals
+
+    async def mark(self, wants: Sequence[Want]) -> None:
+        scope, at = self._scope, math.ceil(self._now)
+        rows = [(scope, want.key, *want.order, want.deleted, at) for want in wants]  # type: ignore[misc]
+        with self._errors():
+            self.connection.executemany(_MARK, rows)
+            if self._active:
+                book = self._book(want.key for want in wants if want.key in self._active)
+                for want in wants:
+                    if want.key in self._active:
+                        book.set(want.key, rules.mark(book.entry(want.key), want, self._now))
+                book.store()
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        with self._errors():
+            book = self._book(())
+            refused = self._ledger._commit(book, claims, (Verdict.COMMITTED,))
+            book.store()
+        return refused
+
+    async def fail(self, wants: Sequence[Want]) -> list[int]:
+        counts = []
+        with self._errors():
+            book = self._book(want.key for want in wants)
+            for want in wants:
+                entry = rules.fail_unclaimed(book.entry(want.key), want, self._now)
+                book.set(want.key, entry)
+                counts.append(entry.attempts)
+            book.store()
+        return counts
+
+    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+        with self._errors():
+            book = self._book(want.key for want, _ in letters if want is not None)
+            for want, letter in letters:
+                if want is not None:
+                    book.set(want.key, rules.bury_unclaimed(book.entry(want.key)))
+                book.keep(letter, self._now)
+            book.store()
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        with self._errors():
+            self.connection.execute("savepoint keywise")
+        try:
+            yield
+        except BaseException:
+            if self.connection.in_transaction:
+                self.connection.execute("rollback to keywise")
+                self.connection.execute("release keywise")
+            raise
+        if not self.connection.in_transaction:
+            raise DatabaseError("a handler ended the transaction; leave commit and rollback to keywise")
+        with self._errors():
+            self.connection.execute("release keywise")
+
+    def _book(self, keys: Iterable[str]) -> "Book":
+        book = Book(self.connection, self._scope)
+        book.load(keys)
+        return book
+
+    def _errors(self) -> sqlite_errors:
+        return sqlite_errors(self._ledger.database.path)
+
+
+class Book:
+    """Some entries of one scope, read and written back inside one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, scope: int) -> None:
+        self._connection = connection
+        self._scope = scope
+        self._entries: dict[str, Entry] = {}
+        self._changed: dict[str, Entry | None] = {}
+
+    def load(self, keys: Iterable[str]) -> None:
+        wanted = msgspec.json.encode(list(keys)).decode()
+        for row in self._connection.execute(_MARKS, (self._scope, wanted)):
+            self._entries[row[0]] = _idle(row[1:])
+        self._entries |= _load_active(self._connection, self._scope, wanted)
+
+    def entry(self, key: str) -> Entry | None:
+        return self._changed.get(key, self._entries.get(key))
+
+    def set(self, key: str, entry: Entry | None) -> None:
+        self._changed[key] = entry
+
+    def store(self) -> None:
+        """Write back what was set. A mark that is there is never taken away."""
+        marks, active, idle = [], [], []
+        for key, entry in self._changed.items():
+            if entry is not None and entry.mark is not None:
+                marks.append((self._scope, key, *entry.mark, entry.deleted, math.ceil(entry.updated_at)))
+            if entry is not None and not _is_idle(entry):
+                text = _ENCODE(entry).decode()
+                row = (entry.token, entry.lease_until, entry.suspect, entry.suspect_at, text)
+                active.append((self._scope, key, *row))
+            else:
+                idle.append((self._scope, key))
+        self._connection.executemany(_MARK, marks)
+        self._connection.executemany("insert or replace into keywise_active values (?, ?, ?, ?, ?, ?, ?)", active)
+        self._connection.executemany("delete from keywise_active where scope = ? and key = ?", idle)
+        self._entries |= {key: entry for key, entry in self._changed.items() if entry is not None}
+        self._changed.clear()
+
+    def tokens(self, count: int) -> list[int]:
+        """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
+        statement = "update keywise_meta set value = value + ? where name = 'tokens' returning value"
+        [last] = self._connection.execute(statement, (count,)).fetchone()
+        return [(last - i) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS) for i in range(count)]
+
+    def keep(self, letter: Letter, now: float) -> None:
+        headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
+        row = (self._scope, now, letter.key, letter.version, letter.cause, letter.body, headers, letter.sent_at)
+        self._connection.execute(_KEEP, (*row, letter.source))
+
+    def drop(self, numbers: Sequence[int]) -> int:
+        statement = "delete from keywise_letters where scope = ? and id = ?"
+        return self._connection.executemany(statement, [(self._scope, n) for n in numbers]).rowcount
+
+    def prune(self, now: float, retention_s: float) -> int:
+        candidates = self._connection.execute(_OLD, (self._scope, now - retention_s)).fetchall()
+        self.load(key for (key,) in candidates)
+        gone = [
+            (self._scope, key) for key, entry in self._entries.items() if rules.is_prunable(entry, now, retention_s)
+        ]
+        self._connection.executemany("delete from keywise_marks where scope = ? and key = ?", gone)
+        self._connection.executemany("delete from keywise_active where scope = ? and key = ?", gone)
+        return len(gone)
+
+
+def connect(address: Address, policy: Policy) -> SqliteLedger:
+    """`sqlite:///file.db`; the scope is the pipeline's name."""
+    address.take()
+    return SqliteLedger(address.shared(SqliteDatabase, address.file()), address.name, policy)
+
+
+def _is_plainly_newer(want: Want, mark: Order | None) -> bool:
+    order = want.order
+    if mark is None or order is None:
+        return not want.late
+    return order > mark and mark[2] >= 0 and order[2] >= 0
+
+
+def _load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[str, Entry]:
+    if connection.execute(_ANY_ACTIVE, (scope,)).fetchone() is None:
+        return {}
+    return {key: _DECODE(text) for key, text in connection.execute(_ACTIVE, (scope, keys))}
+
+
+def _idle(row: tuple[Any, ...]) -> Entry:
+    era, version, generation, deleted, updated_at = row
+    return Entry((era, version, generation), bool(deleted), updated_at)
+
+
+def _is_idle(entry: Entry) -> bool:
+    return Entry(entry.mark, entry.deleted, entry.updated_at) == entry
+
+
+def _headers(text: str | None) -> dict[str, str] | None:
+    return msgspec.json.decode(text, type=dict[str, str]) if text else None
+
+
+_ENCODE = msgspec.json.Encoder().encode
+_DECODE = msgspec.json.Decoder(Entry).decode
+_SELECTED = "scope = ? and key in (select value from json_each(?))"
+_MARKS = f"select key, era, version, generation, deleted, updated_at from keywise_marks where {_SELECTED}"  # noqa: S608
+_ORDERS = f"select key, era, version, generation from keywise_marks where {_SELECTED}"  # noqa: S608
+_ACTIVE = f"select key, entry from keywise_active where {_SELECTED}"  # noqa: S608
+_ANY_ACTIVE = "select 1 from keywise_active where scope = ? limit 1"
+_MARK = (
+    "insert into keywise_marks values (?, ?, ?, ?, ?, ?, ?) on conflict (scope, key) do update set era = excluded.era, "
+    "version = excluded.version, generation = excluded.generation, deleted = excluded.deleted, "
+    "updated_at = excluded.updated_at"
+)
+_KEEP = (
+    "insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source) "
+    "values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_LETTERS = (
+    "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
+    "where scope = ? order by id desc limit ?"
+)
+_OLD = "select key from keywise_marks where scope = ? and updated_at < ?"
+_SUSPECTS = (
+    "select key from keywise_active where scope = ? and suspect > 0 and suspect_at <= ? order by suspect_at limit ?"
+)
+_CENSUS = (
+    "select (select count(*) from keywise_marks where scope = ?), "
+    "(select count(*) from keywise_marks where scope = ? and deleted), "
+    "(select count(*) from keywise_active where token != 0 and lease_until > ? and scope = ?), "
+    "(select count(*) from keywise_active where scope = ? and suspect > 0), "
+    "(select count(*) from keywise_letters where scope = ?)"
+)

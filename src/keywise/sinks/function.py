@@ -1,0 +1,130 @@
+"""A function of the user's as a sink: async or plain, one change or a batch, plain or inside the transaction."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from keywise.change import Change, Outcome
+from keywise.errors import OutcomeUnknownError, PermanentError, SettingsError, TransientError
+from keywise.protocols import APPLIED, Grade, Result, Transaction
+from keywise.rules import Certainty, Claim
+
+BATCH_MAX = 1000
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What a handler asks for, read from its annotations."""
+
+    is_async: bool
+    is_batch: bool
+    wants_transaction: bool
+    wants_claim: bool
+    value: Any
+    """The type that `change.value` has."""
+
+
+def signature_of(handler: Callable[..., Any]) -> Signature:
+    """Read a handler's parameters: a change or a list of them, then perhaps a transaction or a claim."""
+    parameters = list(inspect.signature(handler).parameters.values())
+    hints = get_type_hints(handler)
+    if not parameters:
+        raise SettingsError(f"{_name(handler)} takes no parameter; write def {_name(handler)}(change: Change[...])")
+    kinds = [hints.get(parameter.name) for parameter in parameters]
+    is_batch = get_origin(kinds[0]) in (list, Sequence)
+    change = (get_args(kinds[0]) or (None,))[0] if is_batch else kinds[0]
+    extras = kinds[1:]
+    for parameter, kind in zip(parameters[1:], extras, strict=True):
+        if kind not in (Transaction, Claim):
+            raise SettingsError(
+                f"{_name(handler)} asks for {parameter.name!r}; after the change, a handler may ask for "
+                "a keywise.Transaction or a keywise.Claim, by annotation"
+            )
+    return Signature(
+        is_async=inspect.iscoroutinefunction(handler),
+        is_batch=is_batch,
+        wants_transaction=Transaction in extras,
+        wants_claim=Claim in extras,
+        value=(get_args(change) or (Any,))[0],
+    )
+
+
+class FunctionSink:
+    """A plain sink: the function's effects are its own, so a retry may repeat them."""
+
+    grade = Grade.PLAIN
+    forgets_deletions = False
+
+    def __init__(self, handler: Callable[..., Any], *, threads: int) -> None:
+        self._handler = handler
+        self._signature = signature_of(handler)
+        self.batch_max = BATCH_MAX if self._signature.is_batch else 1
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="keywise-handler")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        # A thread cannot be cancelled; what hangs keeps its slot, and is not waited for.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+        arguments: list[Any] = [list(changes) if self._signature.is_batch else changes[0]]
+        if self._signature.wants_claim:
+            arguments.append(list(claims) if self._signature.is_batch else claims[0])
+        try:
+            if self._signature.is_async:
+                await self._handler(*arguments)
+            else:
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, *arguments)
+        except Exception as error:
+            return [_failed(error)] * len(changes)
+        return [APPLIED] * len(changes)
+
+
+class TransactedFunctionSink:
+    """An atomic sink: the function writes inside the ledger's transaction."""
+
+    runs_user_code = True
+
+    def __init__(self, handler: Callable[..., Any], database: object) -> None:
+        self.database = database
+        self._handler = handler
+        self._signature = signature_of(handler)
+        self.batch_max = BATCH_MAX if self._signature.is_batch else 1
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
+        argument = list(changes) if self._signature.is_batch else changes[0]
+        if self._signature.is_async:
+            await self._handler(argument, transaction)
+        else:
+            await asyncio.to_thread(self._handler, argument, transaction)
+
+
+def _failed(error: Exception) -> Result:
+    permanent = isinstance(error, PermanentError | msgspec.ValidationError)
+    cause = f"{type(error).__name__}: {error}"
+    return Result(Outcome.FAILED, cause, permanent=permanent, certainty=certainty_of(error))
+
+
+def certainty_of(error: Exception) -> Certainty:
+    """What is known of a handler's effect after it raised."""
+    if isinstance(error, PermanentError | TransientError | msgspec.ValidationError):
+        return Certainty.CLEAN
+    if isinstance(error, OutcomeUnknownError | OSError):
+        # A call that timed out or lost its connection may still land.
+        return Certainty.UNKNOWN
+    return Certainty.ENDED
+
+
+def _name(handler: Callable[..., Any]) -> str:
+    return getattr(handler, "__name__", repr(handler))

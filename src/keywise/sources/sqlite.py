@@ -1,0 +1,192 @@
+"""A durable queue in a SQLite file.
+
+Messages that nobody touched lie in `ready`, in the order of sending; those that are handed over, delayed
+or released lie in `held` until they are visible. So a drain reads and deletes one stretch of one table.
+"""
+
+import asyncio
+import secrets
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Self
+
+from keywise.address import Address
+from keywise.change import Delivery
+from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
+from keywise.settings import seconds
+
+SCHEMES = ("sqlite",)
+
+QUEUE_BITS = 40
+"""Each queue has a stretch of ids of its own."""
+POLL_FIRST_S, POLL_MAX_S = 0.001, 0.05
+
+
+class SqliteSource:
+    """One queue of a SQLite database."""
+
+    def __init__(self, database: SqliteDatabase, name: str, visibility_s: float = 60.0) -> None:
+        self.database = database
+        self.visibility_s = visibility_s
+        self._name = name
+        self._first = self._last = 0
+        self._sent = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        await self.database.__aenter__()
+        number = await self.database.write(self._register)
+        self._first = number << QUEUE_BITS
+        self._last = self._first + (1 << QUEUE_BITS) - 1
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.database.__aexit__()
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        if not await self.arrived(wait_s):
+            return []
+        return await self.database.write(lambda connection: self._take(connection, limit))
+
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
+        await self.release(deliveries, visibility_s)
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        receipts = [(one.id, one.receipt) for one in deliveries]
+        await self.database.write(
+            lambda connection: connection.executemany("delete from keywise_held where id = ? and receipt = ?", receipts)
+        )
+
+    async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        until = self.database.now() + delay_s
+        moved = [(until, one.id, one.receipt) for one in deliveries]
+        statement = "update keywise_held set visible_at = ? where id = ? and receipt = ?"
+        await self.database.write(lambda connection: connection.executemany(statement, moved))
+
+    async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
+        await self.database.write(lambda connection: self._insert(connection, bodies, delay_s))
+        self._sent.set()
+
+    async def depth(self) -> int:
+        [[depth]] = self.database.read(_DEPTH, (self._first, self._last, self._first, self._last))
+        assert isinstance(depth, int)
+        return depth
+
+    async def arrived(self, wait_s: float) -> bool:
+        """Whether something is visible; looks again in short steps, because another process may send."""
+        loop = asyncio.get_running_loop()
+        until, step = loop.time() + wait_s, POLL_FIRST_S
+        while not self._any_visible():
+            left = until - loop.time()
+            if left <= 0:
+                return False
+            self._sent.clear()
+            try:
+                async with asyncio.timeout(min(step, left)):
+                    await self._sent.wait()
+            except TimeoutError:
+                step = min(step * 1.5, POLL_MAX_S)
+        return True
+
+    def inlet(self, connection: Any) -> "SqliteInlet":
+        return SqliteInlet(self, connection)
+
+    def _register(self, connection: sqlite3.Connection) -> int:
+        connection.execute("insert or ignore into keywise_queues (name, next) values (?, 0)", (self._name,))
+        [number] = connection.execute("select id from keywise_queues where name = ?", (self._name,)).fetchone()
+        return int(number)
+
+    def _any_visible(self) -> bool:
+        found = self.database.read(_VISIBLE, (self._first, self._last, self.database.now(), self._first, self._last))
+        return bool(found)
+
+    def _insert(self, connection: sqlite3.Connection, bodies: Sequence[bytes], delay_s: float) -> None:
+        number, now = self._first >> QUEUE_BITS, self.database.now()
+        statement = "update keywise_queues set next = next + ? where id = ? returning next"
+        [following] = connection.execute(statement, (len(bodies), number)).fetchone()
+        first = self._first + following - len(bodies)
+        if delay_s > 0:
+            rows = ((first + index, now + delay_s, now, body) for index, body in enumerate(bodies))
+            connection.executemany("insert into keywise_held values (?, ?, 0, 0, ?, ?)", rows)
+        else:
+            fresh = ((first + index, now, body) for index, body in enumerate(bodies))
+            connection.executemany("insert into keywise_ready values (?, ?, ?)", fresh)
+
+    def _take(self, connection: sqlite3.Connection, limit: int) -> list[Delivery]:
+        now = self.database.now()
+        until, receipt = now + self.visibility_s, secrets.randbits(62)
+        held = self._due(connection, now, limit)
+        renewed = [(until, receipt, one.count, one.id) for one in held]
+        connection.executemany("update keywise_held set visible_at = ?, receipt = ?, count = ? where id = ?", renewed)
+        fresh = self._fresh(connection, limit - len(held))
+        rows = [(one.id, until, receipt, one.sent_at, one.body) for one in fresh]
+        connection.executemany("insert into keywise_held values (?, ?, ?, 1, ?, ?)", rows)
+        if fresh:
+            connection.execute("delete from keywise_ready where id between ? and ?", (fresh[0].id, fresh[-1].id))
+        return [Delivery(one.id, receipt, one.body, one.sent_at, one.count) for one in (*held, *fresh)]
+
+    def _due(self, connection: sqlite3.Connection, now: float, limit: int) -> list[Delivery]:
+        rows = connection.execute(_DUE, (now, self._first, self._last, limit))
+        return [Delivery(id, receipt, body, sent_at, count + 1) for id, receipt, count, sent_at, body in rows]
+
+    def _fresh(self, connection: sqlite3.Connection, limit: int) -> list[Delivery]:
+        rows = connection.execute(_FRESH, (self._first, self._last, limit))
+        return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
+
+
+class SqliteInlet:
+    """The queue inside a transaction, which hides what it receives until it ends."""
+
+    def __init__(self, source: SqliteSource, connection: sqlite3.Connection) -> None:
+        self._source = source
+        self._connection = connection
+        self._fresh: list[Delivery] = []
+
+    async def receive(self, limit: int) -> Sequence[Delivery]:
+        with self._errors():
+            held = self._source._due(self._connection, self._source.database.now(), limit)
+            self._fresh = self._source._fresh(self._connection, limit - len(held))
+        return [*held, *self._fresh] if held else self._fresh
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        fresh = self._fresh
+        with self._errors():
+            if fresh and len(deliveries) == len(fresh) and {one.id for one in deliveries} == {one.id for one in fresh}:
+                # Nothing else can lie between the first and the last of them.
+                stretch = (fresh[0].id, fresh[-1].id)
+                self._connection.execute("delete from keywise_ready where id between ? and ?", stretch)
+                return
+            ids = [(one.id,) for one in deliveries]
+            self._connection.executemany("delete from keywise_ready where id = ?", ids)
+            self._connection.executemany("delete from keywise_held where id = ?", ids)
+
+    async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        until = self._source.database.now() + delay_s
+        rows = [(one.id, until, one.receipt, one.count, one.sent_at, one.body) for one in deliveries]
+        with self._errors():
+            self._connection.executemany("delete from keywise_ready where id = ?", [(one.id,) for one in deliveries])
+            self._connection.executemany("insert or replace into keywise_held values (?, ?, ?, ?, ?, ?)", rows)
+
+    def _errors(self) -> sqlite_errors:
+        return sqlite_errors(self._source.database.path)
+
+
+def connect(address: Address) -> SqliteSource:
+    """`sqlite:///file.db?queue=NAME&visibility=60s`; the queue is named like the pipeline unless told otherwise."""
+    options = address.take("queue", "visibility")
+    database = address.shared(SqliteDatabase, address.file())
+    return SqliteSource(database, options.get("queue", address.name), seconds(options.get("visibility", "60s")))
+
+
+_FRESH = "select id, sent_at, body from keywise_ready where id between ? and ? order by id limit ?"
+_DUE = (
+    "select id, receipt, count, sent_at, body from keywise_held "
+    "where visible_at <= ? and id between ? and ? order by visible_at limit ?"
+)
+_VISIBLE = (
+    "select 1 where exists (select 1 from keywise_ready where id between ? and ?) "
+    "or exists (select 1 from keywise_held where visible_at <= ? and id between ? and ?)"
+)
+_DEPTH = (
+    "select (select count(*) from keywise_ready where id between ? and ?) "
+    "+ (select count(*) from keywise_held where id between ? and ?)"
+)

@@ -1,0 +1,106 @@
+"""One key of a ledger, driven by the pure rules: what tests of the rules act on."""
+
+from keywise import rules
+from keywise.change import Want, order_of
+from keywise.rules import Certainty, Claim, Entry, Policy, Refusal, Terms, Verdict
+
+LEASE_S = 10.0
+REDELIVERY_S = 100.0
+PLAIN = Policy(intents=True, redelivery_s=REDELIVERY_S)
+"""A sink that would show stale state if an older write followed a newer one."""
+SAFE = Policy(intents=False, redelivery_s=REDELIVERY_S)
+"""A sink that refuses older writes by itself, or shares the ledger's transaction."""
+
+
+class OneKey:
+    """An entry, a clock and a sequence of tokens."""
+
+    def __init__(self, policy: Policy = PLAIN, entry: Entry | None = None) -> None:
+        self.policy = policy
+        self.entry = entry
+        self.now = 1000.0
+        self._tokens = 0
+
+    def want(self, version: int | None, **more: bool) -> Want:
+        return Want("a", order_of(version), **more)
+
+    def ask(self, version: int | None, owner: str = "w1", *, alone: bool = False, **more: bool) -> Claim | Refusal:
+        return self.ask_for(self.want(version, **more), owner, alone=alone)
+
+    def exclude(self, owner: str = "w1", *, alone: bool = True) -> Claim | Refusal:
+        """Ask for exclusion only, as a repair does."""
+        return self.ask_for(Want("a", None), owner, alone=alone)
+
+    def ask_for(self, want: Want, owner: str = "w1", *, alone: bool = False) -> Claim | Refusal:
+        terms = Terms(owner, LEASE_S, alone)
+        refusal = rules.decide(self.entry, want, self.now, self.policy, terms)
+        if refusal is not None:
+            return refusal
+        self._tokens += 1
+        self.entry, claim = rules.grant(self.entry, want, self._tokens, self.now, terms, self.policy)
+        return claim
+
+    def take(self, version: int | None, owner: str = "w1", *, alone: bool = False, **more: bool) -> Claim:
+        """Ask, and be sure to get it."""
+        answer = self.ask(version, owner, alone=alone, **more)
+        assert isinstance(answer, Claim), answer
+        return answer
+
+    def transact(self, version: int | None, **more: bool) -> Refusal | None:
+        """Decide and mark in a transaction that takes no claim."""
+        want = self.want(version, **more)
+        refusal = rules.decide(self.entry, want, self.now, self.policy)
+        if refusal is None:
+            self.entry = rules.mark(self.entry, want, self.now)
+        return refusal
+
+    def renew(self, claim: Claim) -> bool:
+        entry = rules.renew(self.entry, claim, self.now, LEASE_S)
+        if entry is not None:
+            self.entry = entry
+        return entry is not None
+
+    def commit(self, claim: Claim) -> Verdict:
+        self.entry, verdict = rules.commit(self.entry, claim, self.now, self.policy)
+        return verdict
+
+    def fail(self, claim: Claim, certainty: Certainty, retry_s: float = 1.0) -> None:
+        self.entry = rules.fail(self.entry, claim, certainty, retry_s, self.now, self.policy)
+
+    def fail_unclaimed(self, version: int) -> int:
+        self.entry = rules.fail_unclaimed(self.entry, self.want(version), self.now)
+        return self.entry.attempts
+
+    def release(self, claim: Claim) -> None:
+        self.entry = rules.release(self.entry, claim)
+
+    def bury(self, claim: Claim, certainty: Certainty = Certainty.CLEAN) -> None:
+        self.entry = rules.bury(self.entry, claim, certainty, self.now, self.policy)
+
+    def mend(self, claim: Claim, written: Want | None) -> None:
+        self.entry = rules.mend(self.entry, claim, written, self.now)
+
+    def prune(self, retention_s: float) -> bool:
+        gone = self.entry is not None and rules.is_prunable(self.entry, self.now, retention_s)
+        if gone:
+            self.entry = None
+        return gone
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def expire(self) -> None:
+        """Let the lease of the holder run out."""
+        assert self.entry is not None and self.entry.token, "nobody holds the key"
+        self.now = max(self.now, self.entry.lease_until)
+
+    @property
+    def suspect(self) -> int:
+        return self.entry.suspect if self.entry else 0
+
+
+def committed(version: int | None, policy: Policy = PLAIN, *, deleted: bool = False) -> OneKey:
+    """A key whose mark is at a version."""
+    key = OneKey(policy)
+    key.commit(key.take(version, deleted=deleted))
+    return key
