@@ -75,8 +75,7 @@ class Envelope:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 readings.malformed.append((delivery, f"body cannot be read: {error}"))
             else:
-                change = Change[Any](key, order, deleted, delivery.sent_at < oldest, body, decode)
-                add(Ticket(change, delivery, source, now))
+                add(Ticket(Change(key, order, deleted, delivery.sent_at < oldest, body, decode), delivery, source, now))
         return readings
 
     def read_one(self, body: bytes) -> Change[Any]:

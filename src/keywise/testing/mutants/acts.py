@@ -119,8 +119,10 @@ async def _batch_fails_together(transaction: Any, sink: Any, changes: Sequence[A
     return {}
 
 
-async def _marked_though_failed(pipeline: Pipeline, transaction: Any, tickets: Sequence[Ticket]) -> Worked:
-    worked = await _transact(pipeline, transaction, tickets)
+async def _marked_though_failed(
+    pipeline: Pipeline, transaction: Any, tickets: Sequence[Ticket], *, careful: bool
+) -> Worked:
+    worked = await _transact(pipeline, transaction, tickets, careful=careful)
     failed = [ticket for ticket, _ in worked.waiting]
     await transaction.mark([ticket.change for ticket in failed])
     return worked
