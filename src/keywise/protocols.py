@@ -62,8 +62,11 @@ class Source(Opened, Protocol):
 class Inlet(Protocol):
     """A source's queue seen from inside a transaction of its database."""
 
-    async def receive(self, limit: int) -> Sequence[Delivery]:
-        """Visible deliveries, hidden from others by the transaction itself."""
+    async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
+        """Visible deliveries, hidden from others by the transaction itself.
+
+        It is `peeked` itself if all of that is still there and nothing else is due before it.
+        """
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None: ...
 
@@ -78,6 +81,9 @@ class InlineSource(Source, Protocol):
 
     async def arrived(self, wait_s: float) -> bool:
         """Whether something can be received; waits up to `wait_s` for it. It takes no lock."""
+
+    async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
+        """What probably comes after a delivery. It takes no lock, so others may receive it meanwhile."""
 
 
 class Answers(msgspec.Struct):

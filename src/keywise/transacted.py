@@ -8,7 +8,7 @@ import msgspec
 
 from keywise import events
 from keywise.causes import cause_of_error, cause_of_refusal, is_permanent, look_again_s
-from keywise.change import Change, Outcome
+from keywise.change import Change, Delivery, Outcome
 from keywise.envelope import Readings
 from keywise.errors import UnavailableError
 from keywise.lanes import Ended, Fold, Lanes, Ticket, fold
@@ -16,6 +16,9 @@ from keywise.news import News
 from keywise.pipeline import Pipeline
 from keywise.protocols import AtomicSink, Inlet, InlineSource, Transaction
 from keywise.rules import Answer, Refusal
+
+
+PEEK_AFTER_S = 0.0
 
 
 class Worked(msgspec.Struct):
@@ -31,6 +34,13 @@ class Worked(msgspec.Struct):
     """To be told once the transaction has committed."""
 
 
+class Ahead(msgspec.Struct):
+    """A batch that was read before it was its turn; it may be gone by then."""
+
+    deliveries: Sequence[Delivery] = ()
+    readings: Readings = msgspec.field(default_factory=Readings)
+
+
 class OneTransaction:
     """Receive, decide, write, mark and ack in one transaction: the queue lives in the ledger's database."""
 
@@ -39,6 +49,7 @@ class OneTransaction:
         self._index = source
         self._stopping = False
         self._waiting: asyncio.Task[bool] | None = None
+        self._ahead: asyncio.Task[Ahead] | None = None
 
     def stop(self) -> None:
         self._stopping = True
@@ -67,28 +78,48 @@ class OneTransaction:
 
     async def _batch(self, source: InlineSource) -> None:
         """The whole batch at once first; if one of its changes is bad, again and carefully."""
+        ahead = await self._read_ahead()
         try:
-            await self._transaction(source, careful=False)
+            await self._transaction(source, ahead, careful=False)
         except BadBatchError:
-            await self._transaction(source, careful=True)
+            await self._transaction(source, ahead, careful=True)
 
-    async def _transaction(self, source: InlineSource, *, careful: bool) -> None:
-        pipeline = self._pipeline
+    async def _transaction(self, source: InlineSource, ahead: "Ahead", *, careful: bool) -> None:
+        pipeline, limit = self._pipeline, self._pipeline.settings.batch_max
         async with pipeline.ledger.transaction() as transaction:
             inlet = source.inlet(transaction.connection)
-            deliveries = await inlet.receive(pipeline.settings.batch_max)
+            deliveries = await inlet.receive(limit, ahead.deliveries)
             if not deliveries:
                 return
             pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(deliveries)))
-            readings = pipeline.envelope.read(deliveries, self._index, 0.0, pipeline.wall())
+            readings = ahead.readings if deliveries is ahead.deliveries else self._read(deliveries)
             folded = fold(readings.tickets)
             worked = await transact(pipeline, transaction, folded.survivors, careful=careful)
             ended = await self._end(transaction, inlet, readings, folded, worked)
+            if len(deliveries) == limit:
+                # The next batch is read and decoded while this one is made durable.
+                self._ahead = asyncio.create_task(self._peek(source, deliveries[-1]))
         for event in worked.news:
             pipeline.emit(event)
         pipeline.tell_unread(readings)
         pipeline.tell_ended(ended)
         pipeline.emit(events.BatchClosed(pipeline=pipeline.name, changes=len(deliveries)))
+
+    def _read(self, deliveries: Sequence[Delivery]) -> Readings:
+        return self._pipeline.envelope.read(deliveries, self._index, 0.0, self._pipeline.wall())
+
+    async def _peek(self, source: InlineSource, after: Delivery) -> "Ahead":
+        # The commit has to be on its way first: its thread cannot begin while this one is busy.
+        await asyncio.sleep(PEEK_AFTER_S)
+        try:
+            deliveries = await source.peek(self._pipeline.settings.batch_max, after)
+        except UnavailableError:
+            return Ahead()
+        return Ahead(deliveries, self._read(deliveries))
+
+    async def _read_ahead(self) -> "Ahead":
+        ahead, self._ahead = self._ahead, None
+        return await ahead if ahead is not None else Ahead()
 
     async def _end(
         self, transaction: Transaction, inlet: Inlet, readings: Readings, folded: Fold, worked: Worked

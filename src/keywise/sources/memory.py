@@ -65,6 +65,10 @@ class MemorySource:
     async def depth(self) -> int:
         return len(self._queue)
 
+    async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
+        visible = [item for item in self._visible(len(self._queue)) if item[0] > int(after.id)]
+        return [_delivery(number, message) for number, message in visible[:limit]]
+
     def inlet(self, connection: MemoryDatabase) -> "MemoryInlet":
         assert connection is self.database, "a transaction reaches its own database only"
         return MemoryInlet(self)
@@ -119,8 +123,9 @@ class MemoryInlet:
     def __init__(self, source: MemorySource) -> None:
         self._source = source
 
-    async def receive(self, limit: int) -> Sequence[Delivery]:
-        return [_delivery(number, message) for number, message in self._source._visible(limit)]
+    async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
+        visible = [_delivery(number, message) for number, message in self._source._visible(limit)]
+        return peeked if peeked and list(peeked) == visible[: len(peeked)] else visible
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         self._source._forget(deliveries)

@@ -87,6 +87,11 @@ class SqliteSource:
                 step = min(step * 1.5, POLL_MAX_S)
         return True
 
+    async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
+        with sqlite_errors(self.database.path):
+            rows = self.database.reader.execute(_FRESH, (int(after.id) + 1, self._last, limit))
+            return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
+
     def inlet(self, connection: Any) -> "SqliteInlet":
         return SqliteInlet(self, connection)
 
@@ -141,9 +146,12 @@ class SqliteInlet:
         self._connection = connection
         self._fresh: list[Delivery] = []
 
-    async def receive(self, limit: int) -> Sequence[Delivery]:
+    async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
         with self._errors():
             held = self._source._due(self._connection, self._source.database.now(), limit)
+            if peeked and not held and self._are_there(peeked):
+                self._fresh = list(peeked)
+                return peeked
             self._fresh = self._source._fresh(self._connection, limit - len(held))
         return [*held, *self._fresh] if held else self._fresh
 
@@ -165,6 +173,12 @@ class SqliteInlet:
         with self._errors():
             self._connection.executemany("delete from keywise_ready where id = ?", [(one.id,) for one in deliveries])
             self._connection.executemany("insert or replace into keywise_held values (?, ?, ?, ?, ?, ?)", rows)
+
+    def _are_there(self, peeked: Sequence[Delivery]) -> bool:
+        """Ids are given once and in order, so a stretch that has as many messages as before is the same one."""
+        statement = "select count(*) from keywise_ready where id between ? and ?"
+        [there] = self._connection.execute(statement, (peeked[0].id, peeked[-1].id)).fetchone()
+        return bool(there == len(peeked))
 
     def _errors(self) -> sqlite_errors:
         return sqlite_errors(self._source.database.path)

@@ -118,6 +118,9 @@ class LinkedSource:
     async def arrived(self, wait_s: float) -> bool:
         return await self._link.call(lambda: self._source.arrived(wait_s))
 
+    async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
+        return await self._link.call(lambda: self._source.peek(limit, after))
+
     def inlet(self, connection: MemoryDatabase) -> Inlet:
         return self._source.inlet(connection)
 
