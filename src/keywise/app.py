@@ -85,8 +85,7 @@ class PipelineDefinition:
             raise SettingsError(f"pipeline {self.name!r} has a sink already; a second one needs a pipeline of its own")
 
     def _envelope(self) -> Envelope:
-        settings = self.settings
-        return Envelope(self._route, body_max_bytes=settings.body_max_bytes, retention_s=settings.retention_s)
+        return Envelope(self._route, body_max_bytes=self.settings.body_max_bytes)
 
 
 class App:
@@ -210,7 +209,8 @@ class App:
         """The ledger and the sink, which decide together what can be promised."""
         sink = self._sink(definition)
         intents = not is_atomic(sink) and (sink.grade == "plain" or sink.forgets_deletions)  # type: ignore[union-attr]
-        policy = Policy(intents=intents, redelivery_s=definition.settings.redelivery_s)
+        settings = definition.settings
+        policy = Policy(intents, settings.redelivery_s, settings.retention_s)
         ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), policy)
         if is_atomic(sink) and sink.database is not ledger.database:
             raise SettingsError(

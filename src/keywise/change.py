@@ -1,6 +1,7 @@
 """The values that travel: a delivery carries a change to a key, and an outcome says what became of it."""
 
 import enum
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -51,8 +52,8 @@ class Want(msgspec.Struct):
     order: Order | None
     """None asks for exclusion only."""
     deleted: bool = False
-    late: bool = False
-    """Sent longer ago than the retention: only a key that the ledger still remembers may be judged."""
+    sent_at: float = math.inf
+    """By the wall clock of the source. Sent longer ago than the retention, only a key that is remembered is judged."""
 
 
 class Change(Want, Generic[T]):

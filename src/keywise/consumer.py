@@ -139,7 +139,7 @@ class Consumer:
 
     async def _take_in(self, index: int, deliveries: Sequence[Delivery]) -> None:
         pipeline = self._pipeline
-        readings = pipeline.envelope.read(deliveries, index, pipeline.clock(), pipeline.wall())
+        readings = pipeline.envelope.read(deliveries, index, pipeline.clock())
         self._lanes.add(readings.tickets)
         self._news.tell()
         if readings.malformed or readings.ignored:

@@ -46,19 +46,15 @@ class Fields(msgspec.Struct, frozen=True):
 class Envelope:
     """Reads deliveries for one pipeline."""
 
-    def __init__(
-        self, route: "FieldRoute | FunctionRoute", *, body_max_bytes: int, retention_s: float | None = None
-    ) -> None:
+    def __init__(self, route: "FieldRoute | FunctionRoute", *, body_max_bytes: int) -> None:
         self._route = route
         self._body_max_bytes = body_max_bytes
-        self._retention_s = retention_s
         self.decode: Callable[[bytes], Any] | None = route.decode
 
-    def read(self, deliveries: Sequence[Delivery], source: int, now: float, wall: float) -> Readings:
-        """Make tickets; one bad delivery never takes its neighbours with it. `wall` is compared with `sent_at`."""
+    def read(self, deliveries: Sequence[Delivery], source: int, now: float) -> Readings:
+        """Make tickets; one bad delivery never takes its neighbours with it."""
         readings = Readings()
         route, decode, body_max = self._route, self.decode, self._body_max_bytes
-        oldest = wall - self._retention_s if self._retention_s is not None else float("-inf")
         add = readings.tickets.append
         for delivery in deliveries:
             body = delivery.body
@@ -75,12 +71,12 @@ class Envelope:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 readings.malformed.append((delivery, f"body cannot be read: {error}"))
             else:
-                add(Ticket(Change(key, order, deleted, delivery.sent_at < oldest, body, decode), delivery, source, now))
+                add(Ticket(Change(key, order, deleted, delivery.sent_at, body, decode), delivery, source, now))
         return readings
 
     def read_one(self, body: bytes) -> Change[Any]:
         """Read one body that is not from a source; raises `MalformedError` if it says nothing."""
-        readings = self.read([Delivery("", "", body, float("inf"))], 0, 0.0, 0.0)
+        readings = self.read([Delivery("", "", body, float("inf"))], 0, 0.0)
         for _, cause in (*readings.malformed, *readings.ignored):
             raise MalformedError(cause or "the pipeline ignores this body")
         return readings.tickets[0].change

@@ -148,17 +148,14 @@ class Leased:
 
     async def _refuse(self, refused: list[tuple[Ticket, Refusal]]) -> None:
         pipeline, lanes, ended = self._pipeline, self._lanes, list[Ended]()
+        hopeless: list[tuple[Ticket, str]] = []
         for ticket, refusal in refused:
             match refusal.answer:
                 case Answer.STALE | Answer.DUPLICATE:
                     assert refusal.mark is not None, "only a mark makes a change stale"
                     ended += lanes.finish(ticket, Outcome(refusal.answer.value), refusal.mark)
                 case Answer.MIXED | Answer.FORGOTTEN:
-                    cause = cause_of_refusal(refusal)
-                    burial = Burial(pipeline.letter(ticket, cause))
-                    await pipeline.insist("ledger", lambda burial=burial: pipeline.ledger.bury([burial]))  # type: ignore[misc]
-                    pipeline.emit(events.Buried(pipeline=pipeline.name, key=ticket.change.key, cause=cause))
-                    ended += lanes.bury(ticket)
+                    hopeless.append((ticket, cause_of_refusal(refusal)))
                 case Answer.ALONE:
                     lanes.quarantine(ticket)
                 case _:
@@ -167,7 +164,19 @@ class Leased:
                     pipeline.emit(pipeline.refused(ticket, refusal.answer, wait_s))
         if refused:
             await pipeline.settle(ended)
+            await self._bury_unclaimed(hopeless)
             self._room.tell()
+
+    async def _bury_unclaimed(self, hopeless: list[tuple[Ticket, str]]) -> None:
+        pipeline, ended = self._pipeline, list[Ended]()
+        if not hopeless:
+            return
+        burials = [Burial(pipeline.letter(ticket, cause)) for ticket, cause in hopeless]
+        await pipeline.insist("ledger", lambda: pipeline.ledger.bury(burials))
+        for ticket, cause in hopeless:
+            pipeline.emit(events.Buried(pipeline=pipeline.name, key=ticket.change.key, cause=cause))
+            ended += self._lanes.bury(ticket)
+        await pipeline.settle(ended)
 
     # Work.
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +40,6 @@ class Pipeline:
     pulse: Callable[[], Ledger] | None = None
     """Connects a second time to the ledger, for a heartbeat in a thread of its own."""
     clock: Clock = boot_time
-    wall: Clock = time.time
     rng: random.Random = field(default_factory=random.Random)
 
     @property

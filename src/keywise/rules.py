@@ -58,6 +58,8 @@ class Policy(msgspec.Struct, frozen=True):
     """On for sinks that show stale state if an older write follows a newer one: plain, or forgetting deletions."""
     redelivery_s: float = 3600.0
     """The longest time after which the source may still bring a message back."""
+    retention_s: float | None = None
+    """How long keys are remembered at the least; None: for ever."""
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -127,7 +129,7 @@ def decide(entry: Entry | None, want: Want, now: float, policy: Policy, terms: T
     """Say why a claim cannot be granted; None grants it. Without terms, a transaction asks that takes no claim."""
     entry = entry or EMPTY
     return (
-        _against_mark(entry, want)
+        _against_mark(entry, want, now, policy)
         or _against_holder(entry, want, now, terms, policy)
         or _against_history(entry, want, now, policy)
     )
@@ -186,8 +188,8 @@ def mark(entry: Entry | None, want: Want, now: float) -> Entry:
 def fail(
     entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: Policy
 ) -> Entry | None:
-    """Count a failed try; only where the token is the holder's."""
-    if entry is None or entry.token != claim.token:
+    """Count a failed try; only where the token is the holder's, and only once if it is told twice."""
+    if entry is None or entry.token != claim.token or entry.abandoned:
         return entry
     entry = replace(entry, attempts=entry.attempts + 1, not_before=now + retry_s, updated_at=now)
     if certainty is Certainty.UNKNOWN:
@@ -239,10 +241,14 @@ def mend(entry: Entry | None, claim: Claim, written: Want | None, now: float) ->
     return kept(_free(entry))
 
 
-def is_prunable(entry: Entry, now: float, retention_s: float) -> bool:
-    """Nothing is going on, and no delivery can reach the key any more."""
+def is_prunable(entry: Entry, now: float, retention_s: float, policy: Policy) -> bool:
+    """Nothing is going on, and no delivery can reach the key any more.
+
+    An older version may have been sent a while after a newer one was committed; it has to be late before the key
+    is forgotten, so the longest redelivery is waited for on top of the retention.
+    """
     busy = entry.token != 0 or entry.unknown is not None or entry.suspect > 0
-    return not busy and entry.updated_at < now - retention_s
+    return not busy and entry.updated_at < now - retention_s - policy.redelivery_s
 
 
 def kept(entry: Entry | None) -> Entry | None:
@@ -252,12 +258,14 @@ def kept(entry: Entry | None) -> Entry | None:
     return entry if replace(entry, updated_at=0.0, not_before=0.0, tried=None) != EMPTY else None
 
 
-def _against_mark(entry: Entry, want: Want) -> Refusal | None:
+def _against_mark(entry: Entry, want: Want, now: float, policy: Policy) -> Refusal | None:
     mark, order = entry.mark, want.order
     if order is None:
         return None
     if mark is None:
-        return Refusal(Answer.FORGOTTEN) if want.late else None
+        # Judged here and now: between an earlier look and this one, the key may have been pruned.
+        late = policy.retention_s is not None and want.sent_at < now - policy.retention_s
+        return Refusal(Answer.FORGOTTEN) if late else None
     if is_unversioned(mark) != is_unversioned(order):
         return Refusal(Answer.MIXED, mark=mark)
     if order == mark:

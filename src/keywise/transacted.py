@@ -17,7 +17,6 @@ from keywise.pipeline import Pipeline
 from keywise.protocols import AtomicSink, Inlet, InlineSource, Transaction
 from keywise.rules import Answer, Refusal
 
-
 PEEK_AFTER_S = 0.0
 
 
@@ -106,7 +105,7 @@ class OneTransaction:
         pipeline.emit(events.BatchClosed(pipeline=pipeline.name, changes=len(deliveries)))
 
     def _read(self, deliveries: Sequence[Delivery]) -> Readings:
-        return self._pipeline.envelope.read(deliveries, self._index, 0.0, self._pipeline.wall())
+        return self._pipeline.envelope.read(deliveries, self._index, 0.0)
 
     async def _peek(self, source: InlineSource, after: Delivery) -> "Ahead":
         # The commit has to be on its way first: its thread cannot begin while this one is busy.

@@ -89,7 +89,8 @@ class MemoryLedger:
     async def prune(self, retention_s: float) -> int:
         async with self.database.exclusive():
             entries = self._scope.entries
-            gone = [key for key, entry in entries.items() if rules.is_prunable(entry, self._now(), retention_s)]
+            now, policy = self._now(), self._policy
+            gone = [key for key, entry in entries.items() if rules.is_prunable(entry, now, retention_s, policy)]
             for key in gone:
                 self._set(key, None)
             return len(gone)

@@ -116,7 +116,7 @@ class SqliteLedger:
 
     async def prune(self, retention_s: float) -> int:
         def act(book: "Book") -> int:
-            return book.prune(self.database.now(), retention_s)
+            return book.prune(self.database.now(), retention_s, self._policy)
 
         return await self._write(act)
 
@@ -210,7 +210,9 @@ class SqliteTransaction:
         marks: dict[str, Order] = {key: (era, version, generation) for key, era, version, generation in rows}
         if not self._active:
             # Most changes are versioned and newer than an idle mark; only the others need a closer look.
-            wants = [want for want in wants if not _is_plainly_newer(want, marks.get(want.key))]
+            retention_s = self._ledger._policy.retention_s
+            oldest = self._now - retention_s if retention_s is not None else -math.inf
+            wants = [want for want in wants if not _is_plainly_newer(want, marks.get(want.key), oldest)]
         refusals = {}
         for want in wants:
             entry = self._active.get(want.key) or Entry(marks.get(want.key))
@@ -337,11 +339,13 @@ class Book:
         statement = "delete from keywise_letters where scope = ? and id = ?"
         return self._connection.executemany(statement, [(self._scope, n) for n in numbers]).rowcount
 
-    def prune(self, now: float, retention_s: float) -> int:
+    def prune(self, now: float, retention_s: float, policy: Policy) -> int:
         candidates = self._connection.execute(_OLD, (self._scope, now - retention_s)).fetchall()
         self.load(key for (key,) in candidates)
         gone = [
-            (self._scope, key) for key, entry in self._entries.items() if rules.is_prunable(entry, now, retention_s)
+            (self._scope, key)
+            for key, entry in self._entries.items()
+            if rules.is_prunable(entry, now, retention_s, policy)
         ]
         self._connection.executemany("delete from keywise_marks where scope = ? and key = ?", gone)
         self._connection.executemany("delete from keywise_active where scope = ? and key = ?", gone)
@@ -354,10 +358,10 @@ def connect(address: Address, policy: Policy) -> SqliteLedger:
     return SqliteLedger(address.shared(SqliteDatabase, address.file()), address.name, policy)
 
 
-def _is_plainly_newer(want: Want, mark: Order | None) -> bool:
+def _is_plainly_newer(want: Want, mark: Order | None, oldest: float) -> bool:
     order = want.order
     if mark is None or order is None:
-        return not want.late
+        return want.sent_at >= oldest
     return order > mark and mark[2] >= 0 and order[2] >= 0
 
 

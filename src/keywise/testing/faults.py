@@ -20,7 +20,9 @@ KINDS = (
     "poison",
     "flaky",
     "killer",
+    "unversioned",
     "malformed",
+    "purge",
     "prune",
     "restore",
 )
@@ -42,8 +44,12 @@ class Rates(msgspec.Struct, frozen=True):
     flaky: float
     killer: float
     malformed: float
+    purge: float
     prune: bool
     restore: bool
+    unversioned: bool
+    zombies: bool
+    """Pauses are longer than the horizon: nothing else may then hide a late write."""
 
 
 class Faults:
@@ -72,20 +78,25 @@ def _draw(rng: random.Random) -> Rates:
     def often(most: float, never: float = 0.3) -> float:
         return 0.0 if rng.random() < never else rng.random() * most
 
+    zombies = rng.random() < 0.15
+
     return Rates(
         duplicate=often(0.4),
         reorder=often(1.0),
         delay=often(0.3),
         lost=often(0.12),
-        slow=often(0.06),
-        crash=often(0.05),
-        pause=often(0.05),
+        slow=0.0 if zombies else often(0.06),
+        crash=0.0 if zombies else often(0.05),
+        pause=0.05 if zombies else often(0.05),
         drain=often(0.03),
         jump=often(0.02, never=0.6),
         poison=often(0.15, never=0.5),
         flaky=often(0.3, never=0.4),
-        killer=often(0.08, never=0.6),
+        killer=0.0 if zombies else often(0.08, never=0.6),
         malformed=often(0.1, never=0.5),
+        purge=often(0.05, never=0.7),
         prune=rng.random() < 0.4,
         restore=rng.random() < 0.2,
+        unversioned=rng.random() < 0.3,
+        zombies=zombies,
     )

@@ -338,13 +338,19 @@ class LinkedSink:
         results: Sequence[Result] = [Result(Outcome.FAILED)] * len(changes)
         try:
             await world.meet_killers(self._link.process, changes)
-            results = await self._link.call(lambda: self._apply(changes, claims))
+            running = asyncio.ensure_future(self._run(changes, claims))
+            results = await (asyncio.shield(running) if world.has_threads else running)
             return results
         finally:
             world.auditor.call_ended(call)
             for change, result in zip(changes, results, strict=True):
                 if result.outcome is Outcome.FAILED:
                     world.auditor.tries[change.key, change.order] += 1
+
+    async def _run(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+        """A handler thinks for a while before it writes."""
+        await asyncio.sleep(self._link.world.rng.choice((0.0, 0.001, 0.5)))
+        return await self._link.call(lambda: self._apply(changes, claims))
 
     async def _apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
         return [self._apply_one(change, claim) for change, claim in zip(changes, claims, strict=True)]

@@ -4,11 +4,14 @@ import random
 
 import msgspec
 
-from keywise.change import Order
+from keywise.change import Order, order_of
 from keywise.testing.faults import Faults
 
 KEYS = 6
 SENDING_S = 90.0
+MEETING = "key-meeting"
+STUBBORN = 1000
+"""A change that fails so often is as good as poisonous."""
 
 
 class Sent(msgspec.Struct):
@@ -24,17 +27,21 @@ class Sent(msgspec.Struct):
     flaky: int = 0
     """So many tries fail first."""
     malformed: bool = False
+    unversioned: bool = False
+    purged: bool = False
+    """Somebody took it out of the queue by hand."""
 
     @property
     def order(self) -> Order:
-        return (0, self.version, 0)
+        return order_of(None if self.unversioned else self.version)
 
     @property
     def body(self) -> bytes:
         if self.malformed:
             return b'{"id": "%d", "v": }' % self.number
         state = "gone" if self.deleted else "here"
-        return b'{"id": "%s", "v": %d, "state": "%s"}' % (self.key.encode(), self.version, state.encode())
+        version = "null" if self.unversioned else str(self.version)
+        return f'{{"id": "{self.key}", "v": {version}, "state": "{state}", "number": {self.number}}}'.encode()
 
 
 def draw(faults: Faults) -> list[Sent]:
@@ -48,6 +55,8 @@ def draw(faults: Faults) -> list[Sent]:
         versions[key] += rng.choice((1, 1, 1, 5))
         sent = Sent(number, key, versions[key], rng.random() < 0.25, at=SENDING_S * rng.random() ** 2)
         changes.append(sent)
+    if rates.unversioned:
+        changes += _meeting(faults, len(changes))
     _in_order(changes, rng)
     for sent in changes:
         _afflict(sent, faults, rng)
@@ -55,14 +64,21 @@ def draw(faults: Faults) -> list[Sent]:
 
 
 def truth(changes: list[Sent], dead: set[tuple[str, Order]]) -> dict[str, Sent]:
-    """What the store must hold in the end: the newest of each key that was not set aside."""
+    """What the store must hold in the end: the newest of each key that was neither set aside nor taken away."""
     newest: dict[str, Sent] = {}
     for sent in changes:
-        if sent.malformed or (sent.key, sent.order) in dead:
+        if sent.malformed or sent.purged or sent.key == MEETING or (sent.key, sent.order) in dead:
             continue
         if sent.key not in newest or sent.order > newest[sent.key].order:
             newest[sent.key] = sent
     return newest
+
+
+def _meeting(faults: Faults, number: int) -> list[Sent]:
+    """A key on which unversioned and versioned changes meet: whatever comes first decides, the others are set aside."""
+    faults.injected["unversioned"] += 1
+    count = faults.rng.randint(2, 4)
+    return [Sent(number + i, MEETING, i, False, at=0.0, unversioned=i % 2 == 0) for i in range(count)]
 
 
 def _in_order(changes: list[Sent], rng: random.Random) -> None:
@@ -76,8 +92,11 @@ def _afflict(sent: Sent, faults: Faults, rng: random.Random) -> None:
     rates = faults.rates
     if faults.happens("malformed", rates.malformed):
         sent.malformed = True
+    elif sent.key == MEETING:
+        return
     elif faults.happens("poison", rates.poison):
-        sent.poison = True
+        sent.poison = rng.random() < 0.6
+        sent.flaky = 0 if sent.poison else STUBBORN
     elif faults.happens("killer", rates.killer):
         sent.killer = True
     elif faults.happens("flaky", rates.flaky):

@@ -79,13 +79,16 @@ async def _no_letter(self: MemoryLedger, burials: Sequence[Burial]) -> list[Clai
     return []
 
 
-def _too_early(entry: Entry, now: float, retention_s: float) -> bool:
-    return _is_prunable(entry, now, retention_s / 5)
+def _too_early(entry: Entry, now: float, retention_s: float, policy: Policy) -> bool:
+    return _is_prunable(entry, now, retention_s / 5, replace(policy, redelivery_s=0.0))
 
 
-def _though_busy(entry: Entry, now: float, retention_s: float) -> bool:
-    idle = replace(entry, token=0, unknown=None, suspect=0)
-    return _is_prunable(idle, now, retention_s)
+def _after_retention_only(entry: Entry, now: float, retention_s: float, policy: Policy) -> bool:
+    return _is_prunable(entry, now, retention_s, replace(policy, redelivery_s=0.0))
+
+
+def _though_busy(entry: Entry, now: float, retention_s: float, policy: Policy) -> bool:
+    return _is_prunable(replace(entry, token=0, unknown=None, suspect=0), now, retention_s, policy)
 
 
 def _mended_blindly(entry: Entry | None, claim: Claim, written: Want | None, now: float) -> Entry | None:
@@ -110,6 +113,7 @@ COMMITS = (
     Mutant("a burial after an unknown outcome is not suspect", 6, rules, "bury", _unsuspected),
     Mutant("a dead change leaves no letter", 13, MemoryLedger, "bury", _no_letter),
     Mutant("pruned before the retention", 14, rules, "is_prunable", _too_early),
+    Mutant("pruned before an older version is late", 14, rules, "is_prunable", _after_retention_only, Grade.ATOMIC),
     Mutant("pruned though something goes on", 14, rules, "is_prunable", _though_busy),
     Mutant("a repair clears what it has not seen", 6, rules, "mend", _mended_blindly),
 )
