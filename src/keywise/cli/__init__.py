@@ -1,0 +1,58 @@
+"""The command line: one file per command, and one way to speak in all of them."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from keywise import __version__
+from keywise.cli.dead import app as dead
+from keywise.cli.run import run
+from keywise.cli.send import send
+from keywise.cli.simulate import simulate
+from keywise.cli.speech import complain
+from keywise.cli.status import status
+from keywise.cli.why import why
+from keywise.errors import KeywiseError
+
+app = typer.Typer(
+    name="keywise",
+    help="Queues deliver twice, late and out of order; keywise makes your store end up right anyway.",
+    epilog="Every command has --help with an example.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (run, send, status, why):
+    app.command()(command)
+app.add_typer(dead, name="dead")
+app.command()(simulate)
+
+
+def main() -> None:
+    """Run the command in `sys.argv`; what keywise raises on purpose ends as one line on stderr and exit status 1."""
+    for stream in (sys.stdout, sys.stderr):
+        # A key may hold what this terminal cannot show.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        app()
+    except KeywiseError as error:
+        complain(error)
+        sys.exit(1)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        print(f"keywise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of keywise itself."""

@@ -1,0 +1,118 @@
+"""Finds the app that a command is about: `shop:app`, or `path/to/shop.py:app`."""
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, NoReturn
+
+import typer
+
+from keywise.app import App
+from keywise.cli.speech import complain, fail, refuse
+from keywise.errors import KeywiseError
+
+VARIABLE = "KEYWISE_APP"
+
+AppOption = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        metavar="MODULE:NAME",
+        envvar=VARIABLE,
+        help="The app, as shop:app or path/to/shop.py:app.",
+    ),
+]
+PipelineOption = Annotated[
+    str | None, typer.Option("--pipeline", metavar="NAME", help="Look at this pipeline only; all of them without it.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def load(target: str | None) -> App:
+    """Import the app; exits with status 2 if the target names none, and with 1 if its module is broken."""
+    if not target:
+        refuse(f"no app is named; pass it as module:attribute, for example shop:app, or set {VARIABLE}=shop:app")
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        refuse(f"{target!r} names no app; write module:attribute, for example shop:app or path/to/shop.py:app")
+    module = _imported(place)
+    found = getattr(module, name, None)
+    if isinstance(found, App):
+        return found
+    apps = [attribute for attribute, value in vars(module).items() if isinstance(value, App)]
+    hint = f"it has: {', '.join(f'{place}:{app}' for app in apps)}" if apps else "it defines no keywise.App"
+    refuse(f"{place} has no app called {name!r}; {hint}")
+
+
+def chosen(app: App, names: Sequence[str | None]) -> list[str]:
+    """The names of the pipelines to look at; all of them if none is given."""
+    given = [name for name in names if name is not None]
+    for name in given:
+        if name not in app.pipelines:
+            near = difflib.get_close_matches(name, app.pipelines, 1)
+            known = f"this app has: {', '.join(app.pipelines) or 'none'}"
+            refuse(f"no pipeline is called {name!r}; {f'did you mean {near[0]}?' if near else known}")
+    if not app.pipelines:
+        fail("this app has no pipeline; define one with app.pipeline(...)")
+    return given or list(app.pipelines)
+
+
+def warn_of_memory(app: App) -> None:
+    """A ledger in memory cannot be seen from here."""
+    if app.ledger_url.startswith("memory:"):
+        print(
+            "Note: the ledger is in memory (memory://), so only the process that runs the app can see it; "
+            "with sqlite:///shop.db every command can",
+            file=sys.stderr,
+        )
+
+
+def _imported(place: str) -> ModuleType:
+    try:
+        return _from_file(Path(place)) if place.endswith(".py") else _by_name(place)
+    except KeywiseError as error:
+        complain(f"{place}: {error}")
+        raise typer.Exit(1) from None
+    except (typer.Exit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        _blame(place, error)
+
+
+def _by_name(place: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise
+        refuse(
+            f"no module is called {place!r}, looked for in {os.getcwd()} and the installed packages; "
+            "change into the folder of your app, or write path/to/shop.py:app"
+        )
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        refuse(f"there is no file {str(path)!r}; write path/to/shop.py:app, seen from {os.getcwd()}")
+    # As if Python had been started with the file, so that it can import its neighbours.
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _blame(place: str, error: BaseException) -> NoReturn:
+    """Say where a module of the user's is broken; the frames of the import machinery would only hide it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 2 else ""
+    fail(f"{place} cannot be imported: {type(error).__name__}: {error}{where}")

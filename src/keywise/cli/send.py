@@ -1,0 +1,154 @@
+"""`keywise send`: append messages to a pipeline's first source."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from typing import Annotated, BinaryIO
+
+import msgspec
+import typer
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from keywise.app import App
+from keywise.cli.loading import AppOption, JsonOption, chosen, load
+from keywise.cli.speech import complain, count, fail, plain, refuse, screen, tell_json
+from keywise.errors import SettingsError
+from keywise.settings import seconds
+
+BATCH = 1000
+READ_BYTES = 1 << 20
+
+
+def send(
+    pipeline: Annotated[str, typer.Argument(metavar="PIPELINE")],
+    bodies: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="BODY", help="JSON documents; with - or none, one per line from stdin."),
+    ] = None,
+    app: AppOption = None,
+    delay: Annotated[str, typer.Option(metavar="DURATION", help="Hide the messages for so long, as 500ms, 5s.")] = "0s",
+    json: JsonOption = False,
+) -> None:
+    """Send messages to a pipeline.
+
+    They go to its first source.
+
+    \b
+    Example:
+      keywise send pages '{"id": "a", "version": 1}' --app shop:app
+      keywise send pages --app shop:app < pages.jsonl
+    """
+    loaded = load(app)
+    chosen(loaded, [pipeline])
+    try:
+        delay_s = seconds(delay)
+    except SettingsError as error:
+        refuse(f"--delay: {error}")
+    _check_place(loaded, pipeline)
+    sending = Sending(loaded, pipeline, delay_s)
+    if bodies and bodies != ["-"]:
+        asyncio.run(sending.all([_checked_argument(body) for body in bodies]))
+    else:
+        asyncio.run(sending.lines(sys.stdin.buffer))
+    if json:
+        tell_json({"pipeline": pipeline, "sent": sending.sent})
+    else:
+        print(plain(f"sent {count(sending.sent, 'message')} to {pipeline}"))
+
+
+class Sending:
+    """Messages on their way to one pipeline, counted once they are durable."""
+
+    def __init__(self, app: App, pipeline: str, delay_s: float) -> None:
+        self.sent = 0
+        self._app = app
+        self._pipeline = pipeline
+        self._delay_s = delay_s
+        self._body_max_bytes = app.pipelines[pipeline].settings.body_max_bytes
+
+    async def all(self, bodies: list[bytes]) -> None:
+        async with self._app:
+            for start in range(0, len(bodies), BATCH):
+                await self._send(bodies[start : start + BATCH])
+
+    async def lines(self, stream: BinaryIO) -> None:
+        """One document per line. What arrives slowly is sent at once, and not held until a batch is full."""
+        if stream.isatty():
+            print("Reading one JSON document per line; end with Ctrl-D.", file=sys.stderr)
+        number = 0
+        async with self._app:
+            with self._progress() as progress:
+                task = progress.add_task("", total=None, sent=0)
+                for lines in _batches(stream, self._body_max_bytes):
+                    good, wrong = _checked(lines)
+                    if good:
+                        await self._send(good)
+                    if wrong is not None:
+                        index, cause = wrong
+                        self._give_up(number + index + 1, cause)
+                    number += len(lines)
+                    progress.update(task, sent=self.sent)
+
+    async def _send(self, bodies: list[bytes]) -> None:
+        await self._app.send(self._pipeline, *bodies, delay=self._delay_s)
+        self.sent += len(bodies)
+
+    def _give_up(self, line: int, cause: str) -> None:
+        complain(f"line {line} is no JSON document: {cause}; {count(self.sent, 'message')} before it sent")
+        raise typer.Exit(1)
+
+    def _progress(self) -> Progress:
+        console = screen(stderr=True)
+        columns = (TextColumn("sent {task.fields[sent]:,}"), TimeElapsedColumn())
+        return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _check_place(app: App, pipeline: str) -> None:
+    urls = app.pipelines[pipeline].source_urls
+    if urls and urls[0].startswith("memory:"):
+        fail(
+            f"the first source of {pipeline} is in memory ({urls[0]}), so the messages would end with this command; "
+            "use a source that is stored, for example sqlite:///shop.db"
+        )
+
+
+def _checked_argument(body: str) -> bytes:
+    raw = body.encode("utf-8", "surrogateescape")
+    _, wrong = _checked([raw])
+    if wrong is not None:
+        refuse(f"{body!r} is no JSON document: {wrong[1]}; put it in single quotes, as '{{\"id\": 1}}'")
+    return raw
+
+
+def _checked(lines: list[bytes]) -> tuple[list[bytes], tuple[int, str] | None]:
+    """The documents before the first line that is none, and that line's index and cause. Empty lines are left out."""
+    good: list[bytes] = []
+    for index, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            _CHECK(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return good, (index, str(error))
+        good.append(line.strip())
+    return good, None
+
+
+def _batches(stream: BinaryIO, body_max_bytes: int) -> Iterator[list[bytes]]:
+    rest = b""
+    while chunk := _read(stream):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for start in range(0, len(lines), BATCH):
+            yield lines[start : start + BATCH]
+        if len(rest) > body_max_bytes:
+            break  # It can only grow.
+    if rest:
+        yield [rest]
+
+
+def _read(stream: BinaryIO) -> bytes:
+    """What is there, and at least one byte unless the stream has ended."""
+    return stream.read1(READ_BYTES)  # type: ignore[attr-defined, no-any-return]
+
+
+_CHECK = msgspec.json.Decoder(msgspec.Raw).decode

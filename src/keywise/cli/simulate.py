@@ -1,0 +1,224 @@
+"""`keywise simulate`: real consumers on virtual time with faults, and the hunt for mutants."""
+
+import enum
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from keywise.cli.loading import JsonOption
+from keywise.cli.speech import cell, complain, count, fail, refuse, screen, table, tell_json
+from keywise.protocols import Grade
+
+if TYPE_CHECKING:
+    from keywise.testing.simulate import Hunt, Tally
+
+T = TypeVar("T")
+
+SEEDS, SEEDS_A_MUTANT = 200, 2000
+
+
+class Choice(enum.StrEnum):
+    """The grades to simulate."""
+
+    ATOMIC = "atomic"
+    CONDITIONAL = "conditional"
+    PLAIN = "plain"
+    ALL = "all"
+
+
+def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each parameter
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help=f"Per grade ({SEEDS}), or at most per mutant ({SEEDS_A_MUTANT}).")
+    ] = None,
+    first_seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="Where to begin.")] = 0,
+    grade: Annotated[Choice, typer.Option(help="What the simulated sink can promise.")] = Choice.ALL,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores without it.")] = None,
+    mutants: Annotated[bool, typer.Option("--mutants", help="Break each rule on purpose; it must be noticed.")] = False,
+    replay: Annotated[
+        int | None, typer.Option(metavar="SEED", min=0, help="Print the trace of one seed; needs --grade.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Check every promise under simulated faults.
+
+    Real consumers run on virtual time, with crashes, pauses, lost calls and more.
+
+    Exits with status 1 if a promise was broken, or if a mutant was not found.
+
+    \b
+    Example:
+      keywise simulate --seeds 500
+      keywise simulate --replay 17 --grade plain
+      keywise simulate --mutants
+    """
+    grades = [one for one in Grade if grade in (Choice.ALL, one.value)]
+    if replay is not None:
+        if len(grades) > 1:
+            refuse("a seed is replayed on one grade; add --grade atomic, --grade conditional or --grade plain")
+        _replay(replay, grades[0], json)
+    elif mutants:
+        _hunt(grades, range(first_seed, first_seed + (seeds or SEEDS_A_MUTANT)), jobs, json)
+    else:
+        _simulate(grades, range(first_seed, first_seed + (seeds or SEEDS)), jobs, json)
+
+
+def _replay(seed: int, grade: Grade, json: bool) -> None:
+    from keywise.testing.simulate import quiet, run_seed
+
+    with quiet():
+        run = run_seed(seed, grade)
+    if json:
+        told = {"violations": run.violations, "variant": run.variant, "faults": run.faults, "trace": run.trace}
+        tell_json({"grade": grade.value, "seed": seed} | told)
+    else:
+        for line in run.trace:
+            print(line)
+        print(f"{grade} seed {seed} ({run.variant}): {count(len(run.violations), 'violation')}")
+    if run.violations:
+        fail(run.violations[0])
+
+
+def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool) -> None:
+    from keywise.testing.simulate import Tally, cores
+    from keywise.testing.simulate import simulate as run_side_by_side
+
+    started = time.monotonic()
+    tallies = [Tally(grade) for grade in grades]
+    with _progress() as progress:
+        for tally in tallies:
+            task = progress.add_task(tally.grade.value, total=len(seeds))
+            for part in run_side_by_side(tally.grade, seeds, jobs or cores()):
+                tally.add(part)
+                progress.advance(task, part.seeds)
+    if json:
+        tell_json(_told(tallies, time.monotonic() - started))
+    else:
+        _tell(tallies, time.monotonic() - started)
+    if any(tally.violations for tally in tallies):
+        raise typer.Exit(1)
+
+
+def _tell(tallies: Sequence["Tally"], seconds: float) -> None:
+    out = screen()
+    made = table(
+        "grade", "seeds", "violations", "cpu s", "way", numbers=("seeds", "violations", "cpu s"), fold=("way",)
+    )
+    for tally in tallies:
+        ways = ", ".join(f"{way} {seeds}" for way, seeds in sorted(tally.variants.items()))
+        made.add_row(tally.grade.value, f"{tally.seeds:,}", f"{tally.violations:,}", f"{tally.seconds:.1f}", ways)
+    out.print(made)
+    faults = _faults(tallies)
+    out.print(f"injected {sum(faults.values()):,} faults: {', '.join(f'{kind} {n:,}' for kind, n in faults.items())}")
+    violations = sum(tally.violations for tally in tallies)
+    out.print(f"{count(violations, 'violation')} in {count(sum(t.seeds for t in tallies), 'seed')}, {seconds:.1f} s")
+    for failure in (failure for tally in tallies for failure in tally.failures):
+        out.print()
+        for line in failure.trace:
+            out.print(cell(line))
+        complain(f"{failure.grade} seed {failure.seed}: {failure.violation}; {_command(failure.grade, failure.seed)}")
+
+
+def _told(tallies: Sequence["Tally"], seconds: float) -> dict[str, Any]:
+    failures = [failure for tally in tallies for failure in tally.failures]
+    return {
+        "violations": sum(tally.violations for tally in tallies),
+        "seeds": sum(tally.seeds for tally in tallies),
+        "seconds": round(seconds, 3),
+        "faults": _faults(tallies),
+        "grades": {
+            tally.grade.value: {
+                "violations": tally.violations,
+                "seeds": tally.seeds,
+                "failing_seeds": tally.failing_seeds,
+                "cpu_seconds": round(tally.seconds, 3),
+                "ways": tally.variants,
+                "faults": tally.faults,
+            }
+            for tally in tallies
+        },
+        "failures": [
+            {
+                "grade": failure.grade.value,
+                "seed": failure.seed,
+                "violation": failure.violation,
+                "trace": failure.trace,
+                "replay": _command(failure.grade, failure.seed),
+            }
+            for failure in failures
+        ],
+    }
+
+
+def _command(grade: Grade, seed: int) -> str:
+    return f"keywise simulate --replay {seed} --grade {grade}"
+
+
+def _faults(tallies: Iterable["Tally"]) -> dict[str, int]:
+    """All kinds that there are, so that one which was never injected is seen too."""
+    from keywise.testing.faults import KINDS
+
+    together = Counter[str]()
+    for tally in tallies:
+        together.update(tally.faults)
+    return {kind: together.pop(kind, 0) for kind in KINDS} | dict(together)
+
+
+def _hunt(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool) -> None:
+    from keywise.testing.mutants import MUTANTS
+    from keywise.testing.simulate import cores, hunt_all
+
+    names = [mutant.name for mutant in MUTANTS if mutant.grade in grades]
+    hunts: list[Hunt] = []
+    with _progress() as progress:
+        task = progress.add_task("mutants", total=len(names))
+        for hunt in _in_order(names, hunt_all(names, seeds, jobs or cores())):
+            hunts.append(hunt)
+            progress.advance(task)
+            if not json:
+                progress.console.print(cell(_line(hunt)))
+    escaped = [hunt.name for hunt in hunts if hunt.violation is None]
+    if json:
+        tell_json({"found": len(hunts) - len(escaped), "escaped": escaped, "mutants": [_hunt_told(h) for h in hunts]})
+    else:
+        print(f"found {len(hunts) - len(escaped)} of {count(len(hunts), 'mutant')}")
+    if escaped:
+        fail(f"not found in {count(len(seeds), 'seed')}: {', '.join(escaped)}")
+
+
+def _in_order(names: Sequence[str], hunts: Iterable["Hunt"]) -> Iterator["Hunt"]:
+    """Hunts in the order of the names, each as early as that allows."""
+    waiting: dict[str, Hunt] = {}
+    following = iter(names)
+    name = next(following, "")
+    for hunt in hunts:
+        waiting[hunt.name] = hunt
+        while name in waiting:
+            yield waiting.pop(name)
+            name = next(following, "")
+
+
+def _line(hunt: "Hunt") -> str:
+    found = f"found after {count(hunt.seeds, 'seed')}" if hunt.violation is not None else "NOT FOUND"
+    return f"rule {hunt.rule:>2}  {hunt.grade:<11}  {hunt.name}: {found}: {hunt.violation or '-'}"
+
+
+def _hunt_told(hunt: "Hunt") -> dict[str, Any]:
+    return {
+        "name": hunt.name,
+        "rule": hunt.rule,
+        "grade": hunt.grade.value,
+        "found": hunt.violation is not None,
+        "seeds": hunt.seeds,
+        "violation": hunt.violation,
+        "cpu_seconds": round(hunt.seconds, 3),
+    }
+
+
+def _progress() -> Progress:
+    console = screen(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

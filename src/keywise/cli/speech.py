@@ -1,0 +1,121 @@
+"""How commands speak: plain text in a pipe, tables and bars in a terminal, JSON for scripts, errors on stderr."""
+
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from keywise.errors import KeywiseError, UnavailableError
+
+UNLIMITED_WIDTH = 100_000
+"""Nothing is folded or cut in a pipe, because the next program reads lines."""
+
+
+def screen(*, stderr: bool = False) -> Console:
+    """Where a command writes for people. Nothing that it is given is read as markup."""
+    file = sys.stderr if stderr else sys.stdout
+    width = None if file.isatty() else UNLIMITED_WIDTH
+    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+
+
+def table(*columns: str, numbers: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:
+    """A table without lines; only the columns in `fold` may be broken to fit a terminal."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for column in columns:
+        justify: Any = "right" if column in numbers else "left"
+        made.add_column(column, justify=justify, no_wrap=column not in fold, overflow="fold")
+    return made
+
+
+def display(made: Table) -> None:
+    """Print a table; in a pipe, without the spaces that fill up its lines."""
+    out = screen()
+    if out.is_terminal:
+        out.print(made)
+        return
+    with out.capture() as captured:
+        out.print(made)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def cell(value: object, style: str = "") -> Text:
+    """One cell of a table, with nothing in it that a terminal would obey."""
+    return Text(plain(str(value)), style)
+
+
+def tell_json(value: Any) -> None:
+    """One JSON document on stdout. It is ASCII, so it passes through any terminal and any encoding."""
+    print(json.dumps(value, indent=2))
+
+
+def complain(error: KeywiseError | str) -> None:
+    """One error on stderr."""
+    advice = "; nothing is lost, try again" if isinstance(error, UnavailableError) else ""
+    print(f"Error: {plain(str(error))}{advice}", file=sys.stderr)
+
+
+def refuse(message: str) -> NoReturn:
+    """Wrong usage: say what to do, and exit with status 2."""
+    complain(message)
+    raise typer.Exit(2)
+
+
+def fail(message: str) -> NoReturn:
+    """The operation failed: say why, and exit with status 1."""
+    complain(message)
+    raise typer.Exit(1)
+
+
+def plain(text: str) -> str:
+    """Text with every character escaped that a terminal could obey, or that breaks a line."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def plain_lines(text: str) -> str:
+    """As `plain`, but lines stay lines."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
+def moment(at: float, now: float) -> str:
+    """A moment of the wall clock, with how far away it is."""
+    apart_s = round(at - now)
+    distance = "now" if apart_s == 0 else f"in {duration(apart_s)}" if apart_s > 0 else f"{duration(-apart_s)} ago"
+    return f"{stamp(at)} ({distance})"
+
+
+def stamp(at: float) -> str:
+    """A moment to the second, as UTC."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def iso(at: float | None) -> str | None:
+    """A moment for scripts."""
+    return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+def duration(span_s: float) -> str:
+    """A length of time with its two largest units: `3 h 20 min`."""
+    if span_s < 10:
+        return f"{span_s:.3g} s"
+    parts: list[str] = []
+    rest = round(span_s)
+    for unit, size_s in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, size_s)
+        if count or parts:
+            parts.append(f"{count} {unit}" if count else "")
+    return " ".join(part for part in parts[:2] if part)
+
+
+def count(number: int, noun: str, many: str = "") -> str:
+    """`1 message`, `1,204 messages`."""
+    return f"{number:,} {noun if number == 1 else many or noun + 's'}"
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
