@@ -218,10 +218,12 @@ async def a_forgotten_delivery_comes_back(bench: SourceBench) -> None:
         bench.advance(bench.visibility_s - LATER_S * 5)
         same("what came before the visibility was over", await taken(bench.another), [])
         bench.advance(LATER_S * 6)
-        [again] = await taken(bench.another) or [None]
-        if again is None:
-            raise AssertionError("the message did not come back after the visibility")
-        same("its id, body and time of sending", (again.id, again.body, again.sent_at), (held.id, b"body", held.sent_at))
+        came_back = await taken(bench.another)
+        same("the number of messages after the visibility", len(came_back), 1)
+        again = came_back[0]
+        same(
+            "its id, body and time of sending", (again.id, again.body, again.sent_at), (held.id, b"body", held.sent_at)
+        )
         same("its count", again.count, count)
         receipts.add(again.receipt)
     same("the number of different receipts", len(receipts), 3)

@@ -1,0 +1,333 @@
+"""What every ledger promises about claims: one holder a key, newest wins, and nothing older after an unknown write."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from keywise.change import VERSION_MAX, VERSION_MIN, Order, Want, order_of
+from keywise.protocols import Failure, Letter
+from keywise.rules import Answer, Certainty, Claim, Entry, Policy, Refusal, Terms
+from keywise.testing.conformance.promise import Promises, near, same
+
+LEASE_S = 60.0
+REDELIVERY_S = 600.0
+RETENTION_S = 1000.0
+CLOCK_S = 5.0
+"""How far a store's clock may go on by itself during one check."""
+PLAIN = Policy(intents=True, redelivery_s=REDELIVERY_S)
+"""For a sink that would show stale state if an older write followed a newer one."""
+SAFE = Policy(intents=False, redelivery_s=REDELIVERY_S)
+"""For a sink that refuses older writes by itself, or shares the ledger's transaction."""
+FORGETTING = Policy(redelivery_s=REDELIVERY_S, retention_s=RETENTION_S)
+"""For a pipeline that forgets keys."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LedgerBench:
+    """A fresh ledger of one pipeline, opened twice."""
+
+    ledger: Any
+    """A `Ledger` that is also its `Operator`."""
+    another: Any
+    """The same scope, over a connection of its own."""
+    advance: Callable[[float], None]
+    """Let so many seconds pass on the clock of the store."""
+
+    async def ask(
+        self, version: int | None, owner: str = "w1", *, key: str = "a", alone: bool = False, deleted: bool = False
+    ) -> Claim | Refusal:
+        return await self.ask_for(Want(key, order_of(version), deleted), owner, alone=alone)
+
+    async def ask_for(self, want: Want, owner: str = "w1", *, alone: bool = False) -> Claim | Refusal:
+        """One claim, as one worker asks for it; the two workers use two connections."""
+        ledger = self.another if owner == "w2" else self.ledger
+        answers = await ledger.claim([want], Terms(owner, LEASE_S, alone))
+        same("the number of answers to one want", len(answers.granted) + len(answers.refused), 1)
+        return answers.granted[0] if answers.granted else answers.refused[want.key]  # type: ignore[no-any-return]
+
+    async def take(
+        self, version: int | None, owner: str = "w1", *, key: str = "a", alone: bool = False, deleted: bool = False
+    ) -> Claim:
+        """Ask, and be sure to get it."""
+        return granted(await self.ask(version, owner, key=key, alone=alone, deleted=deleted))
+
+    async def committed(self, version: int | None, *, key: str = "a", deleted: bool = False) -> None:
+        claim = await self.take(version, key=key, deleted=deleted)
+        same("refused commits", await self.ledger.commit([claim]), [])
+
+    async def entry(self, key: str = "a") -> Entry:
+        return await self.ledger.inspect(key) or Entry()
+
+    def expire(self) -> None:
+        """Let leases run out that were just taken."""
+        self.advance(LEASE_S + 1.0)
+
+
+MakeLedger: TypeAlias = Callable[[Policy], AbstractAsyncContextManager[LedgerBench]]
+
+CLAIM_PROMISES: Promises[LedgerBench] = Promises()
+
+KEYS = ["a", " ", "é", "日本語", "🦉", "'; drop table x; --", 'say "hi"', "line\nbreak", "%_\\", "k" * 512, "null", "0"]
+
+
+def granted(answer: Claim | Refusal) -> Claim:
+    if not isinstance(answer, Claim):
+        raise AssertionError(f"the claim was refused: {answer}")
+    return answer
+
+
+def refused(answer: Claim | Refusal, wanted: Answer, *, wait_s: float | None = None, mark: Order | None = None) -> None:
+    """Raise unless a claim was refused for this reason, for about so long, and with this mark."""
+    if not isinstance(answer, Refusal):
+        raise AssertionError(f"the claim was granted instead of {wanted.value}")
+    same("the answer", answer.answer, wanted)
+    if wait_s is not None:
+        near("the wait that was told", answer.wait_s, wait_s, within=CLOCK_S)
+    if mark is not None:
+        same("the mark that was told", answer.mark, mark)
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def a_key_has_one_holder(bench: LedgerBench) -> None:
+    """Whoever holds a key keeps everybody out until the lease ends, newer changes and itself included."""
+    claim = await bench.take(5)
+    bench.advance(10.0)
+    for version, owner in ((4, "w2"), (5, "w2"), (6, "w2"), (5, "w1"), (6, "w1")):
+        refused(await bench.ask(version, owner), Answer.BUSY, wait_s=LEASE_S - 10.0)
+    refused(await bench.ask_for(Want("a", None), "w2", alone=True), Answer.BUSY)
+    same("the token of the holder", (await bench.entry()).token, claim.token)
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def workers_that_ask_at_once_are_never_granted_the_same_key(bench: LedgerBench) -> None:
+    """Check and take are one step: of two workers that ask at the same time, one gets the key."""
+    for version in range(1, 21):
+        wants = [Want(f"k{number}", order_of(version)) for number in range(40)]
+        mine, theirs = await asyncio.gather(
+            bench.ledger.claim(wants, Terms("w1", LEASE_S)),
+            bench.another.claim(wants[::-1], Terms("w2", LEASE_S)),
+        )
+        holders = [claim.key for claim in (*mine.granted, *theirs.granted)]
+        if len(set(holders)) < len(holders):
+            raise AssertionError(f"{len(holders) - len(set(holders))} keys were granted to both workers")
+        same("the number of keys that somebody holds", len(holders), 40)
+        await asyncio.gather(bench.ledger.commit(mine.granted), bench.another.commit(theirs.granted))
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def each_key_of_a_call_has_an_answer_of_its_own(bench: LedgerBench) -> None:
+    """A refused key does not hold up its neighbours in the same call."""
+    await bench.committed(5, key="stale")
+    await bench.take(1, "w2", key="busy")
+    wants = [Want(key, order_of(3)) for key in ("free", "stale", "busy", "also free")]
+    answers = await bench.ledger.claim(wants, Terms("w1", LEASE_S))
+    same("what was granted", sorted(claim.key for claim in answers.granted), ["also free", "free"])
+    seen = {key: refusal.answer for key, refusal in answers.refused.items()}
+    same("what was refused", seen, {"stale": Answer.STALE, "busy": Answer.BUSY})
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def a_thousand_keys_fit_into_one_call(bench: LedgerBench) -> None:
+    """Claims, renewals and commits take many keys at once."""
+    wants = [Want(f"k{number}", order_of(number), bool(number % 2)) for number in range(1000)]
+    answers = await bench.ledger.claim(wants, Terms("w1", LEASE_S))
+    same("the number of granted claims", len(answers.granted), 1000)
+    same("the number of different tokens", len({claim.token for claim in answers.granted}), 1000)
+    same("lost renewals", await bench.ledger.renew(answers.granted, LEASE_S), [])
+    same("refused commits", await bench.ledger.commit(answers.granted), [])
+    census = await bench.another.census()
+    same("keys, tombstones and claims", (census.keys, census.tombstones, census.claims), (1000, 500, 0))
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def any_key_and_any_version_is_kept_exactly(bench: LedgerBench) -> None:
+    """Keys are any text of up to 512 bytes; versions use all 64 bits."""
+    versions = [VERSION_MIN, VERSION_MIN + 1, -1, 0, 1, 2**53, 2**53 + 1, VERSION_MAX - 1, VERSION_MAX]
+    for key in KEYS:
+        await bench.committed(7, key=key)
+        same(f"the mark of {key[:20]!r}", (await bench.entry(key)).mark, order_of(7))
+    for version in versions:
+        await bench.committed(version, key="versions")
+        same("the mark", (await bench.entry("versions")).mark, order_of(version))
+        refused(await bench.ask(version, key="versions"), Answer.DUPLICATE, mark=order_of(version))
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def an_order_is_era_then_version_then_generation(bench: LedgerBench) -> None:
+    """A reindex of an older version never wins over a newer version; a new era wins over any version."""
+    orders: list[Order] = [(0, 5, 0), (0, 5, 3), (0, 6, 0), (1, VERSION_MIN, 0), (1, VERSION_MIN, 1)]
+    for index, order in enumerate(orders):
+        claim = granted(await bench.ask_for(Want("a", order)))
+        same("refused commits", await bench.ledger.commit([claim]), [])
+        same("the mark", (await bench.entry()).mark, order)
+        for older in orders[:index]:
+            refused(await bench.ask_for(Want("a", older)), Answer.STALE, mark=order)
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def what_is_not_newer_is_refused_for_ever(bench: LedgerBench) -> None:
+    """Older than the mark is stale, equal to it a duplicate, also while somebody holds the key."""
+    await bench.committed(5)
+    refused(await bench.ask(4), Answer.STALE, mark=order_of(5))
+    refused(await bench.ask(5), Answer.DUPLICATE, mark=order_of(5))
+    await bench.take(7, "w2")
+    refused(await bench.ask(4), Answer.STALE, mark=order_of(5))
+    refused(await bench.ask(5), Answer.DUPLICATE, mark=order_of(5))
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def a_deletion_of_an_unknown_key_leaves_a_tombstone(bench: LedgerBench) -> None:
+    """What was deleted before it ever arrived stays deleted."""
+    await bench.committed(5, deleted=True)
+    entry = await bench.entry()
+    same("mark and deletion", (entry.mark, entry.deleted), (order_of(5), True))
+    refused(await bench.ask(4), Answer.STALE, mark=order_of(5))
+    await bench.committed(6)
+    same("deletion after a newer put", (await bench.entry()).deleted, False)
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def changes_without_a_version_are_applied_once(bench: LedgerBench) -> None:
+    """Unversioned means once a key, and it does not mix with versions."""
+    await bench.committed(None)
+    refused(await bench.ask(None), Answer.DUPLICATE)
+    refused(await bench.ask(3), Answer.MIXED)
+    await bench.committed(3, key="versioned")
+    refused(await bench.ask(None, key="versioned"), Answer.MIXED)
+
+
+@CLAIM_PROMISES.add(FORGETTING)
+async def a_late_change_needs_a_key_that_is_remembered(bench: LedgerBench) -> None:
+    """Sent before the retention: an unknown key is forgotten, a known one is judged by its mark."""
+    early = await bench.ledger.now() - RETENTION_S - CLOCK_S
+    refused(await bench.ask_for(Want("a", order_of(5), sent_at=early)), Answer.FORGOTTEN)
+    await bench.committed(5)
+    refused(await bench.ask_for(Want("a", order_of(4), sent_at=early)), Answer.STALE)
+    granted(await bench.ask_for(Want("a", order_of(6), sent_at=early)))
+    granted(await bench.ask_for(Want("b", order_of(5), sent_at=early + 2 * CLOCK_S)))
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def nothing_is_late_if_nothing_is_forgotten(bench: LedgerBench) -> None:
+    """Without a retention a message may be as old as it likes."""
+    granted(await bench.ask_for(Want("a", order_of(5), sent_at=0.0)))
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def tokens_are_never_used_again(bench: LedgerBench) -> None:
+    """Each grant has a token of its own, also after a key was forgotten."""
+    tokens = []
+    for version in range(1, 30):
+        claim = await bench.take(version)
+        tokens.append(claim.token)
+        await (bench.ledger.release if version % 2 else bench.ledger.commit)([claim])
+        bench.advance(REDELIVERY_S + 100.0)
+        await bench.ledger.prune(50.0)
+    same("the number of different tokens", len(set(tokens)), len(tokens))
+    if min(tokens) <= 0:
+        raise AssertionError(f"a token was {min(tokens)}; 0 means that nobody holds the key")
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def an_old_token_opens_nothing(bench: LedgerBench) -> None:
+    """After a takeover the former holder can neither renew, commit, fail, release nor bury."""
+    old = await bench.take(5)
+    bench.expire()
+    new = await bench.take(5, "w2", alone=True)
+    before = await bench.entry()
+    same("lost renewals", await bench.ledger.renew([old], LEASE_S), [old])
+    await bench.ledger.release([old])
+    await bench.ledger.fail([Failure(old, Certainty.CLEAN, 1.0)])
+    same("the entry after acts with an old token", await bench.entry(), before)
+    same("refused commits", await bench.ledger.commit([old]), [old])
+    after = await bench.entry()
+    same("token and mark after a refused commit", (after.token, after.mark), (new.token, None))
+    same("the suspicion after a refused commit", after.suspect, before.suspect + 1)
+    same("refused commits of the new holder", await bench.another.commit([new]), [])
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def a_takeover_begins_a_lease_of_its_own(bench: LedgerBench) -> None:
+    """Whoever takes over an expired claim has a fresh deadline, and the key is suspect on a plain sink."""
+    await bench.take(5)
+    bench.expire()
+    claim = await bench.take(5, "w2", alone=True)
+    same("whether it says that it took over", claim.took_over, True)
+    same("the suspicion", (await bench.entry()).suspect, 1)
+    bench.advance(LEASE_S - CLOCK_S * 2)
+    refused(await bench.ask(5, "w3", alone=True), Answer.BUSY)
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def a_takeover_on_a_safe_sink_is_no_suspicion(bench: LedgerBench) -> None:
+    """Where the sink itself refuses older writes, a takeover is not suspicious and nothing older waits."""
+    await bench.take(7)
+    bench.expire()
+    claim = await bench.take(7, "w2", alone=True)
+    await bench.another.release([claim])
+    same("the suspicion", (await bench.entry()).suspect, 0)
+    await bench.take(6)
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def a_renewal_moves_the_deadline(bench: LedgerBench) -> None:
+    """A renewed claim lasts for a whole lease from then on."""
+    claim = await bench.take(5)
+    for _ in range(3):
+        bench.advance(LEASE_S / 2)
+        same("lost renewals", await bench.another.renew([claim], LEASE_S), [])
+    refused(await bench.ask(6, "w2"), Answer.BUSY, wait_s=LEASE_S)
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def an_exclusion_keeps_everybody_out(bench: LedgerBench) -> None:
+    """A claim without an order is granted whatever the mark is, and changes nothing about it."""
+    await bench.committed(5)
+    claim = granted(await bench.ask_for(Want("a", None)))
+    refused(await bench.ask(6, "w2"), Answer.BUSY)
+    await bench.ledger.release([claim])
+    same("the mark", (await bench.entry()).mark, order_of(5))
+    await bench.take(6)
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def a_dead_worker_sends_its_changes_into_quarantine(bench: LedgerBench) -> None:
+    """After a worker died, its change is only granted alone; only a death alone, after work began, is counted."""
+    await bench.ledger.renew([await bench.take(5, "dead 1")], LEASE_S)
+    bench.expire()
+    refused(await bench.ask(5, "w2"), Answer.ALONE)
+    for crashes in range(3):
+        claim = await bench.take(5, f"dead {crashes + 2}", alone=True)
+        same("the deaths that were counted", claim.crashes, crashes)
+        same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
+        bench.expire()
+    await bench.take(5, "dead before it began", alone=True)
+    bench.expire()
+    same("the deaths that were counted at last", (await bench.take(5, "w2", alone=True)).crashes, 3)
+    bench.expire()
+    claim = await bench.take(6, "w3", alone=True)
+    same("the deaths that a newer change has to answer for", claim.crashes, 0)
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def an_older_change_waits_behind_one_that_killed_its_worker(bench: LedgerBench) -> None:
+    """Changes that kill must not take turns, or their deaths would be forgotten."""
+    await bench.take(5, "dead", alone=True)
+    bench.expire()
+    refused(await bench.ask(4, "w2", alone=True), Answer.DEFERRED, wait_s=REDELIVERY_S - 1.0)
+    refused(await bench.ask_for(Want("a", None), "w2", alone=True), Answer.DEFERRED)
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def a_holder_that_asks_again_is_not_dead(bench: LedgerBench) -> None:
+    """The answer to a claim may be lost: its owner gets the key after the lease, without quarantine."""
+    await bench.take(5)
+    bench.expire()
+    claim = await bench.take(5)
+    same("attempts and deaths", (claim.attempts, claim.crashes), (0, 0))
+
+
+def letters_of(found: Sequence[tuple[int, float, Letter]]) -> list[Letter]:
+    return [letter for _, _, letter in found]

@@ -1,0 +1,264 @@
+"""What every sink promises, grade by grade: changes arrive whole, deletions delete, and the store tells the truth."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+
+from keywise.change import Change, Outcome, order_of
+from keywise.protocols import Result
+from keywise.rules import Claim
+from keywise.testing.conformance.promise import Promises, same
+
+
+@dataclass(slots=True, kw_only=True)
+class SinkBench:
+    """A fresh, empty store behind a sink."""
+
+    sink: Any
+    """A `Sink`, or an `AtomicSink` together with `transaction`."""
+    content: Callable[[], Awaitable[Mapping[str, bytes]]]
+    """What the store shows: the body of each key that is there."""
+    transaction: Callable[[], AbstractAsyncContextManager[Any]] | None = None
+    """For an atomic sink: a transaction of the ledger that shares its database."""
+    bad: Change[Any] | None = None
+    """A change that this store cannot take, if there is one."""
+    _tokens: int = field(default=0)
+
+    async def apply(self, *changes: Change[Any]) -> Sequence[Result]:
+        """Apply under claims as a ledger would give them; one result for each change."""
+        results = await self.sink.apply(changes, [self._claim(change) for change in changes])
+        same("the number of results", len(results), len(changes))
+        return results  # type: ignore[no-any-return]
+
+    async def write(self, *changes: Change[Any]) -> None:
+        """Write in a transaction of their own, no more in a call than the sink takes."""
+        size = self.sink.batch_max
+        async with self.opened() as transaction:
+            for start in range(0, len(changes), size):
+                await self.sink.write(transaction, changes[start : start + size])
+
+    def opened(self) -> AbstractAsyncContextManager[Any]:
+        if self.transaction is None:
+            raise TypeError("an atomic sink needs a bench with a transaction")
+        return self.transaction()
+
+    def _claim(self, change: Change[Any]) -> Claim:
+        self._tokens += 1
+        return Claim(change.key, change.order, change.deleted, self._tokens)
+
+
+MakeSink: TypeAlias = Callable[[], AbstractAsyncContextManager[SinkBench]]
+
+APPLY_PROMISES: Promises[SinkBench] = Promises()
+"""Kept by plain and conditional sinks."""
+CONDITIONAL_PROMISES: Promises[SinkBench] = Promises()
+"""Kept by sinks that refuse a lower version themselves."""
+ATOMIC_PROMISES: Promises[SinkBench] = Promises()
+"""Kept by sinks that write inside the ledger's transaction."""
+
+KEYS = ["a", "é", "日本語", "🦉", "'; drop table x; --", 'say "hi"', "line\nbreak", "k" * 512]
+
+
+def put(key: str, version: int, text: str = "") -> Change[Any]:
+    """A change whose body is a JSON object with the fields key, version and text."""
+    body = msgspec.json.encode({"key": key, "version": version, "text": text})
+    return Change(key, order_of(version), body=body)
+
+
+def gone(key: str, version: int) -> Change[Any]:
+    return Change(key, order_of(version), deleted=True, body=msgspec.json.encode({"key": key, "version": version}))
+
+
+def shown(*changes: Change[Any]) -> dict[str, bytes]:
+    return {change.key: change.body for change in changes}
+
+
+def all_applied(results: Sequence[Result]) -> None:
+    same("the outcomes", [result.outcome for result in results], [Outcome.APPLIED] * len(results))
+
+
+@APPLY_PROMISES.add()
+async def what_is_applied_is_shown(bench: SinkBench) -> None:
+    """A change that counts as applied can be read from the store, with its whole body."""
+    change = put("a", 1, "ünï \\ \" ' \n text")
+    all_applied(await bench.apply(change))
+    same("the content", dict(await bench.content()), shown(change))
+
+
+@APPLY_PROMISES.add()
+async def any_key_is_applied(bench: SinkBench) -> None:
+    """Keys are any text of up to 512 bytes."""
+    changes = [put(key, 1) for key in KEYS]
+    for change in changes:
+        all_applied(await bench.apply(change))
+    same("the content", dict(await bench.content()), shown(*changes))
+
+
+@APPLY_PROMISES.add()
+async def a_full_batch_is_applied(bench: SinkBench) -> None:
+    """One call takes as many changes as the sink says, with one result for each, in order."""
+    changes = [put(f"k{number}", number + 1) for number in range(bench.sink.batch_max)]
+    all_applied(await bench.apply(*changes))
+    same("the content", dict(await bench.content()), shown(*changes))
+
+
+@APPLY_PROMISES.add()
+async def newer_state_replaces_older(bench: SinkBench) -> None:
+    """A change carries the whole state of its key, and leaves other keys alone."""
+    await bench.apply(put("a", 1, "old"))
+    await bench.apply(put("b", 1))
+    await bench.apply(put("a", 2, "new"))
+    same("the content", dict(await bench.content()), shown(put("a", 2, "new"), put("b", 1)))
+
+
+@APPLY_PROMISES.add()
+async def a_deletion_removes_the_key(bench: SinkBench) -> None:
+    """A deleted key is not shown any more, and can come back with a newer version."""
+    await bench.apply(put("a", 1))
+    await bench.apply(put("b", 1))
+    all_applied(await bench.apply(gone("a", 2)))
+    same("the content", dict(await bench.content()), shown(put("b", 1)))
+    all_applied(await bench.apply(put("a", 3)))
+    same("the content", dict(await bench.content()), shown(put("a", 3), put("b", 1)))
+
+
+@APPLY_PROMISES.add()
+async def a_deletion_of_an_unknown_key_is_applied(bench: SinkBench) -> None:
+    """To delete what is not there is no failure."""
+    all_applied(await bench.apply(gone("a", 2)))
+    same("the content", dict(await bench.content()), {})
+
+
+@APPLY_PROMISES.add()
+async def a_repeated_change_counts_as_applied(bench: SinkBench) -> None:
+    """After a lost answer the same change is applied again, to the same effect."""
+    for _ in range(3):
+        all_applied(await bench.apply(put("a", 5)))
+    same("the content", dict(await bench.content()), shown(put("a", 5)))
+    for _ in range(3):
+        all_applied(await bench.apply(gone("a", 6)))
+    same("the content", dict(await bench.content()), {})
+
+
+@APPLY_PROMISES.add()
+async def a_bad_change_fails_with_a_cause(bench: SinkBench) -> None:
+    """What the store cannot take is a failed result that says why, and later changes are applied."""
+    if bench.bad is not None:
+        [result] = await bench.apply(bench.bad)
+        same("the outcome", result.outcome, Outcome.FAILED)
+        same("whether it has a cause", bool(result.cause), True)
+    all_applied(await bench.apply(put("good", 1)))
+
+
+@CONDITIONAL_PROMISES.add()
+async def something_older_is_superseded(bench: SinkBench) -> None:
+    """A lower version than the store holds is refused by the store itself."""
+    await bench.apply(put("a", 5, "new"))
+    [result] = await bench.apply(put("a", 4, "old"))
+    same("the outcome", result.outcome, Outcome.SUPERSEDED)
+    [result] = await bench.apply(gone("a", 3))
+    same("the outcome of an older deletion", result.outcome, Outcome.SUPERSEDED)
+    same("the content", dict(await bench.content()), shown(put("a", 5, "new")))
+
+
+@CONDITIONAL_PROMISES.add()
+async def a_fresh_deletion_is_not_undone(bench: SinkBench) -> None:
+    """An older put that comes just after a deletion is refused."""
+    await bench.apply(put("a", 5))
+    await bench.apply(gone("a", 7))
+    [result] = await bench.apply(put("a", 6))
+    same("the outcome", result.outcome, Outcome.SUPERSEDED)
+    same("the content", dict(await bench.content()), {})
+
+
+@ATOMIC_PROMISES.add()
+async def what_is_written_is_shown_after_the_commit(bench: SinkBench) -> None:
+    """Puts and deletions of a transaction are there once it has committed."""
+    await bench.write(put("a", 1, "ünï \\ \" ' \n text"), put("b", 1))
+    same("the content", dict(await bench.content()), shown(put("a", 1, "ünï \\ \" ' \n text"), put("b", 1)))
+    await bench.write(*(put(key, 2) for key in KEYS))
+    await bench.write(gone("a", 3), gone("never seen", 3))
+    wanted = shown(put("b", 1), *(put(key, 2) for key in KEYS if key != "a"))
+    same("the content", dict(await bench.content()), wanted)
+
+
+@ATOMIC_PROMISES.add()
+async def a_rollback_leaves_the_store_as_it_was(bench: SinkBench) -> None:
+    """Nothing of a transaction that is rolled back stays."""
+    await bench.write(put("a", 1), put("b", 1))
+    try:
+        async with bench.opened() as transaction:
+            await bench.sink.write(transaction, [put("a", 2)])
+            await bench.sink.write(transaction, [gone("b", 2)])
+            await bench.sink.write(transaction, [put("c", 2)])
+            raise _RolledBack
+    except _RolledBack:
+        pass
+    same("the content", dict(await bench.content()), shown(put("a", 1), put("b", 1)))
+
+
+@ATOMIC_PROMISES.add()
+async def a_savepoint_takes_back_its_part_only(bench: SinkBench) -> None:
+    """What was written in a savepoint that raised is gone; the rest of the transaction stays."""
+    async with bench.opened() as transaction:
+        await bench.sink.write(transaction, [put("a", 1)])
+        try:
+            async with transaction.savepoint():
+                await bench.sink.write(transaction, [put("b", 1)])
+                raise _RolledBack
+        except _RolledBack:
+            pass
+        await bench.sink.write(transaction, [put("c", 1)])
+    same("the content", dict(await bench.content()), shown(put("a", 1), put("c", 1)))
+
+
+@ATOMIC_PROMISES.add()
+async def effect_and_mark_are_there_together(bench: SinkBench) -> None:
+    """A mark and an effect of one transaction are both there or both not."""
+    for rolls_back in (True, False):
+        try:
+            async with bench.opened() as transaction:
+                same("the refusals", await transaction.decide([put("a", 5)]), {})
+                await bench.sink.write(transaction, [put("a", 5)])
+                await transaction.mark([put("a", 5)])
+                if rolls_back:
+                    raise _RolledBack
+        except _RolledBack:
+            same("the content after a rollback", dict(await bench.content()), {})
+    same("the content", dict(await bench.content()), shown(put("a", 5)))
+    async with bench.opened() as transaction:
+        same("the refusals of the same change", list(await transaction.decide([put("a", 5)])), ["a"])
+
+
+@ATOMIC_PROMISES.add()
+async def a_full_batch_is_written(bench: SinkBench) -> None:
+    """One call takes as many changes as the sink says."""
+    changes = [put(f"k{number}", 1) for number in range(bench.sink.batch_max)]
+    async with bench.opened() as transaction:
+        await bench.sink.write(transaction, changes)
+    same("the content", dict(await bench.content()), shown(*changes))
+
+
+@ATOMIC_PROMISES.add()
+async def a_bad_change_raises_and_its_savepoint_takes_it_back(bench: SinkBench) -> None:
+    """A change that the store cannot take raises; inside a savepoint it costs the others nothing."""
+    if bench.bad is None:
+        return
+    async with bench.opened() as transaction:
+        await bench.sink.write(transaction, [put("a", 1)])
+        try:
+            async with transaction.savepoint():
+                await bench.sink.write(transaction, [bench.bad])
+        except Exception as error:
+            same("whether the error says why", bool(str(error)), True)
+        else:
+            raise AssertionError("the bad change was written without an error")
+        await bench.sink.write(transaction, [put("b", 1)])
+    same("the content", dict(await bench.content()), shown(put("a", 1), put("b", 1)))
+
+
+class _RolledBack(Exception):
+    """Leaves a transaction or a savepoint on purpose."""
