@@ -6,9 +6,10 @@ from keywise.rules import Certainty, Claim, Entry, Policy, Refusal, Terms, Verdi
 
 LEASE_S = 10.0
 REDELIVERY_S = 100.0
-PLAIN = Policy(intents=True, redelivery_s=REDELIVERY_S)
+RETENTION_S = 200.0
+PLAIN = Policy(intents=True, redelivery_s=REDELIVERY_S, retention_s=RETENTION_S)
 """A sink that would show stale state if an older write followed a newer one."""
-SAFE = Policy(intents=False, redelivery_s=REDELIVERY_S)
+SAFE = Policy(intents=False, redelivery_s=REDELIVERY_S, retention_s=RETENTION_S)
 """A sink that refuses older writes by itself, or shares the ledger's transaction."""
 
 
@@ -21,8 +22,9 @@ class OneKey:
         self.now = 1000.0
         self._tokens = 0
 
-    def want(self, version: int | None, **more: bool) -> Want:
-        return Want("a", order_of(version), **more)
+    def want(self, version: int | None, *, deleted: bool = False, late: bool = False) -> Want:
+        sent_at = self.now - RETENTION_S - 1 if late else self.now
+        return Want("a", order_of(version), deleted, sent_at)
 
     def ask(self, version: int | None, owner: str = "w1", *, alone: bool = False, **more: bool) -> Claim | Refusal:
         return self.ask_for(self.want(version, **more), owner, alone=alone)
@@ -81,7 +83,7 @@ class OneKey:
         self.entry = rules.mend(self.entry, claim, written, self.now)
 
     def prune(self, retention_s: float) -> bool:
-        gone = self.entry is not None and rules.is_prunable(self.entry, self.now, retention_s)
+        gone = self.entry is not None and rules.is_prunable(self.entry, self.now, retention_s, self.policy)
         if gone:
             self.entry = None
         return gone

@@ -4,8 +4,8 @@ import pytest
 
 from keywise import rules
 from keywise.change import Want, order_of
-from keywise.rules import Answer, Certainty, Claim, Entry, Refusal, Verdict
-from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, SAFE, OneKey, committed
+from keywise.rules import Answer, Certainty, Claim, Entry, Policy, Refusal, Verdict
+from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 
 
 def test_an_unknown_key_is_granted_with_a_fresh_deadline():
@@ -107,6 +107,23 @@ def test_a_late_change_of_a_forgotten_key_is_set_aside():
     assert Refusal(Answer.FORGOTTEN) == OneKey().ask(5, late=True)
 
 
+def test_a_change_becomes_late_only_after_the_whole_retention():
+    """Rule 14: the moment that counts is when it is judged, not when it was received."""
+    key = OneKey()
+    want = key.want(5)
+    key.wait(RETENTION_S)
+    assert isinstance(key.ask_for(want), Claim)
+    key.release(Claim("a", order_of(5), False, key.entry.token))
+    key.wait(1)
+    assert Refusal(Answer.FORGOTTEN) == key.ask_for(want)
+
+
+def test_nothing_is_late_where_nothing_is_forgotten():
+    """Rule 14: without a declared retention no key is pruned, so every change can be judged."""
+    key = OneKey(Policy(intents=True))
+    assert isinstance(key.ask_for(Want("a", order_of(5), sent_at=0.0)), Claim)
+
+
 def test_a_late_change_of_a_known_key_is_judged_by_the_mark():
     """Rule 14: the ledger still remembers, so there is no doubt."""
     key = committed(5)
@@ -202,6 +219,15 @@ def test_a_repair_that_dies_alone_is_counted():
     for crashes in (1, 2):
         key.expire()
         assert crashes == key.exclude(f"w{crashes + 1}").crashes
+
+
+def test_the_death_of_a_repair_is_not_blamed_on_a_change_that_waits():
+    """Rule 18: only a crash alone with the change itself counts."""
+    key = OneKey()
+    key.fail(key.take(5), Certainty.CLEAN, retry_s=0)
+    key.exclude("w1")
+    key.expire()
+    assert key.take(5, "w2", alone=True).crashes == 0
 
 
 def test_an_exclusion_waits_for_the_holder_and_for_nothing_else():

@@ -5,7 +5,7 @@ import pytest
 from keywise import rules
 from keywise.change import Want, order_of
 from keywise.rules import Answer, Certainty, Claim, Entry, Refusal, Verdict
-from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, SAFE, OneKey, committed
+from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 
 CERTAINTIES = list(Certainty)
 
@@ -213,6 +213,14 @@ def test_a_newer_takeover_keeps_the_higher_of_two_unknown_writes():
     assert Answer.DEFERRED is key.ask(6).answer
 
 
+def test_a_lower_unknown_write_does_not_replace_a_higher_one():
+    """Rule 6: the newest that may be visible is what everything older waits for."""
+    held = {"token": 7, "lease_until": 2000.0, "intent": order_of(5)}
+    key = OneKey(entry=Entry(**held, unknown=order_of(9), unknown_until=5000.0))
+    key.fail(Claim("a", order_of(5), False, token=7), Certainty.ENDED, retry_s=0)
+    assert (key.entry.unknown, key.entry.unknown_until) == (order_of(9), 5000.0)
+
+
 @pytest.mark.parametrize("certainty", CERTAINTIES)
 def test_a_failure_reported_with_a_token_of_the_past_changes_nothing(certainty: Certainty):
     """Rule 9: the key is somebody else's."""
@@ -361,16 +369,17 @@ def test_an_exclusion_has_nothing_to_commit_or_mark():
 
 
 def test_only_idle_and_old_entries_are_pruned():
-    """Rule 14: nothing is going on, and no delivery can reach the key any more."""
-    old, retention_s, now = Entry(mark=order_of(5), updated_at=100.0), 50.0, 151.0
-    assert rules.is_prunable(old, now, retention_s)
-    assert not rules.is_prunable(old, 150.0, retention_s)
+    """Rule 14: nothing is going on, and every version that may still be on its way is late by then."""
+    old, retention_s = Entry(mark=order_of(5), updated_at=100.0), RETENTION_S
+    due = 100.0 + retention_s + REDELIVERY_S
+    assert not rules.is_prunable(old, due, retention_s, PLAIN)
+    assert rules.is_prunable(old, due + 1, retention_s, PLAIN)
     for kept in (
         Entry(mark=order_of(5), updated_at=100.0, token=1, lease_until=110.0),
         Entry(mark=order_of(5), updated_at=100.0, unknown=order_of(6)),
         Entry(mark=order_of(5), updated_at=100.0, suspect=1),
     ):
-        assert not rules.is_prunable(kept, now, retention_s)
+        assert not rules.is_prunable(kept, due + 1, retention_s, PLAIN)
 
 
 def test_an_entry_is_kept_only_if_it_remembers_something():

@@ -7,11 +7,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from keywise import rules
 from keywise.change import Order, Want, is_unversioned, order_of
 from keywise.rules import Answer, Certainty, Claim, Refusal, Verdict
-from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, SAFE, OneKey
+from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey
 
-VERSIONS = st.one_of(st.integers(1, 4), st.integers(1, 4), st.none())
+VERSIONS = st.sampled_from([1, 2, 3, 1, 2, 3, 4, 5, None])
 OWNERS = st.sampled_from(["w1", "w2", "w3"])
-PAUSES_S = st.sampled_from([0.5, LEASE_S / 2, LEASE_S, LEASE_S * 2, REDELIVERY_S])
+PAUSES_S = st.sampled_from([LEASE_S, LEASE_S / 2, LEASE_S, REDELIVERY_S, REDELIVERY_S * 4])
+RARELY = st.sampled_from([False] * 7 + [True])
 NOTHING = (0, -(2**63) - 1, 0)
 """Below every order."""
 
@@ -31,10 +32,14 @@ class History(RuleBasedStateMachine):
         self.doubts: dict[Order, float] = {}
         """Orders that may be in the sink without being committed, each with the time when it is dropped."""
         self.failures: dict[Order, int] = {}
+        self.asked: dict[int, tuple[str, bool]] = {}
+        """By token, who asked and whether alone."""
+        self.given_up: set[int] = set()
+        """Tokens whose holder said that the outcome is unknown."""
 
     # What happens.
 
-    @rule(version=VERSIONS, owner=OWNERS, alone=st.booleans(), late=st.booleans())
+    @rule(version=VERSIONS, owner=OWNERS, alone=st.booleans(), late=RARELY)
     def a_change_is_claimed(self, version: int | None, owner: str, alone: bool, late: bool) -> None:
         want = self.key.want(version, late=late, deleted=version == 3)
         before, holder, doubts = self.key.entry, self._live_holder(), self._unresolved()
@@ -46,13 +51,17 @@ class History(RuleBasedStateMachine):
             return
         assert holder is None, "no two live holders"
         assert want.order > (self.mark or NOTHING), "a grant is above the mark"
-        assert not (want.late and self.mark is None), "nobody can judge a late change of a forgotten key"
+        assert not (self._is_late(want) and self.mark is None), "nobody can judge a late change of a forgotten key"
         assert self.mark is None or is_unversioned(self.mark) == is_unversioned(want.order)
         newer = [order for order, until in doubts.items() if order > want.order and self.key.now < until]
         assert newer == [], "an unknown write defers what is older"
         dropped = [order for order in doubts if order > want.order]
-        assert not dropped or self.key.suspect > suspect, "a dropped doubt leaves a suspect"
+        taken_over = before is not None and before.token != 0
+        grown = (bool(dropped) + taken_over) * self.key.policy.intents
+        assert self.key.suspect == suspect + grown, "a takeover and a dropped doubt leave a suspect each"
+        self._check_crashes(answer, owner, before, alone)
         self._granted(answer, [order for order in doubts if order <= want.order])
+        self.asked[answer.token] = (owner, alone)
 
     @rule(owner=OWNERS)
     def a_repair_claims(self, owner: str) -> None:
@@ -63,6 +72,7 @@ class History(RuleBasedStateMachine):
             return
         assert holder is None, "no two live holders"
         self._granted(answer, list(doubts))
+        self.asked[answer.token] = (owner, True)
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
@@ -74,7 +84,7 @@ class History(RuleBasedStateMachine):
             self.until[claim.token] = self.key.now + LEASE_S
 
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), overdue=st.booleans())
+    @rule(data=st.data(), overdue=RARELY)
     def a_claim_is_committed(self, data: st.DataObject, overdue: bool) -> None:
         claim = self._any_claim(data)
         if claim.order is None:
@@ -102,6 +112,8 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data(), certainty=st.sampled_from(Certainty), retry_s=st.sampled_from([0.0, 3.0, 30.0]))
     def a_try_fails(self, data: st.DataObject, certainty: Certainty, retry_s: float) -> None:
         claim = self._any_claim(data)
+        if claim.order is None:
+            return  # A repair that fails leaves its lease to run out.
         before = self.key.entry
         mine = claim.token == self._token()
         self.key.fail(claim, certainty, retry_s)
@@ -109,14 +121,14 @@ class History(RuleBasedStateMachine):
             assert before == self.key.entry, "only the holder's own word counts"
             return
         assert self.key.entry.attempts == before.attempts + 1
-        if claim.order is not None:
-            self.failures[claim.order] = self.failures.get(claim.order, 0) + 1
+        self.failures[claim.order] = self.failures.get(claim.order, 0) + 1
         if certainty is Certainty.UNKNOWN:
             assert self._token() == claim.token, "the lease has to run out by itself"
+            self.given_up.add(claim.token)
             assert not self.key.renew(claim)
             return
         self.ended.add(claim.token)
-        if certainty is Certainty.ENDED and self.key.policy.intents and claim.order is not None:
+        if certainty is Certainty.ENDED and self.key.policy.intents:
             self.doubts.setdefault(claim.order, self.key.now + REDELIVERY_S)
 
     @precondition(lambda self: self.claims)
@@ -175,12 +187,12 @@ class History(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.key.wait(seconds)
 
-    @rule(retention_s=st.sampled_from([REDELIVERY_S, REDELIVERY_S * 3]))
+    @rule(retention_s=st.sampled_from([RETENTION_S, RETENTION_S * 2]))
     def the_ledger_is_pruned(self, retention_s: float) -> None:
         before = self.key.entry
         if self.key.prune(retention_s):
             assert (before.token, before.unknown, before.suspect) == (0, None, 0), "only what is idle is forgotten"
-            assert before.updated_at < self.key.now - retention_s
+            assert before.updated_at < self.key.now - retention_s - REDELIVERY_S
             self.mark = None
 
     # What holds at all times.
@@ -208,13 +220,29 @@ class History(RuleBasedStateMachine):
             case Answer.MIXED:
                 assert is_unversioned(want.order) != is_unversioned(self.mark)
             case Answer.FORGOTTEN:
-                assert want.late
+                assert self._is_late(want)
                 assert self.mark is None
             case Answer.ALONE:
                 assert holder is None
                 assert self._token() != 0
             case _:
                 assert refusal.wait_s > 0
+
+    def _check_crashes(self, claim: Claim, owner: str, before: rules.Entry | None, alone: bool) -> None:
+        """A death counts if its holder was alone with this very change, and is not the one who asks."""
+        last = self.claims[-1] if self.claims else None
+        if before is None or before.token == 0 or last.token in self.given_up or self.asked[last.token][0] == owner:
+            assert claim.crashes in {0, before.crashes if before else 0}
+            return
+        if before.tried is not None and claim.order < before.tried:
+            return  # It waited until the change that somebody died with can no longer arrive.
+        assert alone, "after a death nothing runs beside the next try"
+        same = last.order == claim.order == before.tried
+        assert claim.crashes == (before.crashes + self.asked[last.token][1] if same else self._inherited(claim, before))
+
+    def _inherited(self, claim: Claim, before: rules.Entry) -> int:
+        """The death of a repair is not blamed on the change that waited for it."""
+        return before.crashes if claim.order == before.tried else 0
 
     def _granted(self, claim: Claim, kept_doubts: list[Order]) -> None:
         assert all(claim.token > known.token for known in self.claims), "tokens are never reused"
@@ -246,6 +274,9 @@ class History(RuleBasedStateMachine):
         self.doubts = {doubt: until for doubt, until in self.doubts.items() if doubt > order}
         self.failures.pop(order, None)
 
+    def _is_late(self, want: Want) -> bool:
+        return want.sent_at < self.key.now - RETENTION_S
+
     def _live_holder(self) -> Claim | None:
         last = self.claims[-1] if self.claims else None
         if last is None or last.token in self.ended or self.until[last.token] <= self.key.now:
@@ -268,5 +299,5 @@ class History(RuleBasedStateMachine):
         return (entry.attempts, entry.suspect) if entry else (0, 0)
 
 
-History.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+History.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 test_every_history_of_a_key_keeps_the_invariants = History.TestCase
