@@ -81,14 +81,23 @@ class Heartbeat:
 
     async def beat(self, ledger: Ledger) -> None:
         """Renew once. An unreachable ledger changes nothing: the deadlines simply come nearer."""
+        now = self._clock()
+        held = {t: h for t, h in self._held.copy().items() if now - h.started < self._runtime_max_s}
+        if held:
+            await self._renew(ledger, held)
+
+    async def begin(self, ledger: Ledger, claim: Claim) -> bool:
+        """Renew one claim before its work begins, so that the ledger knows that it has; False if it must not."""
+        held = self._held.get(claim.token)
+        return held is not None and await self._renew(ledger, {claim.token: held})
+
+    async def _renew(self, ledger: Ledger, held: dict[int, Held]) -> bool:
+        """Whether all of them are still held."""
         asked_at = self._clock()
-        held = {t: h for t, h in self._held.copy().items() if asked_at - h.started < self._runtime_max_s}
-        if not held:
-            return
         try:
             lost = await ledger.renew([one.claim for one in held.values()], self._lease_s)
         except UnavailableError:
-            return
+            return False
         for claim in lost:
             one = held.pop(claim.token)
             self._held.pop(claim.token, None)
@@ -96,6 +105,7 @@ class Heartbeat:
         for one in held.values():
             one.deadline = self._deadline(asked_at)
             self._tell(self._move, one)
+        return not lost
 
     def _left_s(self, claim: Claim, now: float) -> float:
         held = self._held.get(claim.token)

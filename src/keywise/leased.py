@@ -195,7 +195,9 @@ class Leased:
                 await self._work_on(jobs)
 
     async def _work_on(self, jobs: list[Job]) -> None:
-        in_time = [job for job in jobs if self._heartbeat.left_s([job.claim]) > 0]
+        ledger, heartbeat = self._pipeline.ledger, self._heartbeat
+        begun = [job for job in jobs if not job.claim.alone or await heartbeat.begin(ledger, job.claim)]
+        in_time = [job for job in begun if heartbeat.left_s([job.claim]) > 0]
         self._undo([job for job in jobs if job not in in_time])
         if in_time:
             await self._work.do(in_time)

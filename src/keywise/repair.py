@@ -12,7 +12,7 @@ from keywise.errors import KeywiseError, UnavailableError
 from keywise.heartbeat import Heartbeat
 from keywise.pipeline import Pipeline
 from keywise.protocols import Sink
-from keywise.rules import Claim, Terms
+from keywise.rules import EMPTY, Claim, Entry, Terms
 
 KEYS_A_ROUND = 10
 """Changes go on between rounds."""
@@ -75,8 +75,10 @@ class Repair:
         pipeline = self._pipeline
         entry = await pipeline.operator.inspect(claim.key)
         try:
+            if not await self._heartbeat.begin(pipeline.ledger, claim):
+                return
             async with self._heartbeat.limit([claim]):
-                truth = await self._truth(claim.key, entry.mark if entry else None)
+                truth = await self._truth(claim.key, entry or EMPTY)
                 if truth is None:
                     await pipeline.ledger.release([claim])
                     return
@@ -94,8 +96,9 @@ class Repair:
         await pipeline.insist("ledger", lambda: pipeline.operator.mend(claim, written))
         pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
 
-    async def _truth(self, key: str, mark: Order | None) -> Change[Any] | None:
-        """The current state as a change; None if what was read is older than what is committed."""
+    async def _truth(self, key: str, entry: Entry) -> Change[Any] | None:
+        """The current state as a change; None if what was read is older than what is committed or perhaps written."""
+        mark = entry.mark
         assert self._pipeline.refetch is not None
         body = self._pipeline.refetch(key)
         if inspect.isawaitable(body):
@@ -108,7 +111,9 @@ class Repair:
             raise KeywiseError(
                 f"refetch({key!r}) returned the body of {change.key!r}; return the body of the key asked for"
             )
-        return change if mark is None or change.order >= mark else None
+        unknown = entry.unknown if await self._pipeline.operator.now() < entry.unknown_until else None
+        seen = [order for order in (mark, unknown) if order is not None]
+        return change if all(change.order >= order for order in seen) else None
 
     def _tell_failure(self, claim: Claim, cause: str) -> None:
         pipeline, retry_s = self._pipeline, self._pipeline.settings.repair_s

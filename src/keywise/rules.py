@@ -91,6 +91,7 @@ class Claim(msgspec.Struct):
     """How many holders died alone with this order."""
     suspect: int = 0
     took_over: bool = False
+    alone: bool = False
     overdue: bool = False
     """Set by the holder when its own deadline passed before the sink had answered."""
 
@@ -108,6 +109,8 @@ class Entry(msgspec.Struct, frozen=True):
     abandoned: bool = False
     """The holder lives and said that the outcome is unknown; the lease runs out by itself."""
     alone: bool = False
+    begun: bool = False
+    """The holder has renewed since: its work has begun, so it can be blamed for a death."""
     intent: Order | None = None
     """What the holder is about to write."""
     unknown: Order | None = None
@@ -139,7 +142,7 @@ def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms,
     """Take the key, after `decide` found nothing against it."""
     entry = _without_passed_unknown(_without_dead_holder(entry or EMPTY, policy, now), want, now)
     took_over = entry.token != 0
-    died_alone = took_over and entry.alone and _died(entry, terms)
+    died_alone = took_over and entry.alone and entry.begun and _died(entry, terms)
     if want.order is not None and want.order != entry.tried:
         entry = replace(entry, tried=want.order, attempts=0, crashes=0, not_before=0.0)
     elif died_alone and want.order == entry.tried:
@@ -151,11 +154,20 @@ def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms,
         lease_until=now + terms.lease_s,
         abandoned=False,
         alone=terms.alone and (want.order is not None or entry.tried is None),
+        begun=False,
         intent=want.order if policy.intents else None,
         updated_at=now,
     )
     claim = Claim(
-        want.key, want.order, want.deleted, token, entry.attempts, entry.crashes, entry.suspect, took_over=took_over
+        want.key,
+        want.order,
+        want.deleted,
+        token,
+        entry.attempts,
+        entry.crashes,
+        entry.suspect,
+        took_over=took_over,
+        alone=terms.alone,
     )
     return entry, claim
 
@@ -164,7 +176,7 @@ def renew(entry: Entry | None, claim: Claim, now: float, lease_s: float) -> Entr
     """Extend a claim; None if it is no longer the holder's."""
     if entry is None or entry.token != claim.token or entry.abandoned:
         return None
-    return replace(entry, lease_until=now + lease_s)
+    return replace(entry, lease_until=now + lease_s, begun=True)
 
 
 def commit(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
@@ -234,6 +246,8 @@ def mend(entry: Entry | None, claim: Claim, written: Want | None, now: float) ->
     """End a repair: clear a suspicion that has not grown meanwhile, and raise the mark if newer state was written."""
     if entry is None or entry.token != claim.token:
         return entry
+    if now >= entry.unknown_until:
+        entry = replace(entry, unknown=None, unknown_until=0.0)
     calm = entry.suspect == claim.suspect
     entry = replace(entry, suspect=0 if calm else entry.suspect, suspect_at=0.0 if calm else entry.suspect_at)
     if written and written.order and (entry.mark is None or written.order > entry.mark):
@@ -265,7 +279,8 @@ def _against_mark(entry: Entry, want: Want, now: float, policy: Policy) -> Refus
     if mark is None:
         # Judged here and now: between an earlier look and this one, the key may have been pruned.
         late = policy.retention_s is not None and want.sent_at < now - policy.retention_s
-        return Refusal(Answer.FORGOTTEN) if late else None
+        # What was tried before was judged then, and may be in the sink by now.
+        return Refusal(Answer.FORGOTTEN) if late and order != entry.tried else None
     if is_unversioned(mark) != is_unversioned(order):
         return Refusal(Answer.MIXED, mark=mark)
     if order == mark:
@@ -341,7 +356,7 @@ def _suspected(entry: Entry | None, policy: Policy, now: float) -> Entry | None:
 
 
 def _free(entry: Entry) -> Entry:
-    return replace(entry, token=0, owner="", lease_until=0.0, abandoned=False, alone=False, intent=None)
+    return replace(entry, token=0, owner="", lease_until=0.0, abandoned=False, alone=False, begun=False, intent=None)
 
 
 def _idle(entry: Entry) -> Entry:

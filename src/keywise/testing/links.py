@@ -219,7 +219,7 @@ class LinkedLedger:
         return await self._ledger.drop(numbers)
 
     async def now(self) -> float:
-        return await self._ledger.now()
+        return await self._link.call(self._ledger.now)
 
     @property
     def _auditor(self) -> Any:
@@ -339,6 +339,7 @@ class LinkedSink:
         try:
             await world.meet_killers(self._link.process, changes)
             running = asyncio.ensure_future(self._run(changes, claims))
+            running.add_done_callback(_thrown_away)
             results = await (asyncio.shield(running) if world.has_threads else running)
             return results
         finally:
@@ -399,6 +400,12 @@ class LinkedTable:
                     sent.flaky -= 1
                     world.auditor.tries[change.key, change.order] += 1
                 raise PermanentError("poison") if sent.poison else TransientError("flaky")
+
+
+def _thrown_away(running: "asyncio.Future[Any]") -> None:
+    """Nobody may be left who wants to know."""
+    if not running.cancelled():
+        running.exception()
 
 
 def _fail(answer: "asyncio.Future[Any]", error: Exception) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import warnings
@@ -100,10 +101,9 @@ def run_seed(seed: int, grade: Grade) -> Run:
         violations.append(f"the run ended with {type(error).__name__}: {error}")
     if world is None:
         return Run(seed, grade, "not built", violations, {}, [])
-    auditor = world.auditor
-    return Run(
-        seed, grade, _variant(world), auditor.violations + violations, dict(world.faults.injected), auditor.trace
-    )
+    # Copies, because what is left of killed processes may still speak when it is collected.
+    auditor, faults = world.auditor, dict(world.faults.injected)
+    return Run(seed, grade, _variant(world), auditor.violations + violations, faults, list(auditor.trace))
 
 
 def run_seeds(grade: Grade, seeds: Sequence[int]) -> Tally:
@@ -132,10 +132,10 @@ def hunt(mutant: Mutant, seeds: Sequence[int]) -> Hunt:
     return Hunt(mutant.name, mutant.rule, mutant.grade, tried, violation, time.process_time() - started)
 
 
-def simulate(grade: Grade, seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
+def simulate(grades: Sequence[Grade], seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
     """Many worlds on several processes: the tally of each stretch of seeds, as it ends."""
     chunks = [seeds[start : start + SEEDS_A_CHUNK] for start in range(0, len(seeds), SEEDS_A_CHUNK)]
-    return _side_by_side(run_seeds, [(grade, chunk) for chunk in chunks], jobs)
+    return _side_by_side(run_seeds, [(grade, chunk) for grade in grades for chunk in chunks], jobs)
 
 
 def hunt_all(names: Sequence[str], seeds: Sequence[int], jobs: int) -> Iterator[Hunt]:
@@ -201,7 +201,8 @@ def _side_by_side(work: Callable[..., T], arguments: Sequence[tuple[object, ...]
         return
     # A fresh interpreter each, because a copy of this one would hold its threads' locks.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(arguments) or 1), mp_context=context) as pool:
+    processes = min(jobs, len(arguments) or 1)
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_die_silently) as pool:
         futures = [pool.submit(work, *one) for one in arguments]
         try:
             for future in as_completed(futures):
@@ -209,6 +210,11 @@ def _side_by_side(work: Callable[..., T], arguments: Sequence[tuple[object, ...]
         finally:
             for future in futures:
                 future.cancel()
+
+
+def _die_silently() -> None:
+    """Ctrl-C reaches every process of a terminal; the one that was started by hand speaks for all."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def cores() -> int:
