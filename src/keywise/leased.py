@@ -1,4 +1,4 @@
-"""The leased way of a batch: claim, work, commit, ack. Handlers run side by side under claims that are kept alive.
+"""The leased way of a batch: claim, work side by side under claims that are kept alive, commit, ack.
 
 A claim is also the note that its change is in flight, so user code that writes inside the ledger's
 transaction (`TransactedWork`) goes this way too: only its commit is part of the transaction.

@@ -1,4 +1,4 @@
-"""The shapes that plug in. Each is small, and its contract is in its prose.
+"""The shapes that plug in: each is small, and its contract is in its prose.
 
 All methods take many items at once and are one atomic step per key.
 `UnavailableError` means that nothing is known to have happened and that the caller may try again;

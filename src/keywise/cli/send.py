@@ -7,11 +7,11 @@ from typing import Annotated, BinaryIO
 
 import msgspec
 import typer
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 
 from keywise.app import App
 from keywise.cli.loading import AppOption, JsonOption, chosen, load
-from keywise.cli.speech import complain, count, fail, plain, refuse, screen, tell_json
+from keywise.cli.speech import complain, count, fail, plain, progress, refuse, tell_json
 from keywise.errors import SettingsError
 from keywise.settings import seconds
 
@@ -77,8 +77,8 @@ class Sending:
             print("Reading one JSON document per line; end with Ctrl-D.", file=sys.stderr)
         number = 0
         async with self._app:
-            with self._progress() as progress:
-                task = progress.add_task("", total=None, sent=0)
+            with progress(TextColumn("sent {task.fields[sent]:,}"), TimeElapsedColumn()) as bar:
+                task = bar.add_task("", total=None, sent=0)
                 for lines in _batches(stream, self._body_max_bytes):
                     good, wrong = _checked(lines)
                     if good:
@@ -87,7 +87,7 @@ class Sending:
                         index, cause = wrong
                         self._give_up(number + index + 1, cause)
                     number += len(lines)
-                    progress.update(task, sent=self.sent)
+                    bar.update(task, sent=self.sent)
 
     async def _send(self, bodies: list[bytes]) -> None:
         await self._app.send(self._pipeline, *bodies, delay=self._delay_s)
@@ -96,11 +96,6 @@ class Sending:
     def _give_up(self, line: int, cause: str) -> None:
         complain(f"line {line} is no JSON document: {cause}; {count(self.sent, 'message')} before it sent")
         raise typer.Exit(1)
-
-    def _progress(self) -> Progress:
-        console = screen(stderr=True)
-        columns = (TextColumn("sent {task.fields[sent]:,}"), TimeElapsedColumn())
-        return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _check_place(app: App, pipeline: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from keywise.cli.loading import JsonOption
-from keywise.cli.speech import cell, complain, count, fail, refuse, screen, table, tell_json
+from keywise.cli.speech import cell, complain, count, display, fail, plain, progress, refuse, screen, table, tell_json
 from keywise.protocols import Grade
 
 if TYPE_CHECKING:
@@ -87,13 +87,13 @@ def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: boo
     from keywise.testing.simulate import simulate as run_side_by_side
 
     started = time.monotonic()
-    tallies = [Tally(grade) for grade in grades]
-    with _progress() as progress:
-        for tally in tallies:
-            task = progress.add_task(tally.grade.value, total=len(seeds))
-            for part in run_side_by_side(tally.grade, seeds, jobs or cores()):
-                tally.add(part)
-                progress.advance(task, part.seeds)
+    by_grade = {grade: Tally(grade) for grade in grades}
+    with _bar() as bar:
+        task = bar.add_task("seeds", total=len(seeds) * len(grades))
+        for part in run_side_by_side(grades, seeds, jobs or cores()):
+            by_grade[part.grade].add(part)
+            bar.advance(task, part.seeds)
+    tallies = list(by_grade.values())
     if json:
         tell_json(_told(tallies, time.monotonic() - started))
     else:
@@ -108,9 +108,9 @@ def _tell(tallies: Sequence["Tally"], seconds: float) -> None:
         "grade", "seeds", "violations", "cpu s", "way", numbers=("seeds", "violations", "cpu s"), fold=("way",)
     )
     for tally in tallies:
-        ways = ", ".join(f"{way} {seeds}" for way, seeds in sorted(tally.variants.items()))
+        ways = "; ".join(f"{seeds} × {way}" for way, seeds in sorted(tally.variants.items()))
         made.add_row(tally.grade.value, f"{tally.seeds:,}", f"{tally.violations:,}", f"{tally.seconds:.1f}", ways)
-    out.print(made)
+    display(made)
     faults = _faults(tallies)
     out.print(f"injected {sum(faults.values()):,} faults: {', '.join(f'{kind} {n:,}' for kind, n in faults.items())}")
     violations = sum(tally.violations for tally in tallies)
@@ -173,13 +173,13 @@ def _hunt(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool) -
 
     names = [mutant.name for mutant in MUTANTS if mutant.grade in grades]
     hunts: list[Hunt] = []
-    with _progress() as progress:
-        task = progress.add_task("mutants", total=len(names))
+    with _bar() as bar:
+        task = bar.add_task("mutants", total=len(names))
         for hunt in _in_order(names, hunt_all(names, seeds, jobs or cores())):
             hunts.append(hunt)
-            progress.advance(task)
+            bar.advance(task)
             if not json:
-                progress.console.print(cell(_line(hunt)))
+                print(plain(_line(hunt)))
     escaped = [hunt.name for hunt in hunts if hunt.violation is None]
     if json:
         tell_json({"found": len(hunts) - len(escaped), "escaped": escaped, "mutants": [_hunt_told(h) for h in hunts]})
@@ -202,8 +202,10 @@ def _in_order(names: Sequence[str], hunts: Iterable["Hunt"]) -> Iterator["Hunt"]
 
 
 def _line(hunt: "Hunt") -> str:
-    found = f"found after {count(hunt.seeds, 'seed')}" if hunt.violation is not None else "NOT FOUND"
-    return f"rule {hunt.rule:>2}  {hunt.grade:<11}  {hunt.name}: {found}: {hunt.violation or '-'}"
+    if hunt.violation is None:
+        return f"rule {hunt.rule:>2}  {hunt.grade:<11}  NOT FOUND              {hunt.name}"
+    found = f"found after {count(hunt.seeds, 'seed')}"
+    return f"rule {hunt.rule:>2}  {hunt.grade:<11}  {found:<22} {hunt.name}: {hunt.violation}"
 
 
 def _hunt_told(hunt: "Hunt") -> dict[str, Any]:
@@ -218,7 +220,5 @@ def _hunt_told(hunt: "Hunt") -> dict[str, Any]:
     }
 
 
-def _progress() -> Progress:
-    console = screen(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+def _bar() -> Progress:
+    return progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +22,19 @@ def screen(*, stderr: bool = False) -> Console:
     file = sys.stderr if stderr else sys.stdout
     width = None if file.isatty() else UNLIMITED_WIDTH
     return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+
+
+def progress(*columns: ProgressColumn) -> Progress:
+    """A bar on stderr that leaves nothing behind; none without a terminal."""
+    console = screen(stderr=True)
+    return Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        # What is printed meanwhile appears above the bar, unless it goes to a pipe.
+        redirect_stdout=sys.stdout.isatty(),
+    )
 
 
 def table(*columns: str, numbers: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:

@@ -10,7 +10,7 @@ from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, l
 from keywise.cli.speech import cell, display, table, tell_json
 from keywise.status import Figures, figures_of
 
-NUMBERS = ("depth", "keys", "tombstones", "claims", "suspects", "dead")
+NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
 
 
 def status(app: AppOption = None, pipeline: PipelineOption = None, json: JsonOption = False) -> None:
@@ -40,14 +40,13 @@ async def _gathered(app: App, names: list[str]) -> list[Figures]:
 
 
 def _tell(found: list[Figures]) -> None:
-    columns = ("pipeline", "grade", *NUMBERS, "way", "source")
-    made = table(*columns, numbers=NUMBERS, fold=("way", "source"))
+    keys = table("pipeline", "grade", *NUMBERS, numbers=NUMBERS)
+    queues = table("pipeline", "depth", "way", "source", numbers=("depth",), fold=("source",))
     for figures in found:
         census = (figures.keys, figures.tombstones, figures.claims, figures.suspects, figures.dead)
-        counts = [f"{number:,}" for number in census]
-        for index, source in enumerate(figures.sources):
-            # What belongs to the pipeline as a whole is told once.
-            name, grade = (figures.pipeline, figures.grade.value) if index == 0 else ("", "")
-            rest = counts if index == 0 else [""] * len(counts)
-            made.add_row(cell(name), grade, f"{source.depth:,}", *rest, source.way, cell(source.source))
-    display(made)
+        keys.add_row(cell(figures.pipeline), figures.grade.value, *(f"{number:,}" for number in census))
+        for source in figures.sources:
+            queues.add_row(cell(figures.pipeline), f"{source.depth:,}", source.way, cell(source.source))
+    display(keys)
+    print()
+    display(queues)

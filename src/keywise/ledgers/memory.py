@@ -1,4 +1,4 @@
-"""The ledger in memory: the rules applied to a dictionary. Every other ledger must answer as it does."""
+"""The ledger in memory: the rules applied to a dictionary, and what every other ledger is held to."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -4,7 +4,6 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 """
 
 import math
-import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,6 +15,7 @@ from keywise import rules
 from keywise.address import Address
 from keywise.change import Order, Want
 from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
+from keywise.databases.sqlite_book import MARK, SELECTED, Book, load_active
 from keywise.errors import DatabaseError
 from keywise.protocols import Answers, Burial, Census, Failure, Letter, Transaction
 from keywise.rules import Claim, Entry, Policy, Refusal, Terms, Verdict
@@ -23,7 +23,6 @@ from keywise.rules import Claim, Entry, Policy, Refusal, Terms, Verdict
 T = TypeVar("T")
 
 SCHEMES = ("sqlite",)
-TOKEN_NONCE_BITS = 24
 
 
 class SqliteLedger:
@@ -44,7 +43,7 @@ class SqliteLedger:
         await self.database.__aexit__()
 
     async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
-        def act(book: "Book") -> Answers:
+        def act(book: Book) -> Answers:
             answers, now = Answers(), self.database.now()
             book.load(want.key for want in wants)
             tokens = book.tokens(len(wants))
@@ -62,7 +61,7 @@ class SqliteLedger:
         return await self._write(act)
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        def act(book: "Book") -> list[Claim]:
+        def act(book: Book) -> list[Claim]:
             lost = []
             book.load(claim.key for claim in claims)
             for claim in claims:
@@ -80,7 +79,7 @@ class SqliteLedger:
         return await self._write(lambda book: self._commit(book, claims, allowed))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
-        def act(book: "Book") -> None:
+        def act(book: Book) -> None:
             now = self.database.now()
             book.load(failure.claim.key for failure in failures)
             for failure in failures:
@@ -91,7 +90,7 @@ class SqliteLedger:
         await self._write(act)
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        def act(book: "Book") -> None:
+        def act(book: Book) -> None:
             book.load(claim.key for claim in claims)
             for claim in claims:
                 book.set(claim.key, rules.release(book.entry(claim.key), claim))
@@ -99,7 +98,7 @@ class SqliteLedger:
         await self._write(act)
 
     async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
-        def act(book: "Book") -> list[Claim]:
+        def act(book: Book) -> list[Claim]:
             lost, now = [], self.database.now()
             book.load(burial.claim.key for burial in burials if burial.claim is not None)
             for burial in burials:
@@ -115,7 +114,7 @@ class SqliteLedger:
         return await self._write(act)
 
     async def prune(self, retention_s: float) -> int:
-        def act(book: "Book") -> int:
+        def act(book: Book) -> int:
             return book.prune(self.database.now(), retention_s, self._policy)
 
         return await self._write(act)
@@ -139,7 +138,7 @@ class SqliteLedger:
         return [str(key) for (key,) in self.database.read(_SUSPECTS, (self._scope, since, limit))]
 
     async def mend(self, claim: Claim, written: Want | None) -> None:
-        def act(book: "Book") -> None:
+        def act(book: Book) -> None:
             book.load([claim.key])
             book.set(claim.key, rules.mend(book.entry(claim.key), claim, written, self.database.now()))
 
@@ -153,7 +152,7 @@ class SqliteLedger:
         ]
 
     async def drop(self, numbers: Sequence[int]) -> int:
-        def act(book: "Book") -> int:
+        def act(book: Book) -> int:
             return book.drop(numbers)
 
         return await self._write(act)
@@ -161,7 +160,7 @@ class SqliteLedger:
     async def now(self) -> float:
         return self.database.now()
 
-    async def _write(self, act: Callable[["Book"], T]) -> T:
+    async def _write(self, act: Callable[[Book], T]) -> T:
         def transact(connection: sqlite3.Connection) -> T:
             book = Book(connection, self._scope)
             result = act(book)
@@ -175,7 +174,7 @@ class SqliteLedger:
         async with self.database.transaction() as connection:
             yield SqliteTransaction(self, connection)
 
-    def _commit(self, book: "Book", claims: Sequence[Claim], allowed: tuple[Verdict, ...]) -> list[Claim]:
+    def _commit(self, book: Book, claims: Sequence[Claim], allowed: tuple[Verdict, ...]) -> list[Claim]:
         refused, now = [], self.database.now()
         book.load(claim.key for claim in claims)
         for claim in claims:
@@ -205,7 +204,7 @@ class SqliteTransaction:
     async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
         keys = msgspec.json.encode([want.key for want in wants]).decode()
         with self._errors():
-            self._active = _load_active(self.connection, self._scope, keys)
+            self._active = load_active(self.connection, self._scope, keys)
             rows = self.connection.execute(_ORDERS, (self._scope, keys)).fetchall()
         marks: dict[str, Order] = {key: (era, version, generation) for key, era, version, generation in rows}
         if not self._active:
@@ -225,7 +224,7 @@ class SqliteTransaction:
         scope, at = self._scope, math.ceil(self._now)
         rows = [(scope, want.key, *want.order, want.deleted, at) for want in wants]  # type: ignore[misc]
         with self._errors():
-            self.connection.executemany(_MARK, rows)
+            self.connection.executemany(MARK, rows)
             if self._active:
                 book = self._book(want.key for want in wants if want.key in self._active)
                 for want in wants:
@@ -276,80 +275,13 @@ class SqliteTransaction:
         with self._errors():
             self.connection.execute("release keywise")
 
-    def _book(self, keys: Iterable[str]) -> "Book":
+    def _book(self, keys: Iterable[str]) -> Book:
         book = Book(self.connection, self._scope)
         book.load(keys)
         return book
 
     def _errors(self) -> sqlite_errors:
         return sqlite_errors(self._ledger.database.path)
-
-
-class Book:
-    """Some entries of one scope, read and written back inside one transaction."""
-
-    def __init__(self, connection: sqlite3.Connection, scope: int) -> None:
-        self._connection = connection
-        self._scope = scope
-        self._entries: dict[str, Entry] = {}
-        self._changed: dict[str, Entry | None] = {}
-
-    def load(self, keys: Iterable[str]) -> None:
-        wanted = msgspec.json.encode(list(keys)).decode()
-        for row in self._connection.execute(_MARKS, (self._scope, wanted)):
-            self._entries[row[0]] = _idle(row[1:])
-        self._entries |= _load_active(self._connection, self._scope, wanted)
-
-    def entry(self, key: str) -> Entry | None:
-        return self._changed.get(key, self._entries.get(key))
-
-    def set(self, key: str, entry: Entry | None) -> None:
-        self._changed[key] = entry
-
-    def store(self) -> None:
-        """Write back what was set. A mark that is there is never taken away."""
-        marks, active, idle = [], [], []
-        for key, entry in self._changed.items():
-            if entry is not None and entry.mark is not None:
-                marks.append((self._scope, key, *entry.mark, entry.deleted, math.ceil(entry.updated_at)))
-            if entry is not None and not _is_idle(entry):
-                text = _ENCODE(entry).decode()
-                row = (entry.token, entry.lease_until, entry.suspect, entry.suspect_at, text)
-                active.append((self._scope, key, *row))
-            else:
-                idle.append((self._scope, key))
-        self._connection.executemany(_MARK, marks)
-        self._connection.executemany("insert or replace into keywise_active values (?, ?, ?, ?, ?, ?, ?)", active)
-        self._connection.executemany("delete from keywise_active where scope = ? and key = ?", idle)
-        self._entries |= {key: entry for key, entry in self._changed.items() if entry is not None}
-        self._changed.clear()
-
-    def tokens(self, count: int) -> list[int]:
-        """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
-        statement = "update keywise_meta set value = value + ? where name = 'tokens' returning value"
-        [last] = self._connection.execute(statement, (count,)).fetchone()
-        return [(last - i) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS) for i in range(count)]
-
-    def keep(self, letter: Letter, now: float) -> None:
-        headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
-        row = (self._scope, now, letter.key, letter.version, letter.cause, letter.body, headers, letter.sent_at)
-        self._connection.execute(_KEEP, (*row, letter.source))
-
-    def drop(self, numbers: Sequence[int]) -> int:
-        statement = "delete from keywise_letters where scope = ? and id = ?"
-        return self._connection.executemany(statement, [(self._scope, n) for n in numbers]).rowcount
-
-    def prune(self, now: float, retention_s: float, policy: Policy) -> int:
-        candidates = self._connection.execute(_OLD, (self._scope, now - retention_s)).fetchall()
-        self.load(key for (key,) in candidates)
-        gone = [
-            (self._scope, key)
-            for key, entry in self._entries.items()
-            if rules.is_prunable(entry, now, retention_s, policy)
-        ]
-        self._connection.executemany("delete from keywise_marks where scope = ? and key = ?", gone)
-        self._connection.executemany("delete from keywise_active where scope = ? and key = ?", gone)
-        return len(gone)
 
 
 def connect(address: Address, policy: Policy) -> SqliteLedger:
@@ -365,46 +297,14 @@ def _is_plainly_newer(want: Want, mark: Order | None, oldest: float) -> bool:
     return order > mark and mark[2] >= 0 and order[2] >= 0
 
 
-def _load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[str, Entry]:
-    if connection.execute(_ANY_ACTIVE, (scope,)).fetchone() is None:
-        return {}
-    return {key: _DECODE(text) for key, text in connection.execute(_ACTIVE, (scope, keys))}
-
-
-def _idle(row: tuple[Any, ...]) -> Entry:
-    era, version, generation, deleted, updated_at = row
-    return Entry((era, version, generation), bool(deleted), updated_at)
-
-
-def _is_idle(entry: Entry) -> bool:
-    return Entry(entry.mark, entry.deleted, entry.updated_at) == entry
-
-
 def _headers(text: str | None) -> dict[str, str] | None:
     return msgspec.json.decode(text, type=dict[str, str]) if text else None
 
 
-_ENCODE = msgspec.json.Encoder().encode
-_DECODE = msgspec.json.Decoder(Entry).decode
-_SELECTED = "scope = ? and key in (select value from json_each(?))"
-_MARKS = f"select key, era, version, generation, deleted, updated_at from keywise_marks where {_SELECTED}"  # noqa: S608
-_ORDERS = f"select key, era, version, generation from keywise_marks where {_SELECTED}"  # noqa: S608
-_ACTIVE = f"select key, entry from keywise_active where {_SELECTED}"  # noqa: S608
-_ANY_ACTIVE = "select 1 from keywise_active where scope = ? limit 1"
-_MARK = (
-    "insert into keywise_marks values (?, ?, ?, ?, ?, ?, ?) on conflict (scope, key) do update set era = excluded.era, "
-    "version = excluded.version, generation = excluded.generation, deleted = excluded.deleted, "
-    "updated_at = excluded.updated_at"
-)
-_KEEP = (
-    "insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source) "
-    "values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
 _LETTERS = (
     "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
     "where scope = ? order by id desc limit ?"
 )
-_OLD = "select key from keywise_marks where scope = ? and updated_at < ?"
 _SUSPECTS = (
     "select key from keywise_active where scope = ? and suspect > 0 and suspect_at <= ? order by suspect_at limit ?"
 )
@@ -415,3 +315,4 @@ _CENSUS = (
     "(select count(*) from keywise_active where scope = ? and suspect > 0), "
     "(select count(*) from keywise_letters where scope = ?)"
 )
+_ORDERS = f"select key, era, version, generation from keywise_marks where {SELECTED}"  # noqa: S608

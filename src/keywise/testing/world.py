@@ -21,7 +21,8 @@ from keywise.sources.memory import MemorySource
 from keywise.testing import workload
 from keywise.testing.auditor import TICK_S, Auditor
 from keywise.testing.faults import Faults
-from keywise.testing.links import Link, LinkedLedger, LinkedSink, LinkedSource, LinkedTable, Session, WatchedDatabase
+from keywise.testing.links import Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
+from keywise.testing.stores import LinkedSink, LinkedTable
 from keywise.testing.virtual import Process, VirtualLoop
 
 SAFETY_S = 110.0

@@ -293,6 +293,21 @@ async def what_is_due_is_not_passed_over_for_what_was_seen_ahead(bench: SourceBe
             raise AssertionError(f"what was due did not come, but {[one.body for one in received]}")
 
 
+@INLET_PROMISES.add()
+async def what_was_left_behind_is_not_passed_over_for_what_was_seen_ahead(bench: SourceBench) -> None:
+    """A message that was received and left behind comes before what was seen ahead of it."""
+    await bench.source.send([b"%d" % number for number in range(8)])
+    async with inside(bench) as inlet:
+        received = list(await inlet.receive(3))
+        left = received.pop(1)
+        await inlet.ack(received)
+    ahead = await bench.source.peek(3, received[-1])
+    async with inside(bench) as inlet:
+        came = await inlet.receive(3, ahead)
+        if left.id not in ids(came):
+            raise AssertionError(f"{left.body!r} was left behind, and what came was {[one.body for one in came]}")
+
+
 async def _first_of(bench: SourceBench, count: int) -> Delivery:
     """Send some messages, receive and ack the first of them inside a transaction, and return it."""
     await bench.source.send([b"%d" % number for number in range(count)])

@@ -230,6 +230,16 @@ async def a_forgotten_delivery_comes_back(bench: SourceBench) -> None:
 
 
 @VISIBILITY_PROMISES.add()
+async def returned_and_fresh_messages_keep_the_limit_together(bench: SourceBench) -> None:
+    """The limit of a receive holds for messages that came back and fresh ones together."""
+    await bench.handed_over(b"1", b"2", b"3")
+    bench.advance(bench.visibility_s + LATER_S)
+    await bench.source.send([b"4", b"5", b"6"])
+    sizes = [len(await taken(bench.source, 2)) for _ in range(4)]
+    same("the sizes of receives with limit 2", sizes, [2, 2, 2, 0])
+
+
+@VISIBILITY_PROMISES.add()
 async def an_ack_that_comes_too_late_does_nothing(bench: SourceBench) -> None:
     """Once a message was handed over again, an ack with the old receipt does nothing."""
     old, new = await bench.come_back(b"one", b"two")

@@ -1,0 +1,115 @@
+"""Some entries of one ledger scope in a SQLite file, read and written back inside one transaction."""
+
+import math
+import secrets
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from keywise import rules
+from keywise.protocols import Letter
+from keywise.rules import Entry, Policy
+
+TOKEN_NONCE_BITS = 24
+
+
+class Book:
+    """Some entries of one scope, read and written back inside one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, scope: int) -> None:
+        self._connection = connection
+        self._scope = scope
+        self._entries: dict[str, Entry] = {}
+        self._changed: dict[str, Entry | None] = {}
+
+    def load(self, keys: Iterable[str]) -> None:
+        wanted = msgspec.json.encode(list(keys)).decode()
+        for row in self._connection.execute(_MARKS, (self._scope, wanted)):
+            self._entries[row[0]] = _idle(row[1:])
+        self._entries |= load_active(self._connection, self._scope, wanted)
+
+    def entry(self, key: str) -> Entry | None:
+        return self._changed.get(key, self._entries.get(key))
+
+    def set(self, key: str, entry: Entry | None) -> None:
+        self._changed[key] = entry
+
+    def store(self) -> None:
+        """Write back what was set. A mark that is there is never taken away."""
+        marks, active, idle = [], [], []
+        for key, entry in self._changed.items():
+            if entry is not None and entry.mark is not None:
+                marks.append((self._scope, key, *entry.mark, entry.deleted, math.ceil(entry.updated_at)))
+            if entry is not None and not _is_idle(entry):
+                text = _ENCODE(entry).decode()
+                row = (entry.token, entry.lease_until, entry.suspect, entry.suspect_at, text)
+                active.append((self._scope, key, *row))
+            else:
+                idle.append((self._scope, key))
+        self._connection.executemany(MARK, marks)
+        self._connection.executemany("insert or replace into keywise_active values (?, ?, ?, ?, ?, ?, ?)", active)
+        self._connection.executemany("delete from keywise_active where scope = ? and key = ?", idle)
+        self._entries |= {key: entry for key, entry in self._changed.items() if entry is not None}
+        self._changed.clear()
+
+    def tokens(self, count: int) -> list[int]:
+        """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
+        statement = "update keywise_meta set value = value + ? where name = 'tokens' returning value"
+        [last] = self._connection.execute(statement, (count,)).fetchone()
+        return [(last - i) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS) for i in range(count)]
+
+    def keep(self, letter: Letter, now: float) -> None:
+        headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
+        row = (self._scope, now, letter.key, letter.version, letter.cause, letter.body, headers, letter.sent_at)
+        self._connection.execute(_KEEP, (*row, letter.source))
+
+    def drop(self, numbers: Sequence[int]) -> int:
+        statement = "delete from keywise_letters where scope = ? and id = ?"
+        return self._connection.executemany(statement, [(self._scope, n) for n in numbers]).rowcount
+
+    def prune(self, now: float, retention_s: float, policy: Policy) -> int:
+        candidates = self._connection.execute(_OLD, (self._scope, now - retention_s)).fetchall()
+        self.load(key for (key,) in candidates)
+        gone = [
+            (self._scope, key)
+            for key, entry in self._entries.items()
+            if rules.is_prunable(entry, now, retention_s, policy)
+        ]
+        self._connection.executemany("delete from keywise_marks where scope = ? and key = ?", gone)
+        self._connection.executemany("delete from keywise_active where scope = ? and key = ?", gone)
+        return len(gone)
+
+
+def load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[str, Entry]:
+    if connection.execute(_ANY_ACTIVE, (scope,)).fetchone() is None:
+        return {}
+    return {key: _DECODE(text) for key, text in connection.execute(_ACTIVE, (scope, keys))}
+
+
+def _idle(row: tuple[Any, ...]) -> Entry:
+    era, version, generation, deleted, updated_at = row
+    return Entry((era, version, generation), bool(deleted), updated_at)
+
+
+def _is_idle(entry: Entry) -> bool:
+    return Entry(entry.mark, entry.deleted, entry.updated_at) == entry
+
+
+_ENCODE = msgspec.json.Encoder().encode
+_DECODE = msgspec.json.Decoder(Entry).decode
+SELECTED = "scope = ? and key in (select value from json_each(?))"
+_MARKS = f"select key, era, version, generation, deleted, updated_at from keywise_marks where {SELECTED}"  # noqa: S608
+_ACTIVE = f"select key, entry from keywise_active where {SELECTED}"  # noqa: S608
+_ANY_ACTIVE = "select 1 from keywise_active where scope = ? limit 1"
+MARK = (
+    "insert into keywise_marks values (?, ?, ?, ?, ?, ?, ?) on conflict (scope, key) do update set era = excluded.era, "
+    "version = excluded.version, generation = excluded.generation, deleted = excluded.deleted, "
+    "updated_at = excluded.updated_at"
+)
+_KEEP = (
+    "insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source) "
+    "values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_OLD = "select key from keywise_marks where scope = ? and updated_at < ?"
