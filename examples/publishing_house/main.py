@@ -21,7 +21,7 @@ import keywise
 
 def main() -> int:
     options = _options()
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, highlight=False)
     events = press.deliveries(options.events, options.documents)
     if options.check and not house.database_in(options.folder).exists():
         sys.exit(f"there is nothing to check in {options.folder}; run it without --check first")

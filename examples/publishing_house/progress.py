@@ -33,7 +33,7 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
-            self._console.print(f"grade {event.grade}, way of a batch: {event.way}", highlight=False)
+            self._console.print(f"grade {event.grade}, way of a batch: {event.way}")
         elif isinstance(event, Settled):
             self.outcomes[event.outcome.value] += event.changes
             self._show(self.outcomes.total())
@@ -42,7 +42,7 @@ class Progress:
         self._bar.update(self._task, completed=done)
         quarters = 4 * done // self._total
         if quarters > self._quarters and not self._console.is_terminal:
-            self._console.print(f"  {done:,} of {self._total:,}", highlight=False)
+            self._console.print(f"  {done:,} of {self._total:,}")
         self._quarters = quarters
         if done >= self._total:
             self._when_done()

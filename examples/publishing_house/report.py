@@ -49,10 +49,10 @@ def tell(console: Console, events: Sequence[Event], folder: Path) -> bool:
     kept = faults_of(read_shelf(folder), truth)
     missed = _latest_first(faults_of(naive.shelf_of(events), truth), events)
     console.print("\nThe table beside the truth, and beside what a naive consumer makes of the same events:")
-    console.print(f"naive: {len(missed):,} documents wrong, keywise: {len(kept):,}", style="bold", highlight=False)
+    console.print(f"naive: {len(missed):,} documents wrong, keywise: {len(kept):,}", style="bold")
     _tell_examples(console, missed, events)
     for fault in kept[:5]:
-        console.print(f"keywise got {fault.content_id} wrong: {fault.kind}", style="red", highlight=False)
+        console.print(f"keywise got {fault.content_id} wrong: {fault.kind}", style="red")
     _tell_search(console, folder, "passport")
     _tell_commands(console, missed, folder)
     return not kept
@@ -80,7 +80,7 @@ def _tell_examples(console: Console, faults: Sequence[Fault], events: Sequence[E
         some = [fault.content_id for fault in faults if fault.kind == kind]
         if some:
             told = _told(should[some[0]], written[some[0]])
-            console.print(f"  {len(some):,} {kind}, for example {told}", highlight=False)
+            console.print(f"  {len(some):,} {kind}, for example {told}")
 
 
 def _told(new: Event, old: Event) -> str:
@@ -92,7 +92,7 @@ def _told(new: Event, old: Event) -> str:
 
 def _tell_search(console: Console, folder: Path, words: str) -> None:
     count, titles = find(folder, words, 3)
-    console.print(f"\nA search for “{words}” finds {count:,} documents: {'; '.join(titles)}", highlight=False)
+    console.print(f"\nA search for “{words}” finds {count:,} documents: {'; '.join(titles)}")
 
 
 def _tell_commands(console: Console, missed: Sequence[Fault], folder: Path) -> None:
@@ -106,4 +106,4 @@ def _tell_commands(console: Console, missed: Sequence[Fault], folder: Path) -> N
 
 
 def _command(console: Console, line: str) -> None:
-    console.print(f"  {line}", style="cyan", highlight=False)
+    console.print(f"  {line}", style="cyan")

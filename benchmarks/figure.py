@@ -1,0 +1,78 @@
+"""One measured figure, beside what it should be."""
+
+from typing import Any
+
+import msgspec
+
+
+class Figure(msgspec.Struct):
+    """A line of the table."""
+
+    name: str
+    value: float | None
+    """None if it could not be measured here; the note says why."""
+    unit: str
+    note: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+    detail: dict[str, Any] = {}
+
+    @property
+    def is_met(self) -> bool | None:
+        """None if there is no target, or nothing was measured."""
+        if self.value is None:
+            return None
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        return self.value <= self.at_most if self.at_most is not None else None
+
+    @property
+    def target(self) -> str:
+        if self.at_least is not None:
+            return f"≥ {self.at_least:g}"
+        return f"≤ {self.at_most:g}" if self.at_most is not None else ""
+
+    @property
+    def shown(self) -> str:
+        if self.value is None:
+            return "–"
+        digits = 0 if abs(self.value) >= 100 else 2
+        return f"{self.value:,.{digits}f}"
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured."""
+
+    changes: int
+    keys: int
+    batch: int
+    rounds: int
+    overhead_changes: int
+    latency_s: float
+    rate: int
+    ledger_keys: int
+    memory_changes: int
+
+
+FULL = Scale(
+    changes=100_000,
+    keys=10_000,
+    batch=1_000,
+    rounds=5,
+    overhead_changes=100_000,
+    latency_s=20.0,
+    rate=500,
+    ledger_keys=100_000,
+    memory_changes=1_000_000,
+)
+QUICK = Scale(
+    changes=20_000,
+    keys=2_000,
+    batch=1_000,
+    rounds=1,
+    overhead_changes=20_000,
+    latency_s=2.0,
+    rate=500,
+    ledger_keys=10_000,
+    memory_changes=50_000,
+)

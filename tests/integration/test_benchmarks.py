@@ -1,0 +1,34 @@
+"""The benchmarks run and write what they measured; how fast anything was is no concern of a test."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script: str, *arguments: str) -> str:
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_quick_run_prints_a_table_and_writes_its_figures(tmp_path: Path):
+    path = tmp_path / "bench.json"
+    told = run("run.py", "--quick", "--only", "ledger", "--only", "overhead", "--json", str(path))
+    written = json.loads(path.read_text())
+    assert list(written["figures"]) == ["ledger", "overhead"]
+    for figures in written["figures"].values():
+        for figure in figures:
+            assert figure["name"] in told
+    assert "others" in written
+
+
+def test_a_profile_names_every_layer_in_its_page(tmp_path: Path):
+    path = tmp_path / "profile.md"
+    run("profile.py", "--changes", "3000", "--keys", "300", "--rounds", "1", "--write", str(path))
+    page = path.read_text()
+    for layer in ("queue read", "decode", "fold", "decide", "sink write", "mark", "ack", "commit", "rest"):
+        assert page.count(f"| {layer} |") == 2
