@@ -182,17 +182,22 @@ class Leased:
 
     async def _work_until_told(self) -> None:
         while (job := await self._claimed.get()) is not None:
-            jobs = [job]
-            while len(jobs) < self._work.batch_max and not self._claimed.empty():
-                following = self._claimed.get_nowait()
-                if following is None:
-                    self._claimed.put_nowait(None)
-                    break
-                jobs.append(following)
+            jobs = [job, *self._beside(job)]
             if self._stopping:
                 self._undo(jobs)
             else:
                 await self._work_on(jobs)
+
+    def _beside(self, job: Job) -> list[Job]:
+        """What can go into the same call. A change that failed before goes alone, or it would take others along."""
+        beside: list[Job] = []
+        while not job.claim.attempts and len(beside) + 1 < self._work.batch_max and not self._claimed.empty():
+            following = self._claimed.get_nowait()
+            if following is None or following.claim.attempts:
+                self._claimed.put_nowait(following)
+                break
+            beside.append(following)
+        return beside
 
     async def _work_on(self, jobs: list[Job]) -> None:
         ledger, heartbeat = self._pipeline.ledger, self._heartbeat

@@ -72,17 +72,26 @@ class FunctionSink:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+        """The whole batch first; if the handler refuses it, by halves, until the bad change is alone."""
+        try:
+            await self._call(changes, claims)
+        except Exception as error:
+            failed = _failed(error)
+            if len(changes) == 1 or failed.certainty is Certainty.UNKNOWN:
+                return [failed] * len(changes)
+            middle = len(changes) // 2
+            first = await self.apply(changes[:middle], claims[:middle])
+            return [*first, *await self.apply(changes[middle:], claims[middle:])]
+        return [APPLIED] * len(changes)
+
+    async def _call(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> None:
         arguments: list[Any] = [list(changes) if self._signature.is_batch else changes[0]]
         if self._signature.wants_claim:
             arguments.append(list(claims) if self._signature.is_batch else claims[0])
-        try:
-            if self._signature.is_async:
-                await self._handler(*arguments)
-            else:
-                await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, *arguments)
-        except Exception as error:
-            return [_failed(error)] * len(changes)
-        return [APPLIED] * len(changes)
+        if self._signature.is_async:
+            await self._handler(*arguments)
+        else:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, *arguments)
 
 
 class TransactedFunctionSink:

@@ -322,11 +322,15 @@ class World:
         for sent in self.changes:
             await asyncio.sleep(max(0.0, sent.at - self.now()))
             copies = 2 if faults.happens("duplicate", faults.rates.duplicate) else 1
-            delay_s = self.rng.uniform(1.0, 50.0) if faults.happens("delay", faults.rates.delay) else 0.0
+            delay_s = self._delay_s() if faults.happens("delay", faults.rates.delay) else 0.0
             self._sent_now(sent)
             await self.source.send([sent.body] * copies, delay_s=delay_s)
             self.bodies.update((number, message.body) for number, message in self.messages().items())
             self.auditor.look()
+
+    def _delay_s(self) -> float:
+        """Some stragglers arrive when their key is forgotten."""
+        return self.rng.uniform(1.0, 20.0) if self.rng.random() < 0.7 else self.rng.uniform(60.0, 100.0)
 
     def _sent_now(self, sent: workload.Sent) -> None:
         newest = self._sent.get(sent.key)

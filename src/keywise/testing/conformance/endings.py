@@ -84,6 +84,10 @@ async def the_mark_never_falls(bench: LedgerBench) -> None:
     await bench.another.commit([await bench.take(9, "w2", alone=True)])
     same("refused commits", await bench.ledger.commit([old]), [old])
     same("the mark", (await bench.entry()).mark, order_of(9))
+    lower = await bench.take(10)
+    lower.order = order_of(8)
+    same("refused commits of a holder", await bench.ledger.commit([lower]), [lower])
+    same("the mark", (await bench.entry()).mark, order_of(9))
 
 
 @ENDING_PROMISES.add(PLAIN)

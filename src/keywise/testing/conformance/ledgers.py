@@ -70,6 +70,7 @@ MakeLedger: TypeAlias = Callable[[Policy], AbstractAsyncContextManager[LedgerBen
 CLAIM_PROMISES: Promises[LedgerBench] = Promises()
 
 KEYS = ["a", " ", "é", "日本語", "🦉", "'; drop table x; --", 'say "hi"', "line\nbreak", "%_\\", "k" * 512, "null", "0"]
+VERSIONS = [VERSION_MIN, VERSION_MIN + 1, -1, 0, 1, 2**53, 2**53 + 1, VERSION_MAX - 1, VERSION_MAX]
 
 
 def granted(answer: Claim | Refusal) -> Claim:
@@ -144,11 +145,10 @@ async def a_thousand_keys_fit_into_one_call(bench: LedgerBench) -> None:
 @CLAIM_PROMISES.add(PLAIN)
 async def any_key_and_any_version_is_kept_exactly(bench: LedgerBench) -> None:
     """Keys are any text of up to 512 bytes; versions use all 64 bits."""
-    versions = [VERSION_MIN, VERSION_MIN + 1, -1, 0, 1, 2**53, 2**53 + 1, VERSION_MAX - 1, VERSION_MAX]
     for key in KEYS:
         await bench.committed(7, key=key)
         same(f"the mark of {key[:20]!r}", (await bench.entry(key)).mark, order_of(7))
-    for version in versions:
+    for version in VERSIONS:
         await bench.committed(version, key="versions")
         same("the mark", (await bench.entry("versions")).mark, order_of(version))
         refused(await bench.ask(version, key="versions"), Answer.DUPLICATE, mark=order_of(version))
@@ -228,6 +228,17 @@ async def tokens_are_never_used_again(bench: LedgerBench) -> None:
     same("the number of different tokens", len(set(tokens)), len(tokens))
     if min(tokens) <= 0:
         raise AssertionError(f"a token was {min(tokens)}; 0 means that nobody holds the key")
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def tokens_stay_different_however_many_there_are(bench: LedgerBench) -> None:
+    """Chance alone does not keep tokens apart: thousands of them are all different."""
+    wants, tokens = [Want(f"k{number}", order_of(1)) for number in range(1000)], set[int]()
+    for rounds in range(1, 17):
+        answers = await bench.ledger.claim(wants, Terms("w1", LEASE_S))
+        tokens |= {claim.token for claim in answers.granted}
+        same("the number of different tokens", len(tokens), rounds * len(wants))
+        await bench.ledger.release(answers.granted)
 
 
 @CLAIM_PROMISES.add(PLAIN)

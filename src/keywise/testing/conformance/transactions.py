@@ -8,11 +8,13 @@ from keywise.rules import Answer, Certainty, Refusal
 from keywise.testing.conformance.ledgers import (
     CLOCK_S,
     FORGETTING,
+    KEYS,
     LEASE_S,
     PLAIN,
     REDELIVERY_S,
     RETENTION_S,
     SAFE,
+    VERSIONS,
     LedgerBench,
     granted,
     letters_of,
@@ -56,6 +58,17 @@ async def a_mark_is_there_after_the_transaction(bench: LedgerBench) -> None:
         entry = await bench.another.inspect(key)
         same(f"mark and deletion of {key}", (entry.mark, entry.deleted), (order_of(version), deleted))
     refused(await bench.ask(4, "w2"), Answer.STALE, mark=order_of(5))
+
+
+@TRANSACTION_PROMISES.add(SAFE)
+async def any_key_and_any_version_is_marked_exactly(bench: LedgerBench) -> None:
+    """Keys are any text of up to 512 bytes; versions use all 64 bits."""
+    for key in KEYS:
+        await marked(bench, key, 7)
+        same(f"the mark of {key[:20]!r}", (await bench.entry(key)).mark, order_of(7))
+    for version in VERSIONS:
+        await marked(bench, "versions", version)
+        same("the mark", (await bench.entry("versions")).mark, order_of(version))
 
 
 @TRANSACTION_PROMISES.add(SAFE)
