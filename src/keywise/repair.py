@@ -64,7 +64,9 @@ class Repair:
                 self._heartbeat.drop([claim])
 
     async def _repair_under(self, claim: Claim) -> None:
-        if claim.crashes >= self._pipeline.settings.crashes_max:
+        if claim.suspect == 0:
+            await self._pipeline.ledger.release([claim])  # Somebody else was faster.
+        elif claim.crashes >= self._pipeline.settings.crashes_max:
             # It stays suspect until something newer is applied.
             self._tell_failure(claim, f"{claim.crashes} workers died while they repaired this key")
             await self._pipeline.ledger.release([claim])

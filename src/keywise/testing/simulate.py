@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -202,7 +203,7 @@ def _side_by_side(work: Callable[..., T], arguments: Sequence[tuple[object, ...]
     # A fresh interpreter each, because a copy of this one would hold its threads' locks.
     context = multiprocessing.get_context("spawn")
     processes = min(jobs, len(arguments) or 1)
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_die_silently) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_follow_parent) as pool:
         futures = [pool.submit(work, *one) for one in arguments]
         try:
             for future in as_completed(futures):
@@ -212,9 +213,17 @@ def _side_by_side(work: Callable[..., T], arguments: Sequence[tuple[object, ...]
                 future.cancel()
 
 
-def _die_silently() -> None:
-    """Ctrl-C reaches every process of a terminal; the one that was started by hand speaks for all."""
+def _follow_parent() -> None:
+    """End with the process that was started by hand, however it ends, and let it speak for all."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this runs in a process of a pool"
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def cores() -> int:

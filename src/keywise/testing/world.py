@@ -177,13 +177,17 @@ class World:
             if taken is not None and (self.has_suspects or found == taken.order or taken.order > sent.order):
                 continue  # Whether it was applied before it was taken away, nobody can say.
             expected = None if sent.deleted else sent.order
-            if held is not None and self.grade is Grade.CONDITIONAL and (key, held.order) in self.auditor.dead:
-                continue  # It was set aside because nobody knew that it had been applied.
+            if held is not None and (key, held.order) in self.auditor.dead and self._may_be_applied(key, held.order):
+                continue
             newest = self._sent.get(key)
             if self.has_suspects and newest is not None and held is not None and held.order == newest.order:
                 continue  # A repair wrote it, though its message was set aside.
             if found != expected:
                 self.auditor.violate(f"{key} ends as {found}, the truth is {expected}")
+
+    def _may_be_applied(self, key: str, order: Order) -> bool:
+        """Though it was set aside: another copy was applied, or nobody knew that this one had been."""
+        return self.grade is Grade.CONDITIONAL or self.auditor.committed.get(key) == order
 
     # Processes.
 
