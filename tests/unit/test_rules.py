@@ -20,7 +20,7 @@ def test_an_unknown_key_is_granted_with_a_fresh_deadline():
         tried=order_of(5),
         updated_at=key.now,
     ) == (key.entry)
-    assert Claim("a", order_of(5), False, claim.token) == claim
+    assert (claim.key, claim.order, claim.attempts, claim.crashes) == ("a", order_of(5), 0, 0)
 
 
 def test_a_second_claim_is_busy_until_the_lease_ends():
@@ -118,6 +118,16 @@ def test_a_change_becomes_late_only_after_the_whole_retention():
     assert Refusal(Answer.FORGOTTEN) == key.ask_for(want)
 
 
+def test_a_late_change_that_was_tried_before_goes_on():
+    """Rule 14: it was judged when it was in time, and may be in the sink by now."""
+    key = OneKey()
+    want = key.want(5)
+    key.fail(key.ask_for(want), Certainty.ENDED, retry_s=0)
+    key.wait(RETENTION_S + 1)
+    assert isinstance(key.ask_for(want), Claim)
+    assert Refusal(Answer.FORGOTTEN) == OneKey().ask(5, late=True)
+
+
 def test_nothing_is_late_where_nothing_is_forgotten():
     """Rule 14: without a declared retention no key is pruned, so every change can be judged."""
     key = OneKey(Policy(intents=True))
@@ -155,8 +165,7 @@ def test_a_takeover_has_a_fresh_token_and_a_fresh_deadline():
 def test_a_holder_whose_answer_was_lost_gets_its_key_again_after_the_lease():
     """Rule 18: whoever asks now is alive, so nobody died and nothing runs alone."""
     key = OneKey()
-    key.take(5, "w1", alone=True)
-    key.expire()
+    key.die(key.take(5, "w1", alone=True))
     claim = key.take(5, "w1")
     assert (claim.took_over, claim.crashes) == (True, 0)
 
@@ -173,21 +182,28 @@ def test_an_abandoned_lease_needs_no_quarantine():
 def test_only_a_crash_alone_counts():
     """Rule 18: a neighbour may have been the killer."""
     key = OneKey()
-    key.take(5, "w1")
-    key.expire()
+    key.die(key.take(5, "w1"))
     claim = key.take(5, "w2", alone=True)
     assert claim.crashes == 0
-    key.expire()
-    assert key.take(5, "w3", alone=True).crashes == 1
-    key.expire()
+    key.die(claim)
+    claim = key.take(5, "w3", alone=True)
+    assert claim.crashes == 1
+    key.die(claim)
     assert key.take(5, "w4", alone=True).crashes == 2
+
+
+def test_a_holder_that_died_before_its_work_began_blames_nobody():
+    """Rule 18: a worker killed while idle costs nothing; the renewal before dispatch says that work began."""
+    key = OneKey()
+    key.take(5, "w1", alone=True)
+    key.expire()
+    assert key.take(5, "w2", alone=True).crashes == 0
 
 
 def test_another_change_starts_with_no_crashes():
     """Rule 18: deaths belong to one change."""
     key = OneKey()
-    key.take(5, "w1", alone=True)
-    key.expire()
+    key.die(key.take(5, "w1", alone=True))
     assert key.take(6, "w2", alone=True).crashes == 0
 
 
@@ -215,18 +231,18 @@ def test_a_repair_does_not_take_turns_with_a_change_whose_holder_died():
 def test_a_repair_that_dies_alone_is_counted():
     """Rule 18: user code that reads the truth may kill its worker too."""
     key = committed(5)
-    key.exclude("w1")
+    claim = key.exclude("w1")
     for crashes in (1, 2):
-        key.expire()
-        assert crashes == key.exclude(f"w{crashes + 1}").crashes
+        key.die(claim)
+        claim = key.exclude(f"w{crashes + 1}")
+        assert crashes == claim.crashes
 
 
 def test_the_death_of_a_repair_is_not_blamed_on_a_change_that_waits():
     """Rule 18: only a crash alone with the change itself counts."""
     key = OneKey()
     key.fail(key.take(5), Certainty.CLEAN, retry_s=0)
-    key.exclude("w1")
-    key.expire()
+    key.die(key.exclude("w1"))
     assert key.take(5, "w2", alone=True).crashes == 0
 
 

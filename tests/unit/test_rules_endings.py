@@ -3,9 +3,9 @@
 import pytest
 
 from keywise import rules
-from keywise.change import Want, order_of
+from keywise.change import order_of
 from keywise.rules import Answer, Certainty, Claim, Entry, Refusal, Verdict
-from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
+from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, SAFE, OneKey, committed
 
 CERTAINTIES = list(Certainty)
 
@@ -222,6 +222,18 @@ def test_a_lower_unknown_write_does_not_replace_a_higher_one():
 
 
 @pytest.mark.parametrize("certainty", CERTAINTIES)
+def test_a_failure_of_unknown_outcome_that_is_told_twice_counts_once(certainty: Certainty):
+    """Rule 10: the answer to the first report may have been lost."""
+    key = OneKey()
+    claim = key.take(5)
+    key.fail(claim, Certainty.UNKNOWN)
+    before = key.entry
+    key.wait(1)
+    key.fail(claim, certainty)
+    assert before == key.entry
+
+
+@pytest.mark.parametrize("certainty", CERTAINTIES)
 def test_a_failure_reported_with_a_token_of_the_past_changes_nothing(certainty: Certainty):
     """Rule 9: the key is somebody else's."""
     key = OneKey()
@@ -316,75 +328,3 @@ def test_a_burial_without_a_claim_forgets_the_tries():
     marked = committed(4, SAFE)
     marked.fail_unclaimed(5)
     assert Entry(mark=order_of(4), updated_at=marked.now) == rules.bury_unclaimed(marked.entry)
-
-
-def test_a_repair_clears_a_suspicion_and_keeps_the_mark():
-    """Suspect and repair: the truth was written, at the order that is committed."""
-    key = committed(5)
-    key.commit(Claim("a", order_of(4), False, token=99))
-    key.mend(key.exclude(), Want("a", order_of(5)))
-    assert (0, 0.0, order_of(5), 0) == (key.suspect, key.entry.suspect_at, key.entry.mark, key.entry.token)
-
-
-def test_a_repair_keeps_a_suspicion_that_has_grown_meanwhile():
-    """Suspect and repair: another late write may have landed after the truth was read."""
-    key = committed(5)
-    key.commit(Claim("a", order_of(4), False, token=99))
-    exclusion = key.exclude()
-    key.commit(Claim("a", order_of(3), False, token=98))
-    key.mend(exclusion, Want("a", order_of(5)))
-    assert (key.suspect, key.entry.token) == (2, 0)
-
-
-def test_a_repair_that_found_newer_state_raises_the_mark():
-    """Rule 3: what lies in the sink is newer, so an older message must not follow."""
-    key = committed(5)
-    key.mend(key.exclude(), Want("a", order_of(8), deleted=True))
-    assert (order_of(8), True) == (key.entry.mark, key.entry.deleted)
-    assert Answer.STALE is key.ask(7).answer
-
-
-def test_a_repair_never_lowers_the_mark():
-    """Rule 3: whatever it has read."""
-    key = committed(5)
-    key.mend(key.exclude(), Want("a", order_of(2)))
-    assert order_of(5) == key.entry.mark
-
-
-def test_a_repair_of_a_key_without_a_mark_leaves_nothing_behind():
-    """An entry that remembers nothing is not kept."""
-    key = OneKey(entry=Entry(suspect=1))
-    key.mend(key.exclude(), None)
-    assert key.entry is None
-    assert rules.mend(None, Claim("a", None, False, token=1), None, key.now) is None
-
-
-def test_an_exclusion_has_nothing_to_commit_or_mark():
-    """Rule 3: only an order raises a mark."""
-    key = OneKey()
-    with pytest.raises(AssertionError, match="nothing to commit"):
-        key.commit(key.exclude())
-    with pytest.raises(AssertionError, match="only an order"):
-        rules.mark(None, Want("a", None), key.now)
-
-
-def test_only_idle_and_old_entries_are_pruned():
-    """Rule 14: nothing is going on, and every version that may still be on its way is late by then."""
-    old, retention_s = Entry(mark=order_of(5), updated_at=100.0), RETENTION_S
-    due = 100.0 + retention_s + REDELIVERY_S
-    assert not rules.is_prunable(old, due, retention_s, PLAIN)
-    assert rules.is_prunable(old, due + 1, retention_s, PLAIN)
-    for kept in (
-        Entry(mark=order_of(5), updated_at=100.0, token=1, lease_until=110.0),
-        Entry(mark=order_of(5), updated_at=100.0, unknown=order_of(6)),
-        Entry(mark=order_of(5), updated_at=100.0, suspect=1),
-    ):
-        assert not rules.is_prunable(kept, due + 1, retention_s, PLAIN)
-
-
-def test_an_entry_is_kept_only_if_it_remembers_something():
-    """Rule 14: a retry that was never needed is no memory; a mark, a count or a doubt is one."""
-    assert rules.kept(None) is None
-    assert rules.kept(Entry(updated_at=5.0, not_before=9.0, tried=order_of(1))) is None
-    for entry in (Entry(mark=order_of(1)), Entry(attempts=1), Entry(crashes=1), Entry(suspect=1), Entry(token=1)):
-        assert entry == rules.kept(entry)

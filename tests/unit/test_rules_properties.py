@@ -34,6 +34,8 @@ class History(RuleBasedStateMachine):
         self.failures: dict[Order, int] = {}
         self.asked: dict[int, tuple[str, bool]] = {}
         """By token, who asked and whether alone."""
+        self.begun: set[int] = set()
+        """Tokens that were renewed: the work under them has begun."""
         self.given_up: set[int] = set()
         """Tokens whose holder said that the outcome is unknown."""
 
@@ -51,7 +53,8 @@ class History(RuleBasedStateMachine):
             return
         assert holder is None, "no two live holders"
         assert want.order > (self.mark or NOTHING), "a grant is above the mark"
-        assert not (self._is_late(want) and self.mark is None), "nobody can judge a late change of a forgotten key"
+        tried = before.tried if before else None
+        assert not (self._is_late(want) and self.mark is None) or want.order == tried, "a forgotten key is not judged"
         assert self.mark is None or is_unversioned(self.mark) == is_unversioned(want.order)
         newer = [order for order, until in doubts.items() if order > want.order and self.key.now < until]
         assert newer == [], "an unknown write defers what is older"
@@ -82,6 +85,7 @@ class History(RuleBasedStateMachine):
         assert renewed == (self.key.entry is not None and claim.token == self._token() and not self._is_abandoned())
         if renewed:
             self.until[claim.token] = self.key.now + LEASE_S
+            self.begun.add(claim.token)
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), overdue=RARELY)
@@ -117,8 +121,8 @@ class History(RuleBasedStateMachine):
         before = self.key.entry
         mine = claim.token == self._token()
         self.key.fail(claim, certainty, retry_s)
-        if not mine:
-            assert before == self.key.entry, "only the holder's own word counts"
+        if not mine or claim.token in self.given_up:
+            assert before == self.key.entry, "only the holder's own word counts, and only once"
             return
         assert self.key.entry.attempts == before.attempts + 1
         self.failures[claim.order] = self.failures.get(claim.order, 0) + 1
@@ -161,6 +165,8 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data(), version=VERSIONS)
     def a_repair_ends(self, data: st.DataObject, version: int | None) -> None:
         claim, before = self._any_claim(data), self.key.entry
+        if claim.order is not None:
+            return
         written = None if version is None else Want("a", order_of(version))
         mine = claim.token == self._token()
         self.key.mend(claim, written)
@@ -168,6 +174,7 @@ class History(RuleBasedStateMachine):
             assert before == self.key.entry
             return
         self.ended.add(claim.token)
+        self.doubts = {order: until for order, until in self.doubts.items() if self.key.now < until}
         grown = before.suspect != claim.suspect
         assert self.key.suspect == (before.suspect if grown else 0), "a suspicion that has grown stays"
         if written is not None and written.order > (self.mark or NOTHING):
@@ -238,7 +245,8 @@ class History(RuleBasedStateMachine):
             return  # It waited until the change that somebody died with can no longer arrive.
         assert alone, "after a death nothing runs beside the next try"
         same = last.order == claim.order == before.tried
-        assert claim.crashes == (before.crashes + self.asked[last.token][1] if same else self._inherited(claim, before))
+        blamed = last.token in self.begun and self.asked[last.token][1]
+        assert claim.crashes == (before.crashes + blamed if same else self._inherited(claim, before))
 
     def _inherited(self, claim: Claim, before: rules.Entry) -> int:
         """The death of a repair is not blamed on the change that waited for it."""

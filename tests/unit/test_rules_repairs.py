@@ -1,0 +1,92 @@
+"""What a repair leaves behind, what is forgotten, and what is worth keeping."""
+
+import pytest
+
+from keywise import rules
+from keywise.change import Want, order_of
+from keywise.rules import Answer, Certainty, Claim, Entry
+from unit.one_key import PLAIN, REDELIVERY_S, RETENTION_S, OneKey, committed
+
+
+def test_a_repair_clears_a_suspicion_and_keeps_the_mark():
+    """Suspect and repair: the truth was written, at the order that is committed."""
+    key = committed(5)
+    key.commit(Claim("a", order_of(4), False, token=99))
+    key.mend(key.exclude(), Want("a", order_of(5)))
+    assert (0, 0.0, order_of(5), 0) == (key.suspect, key.entry.suspect_at, key.entry.mark, key.entry.token)
+
+
+def test_a_repair_keeps_a_suspicion_that_has_grown_meanwhile():
+    """Suspect and repair: another late write may have landed after the truth was read."""
+    key = committed(5)
+    key.commit(Claim("a", order_of(4), False, token=99))
+    exclusion = key.exclude()
+    key.commit(Claim("a", order_of(3), False, token=98))
+    key.mend(exclusion, Want("a", order_of(5)))
+    assert (key.suspect, key.entry.token) == (2, 0)
+
+
+def test_a_repair_that_found_newer_state_raises_the_mark():
+    """Rule 3: what lies in the sink is newer, so an older message must not follow."""
+    key = committed(5)
+    key.mend(key.exclude(), Want("a", order_of(8), deleted=True))
+    assert (order_of(8), True) == (key.entry.mark, key.entry.deleted)
+    assert Answer.STALE is key.ask(7).answer
+
+
+def test_a_repair_drops_an_unknown_write_whose_message_can_no_longer_arrive():
+    """Rule 19: the truth was written over it, so nothing has to wait for it any more."""
+    key = OneKey()
+    key.fail(key.take(5), Certainty.ENDED, retry_s=0)
+    key.mend(key.exclude(), None)
+    assert Answer.DEFERRED is key.ask(4).answer
+    key.wait(REDELIVERY_S)
+    key.mend(key.exclude(), None)
+    assert isinstance(key.ask(4), Claim)
+    assert key.suspect == 0
+
+
+def test_a_repair_never_lowers_the_mark():
+    """Rule 3: whatever it has read."""
+    key = committed(5)
+    key.mend(key.exclude(), Want("a", order_of(2)))
+    assert order_of(5) == key.entry.mark
+
+
+def test_a_repair_of_a_key_without_a_mark_leaves_nothing_behind():
+    """An entry that remembers nothing is not kept."""
+    key = OneKey(entry=Entry(suspect=1))
+    key.mend(key.exclude(), None)
+    assert key.entry is None
+    assert rules.mend(None, Claim("a", None, False, token=1), None, key.now) is None
+
+
+def test_an_exclusion_has_nothing_to_commit_or_mark():
+    """Rule 3: only an order raises a mark."""
+    key = OneKey()
+    with pytest.raises(AssertionError, match="nothing to commit"):
+        key.commit(key.exclude())
+    with pytest.raises(AssertionError, match="only an order"):
+        rules.mark(None, Want("a", None), key.now)
+
+
+def test_only_idle_and_old_entries_are_pruned():
+    """Rule 14: nothing is going on, and every version that may still be on its way is late by then."""
+    old, retention_s = Entry(mark=order_of(5), updated_at=100.0), RETENTION_S
+    due = 100.0 + retention_s + REDELIVERY_S
+    assert not rules.is_prunable(old, due, retention_s, PLAIN)
+    assert rules.is_prunable(old, due + 1, retention_s, PLAIN)
+    for kept in (
+        Entry(mark=order_of(5), updated_at=100.0, token=1, lease_until=110.0),
+        Entry(mark=order_of(5), updated_at=100.0, unknown=order_of(6)),
+        Entry(mark=order_of(5), updated_at=100.0, suspect=1),
+    ):
+        assert not rules.is_prunable(kept, due + 1, retention_s, PLAIN)
+
+
+def test_an_entry_is_kept_only_if_it_remembers_something():
+    """Rule 14: a retry that was never needed is no memory; a mark, a count or a doubt is one."""
+    assert rules.kept(None) is None
+    assert rules.kept(Entry(updated_at=5.0, not_before=9.0, tried=order_of(1))) is None
+    for entry in (Entry(mark=order_of(1)), Entry(attempts=1), Entry(crashes=1), Entry(suspect=1), Entry(token=1)):
+        assert entry == rules.kept(entry)
