@@ -6,7 +6,7 @@ import pytest
 
 import keywise
 from integration.shops import WAYS, Shop
-from keywise.errors import AddressError, SettingsError
+from keywise.errors import SettingsError
 from running import run
 
 BODY_MAX = 60_000
@@ -222,6 +222,25 @@ def test_what_the_table_refuses_is_set_aside_alone(tmp_path):
     assert {f"k{number}" for number in range(200)} - {"k77", "k150", "k151"} == shop.content().keys()
 
 
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_text_that_the_table_cannot_hold_is_set_aside(tmp_path, way):
+    """Only key and version are read from a body on its way, so a broken text beside them is found by the table."""
+    shop = Shop(tmp_path)
+    shop.pipeline(way)
+    broken = b'{"key": "bad", "version": 1, "text": "\xff"}'
+
+    async def main():
+        await shop.app.send("shop", {"key": "a", "version": 1}, broken, {"key": "b", "version": 1})
+        await shop.work_until_empty()
+        letters = await shop.letters()
+        await shop.app.close()
+        return letters
+
+    [letter] = run(main())
+    assert (letter.key, letter.version, letter.body) == ("bad", 1, broken)
+    assert shop.content() == {"a": 1, "b": 1}
+
+
 SETTINGS = {
     "an unknown setting": ({"leese": "5s"}, "did you mean lease"),
     "a setting of another library": ({"max_retries": 3}, "known are"),
@@ -290,8 +309,3 @@ def test_a_table_that_does_not_fit_is_refused_at_start(tmp_path):
     shop.app.pipeline("shop", key="key", version="version").source(shop.url).sink(f"{shop.url}?table=stock")
     with pytest.raises(SettingsError, match=r"needs a unique key column.*or name others with \?key="):
         run(shop.app.run(handle_signals=False))
-
-
-def test_an_address_error_is_a_settings_error():
-    with pytest.raises(AddressError, match="is no URL"):
-        keywise.App("shop.db")
