@@ -263,8 +263,7 @@ async def _letters(pipelines: list[Pipeline], numbers: list[int]) -> list[Found]
     known = [one.number for one in found]
     missing = sorted(set(numbers) - set(known))
     if missing:
-        which = f"letter {missing[0]}" if len(missing) == 1 else f"letters {', '.join(map(str, missing))}"
-        fail(f"there is no dead {which}; see keywise dead list")
+        fail(f"no dead letter has the number {' or '.join(map(str, missing))}; see keywise dead list")
     if len(known) > len(set(known)):
         refuse("more than one pipeline has a letter of that number; say which with --pipeline")
     return found

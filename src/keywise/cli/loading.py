@@ -34,10 +34,10 @@ PipelineOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
-def load(target: str | None) -> App:
+def load(target: str | None, example: str = "--app shop:app") -> App:
     """Import the app; exits with status 2 if the target names none, and with 1 if its module is broken."""
     if not target:
-        refuse(f"no app is named; pass it as module:attribute, for example shop:app, or set {VARIABLE}=shop:app")
+        refuse(f"no app is named; say {example} (module:attribute), or set {VARIABLE}=shop:app")
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         refuse(f"{target!r} names no app; write module:attribute, for example shop:app or path/to/shop.py:app")

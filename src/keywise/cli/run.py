@@ -18,6 +18,7 @@ from keywise.change import Outcome
 from keywise.cli.loading import VARIABLE, JsonOption, chosen, load
 from keywise.cli.speech import cell, complain, display, plain, table, tell_json
 from keywise.errors import KeywiseError, UnavailableError
+from keywise.protocols import Source
 
 LOOK_S = 0.1
 """Whether the queues are empty is looked at after so long without a batch."""
@@ -51,7 +52,7 @@ def run(
       keywise run shop:app
       keywise run shop:app pages --until-empty --json
     """
-    loaded = load(app)
+    loaded = load(app, "keywise run shop:app")
     names = chosen(loaded, pipelines or ())
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     watch = Watch(names)
@@ -86,9 +87,8 @@ class Watch:
         self.pipelines = {name: Pipeline() for name in names}
         self.sources = 0
         """So many have started."""
-        self.open = 0
-        """Changes that are worked on now."""
         self.stirred = False
+        """Something happened since this was last set."""
         self.started_at = time.monotonic()
 
     def __call__(self, event: events.Event) -> None:
@@ -101,10 +101,6 @@ class Watch:
                 pipeline.grade = event.grade
                 pipeline.sources.append({"source": event.source, "way": event.way})
                 _announce(event)
-            case events.BatchOpened():
-                self.open += event.changes
-            case events.BatchClosed():
-                self.open -= event.changes
             case events.Ignored():
                 pipeline.ignored += event.changes
 
@@ -135,18 +131,26 @@ async def _stop_when_empty(app: App, names: Sequence[str], watch: Watch) -> None
     async with AsyncExitStack() as stack:
         opened = [await stack.enter_async_context(app.open(name, work=False)) for name in names]
         sources = [source for pipeline in opened for _, source in pipeline.sources]
+        wait_s = LOOK_S
         while True:
             watch.stirred = False
-            await asyncio.sleep(LOOK_S)
-            if watch.stirred or watch.open or watch.sources < len(sources):
+            await asyncio.sleep(wait_s)
+            if watch.stirred or watch.sources < len(sources):
                 continue
-            try:
-                # A message that waits for its next try, here or elsewhere, is not acked, so it still counts.
-                if not any([await source.depth() for source in sources]):
-                    app.stop()
-                    return
-            except UnavailableError:
-                continue
+            looked_at = time.monotonic()
+            if await _are_empty(sources):
+                app.stop()
+                return
+            # Counting a long queue takes a while; most of the time has to be left for the work.
+            wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
+
+
+async def _are_empty(sources: Sequence[Source]) -> bool:
+    """A message that is worked on, or waits for its next try here or elsewhere, is not acked, so it still counts."""
+    try:
+        return not any([await source.depth() for source in sources])
+    except UnavailableError:
+        return False
 
 
 def _finish(work: Coroutine[Any, Any, None]) -> int:

@@ -123,8 +123,9 @@ def _about_claim(story: Story) -> Iterator[tuple[str, str]]:
         if holder.intent is not None:
             yield "intent", f"{_named(holder.intent)}; older changes wait for it"
     if story.unknown is not None:
-        what, until = _named(story.unknown.version), moment(story.unknown.until, now)
-        yield "unknown", f"{what} may be in the sink without being committed; older changes wait for it until {until}"
+        until = moment(story.unknown.until, now)
+        waits = f"older changes {'wait' if story.unknown.until > now else 'waited'} for it until {until}"
+        yield "unknown", f"{_named(story.unknown.version)} may be in the sink without being committed; {waits}"
 
 
 def _about_tries(story: Story) -> Iterator[tuple[str, str]]:
@@ -133,7 +134,12 @@ def _about_tries(story: Story) -> Iterator[tuple[str, str]]:
         return
     deaths = f", {tries.crashes} of {tries.crashes_max} workers died alone with it" if tries.crashes else ""
     yield "tries", f"{tries.attempts} of {tries.attempts_max} at {_named(tries.version)} failed{deaths}"
-    yield "next try", moment(tries.next_at, story.now) if tries.next_at is not None else "when its message comes back"
+    yield (
+        "next try",
+        "not before " + moment(tries.next_at, story.now)
+        if tries.next_at is not None
+        else "when its message comes back",
+    )
 
 
 def _about_suspicion(story: Story) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,226 @@
+"""The figures of a pipeline and the story of a key say what the ledger remembers, and what would happen next."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keywise import App, Change, Grade
+from keywise.change import VERSION_MAX, VERSION_MIN, Want, order_of
+from keywise.protocols import Burial, Letter
+from keywise.rules import Entry, Policy, Terms, decide
+from keywise.status import Figures, Meeting, SourceFigures, Story, figures_of, meetings, story_of
+from running import run
+
+WALL = 1_700_000_000.0
+TERMS = Terms("somebody", 30.0)
+POLICY = Policy(intents=True, redelivery_s=100.0)
+
+
+def tell(
+    entry: Entry | None, *, letters: tuple[Letter, ...] = (), refetch: bool = False, **settings: Any
+) -> Story | None:
+    """The story of the key `a` of a plain pipeline; the entry's moments are seconds from now."""
+    app = App("memory://")
+    definition = app.pipeline("pages", key="id", version="v", **settings).source("memory://")
+    definition.sink("memory://?grade=plain")
+    if refetch:
+        definition.refetch(lambda key: None)
+
+    async def act() -> Story | None:
+        async with app.open("pages", work=False) as pipeline:
+            await pipeline.ledger.bury([Burial(letter) for letter in letters])
+            if entry is not None:
+                ledger: Any = pipeline.ledger
+                ledger.database.clock = lambda: 0.0
+                ledger.database.scope("pages").entries["a"] = entry
+            return await story_of(pipeline, "a", WALL)
+
+    return run(act())
+
+
+def told(entry: Entry | None, **more: Any) -> Story:
+    story = tell(entry, **more)
+    assert story is not None
+    return story
+
+
+def answers(found: list[Meeting]) -> list[tuple[int | None, int | None, str]]:
+    return [(meeting.lowest, meeting.highest, meeting.answer) for meeting in found]
+
+
+def test_a_fresh_pipeline_has_only_a_grade_and_a_way():
+    async def act() -> Figures:
+        app = App("memory://")
+        app.pipeline("pages", key="id", version="v").source("memory://").sink("memory://")
+        async with app.open("pages", work=False) as pipeline:
+            return await figures_of(pipeline)
+
+    source = SourceFigures("memory://", "one transaction", 0)
+    expected = Figures("pages", Grade.ATOMIC, [source], keys=0, tombstones=0, claims=0, suspects=0, dead=0)
+    assert run(act()) == expected
+
+
+def test_figures_count_what_is_queued_remembered_and_set_aside():
+    async def act() -> Figures:
+        app = App("memory://")
+        pages = app.pipeline("pages", key="id", version="v")
+        pages.source("memory://").source("memory://?queue=bulk")
+
+        @pages.apply
+        def write(change: Change[Any]) -> None: ...
+
+        await app.send("pages", {"id": "a", "v": 1}, {"id": "b", "v": 1})
+        async with app.open("pages", work=False) as pipeline:
+            wants = [Want("a", order_of(1)), Want("b", order_of(1), deleted=True), Want("c", order_of(1))]
+            answers = await pipeline.ledger.claim(wants, TERMS)
+            await pipeline.ledger.commit(answers.granted[:2])
+            await pipeline.ledger.bury([Burial(Letter("broken", b""))])
+            return await figures_of(pipeline)
+
+    found = run(act())
+    assert [source.depth for source in found.sources] == [2, 0]
+    assert found.grade is Grade.PLAIN
+    assert (found.keys, found.tombstones, found.claims, found.suspects, found.dead) == (2, 1, 1, 0, 1)
+
+
+def test_a_key_that_nobody_knows_has_no_story():
+    assert tell(None, letters=(Letter("broken", b"", key="other"),)) is None
+
+
+def test_an_idle_key_tells_when_it_was_committed_and_is_kept_for_ever():
+    story = told(Entry((0, 7, 0), updated_at=-60.0))
+    assert story.mark is not None
+    assert (story.mark.version, story.mark.deleted) == (7, False)
+    assert (story.mark.at, story.mark.kept_until) == (WALL - 60.0, None)
+    assert (story.holder, story.unknown, story.tries, story.suspicion, story.letters) == (None, None, None, None, [])
+
+
+def test_below_the_mark_is_stale_at_it_a_duplicate_and_above_it_granted():
+    story = told(Entry((0, 7, 0)))
+    assert answers(story.next) == [(None, 6, "stale"), (7, 7, "duplicate"), (8, None, "granted")]
+
+
+def test_a_tombstone_with_a_retention_says_until_when_it_is_kept():
+    story = told(Entry((0, 7, 0), deleted=True, updated_at=-60.0), retention="2h", redelivery="1h")
+    assert story.mark is not None and story.mark.deleted
+    assert story.mark.kept_until == WALL - 60.0 + 3 * 3600.0
+
+
+def test_a_held_key_tells_who_holds_it_until_when_and_for_what():
+    entry = Entry((0, 7, 0), updated_at=-5.0, token=99, owner="w1", lease_until=25.0, intent=(0, 9, 0))
+    story = told(entry)
+    holder = story.holder
+    assert holder is not None
+    assert (holder.owner, holder.token, holder.intent, holder.is_over) == ("w1", 99, 9, False)
+    assert (holder.since, holder.until) == (WALL - 5.0, WALL + 25.0)
+    assert story.mark is not None and story.mark.at is None, "the moment is that of the claim"
+    assert answers(story.next)[-1] == (8, None, "busy")
+    assert story.next[-1].wait_s == 25.0
+
+
+def test_the_key_of_a_dead_holder_is_worked_on_alone():
+    story = told(Entry(token=99, owner="w1", lease_until=-1.0, tried=(0, 9, 0), intent=(0, 9, 0)))
+    assert story.holder is not None and story.holder.is_over
+    assert answers(story.next) == [(None, 8, "deferred"), (9, None, "alone")]
+
+
+def test_older_changes_wait_for_a_write_whose_outcome_is_unknown():
+    story = told(Entry((0, 3, 0), unknown=(0, 9, 0), unknown_until=50.0))
+    assert story.unknown is not None
+    assert (story.unknown.version, story.unknown.until) == (9, WALL + 50.0)
+    assert answers(story.next) == [
+        (None, 2, "stale"),
+        (3, 3, "duplicate"),
+        (4, 8, "deferred"),
+        (9, None, "granted"),
+    ]
+
+
+def test_failed_tries_are_told_with_their_limits_and_the_next_try():
+    story = told(Entry(tried=(0, 4, 0), attempts=2, crashes=1, not_before=30.0))
+    tries = story.tries
+    assert tries is not None
+    assert (tries.version, tries.attempts, tries.crashes, tries.next_at) == (4, 2, 1, WALL + 30.0)
+    assert (tries.attempts_max, tries.crashes_max) == (5, 3)
+    assert answers(story.next) == [(None, 4, "busy"), (5, None, "granted")]
+
+
+def test_a_try_that_waits_in_the_queue_has_no_moment():
+    story = told(Entry(tried=(0, 4, 0), attempts=2))
+    assert story.tries is not None and story.tries.next_at is None
+
+
+def test_a_suspect_is_repaired_after_the_horizon_if_there_is_a_refetch():
+    entry = Entry((0, 7, 0), suspect=2, suspect_at=-10.0)
+    given_one, given_none = told(entry, refetch=True, horizon="1m"), told(entry)
+    assert given_one.suspicion is not None and given_none.suspicion is not None
+    assert (given_one.suspicion.count, given_one.suspicion.since) == (2, WALL - 10.0)
+    assert given_one.suspicion.repair_at == WALL + 50.0
+    assert given_none.suspicion.repair_at is None
+
+
+def test_only_the_dead_letters_of_the_key_are_told():
+    letters = (Letter("bad", b"1", key="a", version=4), Letter("worse", b"2", key="b"))
+    story = told(None, letters=letters)
+    assert [(letter.version, letter.cause) for letter in story.letters] == [(4, "bad")]
+    assert story.letters_are_all
+    assert answers(story.next) == [(None, None, "granted")]
+
+
+def test_a_key_without_version_is_applied_once_and_mixes_with_no_version():
+    story = told(Entry(order_of(None)))
+    assert story.mark is not None and story.mark.version is None
+    assert [(meeting.versioned, meeting.answer) for meeting in story.next] == [(False, "duplicate"), (True, "mixed")]
+
+
+def test_batches_without_claims_are_asked_without_terms():
+    async def act() -> Story | None:
+        app = App("memory://")
+        app.pipeline("pages", key="id", version="v").source("memory://").sink("memory://")
+        async with app.open("pages", work=False) as pipeline:
+            async with pipeline.ledger.transaction() as transaction:
+                await transaction.mark([Want("a", order_of(7))])
+            return await story_of(pipeline, "a", WALL)
+
+    story = run(act())
+    assert story is not None and story.grade is Grade.ATOMIC
+    assert answers(story.next) == [(None, 6, "stale"), (7, 7, "duplicate"), (8, None, "granted")]
+
+
+@pytest.mark.parametrize("edge", [VERSION_MIN, VERSION_MAX])
+def test_no_version_beyond_the_64_bits_is_named(edge):
+    found = meetings(Entry((0, edge, 0)), 0.0, POLICY, TERMS)
+    named = [version for meeting in found for version in (meeting.lowest, meeting.highest) if version is not None]
+    assert all(VERSION_MIN <= version <= VERSION_MAX for version in named)
+
+
+orders = st.none() | st.tuples(st.just(0), st.integers(-6, 6), st.just(0))
+moments = st.floats(-50.0, 50.0).map(round)
+entries = st.builds(
+    Entry,
+    mark=orders,
+    token=st.sampled_from([0, 1]),
+    owner=st.just("w1"),
+    lease_until=moments,
+    abandoned=st.booleans(),
+    intent=orders,
+    unknown=orders,
+    unknown_until=moments,
+    tried=orders,
+    not_before=moments,
+)
+
+
+@given(entry=entries, version=st.integers(-9, 9), terms=st.sampled_from([None, TERMS]))
+def test_what_a_change_would_meet_is_what_the_rules_decide(entry, version, terms):
+    found = meetings(entry, 0.0, POLICY, terms)
+    [meeting] = [
+        one
+        for one in found
+        if (one.lowest is None or one.lowest <= version) and (one.highest is None or version <= one.highest)
+    ]
+    refusal = decide(entry, Want("a", order_of(version)), 0.0, POLICY, terms)
+    assert meeting.answer == ("granted" if refusal is None else refusal.answer.value)
+    assert meeting.wait_s == (0.0 if refusal is None else refusal.wait_s)
