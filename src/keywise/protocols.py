@@ -239,7 +239,7 @@ class Operator(Protocol):
     async def census(self) -> Census: ...
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
-        """Keys that are suspect and have not become more so for a while."""
+        """Keys whose content in the sink has been in doubt for a while, and has not become more so since."""
 
     async def mend(self, claim: Claim, written: Want | None) -> None:
         """End a repair under an exclusion."""

@@ -255,6 +255,20 @@ def mend(entry: Entry | None, claim: Claim, written: Want | None, now: float) ->
     return kept(_free(entry))
 
 
+def doubtful_since(entry: Entry, policy: Policy) -> float | None:
+    """From when on the sink's content of a key is in doubt and should be repaired; None while it is not.
+
+    A write of unknown outcome becomes doubtful once its message can no longer arrive to settle it.
+    """
+    if entry.suspect:
+        return entry.suspect_at
+    if entry.unknown is not None:
+        return entry.unknown_until
+    if entry.token and entry.intent is not None:
+        return entry.lease_until + policy.redelivery_s
+    return None
+
+
 def is_prunable(entry: Entry, now: float, retention_s: float, policy: Policy) -> bool:
     """Nothing is going on, and no delivery can reach the key any more.
 
@@ -330,7 +344,7 @@ def _without_dead_holder(entry: Entry, policy: Policy, now: float) -> Entry:
 
 def _without_passed_unknown(entry: Entry, want: Want, now: float) -> Entry:
     """Drop an unknown write whose message can no longer arrive: no key waits for ever, but it is suspect."""
-    if entry.unknown is None or want.order is None or want.order >= entry.unknown:
+    if entry.unknown is None or now < entry.unknown_until or (want.order is not None and want.order >= entry.unknown):
         return entry
     return replace(entry, unknown=None, unknown_until=0.0, suspect=entry.suspect + 1, suspect_at=now)
 

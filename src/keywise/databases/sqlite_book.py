@@ -18,9 +18,10 @@ TOKEN_NONCE_BITS = 24
 class Book:
     """Some entries of one scope, read and written back inside one transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, scope: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, scope: int, policy: Policy) -> None:
         self._connection = connection
         self._scope = scope
+        self._policy = policy
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, Entry | None] = {}
 
@@ -44,7 +45,7 @@ class Book:
                 marks.append((self._scope, key, *entry.mark, entry.deleted, math.ceil(entry.updated_at)))
             if entry is not None and not _is_idle(entry):
                 text = _ENCODE(entry).decode()
-                row = (entry.token, entry.lease_until, entry.suspect, entry.suspect_at, text)
+                row = (entry.token, entry.lease_until, entry.suspect, rules.doubtful_since(entry, self._policy), text)
                 active.append((self._scope, key, *row))
             else:
                 idle.append((self._scope, key))
@@ -69,13 +70,13 @@ class Book:
         statement = "delete from keywise_letters where scope = ? and id = ?"
         return self._connection.executemany(statement, [(self._scope, n) for n in numbers]).rowcount
 
-    def prune(self, now: float, retention_s: float, policy: Policy) -> int:
+    def prune(self, now: float, retention_s: float) -> int:
         candidates = self._connection.execute(_OLD, (self._scope, now - retention_s)).fetchall()
         self.load(key for (key,) in candidates)
         gone = [
             (self._scope, key)
             for key, entry in self._entries.items()
-            if rules.is_prunable(entry, now, retention_s, policy)
+            if rules.is_prunable(entry, now, retention_s, self._policy)
         ]
         self._connection.executemany("delete from keywise_marks where scope = ? and key = ?", gone)
         self._connection.executemany("delete from keywise_active where scope = ? and key = ?", gone)

@@ -112,9 +112,9 @@ class MemoryLedger:
         )
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
-        since = self._now() - quiet_s
-        found = [k for k, entry in self._scope.entries.items() if entry.suspect and entry.suspect_at <= since]
-        return sorted(found)[:limit]
+        until = self._now() - quiet_s
+        doubts = [(rules.doubtful_since(entry, self._policy), key) for key, entry in self._scope.entries.items()]
+        return [key for since, key in sorted((s, key) for s, key in doubts if s is not None and s <= until)][:limit]
 
     async def mend(self, claim: Claim, written: Want | None) -> None:
         async with self.database.exclusive():

@@ -115,7 +115,7 @@ class SqliteLedger:
 
     async def prune(self, retention_s: float) -> int:
         def act(book: Book) -> int:
-            return book.prune(self.database.now(), retention_s, self._policy)
+            return book.prune(self.database.now(), retention_s)
 
         return await self._write(act)
 
@@ -124,7 +124,7 @@ class SqliteLedger:
 
     async def inspect(self, key: str) -> Entry | None:
         with sqlite_errors(self.database.path):
-            book = Book(self.database.reader, self._scope)
+            book = Book(self.database.reader, self._scope, self._policy)
             book.load([key])
             return book.entry(key)
 
@@ -162,7 +162,7 @@ class SqliteLedger:
 
     async def _write(self, act: Callable[[Book], T]) -> T:
         def transact(connection: sqlite3.Connection) -> T:
-            book = Book(connection, self._scope)
+            book = Book(connection, self._scope, self._policy)
             result = act(book)
             book.store()
             return result
@@ -276,7 +276,7 @@ class SqliteTransaction:
             self.connection.execute("release keywise")
 
     def _book(self, keys: Iterable[str]) -> Book:
-        book = Book(self.connection, self._scope)
+        book = Book(self.connection, self._scope, self._ledger._policy)
         book.load(keys)
         return book
 
@@ -305,9 +305,7 @@ _LETTERS = (
     "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
     "where scope = ? order by id desc limit ?"
 )
-_SUSPECTS = (
-    "select key from keywise_active where scope = ? and suspect > 0 and suspect_at <= ? order by suspect_at limit ?"
-)
+_SUSPECTS = "select key from keywise_active where scope = ? and doubtful_since <= ? order by doubtful_since limit ?"
 _CENSUS = (
     "select (select count(*) from keywise_marks where scope = ?), "
     "(select count(*) from keywise_marks where scope = ? and deleted), "

@@ -14,7 +14,7 @@ from keywise.lanes import Lanes
 from keywise.ledgers.memory import MemoryLedger
 from keywise.pipeline import Pipeline
 from keywise.protocols import APPLIED, Grade, Letter, Result
-from keywise.rules import Entry, Policy
+from keywise.rules import Entry, Policy, doubtful_since
 from keywise.settings import Settings
 from keywise.sinks.memory import MemorySink, MemoryTable
 from keywise.sources.memory import MemorySource
@@ -164,8 +164,13 @@ class World:
         return not self.messages() and not self._unrest() and not any(len(lanes) for _, lanes in self.lanes())
 
     def _unrest(self) -> list[str]:
-        now = self.store_now()
-        return [k for k, entry in self.entries().items() if entry.suspect or (entry.token and entry.lease_until > now)]
+        return [key for key, entry in self.entries().items() if self._is_restless(entry)]
+
+    def _is_restless(self, entry: Entry) -> bool:
+        if entry.token and entry.lease_until > self.store_now():
+            return True
+        gave_up = entry.crashes >= self.settings.crashes_max and entry.tried is None
+        return doubtful_since(entry, self.policy) is not None and not gave_up
 
     def _judge_content(self) -> None:
         stored = self.table.stored if self.grade is Grade.ATOMIC else self.sink.stored
