@@ -6,6 +6,7 @@ The queue is first in, first out, so the number of changes after each commit tel
 
 import argparse
 import asyncio
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -84,15 +85,28 @@ def work_raw(messages: int, folder: Path) -> Commits:
     commits: Commits = []
     with closing(raw_sqlite.connect(folder / "raw.db")) as connection:
         connection.executescript(raw_sqlite.SCHEMA)
+        # SQLite's own waiting for the lock backs off to 100 ms, and a steady sender would starve the worker.
+        connection.execute("pragma busy_timeout = 0")
         print(READY, flush=True)
         while messages > 0:
-            if connection.execute(raw_sqlite.LOOK).fetchone() is None:
+            done = _drain_if_free(connection)
+            if done == 0:
                 time.sleep(POLL_S)
                 continue
-            done = raw_sqlite.drain_batch(connection, 1000)
             commits.append((time.monotonic(), done))
             messages -= done
     return commits
+
+
+def _drain_if_free(connection: sqlite3.Connection) -> int:
+    if connection.execute(raw_sqlite.LOOK).fetchone() is None:
+        return 0
+    try:
+        return raw_sqlite.drain_batch(connection, 1000)
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise
+        return 0
 
 
 async def work_keywise(messages: int, folder: Path) -> Commits:

@@ -33,6 +33,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "memory": measure_memory.measure,
 }
 SLOWER_AT_MOST = 0.05
+BUSY = 0.1
 
 
 def main() -> int:
@@ -50,6 +51,8 @@ def main() -> int:
     show(console, found)
     busy = f"others used {bystander.others:.0%} of the CPUs; load {machine.load()}"
     console.print(f"{_described(machine.this_machine())}\n{busy}")
+    if bystander.others > BUSY:
+        console.print("The machine was busy with other work: measure again before you quote a figure.", style="yellow")
     write(options.json, found, scale, bystander.others)
     return 0
 
