@@ -15,6 +15,7 @@ from keywise.app import App
 from keywise.change import Want
 from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
 from keywise.cli.speech import (
+    agreed,
     cell,
     complain,
     count,
@@ -196,8 +197,8 @@ def drop(
         return sum([await opened.operator.drop(sorted(set(numbers))) for opened in pipelines])
 
     found = _with_pipelines(app, pipeline, look)
-    if not yes:
-        typer.confirm(f"Forget {count(len(found), 'letter')} for ever?", abort=True, err=True)
+    if not yes and not agreed(f"Forget {count(len(found), 'letter')} for ever?"):
+        fail("nothing was dropped; answer y, or pass --yes")
     dropped = _with_pipelines(app, pipeline, act)
     if json:
         tell_json({"dropped": dropped})

@@ -86,6 +86,12 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(1)
 
 
+def agreed(question: str) -> bool:
+    """Ask on stderr, because stdout is for results; no answer means no."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
 def plain(text: str) -> str:
     """Text with every character escaped that a terminal could obey, or that breaks a line."""
     return text if text.isprintable() else "".join(map(_escaped, text))
