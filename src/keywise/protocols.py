@@ -73,8 +73,8 @@ class Inlet(Protocol):
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None: ...
 
 
-class InlineSource(Source, Protocol):
-    """A source that lives in a database which can hold a ledger too."""
+class InlineSource(Protocol):
+    """What a source has besides if it lives in a database which can hold a ledger too."""
 
     def inlet(self, connection: Any) -> Inlet:
         """This queue inside a transaction of its database."""

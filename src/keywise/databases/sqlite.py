@@ -16,6 +16,7 @@ from keywise.errors import DatabaseError, UnavailableError
 T = TypeVar("T")
 
 SCHEMA_VERSION = 1
+BUSY_LOOK_S = 0.0005
 BUSY_S = 5.0
 """How long a write waits for another process before it says that the file cannot be reached."""
 
@@ -48,10 +49,10 @@ create index keywise_letters_by_scope on keywise_letters (scope, id);
 create table keywise_queues (id integer primary key, name text not null unique, next integer not null);
 create table keywise_ready (id integer primary key, sent_at real not null, body blob not null);
 create table keywise_held (
-    id integer primary key, visible_at real not null, receipt integer not null, count integer not null,
-    sent_at real not null, body blob not null
+    id integer primary key, queue integer not null, visible_at real not null, receipt integer not null,
+    count integer not null, sent_at real not null, body blob not null
 );
-create index keywise_held_by_time on keywise_held (visible_at);
+create index keywise_held_by_time on keywise_held (queue, visible_at);
 """
 
 
@@ -97,7 +98,6 @@ class SqliteDatabase:
         writer, writing = self._parts()
 
         def transact() -> T:
-            writer.execute("begin immediate")
             try:
                 result = act(writer)
                 writer.execute("commit")
@@ -108,6 +108,7 @@ class SqliteDatabase:
             return result
 
         async with writing:
+            await self._begin(writer)
             return await self._hop(transact)
 
     @asynccontextmanager
@@ -136,15 +137,18 @@ class SqliteDatabase:
         return self._writer, self._writing
 
     async def _begin(self, writer: sqlite3.Connection) -> None:
-        try:
-            # Nobody else is writing, usually; then there is nothing to leave the loop for.
-            writer.execute("pragma busy_timeout = 0")
-            writer.execute("begin immediate")
-        except sqlite3.OperationalError:
-            writer.execute(_BUSY_PRAGMA)
-            await self._hop(lambda: writer.execute("begin immediate"))
-        else:
-            writer.execute(_BUSY_PRAGMA)
+        """Take the write lock. SQLite itself would wait up to 100 ms between two looks, and others would get in first."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + BUSY_S
+        while True:
+            with sqlite_errors(self.path):
+                try:
+                    writer.execute("begin immediate")
+                    return
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or loop.time() > until:
+                        raise
+            await asyncio.sleep(BUSY_LOOK_S)
 
     async def _hop(self, act: Callable[[], T]) -> T:
         """Run in the writer's thread. Cancelled, it still waits: nobody may use the connection meanwhile."""
@@ -165,6 +169,7 @@ class SqliteDatabase:
             install(self._writer, self.path)
             self._clock_offset_s = self._agree_on_time(self._writer)
             self._reader = self._connect()
+            self._writer.execute("pragma busy_timeout = 0")
         self._writing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keywise-sqlite")
 
@@ -243,7 +248,6 @@ _ADVICE = {
     sqlite3.SQLITE_PERM: "give this user access to the file",
     sqlite3.SQLITE_AUTH: "give this user access to the file",
 }
-_BUSY_PRAGMA = f"pragma busy_timeout = {round(BUSY_S * 1000)}"
 
 
 def _boot_id() -> str:

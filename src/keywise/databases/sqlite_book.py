@@ -13,6 +13,8 @@ from keywise.protocols import Letter
 from keywise.rules import Entry, Policy
 
 TOKEN_NONCE_BITS = 24
+PRUNE_AT_ONCE = 10_000
+"""Nobody has to wait for longer than such a stretch takes."""
 
 
 class Book:
@@ -70,17 +72,16 @@ class Book:
         statement = "delete from keywise_letters where scope = ? and id = ?"
         return self._connection.executemany(statement, [(self._scope, n) for n in numbers]).rowcount
 
-    def prune(self, now: float, retention_s: float) -> int:
-        candidates = self._connection.execute(_OLD, (self._scope, now - retention_s)).fetchall()
-        self.load(key for (key,) in candidates)
-        gone = [
-            (self._scope, key)
-            for key, entry in self._entries.items()
-            if rules.is_prunable(entry, now, retention_s, self._policy)
-        ]
+    def prune(self, after: str, now: float, retention_s: float) -> tuple[int, str | None]:
+        """Forget some of the keys after one; return how many, and where to go on (None at the end)."""
+        arguments = (self._scope, after, self._scope, after, PRUNE_AT_ONCE)
+        keys = [key for (key,) in self._connection.execute(_KEYS, arguments)]
+        self.load(keys)
+        policy, entries = self._policy, self._entries.items()
+        gone = [(self._scope, key) for key, entry in entries if rules.is_prunable(entry, now, retention_s, policy)]
         self._connection.executemany("delete from keywise_marks where scope = ? and key = ?", gone)
         self._connection.executemany("delete from keywise_active where scope = ? and key = ?", gone)
-        return len(gone)
+        return len(gone), keys[-1] if len(keys) == PRUNE_AT_ONCE else None
 
 
 def load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[str, Entry]:
@@ -113,4 +114,7 @@ _KEEP = (
     "insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source) "
     "values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_OLD = "select key from keywise_marks where scope = ? and updated_at < ?"
+_KEYS = (
+    "select key from keywise_marks where scope = ? and key > ? "
+    "union select key from keywise_active where scope = ? and key > ? order by key limit ?"
+)

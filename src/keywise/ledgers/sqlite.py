@@ -114,10 +114,15 @@ class SqliteLedger:
         return await self._write(act)
 
     async def prune(self, retention_s: float) -> int:
-        def act(book: Book) -> int:
-            return book.prune(self.database.now(), retention_s)
+        def act(book: Book) -> tuple[int, str | None]:
+            return book.prune(after or "", self.database.now(), retention_s)
 
-        return await self._write(act)
+        total = 0
+        after: str | None = ""
+        while after is not None:
+            pruned, after = await self._write(act)
+            total += pruned
+        return total
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transaction()

@@ -67,7 +67,7 @@ class MemorySource:
 
     async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
         visible = [item for item in self._visible(len(self._queue)) if item[0] > int(after.id)]
-        return [_delivery(number, message) for number, message in visible[:limit]]
+        return [_upcoming(number, message) for number, message in visible[:limit]]
 
     def inlet(self, connection: MemoryDatabase) -> "MemoryInlet":
         assert connection is self.database, "a transaction reaches its own database only"
@@ -124,7 +124,7 @@ class MemoryInlet:
         self._source = source
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
-        visible = [_delivery(number, message) for number, message in self._source._visible(limit)]
+        visible = [_upcoming(number, message) for number, message in self._source._visible(limit)]
         return peeked if peeked and list(peeked) == visible[: len(peeked)] else visible
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
@@ -132,6 +132,9 @@ class MemoryInlet:
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         self._source._hide(deliveries, delay_s)
+        for delivery in deliveries:
+            message = self._source._queue[int(delivery.id)]
+            self._source.database.set(self._source._queue, delivery.id, replace(message, count=delivery.count))
 
 
 def connect(address: Address) -> MemorySource:
@@ -142,4 +145,9 @@ def connect(address: Address) -> MemorySource:
 
 
 def _delivery(number: int, message: Message) -> Delivery:
-    return Delivery(number, message.receipt, message.body, message.sent_at, max(1, message.count))
+    return Delivery(number, message.receipt, message.body, message.sent_at, message.count)
+
+
+def _upcoming(number: int, message: Message) -> Delivery:
+    """A transaction writes nothing down to receive, so it counts this time itself."""
+    return _delivery(number, replace(message, count=message.count + 1))

@@ -29,13 +29,13 @@ class SqliteSource:
         self.database = database
         self.visibility_s = visibility_s
         self._name = name
-        self._first = self._last = 0
+        self._queue = self._first = self._last = 0
         self._sent = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         await self.database.__aenter__()
-        number = await self.database.write(self._register)
-        self._first = number << QUEUE_BITS
+        self._queue = await self.database.write(self._register)
+        self._first = self._queue << QUEUE_BITS
         self._last = self._first + (1 << QUEUE_BITS) - 1
         return self
 
@@ -67,7 +67,7 @@ class SqliteSource:
         self._sent.set()
 
     async def depth(self) -> int:
-        [[depth]] = self.database.read(_DEPTH, (self._first, self._last, self._first, self._last))
+        [[depth]] = self.database.read(_DEPTH, (self._first, self._last, self._queue))
         assert isinstance(depth, int)
         return depth
 
@@ -101,17 +101,17 @@ class SqliteSource:
         return int(number)
 
     def _any_visible(self) -> bool:
-        found = self.database.read(_VISIBLE, (self._first, self._last, self.database.now(), self._first, self._last))
+        found = self.database.read(_VISIBLE, (self._first, self._last, self._queue, self.database.now()))
         return bool(found)
 
     def _insert(self, connection: sqlite3.Connection, bodies: Sequence[bytes], delay_s: float) -> None:
-        number, now = self._first >> QUEUE_BITS, self.database.now()
+        queue, now = self._queue, self.database.now()
         statement = "update keywise_queues set next = next + ? where id = ? returning next"
-        [following] = connection.execute(statement, (len(bodies), number)).fetchone()
+        [following] = connection.execute(statement, (len(bodies), queue)).fetchone()
         first = self._first + following - len(bodies)
         if delay_s > 0:
-            rows = ((first + index, now + delay_s, now, body) for index, body in enumerate(bodies))
-            connection.executemany("insert into keywise_held values (?, ?, 0, 0, ?, ?)", rows)
+            rows = ((first + index, queue, now + delay_s, 0, 0, now, body) for index, body in enumerate(bodies))
+            connection.executemany(_HOLD, rows)
         else:
             fresh = ((first + index, now, body) for index, body in enumerate(bodies))
             connection.executemany("insert into keywise_ready values (?, ?, ?)", fresh)
@@ -123,14 +123,14 @@ class SqliteSource:
         renewed = [(until, receipt, one.count, one.id) for one in held]
         connection.executemany("update keywise_held set visible_at = ?, receipt = ?, count = ? where id = ?", renewed)
         fresh = self._fresh(connection, limit - len(held))
-        rows = [(one.id, until, receipt, one.sent_at, one.body) for one in fresh]
-        connection.executemany("insert into keywise_held values (?, ?, ?, 1, ?, ?)", rows)
+        rows = [(one.id, self._queue, until, receipt, 1, one.sent_at, one.body) for one in fresh]
+        connection.executemany(_HOLD, rows)
         if fresh:
             connection.execute("delete from keywise_ready where id between ? and ?", (fresh[0].id, fresh[-1].id))
         return [Delivery(one.id, receipt, one.body, one.sent_at, one.count) for one in (*held, *fresh)]
 
     def _due(self, connection: sqlite3.Connection, now: float, limit: int) -> list[Delivery]:
-        rows = connection.execute(_DUE, (now, self._first, self._last, limit))
+        rows = connection.execute(_DUE, (self._queue, now, limit))
         return [Delivery(id, receipt, body, sent_at, count + 1) for id, receipt, count, sent_at, body in rows]
 
     def _fresh(self, connection: sqlite3.Connection, limit: int) -> list[Delivery]:
@@ -169,15 +169,16 @@ class SqliteInlet:
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         until = self._source.database.now() + delay_s
-        rows = [(one.id, until, one.receipt, one.count, one.sent_at, one.body) for one in deliveries]
+        queue = self._source._queue
+        rows = [(one.id, queue, until, one.receipt, one.count, one.sent_at, one.body) for one in deliveries]
         with self._errors():
             self._connection.executemany("delete from keywise_ready where id = ?", [(one.id,) for one in deliveries])
-            self._connection.executemany("insert or replace into keywise_held values (?, ?, ?, ?, ?, ?)", rows)
+            self._connection.executemany(_HOLD, rows)
 
     def _are_there(self, peeked: Sequence[Delivery]) -> bool:
-        """Ids are given once and in order, so a stretch that has as many messages as before is the same one."""
+        """Ids are given once and in order, so as many as before, counted from the beginning, are the same ones."""
         statement = "select count(*) from keywise_ready where id between ? and ?"
-        [there] = self._connection.execute(statement, (peeked[0].id, peeked[-1].id)).fetchone()
+        [there] = self._connection.execute(statement, (self._source._first, peeked[-1].id)).fetchone()
         return bool(there == len(peeked))
 
     def _errors(self) -> sqlite_errors:
@@ -194,13 +195,14 @@ def connect(address: Address) -> SqliteSource:
 _FRESH = "select id, sent_at, body from keywise_ready where id between ? and ? order by id limit ?"
 _DUE = (
     "select id, receipt, count, sent_at, body from keywise_held "
-    "where visible_at <= ? and id between ? and ? order by visible_at limit ?"
+    "where queue = ? and visible_at <= ? order by visible_at limit ?"
 )
 _VISIBLE = (
     "select 1 where exists (select 1 from keywise_ready where id between ? and ?) "
-    "or exists (select 1 from keywise_held where visible_at <= ? and id between ? and ?)"
+    "or exists (select 1 from keywise_held where queue = ? and visible_at <= ?)"
 )
 _DEPTH = (
     "select (select count(*) from keywise_ready where id between ? and ?) "
-    "+ (select count(*) from keywise_held where id between ? and ?)"
+    "+ (select count(*) from keywise_held where queue = ?)"
 )
+_HOLD = "insert or replace into keywise_held values (?, ?, ?, ?, ?, ?, ?)"
