@@ -13,7 +13,7 @@ import sys
 from keywise.cli import main
 from keywise.testing import MUTANTS
 
-[mutant] = [one for one in MUTANTS if one.name == "a claim ignores the mark"]
+[mutant] = [one for one in MUTANTS if one.name == "acked before the commit"]
 with mutant.alive():
     sys.argv = ["keywise", "simulate", "--grade", "plain", "--jobs", "1", *sys.argv[1:]]
     main()
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def simulate_broken(*arguments: str) -> Answer:
-    """The simulator on a ledger that grants what it should refuse."""
+    """The simulator on a consumer that acks too early."""
     done = subprocess.run(
         [sys.executable, "-c", BROKEN, *arguments],
         env=environment(None),
@@ -76,7 +76,7 @@ def test_a_broken_promise_ends_with_a_trace_and_the_command_to_replay_it():
     answer = simulate_broken("--seeds", "3")
     assert answer.status == 1
     assert "VIOLATION" in answer.out
-    assert "granted at or below its mark" in answer.err
+    assert "acked before anything at or above it was committed" in answer.err
     assert "keywise simulate --replay 0 --grade plain" in answer.err
 
 
@@ -93,7 +93,7 @@ def test_a_broken_promise_is_told_to_scripts_too():
 def test_a_replay_of_a_broken_promise_fails():
     answer = simulate_broken("--replay", "0")
     assert answer.status == 1
-    assert "granted at or below its mark" in answer.err
+    assert "acked before anything at or above it was committed" in answer.err
 
 
 def test_mutants_are_told_one_by_one_and_one_that_escapes_is_a_failure(folder):

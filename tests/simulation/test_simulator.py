@@ -1,0 +1,156 @@
+"""The promises hold in simulated worlds full of faults, and the simulator sees what is broken on purpose."""
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keywise.consumer import Way
+from keywise.protocols import Grade
+from keywise.testing import MUTANTS, Mutant, World, hunt, run_seed, run_seeds
+from keywise.testing.faults import KINDS
+from keywise.testing.simulate import SEEDS_A_CHUNK, Tally, quiet, simulate
+
+FIRST_SEEDS = range(60)
+REMEMBERED = Path(__file__).with_name("seeds.txt")
+
+# Each is found within so many seeds; `keywise simulate --mutants` hunts for all of them.
+QUICK_MUTANTS = {
+    "looks first and takes later": 20,
+    "a takeover keeps the old token": 40,
+    "a deletion leaves no tombstone": 20,
+    "a batch takes two changes of one key": 20,
+    "followers are acked at the claim": 20,
+    "acked before the commit": 20,
+    "acked before the transaction": 60,
+    "a failed change is just acked": 20,
+    "a bad change takes its batch along": 40,
+    "an unknown outcome is released": 60,
+    "suspects are not repaired": 20,
+}
+
+
+def remembered() -> list[tuple[Grade, int]]:
+    lines = [line.split() for line in REMEMBERED.read_text().splitlines() if line and not line.startswith("#")]
+    return [(Grade(grade), int(seed)) for grade, seed in lines]
+
+
+def expect_no_violation(tally: Tally) -> None:
+    failures = [
+        "\n".join((*one.trace, f"keywise simulate --replay {one.seed} --grade {one.grade}: {one.violation}"))
+        for one in tally.failures
+    ]
+    if failures:
+        pytest.fail("\n\n".join(failures), pytrace=False)
+
+
+@pytest.mark.parametrize(("grade", "seed"), remembered())
+def test_a_seed_that_failed_once_never_fails_again(grade, seed):
+    expect_no_violation(run_seeds(grade, [seed]))
+
+
+@pytest.fixture(scope="module")
+def tallies() -> dict[Grade, Tally]:
+    """What the first seeds of each grade showed."""
+    return {grade: run_seeds(grade, FIRST_SEEDS) for grade in Grade}
+
+
+@pytest.mark.parametrize("grade", list(Grade))
+def test_the_promises_of_a_grade_hold_under_all_faults(tallies, grade):
+    tally = tallies[grade]
+    expect_no_violation(tally)
+    assert tally.seeds == sum(tally.variants.values()) == len(FIRST_SEEDS)
+
+
+def test_every_kind_of_fault_was_really_injected(tallies):
+    injected = Counter[str]()
+    for tally in tallies.values():
+        injected.update(tally.faults)
+    assert set(injected) == set(KINDS)
+
+
+def test_every_way_of_an_atomic_batch_was_gone(tallies):
+    assert tallies[Grade.ATOMIC].variants.keys() == {way.value for way in Way if way is not Way.LEASED}
+
+
+@pytest.mark.parametrize(("name", "seeds"), QUICK_MUTANTS.items())
+def test_a_broken_rule_is_noticed(name, seeds):
+    [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
+    found = hunt(mutant, range(seeds))
+    assert found.violation is not None, f"not noticed in {seeds} seeds"
+
+
+def test_each_mutant_has_a_name_of_its_own():
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("grade", list(Grade))
+def test_the_same_seed_gives_the_same_trace(grade):
+    with quiet():
+        first, second = run_seed(7, grade), run_seed(7, grade)
+    assert first.trace == second.trace != []
+    assert first.faults == second.faults
+
+
+def test_seeds_in_stretches_add_up_to_the_same_as_in_a_row():
+    seeds = range(SEEDS_A_CHUNK + 3)
+    together = Tally(Grade.ATOMIC)
+    for part in simulate([Grade.ATOMIC], seeds, jobs=1):
+        together.add(part)
+    in_a_row = run_seeds(Grade.ATOMIC, seeds)
+    assert (together.seeds, together.faults, together.variants) == (len(seeds), in_a_row.faults, in_a_row.variants)
+
+
+def test_an_error_inside_a_world_is_a_violation_of_its_seed():
+    def refuse(self: World) -> None:
+        raise RuntimeError("no world today")
+
+    with Mutant("no world runs", 0, World, "run", refuse).alive():
+        run = run_seed(1, Grade.PLAIN)
+    assert run.violations == ["the run ended with RuntimeError: no world today"]
+
+
+def test_a_world_that_cannot_be_built_is_a_violation_of_its_seed():
+    def refuse(self: World, seed: int, grade: Grade) -> None:
+        raise ValueError("no such world")
+
+    with Mutant("no world exists", 0, World, "__init__", refuse).alive():
+        tally = run_seeds(Grade.PLAIN, [1, 2])
+    assert (tally.violations, tally.failing_seeds) == (2, [1, 2])
+    assert tally.failures[0].violation == "the run ended with ValueError: no such world"
+
+
+def test_only_what_killed_processes_leave_behind_is_silent(monkeypatch):
+    heard = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: heard.append(str(unraisable.exc_value)))
+    with quiet():
+        assert not gc.isenabled()
+        suspended = stubborn()
+        suspended.send(None)
+        del suspended
+        stubborn()  # Never awaited, as a call that a killed process was about to make.
+        Broken()
+    assert gc.isenabled()
+    assert heard == ["this one is heard"]
+
+
+async def stubborn() -> None:
+    """Waits for ever, and waits again when it is told to end."""
+    try:
+        await Forever()
+    finally:
+        await Forever()
+
+
+class Forever:
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+class Broken:
+    def __del__(self) -> None:
+        raise ValueError("this one is heard")
