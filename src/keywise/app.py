@@ -99,6 +99,7 @@ class App:
         self._stack = AsyncExitStack()
         self._senders: dict[str, Source] = {}
         self._consumers: list[Consumer] = []
+        self._is_stopping = False
         self._address(ledger, "")
 
     def pipeline(
@@ -151,6 +152,7 @@ class App:
 
     async def run(self, *names: str, handle_signals: bool = True) -> None:
         """Work until SIGTERM or SIGINT, then drain; a second signal leaves at once, without release."""
+        self._is_stopping = False
         async with AsyncExitStack() as stack:
             opened = [await stack.enter_async_context(self.open(name)) for name in names or self.pipelines]
             if not opened:
@@ -158,6 +160,8 @@ class App:
             self._consumers = [Consumer(pipeline) for pipeline in opened]
             if handle_signals:
                 self._listen(stack)
+            if self._is_stopping:
+                self.stop()
             try:
                 async with asyncio.TaskGroup() as group:
                     for consumer in self._consumers:
@@ -169,6 +173,7 @@ class App:
 
     def stop(self) -> None:
         """Drain: take no more, finish what has begun, give the rest back."""
+        self._is_stopping = True
         for consumer in self._consumers:
             consumer.stop()
 

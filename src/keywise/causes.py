@@ -10,6 +10,8 @@ from keywise.rules import Answer, Refusal
 BUSY_LOOK_S = 0.5
 """A holder is usually done long before its lease: look again after so long, with jitter."""
 
+CAUSE_MAX = 2000
+
 _CAUSES = {
     Answer.MIXED: "versioned and unversioned changes meet on this key, and nobody can order them; "
     "send all of them with a version, or none",
@@ -24,6 +26,11 @@ def cause_of_refusal(refusal: Refusal) -> str:
 
 def cause_of_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def storable(cause: str) -> str:
+    """A cause that any store takes: of bounded length, and without half characters, as file names can hold."""
+    return cause[:CAUSE_MAX].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def is_permanent(error: BaseException) -> bool:

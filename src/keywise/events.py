@@ -25,15 +25,13 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class BatchOpened(Event, frozen=True, kw_only=True):
-    """Work on so many changes begins."""
+    """Work on so many changes begins, perhaps beside others."""
 
     changes: int
 
 
 class BatchClosed(Event, frozen=True, kw_only=True):
-    """Work on a batch ended, whatever became of it."""
-
-    changes: int
+    """Nothing is worked on any more, whatever became of it."""
 
 
 class Settled(Event, frozen=True, kw_only=True):

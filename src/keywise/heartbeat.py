@@ -31,6 +31,7 @@ class Heartbeat:
         self, *, lease_s: float, margin_s: float, runtime_max_s: float, clock: Clock, lost: Callable[[Claim], None]
     ) -> None:
         self._lease_s = lease_s
+        self.rhythm_s = lease_s / 3
         self._margin_s = margin_s
         self._runtime_max_s = runtime_max_s
         self._clock = clock
@@ -76,7 +77,7 @@ class Heartbeat:
     async def run(self, ledger: Ledger) -> None:
         """Renew until cancelled."""
         while True:
-            await asyncio.sleep(self._lease_s / 3)
+            await asyncio.sleep(self.rhythm_s)
             await self.beat(ledger)
 
     async def beat(self, ledger: Ledger) -> None:
@@ -165,5 +166,9 @@ class Pulse:
             self._loop.close()
 
     async def _beat(self) -> None:
-        async with self._connect() as ledger:
-            await self._heartbeat.run(ledger)
+        while True:
+            try:
+                async with self._connect() as ledger:
+                    await self._heartbeat.run(ledger)
+            except UnavailableError:
+                await asyncio.sleep(self._heartbeat.rhythm_s / 4)

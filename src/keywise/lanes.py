@@ -14,7 +14,7 @@ import msgspec
 from keywise.change import Change, Delivery, Order, Outcome
 
 
-class Ticket(msgspec.Struct):
+class Ticket(msgspec.Struct, gc=False):
     """A change and the delivery that carried it; only the consumer sees both."""
 
     change: Change[Any]
@@ -36,7 +36,7 @@ class State(enum.Enum):
     """Its last holder died: the next try must have nothing beside it."""
 
 
-class Lane(msgspec.Struct):
+class Lane(msgspec.Struct, gc=False):
     """The changes of one key that wait here."""
 
     waiting: list[Ticket]
@@ -75,22 +75,27 @@ class Lanes:
 
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Join the lanes. A message that is here already only brings its newer receipt."""
+        known, lanes = self._tickets, self._lanes
         for ticket in tickets:
-            identity = (ticket.source, ticket.delivery.id)
-            known = self._tickets.get(identity)
-            if known is not None:
-                known.delivery = ticket.delivery
-                known.extended_at = ticket.extended_at
+            identity, key = (ticket.source, ticket.delivery.id), ticket.change.key
+            if identity in known:
+                known[identity].delivery = ticket.delivery
+                known[identity].extended_at = ticket.extended_at
                 continue
-            self._tickets[identity] = ticket
-            self._join(ticket)
+            known[identity] = ticket
+            if key in lanes:
+                self._join(ticket, lanes[key])
+            else:
+                lanes[key] = Lane([ticket])
+                self._ready.append(key)
 
     def take(self, limit: int, now: float) -> list[Ticket]:
         """The newest change of each ready lane, longest-waiting lanes first: never two of one key."""
         self._wake(now)
         taken: list[Ticket] = []
-        while self._ready and len(taken) < limit:
-            lane = self._lanes[self._ready.popleft()]
+        ready, lanes = self._ready, self._lanes
+        while ready and len(taken) < limit:
+            lane = lanes[ready.popleft()]
             if lane.state is State.READY:
                 taken.append(self._start(lane))
         return taken
@@ -105,13 +110,16 @@ class Lanes:
 
     def finish(self, ticket: Ticket, outcome: Outcome, upto: Order) -> list[Ended]:
         """The key is committed up to an order: this change and all its followers at or below it have ended."""
-        lane = self._lanes[ticket.change.key]
+        key = ticket.change.key
+        lane = self._lanes[key]
+        if not lane.waiting:
+            del self._lanes[key], self._tickets[ticket.source, ticket.delivery.id]
+            return [(ticket, outcome)]
         ended = [(ticket, outcome)]
-        if lane.waiting:
-            ended += ((other, _follower(other, upto)) for other in lane.waiting if other.change.order <= upto)
-            lane.waiting = [other for other in lane.waiting if other.change.order > upto]
+        ended += ((other, _follower(other, upto)) for other in lane.waiting if other.change.order <= upto)
+        lane.waiting = [other for other in lane.waiting if other.change.order > upto]
         self._forget(ended)
-        self._free(ticket.change.key, lane)
+        self._free(key, lane)
         return ended
 
     def bury(self, ticket: Ticket) -> list[Ended]:
@@ -172,19 +180,13 @@ class Lanes:
             self._drop_if_empty(key, lane)
         return self._left(leaving)
 
-    def _join(self, ticket: Ticket) -> None:
-        key = ticket.change.key
-        lane = self._lanes.get(key)
-        if lane is None:
-            self._lanes[key] = Lane([ticket])
-            self._ready.append(key)
-            return
+    def _join(self, ticket: Ticket, lane: Lane) -> None:
         lane.waiting.append(ticket)
         newest = all(ticket.change.order >= other.change.order for other in lane.waiting)
         if lane.state is State.HELD and newest:
             # What the lane waits for belongs to an older change.
             lane.state = State.READY
-            self._ready.append(key)
+            self._ready.append(ticket.change.key)
 
     def _start(self, lane: Lane) -> Ticket:
         lane.state = State.BUSY

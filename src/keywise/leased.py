@@ -229,7 +229,8 @@ class Leased:
                 self._done = []
                 await self._conclude(jobs)
                 self._open -= len(jobs)
-                self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(jobs)))
+                if not self._open:
+                    self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name))
                 self._news.tell()
                 self._room.tell()
 

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from keywise import events
 from keywise.backoff import backoff_s
+from keywise.causes import storable
 from keywise.change import Delivery, Outcome
 from keywise.clock import Clock, boot_time
 from keywise.envelope import Envelope, Readings
@@ -62,7 +63,7 @@ class Pipeline:
         self, delivery: Delivery, cause: str, source: int, *, key: str = "", version: int | None = None
     ) -> Letter:
         name, _ = self.sources[source]
-        return Letter(cause, delivery.body, key, version, delivery.headers, delivery.sent_at, name)
+        return Letter(storable(cause), delivery.body, key, version, delivery.headers, delivery.sent_at, name)
 
     def until(self, due: float | None) -> float | None:
         """The seconds from now to a moment of the own clock; None for never."""

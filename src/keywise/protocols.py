@@ -56,7 +56,7 @@ class Source(Opened, Protocol):
         """Append messages, durably once it returns."""
 
     async def depth(self) -> int:
-        """How many messages are neither acked nor delayed by a release."""
+        """How many messages are not acked yet, delayed and handed-over ones included."""
 
 
 class Inlet(Protocol):

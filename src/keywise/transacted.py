@@ -82,6 +82,8 @@ class OneTransaction:
             await self._transaction(source, ahead, careful=False)
         except BadBatchError:
             await self._transaction(source, ahead, careful=True)
+        finally:
+            self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name))
 
     async def _transaction(self, source: InlineSource, ahead: "Ahead", *, careful: bool) -> None:
         pipeline, limit = self._pipeline, self._pipeline.settings.batch_max
@@ -102,7 +104,6 @@ class OneTransaction:
             pipeline.emit(event)
         pipeline.tell_unread(readings)
         pipeline.tell_ended(ended)
-        pipeline.emit(events.BatchClosed(pipeline=pipeline.name, changes=len(deliveries)))
 
     def _read(self, deliveries: Sequence[Delivery]) -> Readings:
         return self._pipeline.envelope.read(deliveries, self._index, 0.0)
@@ -180,6 +181,8 @@ class ClaimInTransaction:
             await self._transaction(tickets, careful=False)
         except BadBatchError:
             await self._transaction(tickets, careful=True)
+        finally:
+            self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name))
 
     async def _transaction(self, tickets: list[Ticket], *, careful: bool) -> None:
         pipeline = self._pipeline
@@ -189,7 +192,6 @@ class ClaimInTransaction:
         for event in worked.news:
             pipeline.emit(event)
         ended = self._finish(worked)
-        pipeline.emit(events.BatchClosed(pipeline=pipeline.name, changes=len(tickets)))
         await pipeline.settle(ended)
         self._room.tell()
 

@@ -39,6 +39,7 @@ class MemoryDatabase:
         self.clock = clock
         self.scopes: dict[str, Scope] = {}
         self.queues: dict[str, dict[int, Message]] = {}
+        self.bells: dict[str, asyncio.Event] = {}
         self.tables: dict[str, dict[str, Any]] = {}
         self._rng = rng or random.SystemRandom()
         self._numbers = 0
@@ -51,6 +52,10 @@ class MemoryDatabase:
 
     def queue(self, name: str) -> dict[int, Message]:
         return self.queues.setdefault(name, {})
+
+    def bell(self, queue: str) -> asyncio.Event:
+        """Rung when something is sent to a queue, by whomever."""
+        return self.bells.setdefault(queue, asyncio.Event())
 
     def table(self, name: str) -> dict[str, Any]:
         return self.tables.setdefault(name, {})

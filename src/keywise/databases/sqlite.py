@@ -67,6 +67,8 @@ class SqliteDatabase:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._clock_offset_s = 0.0
+        self.runs_user_code = False
+        """Meanwhile nobody may end the transaction: neither its neighbours' effects nor their marks are complete."""
 
     async def __aenter__(self) -> Self:
         self._users += 1
@@ -100,7 +102,7 @@ class SqliteDatabase:
         def transact() -> T:
             try:
                 result = act(writer)
-                writer.execute("commit")
+                writer.execute(_COMMIT)
             except BaseException:
                 if writer.in_transaction:
                     writer.execute("rollback")
@@ -120,8 +122,8 @@ class SqliteDatabase:
             try:
                 yield writer
                 if not writer.in_transaction:
-                    raise DatabaseError("a handler ended the transaction; leave commit and rollback to keywise")
-                await self._hop(lambda: writer.execute("commit"))
+                    raise UnavailableError(f"{self.path}: the transaction was rolled back")
+                await self._hop(lambda: writer.execute(_COMMIT))
             except BaseException:
                 if writer.in_transaction:
                     writer.execute("rollback")
@@ -137,13 +139,13 @@ class SqliteDatabase:
         return self._writer, self._writing
 
     async def _begin(self, writer: sqlite3.Connection) -> None:
-        """Take the write lock. SQLite itself would wait up to 100 ms between two looks, and others would get in first."""
+        """Take the write lock. SQLite itself waits up to 100 ms between two looks, and others would get in first."""
         loop = asyncio.get_running_loop()
         until = loop.time() + BUSY_S
         while True:
             with sqlite_errors(self.path):
                 try:
-                    writer.execute("begin immediate")
+                    writer.execute(_BEGIN)
                     return
                 except sqlite3.OperationalError as error:
                     if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or loop.time() > until:
@@ -170,6 +172,7 @@ class SqliteDatabase:
             self._clock_offset_s = self._agree_on_time(self._writer)
             self._reader = self._connect()
             self._writer.execute("pragma busy_timeout = 0")
+            self._writer.set_authorizer(self._authorize)
         self._writing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keywise-sqlite")
 
@@ -177,6 +180,11 @@ class SqliteDatabase:
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
         connection.executescript(PRAGMAS)
         return connection
+
+    def _authorize(self, action: int, *_: object) -> int:
+        """Called when a statement is compiled. Ours are compiled once, so this costs nothing."""
+        ends_transaction = action == sqlite3.SQLITE_TRANSACTION
+        return sqlite3.SQLITE_DENY if ends_transaction and self.runs_user_code else sqlite3.SQLITE_OK
 
     def _close(self) -> None:
         assert self._thread is not None and self._writer is not None and self._reader is not None
@@ -197,6 +205,17 @@ class SqliteDatabase:
         )
         connection.execute("commit")
         return offset
+
+
+@asynccontextmanager
+async def opening(database: SqliteDatabase) -> AsyncIterator[None]:
+    """Enter a database for good, unless what follows fails."""
+    await database.__aenter__()
+    try:
+        yield
+    except BaseException:
+        await database.__aexit__()
+        raise
 
 
 def install(connection: sqlite3.Connection, path: str) -> None:
@@ -246,8 +265,10 @@ _ADVICE = {
     sqlite3.SQLITE_NOTADB: "this is no SQLite database; name another file",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; restore it from a backup",
     sqlite3.SQLITE_PERM: "give this user access to the file",
-    sqlite3.SQLITE_AUTH: "give this user access to the file",
+    sqlite3.SQLITE_AUTH: "a handler must leave begin, commit and rollback to keywise",
 }
+# With texts of their own, so that a handler's `commit` never meets ours in the cache of compiled statements.
+_BEGIN, _COMMIT = "begin immediate -- keywise", "commit -- keywise"
 
 
 def _boot_id() -> str:

@@ -14,9 +14,9 @@ import msgspec
 from keywise import rules
 from keywise.address import Address
 from keywise.change import Order, Want
-from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
+from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
 from keywise.databases.sqlite_book import MARK, SELECTED, Book, load_active
-from keywise.errors import DatabaseError
+from keywise.errors import UnavailableError
 from keywise.protocols import Answers, Burial, Census, Failure, Letter, Transaction
 from keywise.rules import Claim, Entry, Policy, Refusal, Terms, Verdict
 
@@ -35,8 +35,8 @@ class SqliteLedger:
         self._policy = policy
 
     async def __aenter__(self) -> Self:
-        await self.database.__aenter__()
-        self._scope = await self.database.write(self._register)
+        async with opening(self.database):
+            self._scope = await self.database.write(self._register)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -207,6 +207,7 @@ class SqliteTransaction:
         self._now = ledger.database.now()
 
     async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        self._check_open()
         keys = msgspec.json.encode([want.key for want in wants]).decode()
         with self._errors():
             self._active = load_active(self.connection, self._scope, keys)
@@ -226,6 +227,7 @@ class SqliteTransaction:
         return refusals
 
     async def mark(self, wants: Sequence[Want]) -> None:
+        self._check_open()
         scope, at = self._scope, math.ceil(self._now)
         rows = [(scope, want.key, *want.order, want.deleted, at) for want in wants]  # type: ignore[misc]
         with self._errors():
@@ -266,21 +268,31 @@ class SqliteTransaction:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
+        connection, database = self.connection, self._ledger.database
+        self._check_open()
         with self._errors():
-            self.connection.execute("savepoint keywise")
+            connection.execute("savepoint keywise")
         try:
-            yield
+            database.runs_user_code = True
+            with self._errors():
+                yield
         except BaseException:
-            if self.connection.in_transaction:
-                self.connection.execute("rollback to keywise")
-                self.connection.execute("release keywise")
+            self._check_open()
+            connection.execute("rollback to keywise")
+            connection.execute("release keywise")
             raise
-        if not self.connection.in_transaction:
-            raise DatabaseError("a handler ended the transaction; leave commit and rollback to keywise")
+        finally:
+            database.runs_user_code = False
         with self._errors():
-            self.connection.execute("release keywise")
+            connection.execute("release keywise")
+
+    def _check_open(self) -> None:
+        """A full disk makes SQLite roll the whole transaction back: nothing of it may be marked after that."""
+        if not self.connection.in_transaction:
+            raise UnavailableError(f"{self._ledger.database.path}: the transaction was rolled back")
 
     def _book(self, keys: Iterable[str]) -> Book:
+        self._check_open()
         book = Book(self.connection, self._scope, self._ledger._policy)
         book.load(keys)
         return book

@@ -9,7 +9,7 @@ import msgspec
 
 from keywise.address import Address
 from keywise.change import Change
-from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
+from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
 from keywise.errors import PermanentError, SettingsError
 from keywise.protocols import Transaction
 
@@ -50,26 +50,22 @@ class SqliteSink:
         self._delete = f"delete from {_quoted(table)} where {_quoted(key)} = ?"  # noqa: S608
 
     async def __aenter__(self) -> Self:
-        await self.database.__aenter__()
-        try:
+        async with opening(self.database):
             await self.database.write(self._prepare)
-        except BaseException:
-            await self.database.__aexit__()
-            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self.database.__aexit__()
 
     async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
-        rows = [self._row(change) for change in changes if not change.deleted]
         gone = [(change.key,) for change in changes if change.deleted]
         try:
+            rows = [self._row(change) for change in changes if not change.deleted]
             with sqlite_errors(self.database.path):
                 transaction.connection.executemany(self._upsert, rows)
                 if gone:
                     transaction.connection.executemany(self._delete, gone)
-        except (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.DataError, OverflowError) as error:
+        except _REFUSALS as error:
             raise PermanentError(f"table {self._table} refuses it: {error}") from error
 
     def _row(self, change: Change[Any]) -> tuple[object, ...]:
@@ -100,6 +96,16 @@ def connect(address: Address) -> SqliteSink:
 
 
 _DECODE = msgspec.json.Decoder(dict[str, Any]).decode
+_REFUSALS = (
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+    OverflowError,
+    UnicodeError,
+    msgspec.MsgspecError,
+    RecursionError,
+)
+"""Of a change that will never fit into the table."""
 
 
 def _column(value: object) -> object:

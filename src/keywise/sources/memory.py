@@ -21,7 +21,7 @@ class MemorySource:
         self.database = database
         self.visibility_s = visibility_s
         self._queue = database.queue(name)
-        self._sent = asyncio.Event()
+        self._sent = database.bell(name)
 
     async def __aenter__(self) -> Self:
         return self

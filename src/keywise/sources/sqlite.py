@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from keywise.address import Address
 from keywise.change import Delivery
-from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
+from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
 from keywise.settings import seconds
 
 SCHEMES = ("sqlite",)
@@ -33,8 +33,8 @@ class SqliteSource:
         self._sent = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        await self.database.__aenter__()
-        self._queue = await self.database.write(self._register)
+        async with opening(self.database):
+            self._queue = await self.database.write(self._register)
         self._first = self._queue << QUEUE_BITS
         self._last = self._first + (1 << QUEUE_BITS) - 1
         return self
