@@ -1,0 +1,100 @@
+"""Every block of code in the docs does what its page says."""
+
+from pathlib import Path
+
+import pytest
+
+from docs.pages import Page, faults, is_like, pages
+from tidy.tree import expect_none
+
+RUNNABLE = [page for page in pages() if any(block.language in ("python", "console") for block in page.blocks())]
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.path)
+def test_a_page_does_what_it_says(page: Page, tmp_path: Path):
+    expect_none(faults(page, tmp_path))
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page not in RUNNABLE], ids=lambda page: page.path)
+def test_the_blocks_of_other_pages_are_only_for_reading(page: Page, tmp_path: Path):
+    expect_none(faults(page, tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_is_something_to_run():
+    assert {"README.md", "docs/tutorial.md"} <= {page.path for page in RUNNABLE}
+
+
+def test_a_page_that_keeps_its_word_has_no_fault(tmp_path: Path):
+    assert faults(Page("a.md", GOOD), tmp_path) == []
+    assert (tmp_path / "greet.py").read_text().startswith("# greet.py\n")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        ("hello Ada", "hello Bob", "instead of"),
+        ("assert total == 3", "assert total == 4", "AssertionError"),
+        ("python greet.py Ada", "python greet.py", "ended with status 1"),
+        ("\nError: nobody", "\nError: somebody", "instead of"),
+        ("\nError: nobody", "\nFine: nobody", "ended with status 1"),
+        ("make test", "make tset", "make has no target tset"),
+        ("```console\n$ make", "```ruby\n$ make", "nobody knows how to run a block of ruby"),
+    ],
+)
+def test_a_page_that_breaks_its_word_is_reported(tmp_path: Path, right: str, wrong: str, told: str):
+    assert right in GOOD
+    [fault] = faults(Page("a.md", GOOD.replace(right, wrong)), tmp_path)
+    assert told in fault
+
+
+def test_an_output_is_compared_loosely_but_compared():
+    assert is_like("a   b\n\n", "a b\n")
+    assert is_like("sent 3 in 0.12 s\n", "sent 3 in … s\n")
+    assert is_like("first\nsecond\nthird\n", "first\n…\nthird\n")
+    assert not is_like("a b\n", "")
+    assert not is_like("", "a b\n")
+    assert not is_like("sent 4 in 0.12 s\n", "sent 3 in … s\n")
+    assert not is_like("first\nsecond\nfourth\n", "first\n…\nthird\n")
+
+
+GOOD = """
+Write it:
+
+```python
+# greet.py
+import sys
+
+if sys.argv[1] == "?":
+    sys.exit("Error: nobody is called ?")
+print("hello", sys.argv[1])
+print(id(sys))
+```
+
+Run it:
+
+```console
+$ python greet.py Ada
+hello Ada
+…
+$ export NAME=?
+$ python greet.py "$NAME"
+Error: nobody is called ?
+```
+
+```python
+total = 1 + 2
+```
+
+```text
+not for --> running
+```
+
+```python
+assert total == 3
+```
+
+```console
+$ make test   # style, types and tests
+```
+"""
