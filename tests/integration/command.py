@@ -73,12 +73,13 @@ class Folder:
         )
         return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, stdin: int | None = None) -> subprocess.Popen[str]:
         """Run beside the test, which reads what it says."""
         return subprocess.Popen(
             command(*arguments),
             cwd=self.path,
             env=environment("shop:app"),
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

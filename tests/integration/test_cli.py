@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import keywise
-from integration.command import Folder, command, environment
+from integration.command import LIMIT_S, Folder, command, environment
 
 ODD_KEY = 'it\'s "odd"\n\x1b[31m[red]x[/red] :smile: \U0001f600'
 
@@ -93,6 +93,17 @@ def test_the_lines_before_a_broken_one_are_sent_and_it_is_named(folder):
     assert answer.status == 1
     assert "line 3" in answer.err and "1 message before it sent" in answer.err
     assert folder.work()["pages"]["applied"] == 1
+
+
+def test_what_arrives_slowly_is_sent_at_once(folder):
+    process = folder.start("send", "pages", stdin=subprocess.PIPE)
+    process.stdin.write(body("a", 1) + "\n")
+    process.stdin.flush()
+    # The stream is still open, and a batch would be far from full.
+    while folder.keywise("status", "--json").json["pipelines"][0]["sources"][0]["depth"] == 0:
+        assert process.poll() is None
+    out, _ = process.communicate(body("b", 1), timeout=LIMIT_S)
+    assert out == "sent 2 messages to pages\n"
 
 
 def test_a_line_without_end_is_given_up(folder):

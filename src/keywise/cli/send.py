@@ -1,6 +1,7 @@
 """`keywise send`: append messages to a pipeline's first source."""
 
 import asyncio
+import select
 import sys
 from collections.abc import Iterator
 from typing import Annotated, BinaryIO
@@ -130,15 +131,27 @@ def _checked(lines: list[bytes]) -> tuple[list[bytes], tuple[int, str] | None]:
 
 
 def _batches(stream: BinaryIO, body_max_bytes: int) -> Iterator[list[bytes]]:
+    """Full batches while input waits to be read; less when it has to be waited for."""
+    lines: list[bytes] = []
     rest = b""
     while chunk := _read(stream):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for start in range(0, len(lines), BATCH):
-            yield lines[start : start + BATCH]
+        *more, rest = (rest + chunk).split(b"\n")
+        lines += more
+        while len(lines) >= BATCH:
+            yield lines[:BATCH]
+            lines = lines[BATCH:]
+        if lines and not _is_waiting(stream):
+            yield lines
+            lines = []
         if len(rest) > body_max_bytes:
             break  # It can only grow.
-    if rest:
-        yield [rest]
+    if lines or rest:
+        yield [*lines, rest]
+
+
+def _is_waiting(stream: BinaryIO) -> bool:
+    """Whether a read would return at once, with bytes or with the end."""
+    return bool(select.select([stream], [], [], 0)[0])
 
 
 def _read(stream: BinaryIO) -> bytes:
