@@ -168,6 +168,16 @@ def test_a_stale_dead_letter_is_refused_and_stays(folder):
     assert [one["key"] for one in folder.keywise("dead", "list", "--json").json["letters"]] == ["a"]
 
 
+def test_a_dead_letter_is_not_replayed_into_the_memory_of_a_command_that_ends(folder):
+    folder.keywise("send", "mails", body("a", 1, bad=True))
+    folder.work()
+    text = (folder.path / "shop.py").read_text()
+    folder.write("shop.py", text.replace('mails.source("sqlite:///shop.db")', 'mails.source("memory://")'))
+    refused = folder.keywise("dead", "replay", "1")
+    assert refused.status == 1 and "it stays" in refused.err
+    assert folder.keywise("dead", "list", "--json").json["dead"] == 1
+
+
 def test_an_unreadable_dead_letter_is_refused_until_it_can_be_read(folder):
     folder.keywise("send", "mails", '{"id": 5, "v": 1}')
     folder.work()

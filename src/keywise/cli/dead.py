@@ -59,7 +59,7 @@ class Found(msgspec.Struct):
 def list_letters(
     app: AppOption = None,
     pipeline: PipelineOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many of each pipeline.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """List dead letters, the newest first.
@@ -71,6 +71,7 @@ def list_letters(
 
     async def look(pipelines: list[Pipeline]) -> tuple[list[Found], int]:
         found = [one for opened in pipelines for one in await _newest(opened, limit)]
+        found = sorted(found, key=lambda one: one.at, reverse=True)[:limit]
         return found, sum([(await opened.operator.census()).dead for opened in pipelines])
 
     found, total = _with_pipelines(app, pipeline, look)
@@ -190,15 +191,12 @@ def drop(
       keywise dead drop 12 13 --app shop:app
     """
 
-    async def look(pipelines: list[Pipeline]) -> list[Found]:
-        return await _letters(pipelines, numbers)
-
     async def act(pipelines: list[Pipeline]) -> int:
-        return sum([await opened.operator.drop(sorted(set(numbers))) for opened in pipelines])
+        found = await _letters(pipelines, numbers)
+        if not yes and not agreed(f"Forget {count(len(found), 'letter')} for ever?"):
+            fail("nothing was dropped; answer y, or pass --yes")
+        return sum([await one.pipeline.operator.drop([one.number]) for one in found])
 
-    found = _with_pipelines(app, pipeline, look)
-    if not yes and not agreed(f"Forget {count(len(found), 'letter')} for ever?"):
-        fail("nothing was dropped; answer y, or pass --yes")
     dropped = _with_pipelines(app, pipeline, act)
     if json:
         tell_json({"dropped": dropped})
@@ -219,7 +217,11 @@ async def send_again(found: Found) -> None:
     refusal = decide(entry, Want(change.key, change.order), now, Policy())
     if refusal is not None and refusal.mark is not None:
         raise LetterError(_told(found.number, change.key, change.version, refusal.answer, refusal.mark[1]))
-    [_, source], *_ = pipeline.sources
+    [url, source], *_ = pipeline.sources
+    if url.startswith("memory:"):
+        raise LetterError(
+            f"letter {found.number} would end with this command: {pipeline.name} reads from {url}; it stays"
+        )
     await source.send([letter.body])
     await pipeline.operator.drop([found.number])
 
