@@ -25,13 +25,15 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class BatchOpened(Event, frozen=True, kw_only=True):
-    """Work on so many changes begins, perhaps beside others."""
+    """Work on so many changes begins, perhaps beside others that are open."""
 
     changes: int
 
 
 class BatchClosed(Event, frozen=True, kw_only=True):
-    """Nothing is worked on any more, whatever became of it."""
+    """So many changes are not worked on any more, whatever became of them."""
+
+    changes: int
 
 
 class Settled(Event, frozen=True, kw_only=True):

@@ -229,8 +229,7 @@ class Leased:
                 self._done = []
                 await self._conclude(jobs)
                 self._open -= len(jobs)
-                if not self._open:
-                    self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name))
+                self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(jobs)))
                 self._news.tell()
                 self._room.tell()
 

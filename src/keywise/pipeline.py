@@ -3,7 +3,8 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar
 
@@ -51,6 +52,15 @@ class Pipeline:
     def emit(self, event: events.Event) -> None:
         for observer in self.observers:
             observer(event)
+
+    @contextmanager
+    def batch(self, changes: int) -> Iterator[None]:
+        """Tell that changes are worked on, and that they are not any more, however it ends."""
+        self.emit(events.BatchOpened(pipeline=self.name, changes=changes))
+        try:
+            yield
+        finally:
+            self.emit(events.BatchClosed(pipeline=self.name, changes=changes))
 
     def retry_s(self, attempts: int) -> float:
         return backoff_s(attempts, self.settings.backoff_s, self.settings.backoff_max_s, self.rng)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -82,17 +83,19 @@ class OneTransaction:
             await self._transaction(source, ahead, careful=False)
         except BadBatchError:
             await self._transaction(source, ahead, careful=True)
-        finally:
-            self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name))
 
     async def _transaction(self, source: InlineSource, ahead: "Ahead", *, careful: bool) -> None:
+        with ExitStack() as batch:
+            await self._transact(source, ahead, batch, careful=careful)
+
+    async def _transact(self, source: InlineSource, ahead: "Ahead", batch: ExitStack, *, careful: bool) -> None:
         pipeline, limit = self._pipeline, self._pipeline.settings.batch_max
         async with pipeline.ledger.transaction() as transaction:
             inlet = source.inlet(transaction.connection)
             deliveries = await inlet.receive(limit, ahead.deliveries)
             if not deliveries:
                 return
-            pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(deliveries)))
+            batch.enter_context(pipeline.batch(len(deliveries)))
             readings = ahead.readings if deliveries is ahead.deliveries else self._read(deliveries)
             folded = fold(readings.tickets)
             worked = await transact(pipeline, transaction, folded.survivors, careful=careful)
@@ -181,14 +184,12 @@ class ClaimInTransaction:
             await self._transaction(tickets, careful=False)
         except BadBatchError:
             await self._transaction(tickets, careful=True)
-        finally:
-            self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name))
 
     async def _transaction(self, tickets: list[Ticket], *, careful: bool) -> None:
         pipeline = self._pipeline
-        pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(tickets)))
-        async with pipeline.ledger.transaction() as transaction:
-            worked = await transact(pipeline, transaction, tickets, careful=careful)
+        with pipeline.batch(len(tickets)):
+            async with pipeline.ledger.transaction() as transaction:
+                worked = await transact(pipeline, transaction, tickets, careful=careful)
         for event in worked.news:
             pipeline.emit(event)
         ended = self._finish(worked)

@@ -62,6 +62,7 @@ class SqliteDatabase:
     def __init__(self, path: str) -> None:
         self.path = path
         self._users = 0
+        self._opening = asyncio.Lock()
         self._writing: asyncio.Lock | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._writer: sqlite3.Connection | None = None
@@ -71,13 +72,10 @@ class SqliteDatabase:
         """Meanwhile nobody may end the transaction: neither its neighbours' effects nor their marks are complete."""
 
     async def __aenter__(self) -> Self:
-        self._users += 1
-        if self._users == 1:
-            try:
-                self._open()
-            except BaseException:
-                self._users = 0
-                raise
+        async with self._opening:
+            if self._users == 0:
+                await self._open()
+            self._users += 1
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -140,16 +138,19 @@ class SqliteDatabase:
 
     async def _begin(self, writer: sqlite3.Connection) -> None:
         """Take the write lock. SQLite itself waits up to 100 ms between two looks, and others would get in first."""
+        with sqlite_errors(self.path):
+            await self._when_free(lambda: writer.execute(_BEGIN))
+
+    async def _when_free(self, act: Callable[[], object]) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + BUSY_S
         while True:
-            with sqlite_errors(self.path):
-                try:
-                    writer.execute(_BEGIN)
-                    return
-                except sqlite3.OperationalError as error:
-                    if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or loop.time() > until:
-                        raise
+            try:
+                act()
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or loop.time() > until:
+                    raise
             await asyncio.sleep(BUSY_LOOK_S)
 
     async def _hop(self, act: Callable[[], T]) -> T:
@@ -162,23 +163,24 @@ class SqliteDatabase:
                 await asyncio.wait([future])
                 raise
 
-    def _open(self) -> None:
+    async def _open(self) -> None:
         folder = Path(self.path).parent
         if not folder.is_dir():
             raise DatabaseError(f"the folder {folder} of {self.path} does not exist; create it, or name another file")
         with sqlite_errors(self.path):
-            self._writer = self._connect()
+            self._writer = await self._connect()
             install(self._writer, self.path)
             self._clock_offset_s = self._agree_on_time(self._writer)
-            self._reader = self._connect()
+            self._reader = await self._connect()
             self._writer.execute("pragma busy_timeout = 0")
             self._writer.set_authorizer(self._authorize)
         self._writing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keywise-sqlite")
 
-    def _connect(self) -> sqlite3.Connection:
+    async def _connect(self) -> sqlite3.Connection:
+        """Open the file. SQLite does not wait for its turn while the journal of a new file is being set up."""
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
-        connection.executescript(PRAGMAS)
+        await self._when_free(lambda: connection.executescript(PRAGMAS))
         return connection
 
     def _authorize(self, action: int, *_: object) -> int:
@@ -265,7 +267,7 @@ _ADVICE = {
     sqlite3.SQLITE_NOTADB: "this is no SQLite database; name another file",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; restore it from a backup",
     sqlite3.SQLITE_PERM: "give this user access to the file",
-    sqlite3.SQLITE_AUTH: "a handler must leave begin, commit and rollback to keywise",
+    sqlite3.SQLITE_AUTH: "a handler has to leave commit and rollback to keywise",
 }
 # With texts of their own, so that a handler's `commit` never meets ours in the cache of compiled statements.
 _BEGIN, _COMMIT = "begin immediate -- keywise", "commit -- keywise"
