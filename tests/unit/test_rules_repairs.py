@@ -5,7 +5,7 @@ import pytest
 from keywise import rules
 from keywise.change import Want, order_of
 from keywise.rules import Answer, Certainty, Claim, Entry
-from unit.one_key import PLAIN, REDELIVERY_S, RETENTION_S, OneKey, committed
+from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 
 
 def test_a_repair_clears_a_suspicion_and_keeps_the_mark():
@@ -68,6 +68,41 @@ def test_an_exclusion_has_nothing_to_commit_or_mark():
         key.commit(key.exclude())
     with pytest.raises(AssertionError, match="only an order"):
         rules.mark(None, Want("a", None), key.now)
+
+
+def test_a_suspect_is_doubtful_from_the_last_suspicion_on():
+    """Suspect and repair: the repair waits until no earlier call can land any more, counted from here."""
+    key = committed(5)
+    assert rules.doubtful_since(key.entry, PLAIN) is None
+    key.wait(7)
+    key.commit(Claim("a", order_of(4), False, token=99))
+    assert rules.doubtful_since(key.entry, PLAIN) == key.now
+
+
+def test_an_unknown_write_is_doubtful_once_its_message_can_no_longer_arrive():
+    """Rule 19: until then the message itself may still settle it."""
+    key = OneKey()
+    key.fail(key.take(5), Certainty.ENDED, retry_s=0)
+    assert rules.doubtful_since(key.entry, PLAIN) == key.now + REDELIVERY_S
+
+
+def test_a_holder_that_vanished_is_doubtful_once_its_message_can_no_longer_arrive():
+    """Rule 19: nobody may ever ask for this key again."""
+    key = OneKey()
+    key.take(5)
+    assert rules.doubtful_since(key.entry, PLAIN) == key.now + LEASE_S + REDELIVERY_S
+    safe = OneKey(SAFE)
+    safe.take(5)
+    assert rules.doubtful_since(safe.entry, SAFE) is None
+
+
+def test_a_repair_that_takes_the_key_drops_what_can_no_longer_arrive_and_leaves_a_suspect():
+    """Rule 19: if the repair dies, its key is still known to be in doubt."""
+    key = OneKey()
+    key.fail(key.take(5), Certainty.ENDED, retry_s=0)
+    key.wait(REDELIVERY_S)
+    assert key.exclude().suspect == 1
+    assert key.entry.unknown is None
 
 
 def test_only_idle_and_old_entries_are_pruned():

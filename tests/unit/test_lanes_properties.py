@@ -1,0 +1,161 @@
+"""Random days of a consumer's lanes: no ticket is ever lost, doubled or worked on beside another of its key."""
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from keywise.change import Outcome
+from keywise.lanes import Lanes, Ticket, fold
+from unit.tickets import ticket
+
+KEYS = st.sampled_from("abc")
+VERSIONS = st.integers(1, 6)
+
+
+class Day(RuleBasedStateMachine):
+    """Everything that a consumer does with its lanes, beside a plain list of what is where."""
+
+    @initialize(capacity=st.integers(1, 12))
+    def begin(self, capacity: int) -> None:
+        self.lanes = Lanes(capacity)
+        self.now = 0.0
+        self.numbers = 0
+        self.inside: dict[int, Ticket] = {}
+        self.working: list[Ticket] = []
+
+    # What happens.
+
+    @rule(changes=st.lists(st.tuples(KEYS, VERSIONS), min_size=1, max_size=6))
+    def messages_arrive(self, changes: list[tuple[str, int]]) -> None:
+        arrived = []
+        for key, version in changes:
+            self.numbers += 1
+            arrived.append(ticket(key, version, self.numbers))
+        self.lanes.add(arrived)
+        self.inside.update({one.delivery.id: one for one in arrived})
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def a_message_arrives_again(self, data: st.DataObject) -> None:
+        known = self.inside[data.draw(st.sampled_from(sorted(self.inside)))]
+        self.numbers += 1
+        again = ticket(known.change.key, known.change.version, known.delivery.id, receipt=self.numbers)
+        self.lanes.add([again])
+        assert known.delivery.receipt == self.numbers
+
+    @rule(limit=st.integers(0, 4))
+    def a_batch_is_taken(self, limit: int) -> None:
+        taken = self.lanes.take(limit, self.now)
+        assert len(taken) <= limit
+        for one in taken:
+            self._begun(one)
+
+    @rule()
+    def one_is_taken_alone(self) -> None:
+        one = self.lanes.take_alone()
+        if one is not None:
+            self._begun(one)
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data(), beyond=st.integers(0, 2))
+    def work_is_committed(self, data: st.DataObject, beyond: int) -> None:
+        one = self._any_worker(data)
+        era, version, generation = one.change.order
+        upto = (era, version + beyond, generation)
+        ended = self.lanes.finish(one, Outcome.APPLIED, upto)
+        assert ended[0] == (one, Outcome.APPLIED)
+        assert all(other.change.order <= upto and other.change.key == one.change.key for other, _ in ended)
+        self._left([other for other, _ in ended])
+        waiting = [other for other in self.inside.values() if other.change.key == one.change.key]
+        assert all(other.change.order > upto for other in waiting), "every follower ended with it"
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data())
+    def work_is_buried(self, data: st.DataObject) -> None:
+        one = self._any_worker(data)
+        assert self.lanes.bury(one) == [(one, Outcome.DEAD)]
+        self._left([one])
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data(), wait_s=st.sampled_from([0.0, 1.0, 5.0]))
+    def work_has_to_wait(self, data: st.DataObject, wait_s: float) -> None:
+        self.lanes.hold(self._any_worker(data), self.now + wait_s)
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data())
+    def work_is_quarantined(self, data: st.DataObject) -> None:
+        self.lanes.quarantine(self._any_worker(data))
+
+    @rule()
+    def the_surplus_leaves(self) -> None:
+        working = {id(one) for one in self.working}
+        leaving = self.lanes.surplus()
+        assert all(id(one) not in working for one in leaving), "what is worked on stays"
+        self._left(leaving)
+        assert self.lanes.surplus() == []
+
+    @rule()
+    def everything_that_waits_leaves(self) -> None:
+        self._left(self.lanes.drain())
+        assert len(self.inside) == len(self.working)
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 10.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    # What holds at all times.
+
+    @invariant()
+    def nothing_is_lost_or_doubled(self) -> None:
+        held = Counter(one.delivery.id for one in self.lanes.tickets())
+        assert held == Counter(self.inside.keys())
+        assert len(self.lanes) == len(self.inside)
+        assert self.lanes.room == max(0, self.lanes.capacity - len(self.inside))
+
+    @invariant()
+    def one_change_of_a_key_is_worked_on_at_a_time(self) -> None:
+        assert all(count == 1 for count in Counter(one.change.key for one in self.working).values())
+
+    def teardown(self) -> None:
+        """Whatever happened, all that is left can be brought to its end."""
+        if not hasattr(self, "lanes"):
+            return
+        for one in list(self.working):
+            self.lanes.hold(one, self.now)
+        self.working.clear()
+        for _ in range(len(self.inside) + 1):
+            taken = self.lanes.take(100, self.now + 1000.0)
+            taken += [one] if (one := self.lanes.take_alone()) is not None else []
+            for one in taken:
+                self._left([one for one, _ in self.lanes.finish(one, Outcome.APPLIED, one.change.order)])
+        assert self.inside == {}, "a ticket that nobody can reach is lost"
+
+    # The list of what is where.
+
+    def _begun(self, one: Ticket) -> None:
+        same = [other for other in self.inside.values() if other.change.key == one.change.key]
+        assert one.change.order == max(other.change.order for other in same), "the newest goes first"
+        self.working.append(one)
+
+    def _any_worker(self, data: st.DataObject) -> Ticket:
+        return self.working.pop(data.draw(st.integers(0, len(self.working) - 1)))
+
+    def _left(self, tickets: list[Ticket]) -> None:
+        for one in tickets:
+            assert self.inside.pop(one.delivery.id) is one
+
+
+Day.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_no_ticket_is_lost_or_doubled_on_any_day = Day.TestCase
+
+
+@given(st.lists(st.tuples(KEYS, VERSIONS), max_size=12))
+def test_a_fold_neither_loses_nor_doubles_a_ticket(changes: list[tuple[str, int]]):
+    tickets = [ticket(key, version, number) for number, (key, version) in enumerate(changes)]
+    folded = fold(tickets)
+    kept = [*folded.survivors, *(one for some in folded.followers.values() for one in some)]
+    assert sorted(one.delivery.id for one in kept) == list(range(len(changes)))
+    newest = {one.change.key: one.change.order for one in sorted(tickets, key=lambda one: one.change.order)}
+    assert {one.change.key: one.change.order for one in folded.survivors} == newest
