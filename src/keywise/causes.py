@@ -40,4 +40,4 @@ def is_permanent(error: BaseException) -> bool:
 
 def look_again_s(refusal: Refusal, rng: random.Random) -> float:
     """When to ask again for a key that somebody else holds."""
-    return min(refusal.wait_s, BUSY_LOOK_S * (0.5 + rng.random()))
+    return min(max(refusal.wait_s, BUSY_LOOK_S / 100), BUSY_LOOK_S * (0.5 + rng.random()))

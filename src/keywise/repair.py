@@ -67,7 +67,7 @@ class Repair:
         if claim.suspect == 0:
             await self._pipeline.ledger.release([claim])  # Somebody else was faster.
         elif claim.crashes >= self._pipeline.settings.crashes_max:
-            # It stays suspect until something newer is applied.
+            # It stays suspect, and is shown as such.
             self._tell_failure(claim, f"{claim.crashes} workers died while they repaired this key")
             await self._pipeline.ledger.release([claim])
         else:

@@ -200,8 +200,15 @@ def mark(entry: Entry | None, want: Want, now: float) -> Entry:
 def fail(
     entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: Policy
 ) -> Entry | None:
-    """Count a failed try; only where the token is the holder's, and only once if it is told twice."""
-    if entry is None or entry.token != claim.token or entry.abandoned:
+    """Count a failed try; only where the token is the holder's, and only once if it is told twice.
+
+    A holder that lost its key while it was writing makes the key suspect.
+    """
+    if entry is None or entry.token != claim.token:
+        # Its write may land, or have landed, after that of whoever has the key now.
+        late = claim.overdue and certainty is not Certainty.CLEAN
+        return _suspected(entry, policy, now) if late else entry
+    if entry.abandoned:
         return entry
     entry = replace(entry, attempts=entry.attempts + 1, not_before=now + retry_s, updated_at=now)
     if certainty is Certainty.UNKNOWN:
@@ -307,13 +314,13 @@ def _against_holder(entry: Entry, want: Want, now: float, terms: Terms | None, p
         return None
     if now < entry.lease_until:
         return Refusal(Answer.BUSY, entry.lease_until - now)
-    if not _died(entry, terms):
-        return None
+    if terms is None or not _died(entry, terms):
+        return None  # What writes in the ledger's own transaction runs no user code, so nothing can be blamed on it.
     if entry.tried is not None and (want.order is None or want.order < entry.tried):
         # Changes that kill their worker must not take turns, with each other or a repair: deaths would be forgotten.
         wait_s = entry.lease_until + policy.redelivery_s - now
         return Refusal(Answer.DEFERRED, wait_s) if wait_s > 0 else None
-    return Refusal(Answer.ALONE) if terms is None or not terms.alone else None
+    return Refusal(Answer.ALONE) if not terms.alone else None
 
 
 def _against_history(entry: Entry, want: Want, now: float, policy: Policy) -> Refusal | None:
@@ -328,10 +335,10 @@ def _against_history(entry: Entry, want: Want, now: float, policy: Policy) -> Re
     return None
 
 
-def _died(entry: Entry, terms: Terms | None) -> bool:
+def _died(entry: Entry, terms: Terms) -> bool:
     """Whether the holder of an expired lease is gone. It lives if it gave up in words, or if it asks now:
     then the answer to its claim was lost."""
-    return not entry.abandoned and (terms is None or entry.owner != terms.owner)
+    return not entry.abandoned and entry.owner != terms.owner
 
 
 def _without_dead_holder(entry: Entry, policy: Policy, now: float) -> Entry:
