@@ -24,12 +24,18 @@ class Block:
     text: str
     line: int
     """Of the opening fence."""
+    quoted: str = ""
+    """The file of ours that the block shows some lines of, if its fence says so; such a block is not run."""
 
     @property
     def file_name(self) -> str | None:
         """The file that the block is the content of, if its first line says so."""
         found = FILE_NAME.fullmatch(self.text.partition("\n")[0])
-        return found[1] if found and self.language == "python" else None
+        return found[1] if found and self.language == "python" and not self.quoted else None
+
+    @property
+    def is_script(self) -> bool:
+        return self.language == "python" and not self.quoted and self.file_name is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +47,18 @@ class Page:
 
     def blocks(self) -> list[Block]:
         found: list[Block] = []
-        language, lines, opened = None, [], 0
+        fence, lines, opened = None, [], 0
         for number, line in enumerate(self.text.splitlines(), start=1):
-            if language is None:
+            if fence is None:
                 if line.startswith("```"):
-                    language, lines, opened = line.removeprefix("```").strip(), [], number
+                    fence, lines, opened = line.removeprefix("```").strip(), [], number
             elif line == "```":
-                found.append(Block(language, "\n".join(lines) + "\n", opened))
-                language = None
+                language, _, quoted = fence.partition(" ")
+                found.append(Block(language, "\n".join(lines) + "\n", opened, quoted))
+                fence = None
             else:
                 lines.append(line)
-        assert language is None, f"{self.path}:{opened}: this block is never closed"
+        assert fence is None, f"{self.path}:{opened}: this block is never closed"
         return found
 
     def prose(self) -> Iterator[tuple[int, str]]:
@@ -77,10 +84,13 @@ def page(path: str) -> Page:
 def faults(page: Page, folder: Path) -> list[str]:
     """Do what the page says, in an empty folder, until something is not as it says."""
     blocks = page.blocks()
-    scripts = [block for block in blocks if block.language == "python" and block.file_name is None]
+    scripts = [block for block in blocks if block.is_script]
     environment = _environment()
     for block in blocks:
-        if block.file_name is not None:
+        if block.quoted:
+            if not is_quoted_right(block):
+                return [f"{page.path}:{block.line}: {block.quoted} does not say this any more:\n{block.text}"]
+        elif block.file_name is not None:
             target = folder / block.file_name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(block.text, "utf-8")
@@ -104,6 +114,14 @@ def commands(block: Block) -> Iterator[tuple[str, str]]:
     for part in parts:
         command, _, expected = part.partition("\n")
         yield command, expected
+
+
+def is_quoted_right(block: Block) -> bool:
+    """Whether a file of ours holds these lines, one after another; indentation aside, and … leaves lines out."""
+    source = (ROOT / block.quoted).read_text("utf-8")
+    parts = re.split(r"^\s*…\n", block.text, flags=re.MULTILINE)
+    pattern = "(?:.*\\n)*?".join(re.escape(_stripped(part)) for part in parts)
+    return re.search("^" + pattern, _stripped(source), re.MULTILINE) is not None
 
 
 def is_like(output: str, expected: str) -> bool:
@@ -159,6 +177,10 @@ def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KEYWISE", "PYTHON"))}
     folder = Path(sys.executable).parent
     return kept | {"PATH": f"{folder}{os.pathsep}{kept.get('PATH', '')}", "PYTHONUNBUFFERED": "1"}
+
+
+def _stripped(text: str) -> str:
+    return "".join(f"{line.strip()}\n" for line in text.splitlines())
 
 
 def _squeezed(text: str) -> str:

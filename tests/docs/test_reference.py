@@ -1,0 +1,196 @@
+"""The reference pages say what the code says: settings, commands, words, mutants, decisions and links."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path, PurePosixPath
+
+import pytest
+import typer
+
+from docs.pages import ROOT, Page, make_targets, page, pages
+from keywise.cli import app as command_line
+from keywise.settings import Settings
+from keywise.testing.mutants import MUTANTS
+from tidy.tree import expect_none
+
+WORDS = (
+    *("key", "version", "order", "pipeline", "Delivery", "Change", "Entry", "mark", "tombstone", "Claim", "intent"),
+    *("Outcome", "follower", "lane", "settle", "dead letter", "suspect", "grade", "prune"),
+)
+"""Of the design, each with one meaning."""
+
+HELP = {"--help", "-h"}
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all table rows, without the lines below the headings."""
+    lines = [line for line in text.splitlines() if line.startswith("|") and not re.fullmatch(r"[|:\- ]+", line)]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def row_of(text: str, first: str) -> list[str]:
+    return next((row for row in rows(text) if row[0].strip("`| ") == first), [])
+
+
+def sections(text: str) -> dict[str, str]:
+    """The text below each heading of the second level."""
+    parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def command_faults(text: str) -> list[str]:
+    documented, found = sections(text), []
+    for name, parameters in commands():
+        if name not in documented:
+            found.append(f"{name} has no section")
+            continue
+        told = {word for row in rows(documented[name])[1:] for word in re.findall(r"`([^`]+)`", row[0])}
+        found += [f"{name}: {parameter} is missing" for parameter in sorted(parameters - told)]
+        found += [f"{name}: there is no {word}" for word in sorted(told - parameters)]
+    return found + [f"there is no {name}" for name in documented if name not in dict(commands())]
+
+
+def commands() -> Iterator[tuple[str, set[str]]]:
+    """Every command by its full name, with its arguments and options."""
+    yield from _commands("keywise", typer.main.get_command(command_line))
+
+
+def _commands(name: str, command: object) -> Iterator[tuple[str, set[str]]]:
+    parameters = {word for parameter in command.params for word in _spellings(parameter)} - HELP
+    children = getattr(command, "commands", {})
+    if parameters or not children:
+        yield name, parameters
+    for child, below in children.items():
+        yield from _commands(f"{name} {child}", below)
+
+
+def _spellings(parameter: object) -> list[str]:
+    if parameter.param_type_name == "option":
+        return [*parameter.opts, *parameter.secondary_opts]
+    return [parameter.metavar or parameter.name.upper()]
+
+
+def setting_faults(text: str) -> list[str]:
+    found = []
+    for field in fields(Settings):
+        row = row_of(text, field.name)
+        if not row or row[1] != str(field.default) or not row[2:]:
+            found.append(f"{field.name} has the default {field.default}, the page says {row or 'nothing'}")
+    return found
+
+
+def mutant_faults(text: str) -> list[str]:
+    return [
+        f"rule {mutant.rule} does not name the mutant {mutant.name!r}"
+        for mutant in MUTANTS
+        if mutant.name not in "|".join(row_of(text, str(mutant.rule))[-1:]).strip("| ").split("; ")
+    ]
+
+
+def link_faults(one: Page) -> list[str]:
+    found = []
+    for number, line in one.prose():
+        for target in re.findall(r"\]\(([^)\s]+)\)", line):
+            if not target.startswith(("http://", "https://")) and not leads_somewhere(one, target):
+                found.append(f"{one.path}:{number}: {target} leads nowhere")
+    return found
+
+
+def leads_somewhere(one: Page, target: str) -> bool:
+    path, _, anchor = target.partition("#")
+    file = ROOT / PurePosixPath(one.path).parent / path if path else ROOT / one.path
+    return file.is_file() and (not anchor or anchor in anchors(file))
+
+
+def anchors(file: Path) -> set[str]:
+    """Of the headings, as sites that show Markdown make them."""
+    headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def sentence_faults(one: Page) -> list[str]:
+    prose = ((n, re.sub(r"`[^`]*`|\*\*[^*]*\*\*", "x", line)) for n, line in one.prose())
+    return [
+        f"{one.path}:{number}: more than one sentence in a line"
+        for number, line in prose
+        if not line.startswith(("|", "Date:")) and re.search(r"[a-zx)][.?!] [A-Z]", line)
+    ]
+
+
+def test_every_setting_is_told_with_its_default():
+    expect_none(setting_faults(page("docs/reference/settings.md").text))
+
+
+def test_every_command_is_told_with_all_its_options():
+    text = page("docs/reference/commands.md").text
+    assert len(dict(commands())) > 8
+    expect_none(command_faults(text))
+
+
+def test_every_word_is_in_the_glossary():
+    text = page("docs/glossary.md").text
+    expect_none(f"{word} is missing" for word in WORDS if not row_of(text, word))
+
+
+def test_every_mutant_stands_beside_its_rule():
+    expect_none(mutant_faults(page("docs/architecture.md").text))
+
+
+def test_every_decision_is_in_the_index():
+    index = page("docs/decisions/README.md").text
+    files = sorted(path.name for path in (ROOT / "docs/decisions").glob("0*.md"))
+    assert files, "there is no decision"
+    expect_none(f"{name} is missing" for name in files if f"({name})" not in index)
+    assert [name[:4] for name in files] == [f"{number:04}" for number in range(1, len(files) + 1)]
+
+
+@pytest.mark.parametrize("one", [one for one in pages() if "/decisions/0" in one.path], ids=lambda one: one.path)
+def test_a_decision_has_context_decision_and_consequences(one: Page):
+    assert list(sections(one.text)) == ["Context", "Decision", "Consequences"]
+
+
+def test_every_page_is_reached_from_the_index():
+    index = page("docs/README.md").text
+    reached = {target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", index)}
+    own = [PurePosixPath(one.path).relative_to("docs").as_posix() for one in pages() if one.path.startswith("docs/")]
+    expect_none(
+        f"{path} is not in docs/README.md"
+        for path in own
+        if path not in reached and path != "README.md" and not path.startswith("decisions/0")
+    )
+
+
+def test_links_lead_somewhere():
+    expect_none(fault for one in pages() for fault in link_faults(one))
+
+
+def test_a_line_is_a_sentence():
+    expect_none(fault for one in pages() for fault in sentence_faults(one))
+
+
+def test_make_targets_in_prose_exist():
+    named = {(one.path, target) for one in pages() for target in re.findall(r"`make ([a-z]+)`", one.text)}
+    assert named
+    expect_none(f"{path}: make has no target {target}" for path, target in named if target not in make_targets())
+
+
+def test_what_is_missing_is_reported():
+    """Each check notices a page that lost a line."""
+    settings, commands_page = page("docs/reference/settings.md").text, page("docs/reference/commands.md").text
+    assert len(setting_faults(settings.replace("| 30.0 |", "| 31.0 |"))) == 1
+    assert len(setting_faults(settings.replace("`poll_s`", "`pull_s`"))) == 1
+    assert command_faults(commands_page.replace("`--until-empty`", "`--until-full`")) == [
+        "keywise run: --until-empty is missing",
+        "keywise run: there is no --until-full",
+    ]
+    assert command_faults(commands_page.replace("## keywise why", "## keywise how")) == [
+        "keywise why has no section",
+        "there is no keywise how",
+    ]
+    assert len(mutant_faults(page("docs/architecture.md").text.replace("alone is not alone", "alone"))) == 1
+    assert link_faults(Page("docs/a.md", "see [b](b.md), [tour](tour.md#nowhere) and [tour](tour.md)")) == [
+        "docs/a.md:1: b.md leads nowhere",
+        "docs/a.md:1: tour.md#nowhere leads nowhere",
+    ]
+    assert len(sentence_faults(Page("a.md", "It is so. And so.\n\n```text\nSo. So.\n```\n"))) == 1
