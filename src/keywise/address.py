@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -14,10 +13,8 @@ T = TypeVar("T")
 class Address:
     """A parsed URL for one pipeline. Adapters of one technology share a database object through it."""
 
-    def __init__(self, url: str, name: str, shared: dict[tuple[Any, ...], Any], *, creates: bool = True) -> None:
+    def __init__(self, url: str, name: str, shared: dict[tuple[Any, ...], Any]) -> None:
         self.url = url
-        self._creates = creates
-        """Whether what is not there may be made: not for those who only look."""
         self.name = name
         """Of the pipeline."""
         self._shared = shared
@@ -45,10 +42,6 @@ class Address:
             raise AddressError(f"{shown(self.url)} has two slashes where a file needs three; write {shown(fixed)}")
         if len(self.path) < 2:
             raise AddressError(f"{shown(self.url)} names no file; write for example {self.scheme}:///shop.db")
-        if not self._creates and not Path(self.path[1:]).exists():
-            raise AddressError(
-                f"{self.path[1:]} does not exist (yet); send something first, or go to the folder that the app runs in"
-            )
         return self.path[1:]
 
     def shared(self, make: Callable[..., T], *arguments: Any) -> T:

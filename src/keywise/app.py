@@ -179,17 +179,16 @@ class App:
 
     @asynccontextmanager
     async def open(self, name: str, *, work: bool = True) -> AsyncIterator[Pipeline]:
-        """Connect everything that a pipeline needs; without `work`, sources, ledger and operator only."""
+        """Connect everything that a pipeline needs; without `work`, no heartbeat is prepared."""
         definition = self._definition(name)
         async with AsyncExitStack() as stack:
+            policy, ledger, sink = self._plugs(definition)
             self._first_source(definition)
-            policy, ledger, sink = self._plugs(definition, creates=work)
             await stack.enter_async_context(ledger)
-            if work:
-                await stack.enter_async_context(sink)
+            await stack.enter_async_context(sink)
             sources = []
             for url in definition.source_urls:
-                source: Source = adapters.connect("sources", self._address(url, name, creates=work))
+                source: Source = adapters.connect("sources", self._address(url, name))
                 await stack.enter_async_context(source)
                 definition.settings.check_visibility(source.visibility_s, shown(url))
                 sources.append((shown(url), source))
@@ -211,14 +210,13 @@ class App:
         """How the batches of each source go."""
         return [(name, way_of(pipeline, source)) for name, source in pipeline.sources]
 
-    def _plugs(self, definition: PipelineDefinition, *, creates: bool) -> tuple[Policy, Ledger, Sink | AtomicSink]:
+    def _plugs(self, definition: PipelineDefinition) -> tuple[Policy, Ledger, Sink | AtomicSink]:
         """The ledger and the sink, which decide together what can be promised."""
         sink = self._sink(definition)
         intents = not is_atomic(sink) and (sink.grade == "plain" or sink.forgets_deletions)  # type: ignore[union-attr]
         settings = definition.settings
         policy = Policy(intents, settings.redelivery_s, settings.retention_s)
-        address = self._address(self.ledger_url, definition.name, creates=creates)
-        ledger = adapters.connect("ledgers", address, policy)
+        ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), policy)
         if is_atomic(sink) and sink.database is not ledger.database:
             raise SettingsError(
                 f"the sink of pipeline {definition.name!r} writes inside the ledger's transaction, so it has to live "
@@ -267,8 +265,8 @@ class App:
             loop.add_signal_handler(number, on_signal, number)
             stack.callback(loop.remove_signal_handler, number)
 
-    def _address(self, url: str, name: str, *, creates: bool = True) -> Address:
-        return Address(url, name, self._shared, creates=creates)
+    def _address(self, url: str, name: str) -> Address:
+        return Address(url, name, self._shared)
 
     def _definition(self, name: str) -> PipelineDefinition:
         if name not in self.pipelines:
