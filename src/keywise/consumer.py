@@ -11,12 +11,13 @@ from keywise.envelope import Readings
 from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat, Pulse
 from keywise.lanes import Lanes
-from keywise.leased import Leased, SinkWork, TransactedWork, Work
+from keywise.leased import Leased
 from keywise.news import News
 from keywise.pipeline import Pipeline, is_atomic
 from keywise.protocols import Burial, Source
 from keywise.rules import Claim
 from keywise.transacted import ClaimInTransaction, OneTransaction
+from keywise.work import SinkWork, TransactedWork, Work
 
 
 class Way(enum.StrEnum):

@@ -5,45 +5,19 @@ transaction (`TransactedWork`) goes this way too: only its commit is part of the
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
-
-import msgspec
 
 from keywise import events
-from keywise.causes import cause_of_error, cause_of_refusal, is_permanent, look_again_s
+from keywise.causes import cause_of_refusal, look_again_s
 from keywise.change import Outcome
 from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat
 from keywise.lanes import Ended, Lanes, Ticket
 from keywise.news import News
 from keywise.pipeline import Pipeline
-from keywise.protocols import APPLIED, AtomicSink, Burial, Failure, Result, Sink, Transaction
+from keywise.protocols import Burial, Failure, Result
 from keywise.repair import Repair
-from keywise.rules import Answer, Certainty, Claim, Refusal, Terms
-from keywise.transacted import write_all
-
-
-class Job(msgspec.Struct):
-    """A change under its claim."""
-
-    ticket: Ticket
-    claim: Claim
-    result: Result = APPLIED
-    committed: bool = False
-    """The work has committed its own mark."""
-    undone: bool = False
-    """Nothing was written and nothing is on its way: the claim can be given back."""
-
-
-class Work(Protocol):
-    """What is done with claimed changes."""
-
-    side_by_side: int
-    batch_max: int
-
-    async def do(self, jobs: Sequence[Job]) -> None:
-        """Set each job's result."""
+from keywise.rules import Answer, Certainty, Refusal, Terms
+from keywise.work import Job, Work
 
 
 class Leased:
@@ -313,80 +287,7 @@ class Leased:
         await self._pipeline.extend([job.ticket for job in jobs], age=1 / 2)
 
 
-class SinkWork:
-    """Calls a plain or conditional sink, for no longer than the claims last."""
-
-    def __init__(self, pipeline: Pipeline, sink: Sink, heartbeat: Heartbeat) -> None:
-        self.side_by_side = pipeline.settings.concurrency
-        self.batch_max = sink.batch_max
-        self._sink = sink
-        self._heartbeat = heartbeat
-
-    async def do(self, jobs: Sequence[Job]) -> None:
-        claims = [job.claim for job in jobs]
-        try:
-            async with self._heartbeat.limit(claims):
-                results = await self._sink.apply([job.ticket.change for job in jobs], claims)
-        except Exception as error:
-            cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else ""
-            unknown = Result(Outcome.FAILED, cause or cause_of_error(error), certainty=Certainty.UNKNOWN)
-            results = [unknown] * len(jobs)
-        for job, result in zip(jobs, results, strict=True):
-            job.result = result
-
-
-class TransactedWork:
-    """Runs handlers one after another inside a transaction that also holds their commit."""
-
-    side_by_side = 1
-
-    def __init__(self, pipeline: Pipeline, sink: AtomicSink) -> None:
-        self.batch_max = pipeline.settings.batch_max
-        self._pipeline = pipeline
-        self._sink = sink
-
-    async def do(self, jobs: Sequence[Job]) -> None:
-        pending = list(jobs)
-        while pending:
-            try:
-                async with self._pipeline.ledger.transaction() as transaction:
-                    await self._do_in(transaction, pending)
-            except _RefusedError as refused:
-                # Their keys are somebody else's; the others are tried again without them.
-                tokens = {claim.token for claim in refused.claims}
-                for job in pending:
-                    if job.claim.token in tokens:
-                        job.result, job.committed = APPLIED, False
-                pending = [job for job in pending if job.claim.token not in tokens]
-            except UnavailableError as error:
-                # Whether the transaction arrived or not, the mark tells: giving the claim back is safe.
-                for job in pending:
-                    job.undone, job.committed = True, False
-                await self._pipeline.pause("ledger", error, 1)
-                return
-            else:
-                return
-
-    async def _do_in(self, transaction: Transaction, jobs: list[Job]) -> None:
-        errors = await write_all(transaction, self._sink, [job.ticket.change for job in jobs])
-        good = [job for index, job in enumerate(jobs) if index not in errors]
-        if refused := await transaction.commit([job.claim for job in good]):
-            raise _RefusedError(refused)
-        for job in good:
-            job.result, job.committed = APPLIED, True
-        for index, error in errors.items():
-            # The savepoint took back whatever the handler had written.
-            jobs[index].result = Result(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
-
-
 _NEVER = float("inf")
-
-
-class _RefusedError(Exception):
-    """Some commits were refused inside a transaction, which has to be rolled back."""
-
-    def __init__(self, claims: Sequence[Claim]) -> None:
-        self.claims = claims
 
 
 def _dead(cause: str) -> Result:

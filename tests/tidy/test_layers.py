@@ -11,7 +11,7 @@ LAYERS = {
     "mechanisms": {"lanes", "heartbeat", "backoff", "envelope", "limits", "news", "causes"},
     "databases": {"databases"},
     "plugs": {"sources", "ledgers", "sinks", "origins"},
-    "programs": {"pipeline", "consumer", "leased", "transacted", "repair", "status", "ingest", "reindex", "merge"},
+    "programs": {"pipeline", "consumer", "leased", "work", "transacted", "repair", "status", "ingest", "reindex", "merge"},
     "adapters": {"adapters"},
     "front": {"__init__", "app"},
     "doors": {"__main__", "cli", "testing", "dashboard"},

@@ -257,7 +257,7 @@ class Auditor:
             if letter.key:
                 order = order_of(letter.version)
                 self.dead.add((letter.key, order))
-                self._world.judge_death(letter.key, order, letter.cause)
+                self._world.judge.death(letter.key, order, letter.cause)
 
     def _look_at_queue(self) -> None:
         queued = set(self._world.messages())

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from keywise.change import Change, Delete, Order, Put
+from keywise.change import Change, Delete, Put
 from keywise.consumer import Consumer
 from keywise.databases.memory import MemoryDatabase, Message
 from keywise.envelope import Envelope, FunctionRoute
@@ -21,6 +21,7 @@ from keywise.sources.memory import MemorySource
 from keywise.testing import workload
 from keywise.testing.auditor import TICK_S, Auditor
 from keywise.testing.faults import Faults
+from keywise.testing.judge import Judge
 from keywise.testing.links import Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
 from keywise.testing.stores import LinkedSink, LinkedTable
 from keywise.testing.virtual import Process, VirtualLoop
@@ -74,11 +75,12 @@ class World:
         self.runs_user_code = grade is not Grade.ATOMIC or self.rng.random() < 0.5
         self.ledger = MemoryLedger(self.database, "sim", self.policy)
         self.auditor = Auditor(self)
+        self.judge = Judge(self)
         self.changes = workload.draw(self.faults)
         self.sent_by_body = {sent.body: sent for sent in self.changes}
         self.bodies: dict[int, bytes] = {}
         self.sessions: dict[str, list[Session]] = {}
-        self._sent: dict[str, workload.Sent] = {}
+        self.sent: dict[str, workload.Sent] = {}
         self._workers: dict[Process, Consumer | None] = {}
         self._paused_at: dict[Process, float] = {}
         self._table_writes = 0
@@ -158,7 +160,7 @@ class World:
         if not self._is_at_rest():
             waiting = sorted(self.sent_by_body[m.body].key for m in self.messages().values())
             self.auditor.violate(f"not drained: messages {waiting}, entries {self._unrest()}")
-        self._judge_content()
+        self.judge.content()
 
     def _is_at_rest(self) -> bool:
         return not self.messages() and not self._unrest() and not any(len(lanes) for _, lanes in self.lanes())
@@ -171,28 +173,6 @@ class World:
             return True
         gave_up = entry.crashes >= self.settings.crashes_max and entry.tried is None
         return doubtful_since(entry, self.policy) is not None and not gave_up
-
-    def _judge_content(self) -> None:
-        stored = self.table.stored if self.grade is Grade.ATOMIC else self.sink.stored
-        purged = {sent.key: sent for sent in self.changes if sent.purged}
-        for key, sent in workload.truth(self.changes, self.auditor.dead).items():
-            held = stored.get(key)
-            found = None if held is None or held.deleted else held.order
-            taken = purged.get(key)
-            if taken is not None and (self.has_suspects or found == taken.order or taken.order > sent.order):
-                continue  # Whether it was applied before it was taken away, nobody can say.
-            expected = None if sent.deleted else sent.order
-            if held is not None and (key, held.order) in self.auditor.dead and self._may_be_applied(key, held.order):
-                continue
-            newest = self._sent.get(key)
-            if self.has_suspects and newest is not None and held is not None and held.order == newest.order:
-                continue  # A repair wrote it, though its message was set aside.
-            if found != expected:
-                self.auditor.violate(f"{key} ends as {found}, the truth is {expected}")
-
-    def _may_be_applied(self, key: str, order: Order) -> bool:
-        """Though it was set aside: another copy was applied, or nobody knew that this one had been."""
-        return self.grade is Grade.CONDITIONAL or self.auditor.committed.get(key) == order
 
     # Processes.
 
@@ -342,13 +322,13 @@ class World:
         return self.rng.uniform(1.0, 20.0) if self.rng.random() < 0.7 else self.rng.uniform(60.0, 100.0)
 
     def _sent_now(self, sent: workload.Sent) -> None:
-        newest = self._sent.get(sent.key)
+        newest = self.sent.get(sent.key)
         is_good = not (sent.malformed or sent.poison or sent.killer or sent.flaky > 10 or sent.key == workload.MEETING)
         if is_good and (newest is None or sent.order > newest.order):
-            self._sent[sent.key] = sent
+            self.sent[sent.key] = sent
 
     def _refetch(self, key: str) -> bytes | None:
-        sent = self._sent.get(key)
+        sent = self.sent.get(key)
         return sent.body if sent is not None else None
 
     async def meet_killers(self, process: Process, changes: Sequence[Change[Any]]) -> None:
@@ -357,19 +337,10 @@ class World:
             sent = self.sent_of(change)
             if sent is not None and sent.killer:
                 self.auditor.kills[change.key, change.order] += 1
-                if self.auditor.kills[change.key, change.order] > self._kills_max(sent):
+                if self.auditor.kills[change.key, change.order] > self.judge.kills_max(sent):
                     self.auditor.violate(f"{change.key} v{sent.version} kills one worker after another")
                 self.loop.call_soon(self.kill, process, context=self._outside)
                 await asyncio.Event().wait()
-
-    def _kills_max(self, killer: workload.Sent) -> int:
-        """Deaths are counted anew for each copy, after a restore, and after something newer was set aside."""
-        copies = sum(body == killer.body for body in self.bodies.values()) + self.faults.injected["restore"]
-        newer = sum(
-            (sent.poison or sent.killer) and sent.key == killer.key and sent.order > killer.order
-            for sent in self.changes
-        )
-        return 2 * (self.settings.crashes_max + 1) * copies * (1 + newer)
 
     def write(self, sink: MemorySink, change: Change[Any], token: int) -> Result:
         accepted = len(sink.writes)
@@ -384,20 +355,6 @@ class World:
         for write in writes[self._table_writes :]:
             self.auditor.write(write.key, write.order, write.deleted)
         self._table_writes = len(writes)
-
-    def judge_death(self, key: str, order: Order, cause: str) -> None:
-        """Nothing healthy may end as a dead letter."""
-        auditor, settings = self.auditor, self.settings
-        sent = next(sent for sent in self.changes if (sent.key, sent.order) == (key, order))
-        explained = (
-            sent.poison
-            or (sent.key == workload.MEETING and "unversioned" in cause)
-            or auditor.tries[key, order] >= settings.attempts_max
-            or auditor.deaths[key, order] >= settings.crashes_max
-            or ("retention" in cause and self.store_now() - 1000.0 - sent.at > (settings.retention_s or 1e9) - 1.0)
-        )
-        if not explained:
-            auditor.violate(f"{key} v{sent.version} is a dead letter without a reason: {cause}")
 
 
 def _read(body: dict[str, Any]) -> Put | Delete:

@@ -11,13 +11,14 @@ from keywise.consumer import Consumer
 from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat
 from keywise.lanes import Ended, Fold, Lane, Lanes, State, Ticket
-from keywise.leased import Job, Leased
+from keywise.leased import Leased
 from keywise.pipeline import Pipeline
 from keywise.protocols import Failure, Grade
 from keywise.repair import Repair
 from keywise.rules import Certainty
 from keywise.testing.mutants.mutant import Mutant
 from keywise.transacted import ClaimInTransaction, OneTransaction, Worked
+from keywise.work import Job
 
 _take, _finish, _add = Lanes.take, Lanes.finish, Lanes.add
 _claim, _conclude, _fail, _hold = Leased._claim, Leased._conclude, Leased._fail, Heartbeat.hold

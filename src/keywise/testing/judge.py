@@ -1,0 +1,66 @@
+"""What a simulated run has to end with, and which deaths in it have a reason."""
+
+from typing import TYPE_CHECKING
+
+from keywise.change import Order
+from keywise.protocols import Grade
+from keywise.testing import workload
+
+if TYPE_CHECKING:
+    from keywise.testing.world import World
+
+
+class Judge:
+    """Compares a world with its workload."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def content(self) -> None:
+        world = self._world
+        stored = world.table.stored if world.grade is Grade.ATOMIC else world.sink.stored
+        purged = {sent.key: sent for sent in world.changes if sent.purged}
+        for key, sent in workload.truth(world.changes, world.auditor.dead).items():
+            held = stored.get(key)
+            found = None if held is None or held.deleted else held.order
+            taken = purged.get(key)
+            if taken is not None and (world.has_suspects or found == taken.order or taken.order > sent.order):
+                continue  # Whether it was applied before it was taken away, nobody can say.
+            expected = None if sent.deleted else sent.order
+            if held is not None and (key, held.order) in world.auditor.dead and self._may_be_applied(key, held.order):
+                continue
+            newest = world.sent.get(key)
+            if world.has_suspects and newest is not None and held is not None and held.order == newest.order:
+                continue  # A repair wrote it, though its message was set aside.
+            if found != expected:
+                world.auditor.violate(f"{key} ends as {found}, the truth is {expected}")
+
+    def _may_be_applied(self, key: str, order: Order) -> bool:
+        """Though it was set aside: another copy was applied, or nobody knew that this one had been."""
+        world = self._world
+        return world.grade is Grade.CONDITIONAL or world.auditor.committed.get(key) == order
+
+    def kills_max(self, killer: workload.Sent) -> int:
+        """Deaths are counted anew for each copy, after a restore, and after something newer was set aside."""
+        world = self._world
+        copies = sum(body == killer.body for body in world.bodies.values()) + world.faults.injected["restore"]
+        newer = sum(
+            (sent.poison or sent.killer) and sent.key == killer.key and sent.order > killer.order
+            for sent in world.changes
+        )
+        return 2 * (world.settings.crashes_max + 1) * copies * (1 + newer)
+
+    def death(self, key: str, order: Order, cause: str) -> None:
+        """Nothing healthy may end as a dead letter."""
+        world = self._world
+        auditor, settings = world.auditor, world.settings
+        sent = next(sent for sent in world.changes if (sent.key, sent.order) == (key, order))
+        explained = (
+            sent.poison
+            or (sent.key == workload.MEETING and "unversioned" in cause)
+            or auditor.tries[key, order] >= settings.attempts_max
+            or auditor.deaths[key, order] >= settings.crashes_max
+            or ("retention" in cause and world.store_now() - 1000.0 - sent.at > (settings.retention_s or 1e9) - 1.0)
+        )
+        if not explained:
+            auditor.violate(f"{key} v{sent.version} is a dead letter without a reason: {cause}")

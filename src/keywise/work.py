@@ -1,0 +1,111 @@
+"""What is done with claimed changes: a call of a sink, or handlers inside the ledger's transaction."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from keywise.causes import cause_of_error, is_permanent
+from keywise.change import Outcome
+from keywise.errors import UnavailableError
+from keywise.heartbeat import Heartbeat
+from keywise.lanes import Ticket
+from keywise.pipeline import Pipeline
+from keywise.protocols import APPLIED, AtomicSink, Result, Sink, Transaction
+from keywise.rules import Certainty, Claim
+from keywise.transacted import write_all
+
+
+class Job(msgspec.Struct):
+    """A change under its claim."""
+
+    ticket: Ticket
+    claim: Claim
+    result: Result = APPLIED
+    committed: bool = False
+    """The work has committed its own mark."""
+    undone: bool = False
+    """Nothing was written and nothing is on its way: the claim can be given back."""
+
+
+class Work(Protocol):
+    """What is done with claimed changes."""
+
+    side_by_side: int
+    batch_max: int
+
+    async def do(self, jobs: Sequence[Job]) -> None:
+        """Set each job's result."""
+
+
+class SinkWork:
+    """Calls a plain or conditional sink, for no longer than the claims last."""
+
+    def __init__(self, pipeline: Pipeline, sink: Sink, heartbeat: Heartbeat) -> None:
+        self.side_by_side = pipeline.settings.concurrency
+        self.batch_max = sink.batch_max
+        self._sink = sink
+        self._heartbeat = heartbeat
+
+    async def do(self, jobs: Sequence[Job]) -> None:
+        claims = [job.claim for job in jobs]
+        try:
+            async with self._heartbeat.limit(claims):
+                results = await self._sink.apply([job.ticket.change for job in jobs], claims)
+        except Exception as error:
+            cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else ""
+            unknown = Result(Outcome.FAILED, cause or cause_of_error(error), certainty=Certainty.UNKNOWN)
+            results = [unknown] * len(jobs)
+        for job, result in zip(jobs, results, strict=True):
+            job.result = result
+
+
+class TransactedWork:
+    """Runs handlers one after another inside a transaction that also holds their commit."""
+
+    side_by_side = 1
+
+    def __init__(self, pipeline: Pipeline, sink: AtomicSink) -> None:
+        self.batch_max = pipeline.settings.batch_max
+        self._pipeline = pipeline
+        self._sink = sink
+
+    async def do(self, jobs: Sequence[Job]) -> None:
+        pending = list(jobs)
+        while pending:
+            try:
+                async with self._pipeline.ledger.transaction() as transaction:
+                    await self._do_in(transaction, pending)
+            except _RefusedError as refused:
+                # Their keys are somebody else's; the others are tried again without them.
+                tokens = {claim.token for claim in refused.claims}
+                for job in pending:
+                    if job.claim.token in tokens:
+                        job.result, job.committed = APPLIED, False
+                pending = [job for job in pending if job.claim.token not in tokens]
+            except UnavailableError as error:
+                # Whether the transaction arrived or not, the mark tells: giving the claim back is safe.
+                for job in pending:
+                    job.undone, job.committed = True, False
+                await self._pipeline.pause("ledger", error, 1)
+                return
+            else:
+                return
+
+    async def _do_in(self, transaction: Transaction, jobs: list[Job]) -> None:
+        errors = await write_all(transaction, self._sink, [job.ticket.change for job in jobs])
+        good = [job for index, job in enumerate(jobs) if index not in errors]
+        if refused := await transaction.commit([job.claim for job in good]):
+            raise _RefusedError(refused)
+        for job in good:
+            job.result, job.committed = APPLIED, True
+        for index, error in errors.items():
+            # The savepoint took back whatever the handler had written.
+            jobs[index].result = Result(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
+
+
+class _RefusedError(Exception):
+    """Some commits were refused inside a transaction, which has to be rolled back."""
+
+    def __init__(self, claims: Sequence[Claim]) -> None:
+        self.claims = claims
