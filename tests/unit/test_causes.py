@@ -1,0 +1,69 @@
+"""Why something failed or has to wait: the words an operator reads, and when to look again."""
+
+import random
+
+import msgspec
+import pytest
+
+from keywise.causes import (
+    BUSY_LOOK_S,
+    CAUSE_MAX,
+    cause_of_error,
+    cause_of_refusal,
+    is_permanent,
+    look_again_s,
+    storable,
+)
+from keywise.errors import PermanentError, TransientError
+from keywise.rules import Answer, Refusal
+
+
+def test_a_refusal_that_buries_says_what_to_do():
+    assert "send all of them with a version, or none" in cause_of_refusal(Refusal(Answer.MIXED))
+    assert "replay it if nothing newer was applied" in cause_of_refusal(Refusal(Answer.FORGOTTEN))
+
+
+def test_an_error_is_told_with_its_kind():
+    assert cause_of_error(ValueError("no such page")) == "ValueError: no such page"
+
+
+@pytest.mark.parametrize(
+    ("error", "permanent"),
+    [
+        (PermanentError("no"), True),
+        (msgspec.ValidationError("no"), True),
+        (TransientError("no"), False),
+        (ValueError("no"), False),
+        (TimeoutError(), False),
+    ],
+)
+def test_only_what_cannot_change_is_permanent(error: Exception, permanent: bool):
+    assert permanent is is_permanent(error)
+
+
+@pytest.mark.parametrize("cause", ["plain", "", "ümlaut", "日本", "a\nb"])
+def test_an_ordinary_cause_is_kept_as_it_is(cause: str):
+    assert cause == storable(cause)
+
+
+def test_a_cause_that_no_store_takes_is_made_harmless():
+    assert storable("a\0b") == "a\\x00b"
+    assert storable("half \ud800 a character") == "half \\ud800 a character"
+
+
+def test_a_long_cause_is_cut():
+    assert len(storable("x" * (CAUSE_MAX + 1))) == CAUSE_MAX
+
+
+def test_a_held_key_is_looked_at_long_before_its_lease_ends():
+    waits = {look_again_s(Refusal(Answer.BUSY, 30.0), random.Random(seed)) for seed in range(50)}
+    assert len(waits) == 50, "with jitter"
+    assert all(BUSY_LOOK_S / 2 <= wait_s <= BUSY_LOOK_S * 1.5 for wait_s in waits)
+
+
+def test_a_reason_that_ends_sooner_is_not_waited_for_longer():
+    assert look_again_s(Refusal(Answer.BUSY, 0.01), random.Random(1)) == 0.01
+
+
+def test_a_reason_without_an_end_is_not_asked_for_without_pause():
+    assert 0 < look_again_s(Refusal(Answer.ALONE), random.Random(1)) < BUSY_LOOK_S

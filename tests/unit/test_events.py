@@ -1,0 +1,75 @@
+"""What can be watched: which events a person reads later, what is counted, and how an event looks as a line."""
+
+import logging
+
+import pytest
+
+from keywise import events
+from keywise.change import Outcome
+from keywise.events import Figures, Log, described
+
+LEVELS = {
+    events.Started(pipeline="p", way="leased", grade="plain", source="queue"): logging.INFO,
+    events.BatchOpened(pipeline="p", changes=3): None,
+    events.BatchClosed(pipeline="p", changes=3): None,
+    events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=3): None,
+    events.Ignored(pipeline="p", reason="locale", changes=1): None,
+    events.Refused(pipeline="p", key="a", answer="busy", wait_s=1.0): None,
+    events.Failed(pipeline="p", key="a", cause="no", attempts=1, retry_s=1.0): logging.WARNING,
+    events.Buried(pipeline="p", key="a", cause="no"): logging.WARNING,
+    events.TookOver(pipeline="p", key="a", crashes=0): logging.WARNING,
+    events.ClaimLost(pipeline="p", key="a"): logging.WARNING,
+    events.Repaired(pipeline="p", key="a"): logging.INFO,
+    events.Unavailable(pipeline="p", what="ledger", cause="no", retry_s=1.0): logging.WARNING,
+    events.Draining(pipeline="p"): logging.INFO,
+    events.Stopped(pipeline="p"): logging.INFO,
+}
+
+
+def test_every_event_is_tried_here():
+    assert {type(event) for event in LEVELS} == set(events.Event.__subclasses__())
+
+
+@pytest.mark.parametrize(("event", "level"), LEVELS.items(), ids=lambda value: type(value).__name__)
+def test_a_log_tells_what_a_person_should_read_later(
+    event: events.Event, level: int | None, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.DEBUG, logger="keywise")
+    Log()(event)
+    expected = [] if level is None else [("keywise", level, described(event))]
+    assert expected == caplog.record_tuples
+
+
+def test_a_log_may_go_to_a_logger_of_the_users(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, logger="mine")
+    Log(logging.getLogger("mine"))(events.Stopped(pipeline="p"))
+    assert [record.name for record in caplog.records] == ["mine"]
+
+
+def test_an_event_is_one_line_of_its_name_and_fields():
+    event = events.Failed(pipeline="search", key="a", cause="no", attempts=2, retry_s=0.5)
+    assert described(event) == "failed pipeline='search' key='a' cause='no' attempts=2 retry_s=0.5"
+
+
+@pytest.mark.parametrize("evil", ["a\nfailed pipeline='x'", "\x1b[31mred", "a\0b", "\r", "\u2028", "\u202e", "\ud800"])
+def test_control_characters_of_keys_and_causes_are_escaped(evil: str):
+    """A key comes from outside: it must not forge a line of the log or colour a terminal."""
+    line = described(events.Buried(pipeline="p", key=evil, cause=evil))
+    assert line.isprintable()
+    assert line.encode()
+
+
+def test_a_percent_sign_in_a_cause_is_no_format(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, logger="keywise")
+    Log()(events.Buried(pipeline="p", key="100%s", cause="%d%n"))
+    assert "100%s" in caplog.messages[0]
+
+
+def test_figures_count_events_and_the_changes_of_each_outcome():
+    figures = Figures()
+    figures(events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=3))
+    figures(events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=2))
+    figures(events.Settled(pipeline="p", outcome=Outcome.DEAD, changes=1))
+    figures(events.Stopped(pipeline="p"))
+    assert figures.outcomes == {"applied": 5, "dead": 1}
+    assert figures.events == {"Settled": 3, "Stopped": 1}

@@ -1,0 +1,88 @@
+"""Every limit and duration is checked once, and each refusal says what to do."""
+
+import dataclasses
+
+import pytest
+
+from keywise.errors import KeywiseError, SettingsError
+from keywise.settings import Settings, seconds
+
+NAMES = [field.name for field in dataclasses.fields(Settings)]
+
+
+def test_the_defaults_work_together():
+    settings = Settings()
+    assert settings.retention_s is None, "nothing is forgotten by default"
+    assert settings.margin_s < settings.lease_s <= settings.runtime_max_s
+    assert settings.batch_max <= settings.prefetch
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_nothing_may_be_zero_or_below(name: str, value: float):
+    with pytest.raises(SettingsError, match=f"{name}={value} must be above zero"):
+        Settings(**{name: value})
+
+
+def test_settings_cannot_be_changed_afterwards():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().lease_s = 5.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ({"lease_s": 4.0, "margin_s": 2.0}, "margin_s=2.0 leaves too little of lease_s=4.0; keep it below half of it"),
+        ({"lease_s": 700.0}, "runtime_max_s=600.0 is below lease_s=700.0; raise it"),
+        ({"retention_s": 60.0}, "raise retention_s, or lower redelivery_s if no message waits so long"),
+        ({"prefetch": 10, "batch_max": 20}, "prefetch=10 is below batch_max=20: no batch could fill; raise prefetch"),
+    ],
+)
+def test_settings_that_cannot_work_together_are_refused_with_what_to_do(given: dict[str, float], advice: str):
+    with pytest.raises(SettingsError) as refused:
+        Settings(**given)
+    assert advice in str(refused.value)
+
+
+def test_limits_that_just_fit_are_accepted():
+    Settings(lease_s=4.0, margin_s=1.9, runtime_max_s=4.0)
+    Settings(retention_s=3600.0, redelivery_s=3600.0)
+    Settings(prefetch=20, batch_max=20)
+
+
+def test_a_source_whose_messages_come_back_during_the_lease_is_refused():
+    settings = Settings(lease_s=30.0)
+    with pytest.raises(SettingsError) as refused:
+        settings.check_visibility(20.0, "orders")
+    assert "lease_s=30 is longer than the visibility of orders (20 s)" in str(refused.value)
+    assert "set visibility=60s on the source, or a shorter lease" in str(refused.value)
+    settings.check_visibility(30.0, "orders")
+    settings.check_visibility(None, "orders")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("500ms", 0.5),
+        ("5s", 5.0),
+        ("1.5s", 1.5),
+        ("10m", 600.0),
+        ("2h", 7200.0),
+        ("7d", 604_800.0),
+        (" 5 s ", 5.0),
+        (3, 3.0),
+        (0.25, 0.25),
+    ],
+)
+def test_a_duration_is_a_number_or_a_number_with_a_unit(text: float | str, value: float):
+    assert seconds(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "5 weeks", "-5s", "1e3s", "5s 3s", "nan", True])
+def test_a_duration_that_is_not_understood_is_refused_with_examples(text: str):
+    with pytest.raises(SettingsError, match="write for example 500ms, 5s, 10m, 2h or 7d"):
+        seconds(text)
+
+
+def test_a_refusal_is_an_error_of_ours():
+    assert issubclass(SettingsError, KeywiseError)
