@@ -88,6 +88,15 @@ def mutant_faults(text: str) -> list[str]:
     ]
 
 
+def place_faults(text: str, sources: str) -> list[str]:
+    """Names in the column of places that nothing in the code is called by."""
+    places = [row[2] for row in rows(sections(text)["The rules"])[1:]]
+    names = {name.rpartition(".")[2] for place in places for name in re.findall(r"`([\w.]+)`", place)}
+    known = re.compile(r"(?:def|class) (\w+)|^\s*(\w+)(?::| =)", re.MULTILINE)
+    defined = {"py", *(name for pair in known.findall(sources) for name in pair)}
+    return [f"nothing is called {name}" for name in sorted(names - defined)]
+
+
 def link_faults(one: Page) -> list[str]:
     found = []
     for number, line in one.prose():
@@ -135,6 +144,20 @@ def test_every_word_is_in_the_glossary():
 
 def test_every_mutant_stands_beside_its_rule():
     expect_none(mutant_faults(page("docs/architecture.md").text))
+
+
+def test_the_places_of_the_rules_exist():
+    text = page("docs/architecture.md").text
+    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "src/keywise").rglob("*.py"))
+    expect_none(place_faults(text, sources))
+    assert place_faults(text.replace("`rules.fail`", "`rules.flail`"), sources) == ["nothing is called flail"]
+
+
+def test_every_module_stands_in_its_layer():
+    layers = page("docs/architecture.md").blocks()[0].text
+    names = {path.stem for path in (ROOT / "src/keywise").glob("*.py")} - {"__init__", "__main__", "adapters"}
+    named = set(re.findall(r"[\w]+", layers))
+    expect_none(f"{name} is in no layer" for name in sorted(names - named))
 
 
 def test_every_decision_is_in_the_index():
