@@ -47,6 +47,7 @@ class PipelineDefinition:
         self._source_urls: list[str] = []
         self._sink_url: str | None = None
         self._handler: Callable[..., Any] | None = None
+        self._decode: Callable[[bytes], Any] | None = None
         self._refetch: Callable[[str], Any] | None = None
 
     @property
@@ -69,9 +70,8 @@ class PipelineDefinition:
     def apply(self, handler: Handler) -> Handler:
         """Write with a function: decorate it."""
         self._only_one_target()
-        signature = signature_of(handler)
-        if self._route.decode is None:
-            self._route.decode = decoder(signature.value)
+        value = signature_of(handler).value
+        self._decode = decoder(value) if value is not Any else None
         self._handler = handler
         return handler
 
@@ -85,7 +85,7 @@ class PipelineDefinition:
             raise SettingsError(f"pipeline {self.name!r} has a sink already; a second one needs a pipeline of its own")
 
     def _envelope(self) -> Envelope:
-        return Envelope(self._route, body_max_bytes=self.settings.body_max_bytes)
+        return Envelope(self._route, body_max_bytes=self.settings.body_max_bytes, decode=self._decode)
 
 
 class App:

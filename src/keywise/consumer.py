@@ -87,7 +87,7 @@ class Consumer:
         ways = [way_of(self._pipeline, source) for _, source in self._pipeline.sources]
         for way, (name, _) in zip(ways, self._pipeline.sources, strict=True):
             grade = self._pipeline.grade.value
-            self._pipeline.emit(events.Started(pipeline=self._pipeline.name, way=way, grade=grade, source=name))
+            self._pipeline.emit(events.Started(pipeline=self._pipeline.name, way=way.value, grade=grade, source=name))
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self._extend())]
             if beats_here:

@@ -1,5 +1,7 @@
 """From a delivery to a change: reads just what is needed to route it, and says what is wrong with the rest."""
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias, get_type_hints
@@ -46,10 +48,17 @@ class Fields(msgspec.Struct, frozen=True):
 class Envelope:
     """Reads deliveries for one pipeline."""
 
-    def __init__(self, route: "FieldRoute | FunctionRoute", *, body_max_bytes: int) -> None:
+    def __init__(
+        self,
+        route: "FieldRoute | FunctionRoute",
+        *,
+        body_max_bytes: int,
+        decode: Callable[[bytes], Any] | None = None,
+    ) -> None:
         self._route = route
         self._body_max_bytes = body_max_bytes
-        self.decode: Callable[[bytes], Any] | None = route.decode
+        self.decode = decode or route.decode
+        """What `change.value` is made with."""
 
     def read(self, deliveries: Sequence[Delivery], source: int, now: float) -> Readings:
         """Make tickets; one bad delivery never takes its neighbours with it."""
@@ -152,9 +161,12 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
 
 def first_parameter_type(function: Callable[..., Any]) -> Any:
     """The annotation of the first parameter; Any if it has none."""
-    hints = get_type_hints(function)
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return hints.get(names[0], Any) if names else Any
+    parameters = list(inspect.signature(function).parameters)
+    if not parameters:
+        raise SettingsError(f"{function!r} takes no parameter; it has to take the message")
+    plain = function.func if isinstance(function, functools.partial) else function
+    annotated = plain if inspect.isroutine(plain) else type(plain).__call__
+    return get_type_hints(annotated).get(parameters[0], Any)
 
 
 class _Ignored(Exception):

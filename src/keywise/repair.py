@@ -64,8 +64,9 @@ class Repair:
                 self._heartbeat.drop([claim])
 
     async def _repair_under(self, claim: Claim) -> None:
-        if claim.suspect == 0:
-            await self._pipeline.ledger.release([claim])  # Somebody else was faster.
+        if claim.suspect == 0 or claim.took_over:
+            # Somebody else was faster, or died at it: then its write may still land, and the horizon begins anew.
+            await self._pipeline.ledger.release([claim])
         elif claim.crashes >= self._pipeline.settings.crashes_max:
             # It stays suspect, and is shown as such.
             self._tell_failure(claim, f"{claim.crashes} workers died while they repaired this key")

@@ -29,7 +29,8 @@ class Settings:
     redelivery_s: float = 3600.0
     """The longest time after which the source may still bring a message back."""
     retention_s: float | None = None
-    """Forget keys that were not touched for so long. None: forget nothing."""
+    """How long keys are remembered at the least. None: for ever. A delivery that was sent longer ago than this,
+    to a key that is not remembered, is set aside: nobody can tell whether it is stale."""
     horizon_s: float = 120.0
     """How long after a suspicion a call of the earlier holder may still land; repair waits so long."""
     attempts_max: int = 5

@@ -134,7 +134,9 @@ class OneTransaction:
                 ended += folded.after(ticket)
         for ticket, refusal in worked.refused:
             ended.append((ticket, Outcome(refusal.answer.value)))
-            ended += ((other, Outcome.STALE) for other in folded.followers.get(ticket.change.key, ()))
+            for other in folded.followers.get(ticket.change.key, ()):
+                is_same = other.change.order == refusal.mark
+                ended.append((other, Outcome.DUPLICATE if is_same else Outcome.STALE))
         ended += ((ticket, Outcome.DEAD) for ticket in worked.buried)
         for ticket, wait_s in worked.waiting:
             together = [ticket, *folded.followers.get(ticket.change.key, ())]

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -35,8 +36,9 @@ class Scope(msgspec.Struct):
 class MemoryDatabase:
     """Dictionaries of immutable values, one writer at a time, with an undo log while a transaction is open."""
 
-    def __init__(self, *, clock: Clock = boot_time, rng: random.Random | None = None) -> None:
-        self.clock = clock
+    def __init__(self, *, clock: Clock | None = None, rng: random.Random | None = None) -> None:
+        offset_s = time.time() - boot_time()
+        self.clock = clock or (lambda: offset_s + boot_time())
         self.scopes: dict[str, Scope] = {}
         self.queues: dict[str, dict[int, Message]] = {}
         self.bells: dict[str, asyncio.Event] = {}

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
@@ -37,6 +37,11 @@ def signature_of(handler: Callable[..., Any]) -> Signature:
     is_batch = get_origin(kinds[0]) in (list, Sequence)
     change = (get_args(kinds[0]) or (None,))[0] if is_batch else kinds[0]
     extras = kinds[1:]
+    extras = [Claim if is_batch and kind == list[Claim] else kind for kind in extras]
+    if Transaction in extras and Claim in extras:
+        raise SettingsError(
+            f"{_name(handler)} asks for a transaction and a claim; inside the transaction, leave the claim"
+        )
     for parameter, kind in zip(parameters[1:], extras, strict=True):
         if kind not in (Transaction, Claim):
             raise SettingsError(
@@ -89,7 +94,7 @@ class FunctionSink:
         if self._signature.wants_claim:
             arguments.append(list(claims) if self._signature.is_batch else claims[0])
         if self._signature.is_async:
-            await self._handler(*arguments)
+            await _finished(self._handler(*arguments))
         else:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, *arguments)
 
@@ -114,9 +119,20 @@ class TransactedFunctionSink:
     async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
         argument = list(changes) if self._signature.is_batch else changes[0]
         if self._signature.is_async:
-            await self._handler(argument, transaction)
+            await _finished(self._handler(argument, transaction))
         else:
             await asyncio.to_thread(self._handler, argument, transaction)
+
+
+async def _finished(running: Awaitable[object]) -> None:
+    """Wait for a handler. One that cancels itself has failed; only its own claim can cancel the worker."""
+    task = asyncio.current_task()
+    try:
+        await running
+    except asyncio.CancelledError as error:
+        if task is not None and task.cancelling():
+            raise
+        raise OutcomeUnknownError("the handler was cancelled from within") from error
 
 
 def _failed(error: Exception) -> Result:

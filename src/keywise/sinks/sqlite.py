@@ -70,9 +70,9 @@ class SqliteSink:
 
     def _row(self, change: Change[Any]) -> tuple[object, ...]:
         if not self._columns:
-            return (change.key, change.order[1], change.body.decode())
+            return (change.key, change.version, change.body.decode())
         fields = _DECODE(change.body)
-        return (change.key, change.order[1], *(_column(fields.get(name)) for name in self._columns))
+        return (change.key, change.version, *(_column(fields.get(name)) for name in self._columns))
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute(self._create)

@@ -85,7 +85,7 @@ def _draw(rng: random.Random) -> Rates:
         reorder=often(1.0),
         delay=often(0.3),
         lost=often(0.12),
-        slow=0.0 if zombies else often(0.06),
+        slow=0.0 if zombies else often(0.25 if rng.random() < 0.2 else 0.06),
         crash=0.0 if zombies else often(0.05),
         pause=0.05 if zombies else often(0.05),
         drain=often(0.03),

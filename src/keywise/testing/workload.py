@@ -10,7 +10,7 @@ from keywise.testing.faults import Faults
 KEYS = 6
 SENDING_S = 90.0
 MEETING = "key-meeting"
-STUBBORN = 1000
+STUBBORN = 10**9
 """A change that fails so often is as good as poisonous."""
 
 

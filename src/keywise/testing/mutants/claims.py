@@ -121,7 +121,7 @@ def _claims_cost_attempts(
 def _every_death_counts(
     entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
 ) -> tuple[Entry, Claim]:
-    return _grant(replace(entry, alone=True) if entry else None, want, token, now, terms, policy)
+    return _grant(replace(entry, alone=True, begun=True) if entry else None, want, token, now, terms, policy)
 
 
 def _no_death_counts(
