@@ -1,0 +1,123 @@
+"""Worker processes that can be killed, stopped, woken and started again, and what they leave behind."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chaos.store import Store
+from chaos.worker import INSIDE, STARTED, Assignment
+from keywise.clock import boot_time
+
+SCRIPT = Path(__file__).with_name("worker.py")
+LOOK_S = 0.005
+LIMIT_S = 30.0
+
+
+class Worker:
+    """One place for a worker: a process, and after its death another one."""
+
+    def __init__(self, store: Store, way: str, name: str, *, gated: bool = False, **options: Any) -> None:
+        self._folder, self._name = store.folder, name
+        visibility = options.pop("visibility", "60s")
+        self._flags, self._notes = self._path("flags"), self._path("notes")
+        self._assignment = Assignment(
+            str(store.file), way, str(self._flags), str(self._notes), options, visibility, gated
+        )
+        self._process: subprocess.Popen | None = None
+
+    @property
+    def process(self) -> subprocess.Popen:
+        assert self._process is not None, f"worker {self._name} was never started"
+        return self._process
+
+    def start(self, *, wait: bool = True) -> "Worker":
+        """Start a process; with `wait`, return once its pipeline runs."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        self._flags.write_bytes(bytes(2))
+        told = self._path("assignment")
+        told.write_bytes(msgspec.json.encode(self._assignment))
+        with self._path("errors").open("ab") as errors:
+            command = [sys.executable, str(SCRIPT), str(told)]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors)
+        if wait:
+            until(lambda: self.is_started, f"worker {self._name} to start", self.check)
+        return self
+
+    @property
+    def is_started(self) -> bool:
+        return self._flags.read_bytes()[STARTED] == 1
+
+    @property
+    def notes(self) -> str:
+        """All that it said, over all its lives."""
+        return self._notes.read_text() if self._notes.exists() else ""
+
+    def said(self, text: str) -> int:
+        """How many notes begin with a text."""
+        return sum(note.startswith(text) for note in self.notes.splitlines())
+
+    def check(self) -> None:
+        """Raise if it has died though nobody killed it."""
+        status = self.process.poll()
+        assert status is None, f"worker {self._name} ended with {status}: {self._path('errors').read_text()[-2000:]}"
+
+    def kill(self) -> bool:
+        """`kill -9`; whether it was inside a batch then."""
+        self.check()
+        self.process.kill()
+        self.process.wait(LIMIT_S)
+        return self._flags.read_bytes()[INSIDE] == 1
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def open_gate(self, times: int = 1) -> None:
+        self.process.stdin.write(b"." * times)
+        self.process.stdin.flush()
+
+    def end(self) -> int:
+        """The status that it ends with."""
+        return self.process.wait(LIMIT_S)
+
+    def close(self) -> None:
+        """End whatever is left of it."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(LIMIT_S)
+        self._process.stdin.close()
+
+    def _path(self, what: str) -> Path:
+        return self._folder / f"{self._name}.{what}"
+
+
+def until(
+    condition: Callable[[], bool], what: str, check: Callable[[], None] = lambda: None, *, limit_s=LIMIT_S
+) -> None:
+    """Return when a condition holds; one that never does raises TimeoutError."""
+    give_up_at = boot_time() + limit_s
+    while not condition():
+        check()
+        if boot_time() > give_up_at:
+            raise TimeoutError(f"waited {limit_s:g} s for {what}")
+        pause(LOOK_S)
+
+
+def pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def drained(*workers: Worker) -> None:
+    """Let them finish what they have begun; each must end well."""
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+    for worker in workers:
+        assert worker.end() == 0, worker.notes[-2000:]

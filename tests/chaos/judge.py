@@ -1,0 +1,113 @@
+"""Goes over the log of a run and says what went wrong: applied twice, lost, older after newer."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from chaos.store import Store
+
+
+class Verdict(msgspec.Struct):
+    """What the log of a run shows."""
+
+    writes: int = 0
+    repeated: int = 0
+    """Written again at the same version; only an atomic sink promises that it never happens."""
+    takeovers: int = 0
+    twice: list[str] = []
+    lost: list[str] = []
+    backwards: list[str] = []
+    unsuspected: list[str] = []
+    """Takeovers that did not make their key suspect."""
+
+    @property
+    def faults(self) -> list[str]:
+        return [*self.twice, *self.lost, *self.backwards, *self.unsuspected]
+
+
+class Story(msgspec.Struct):
+    """What has happened to one key so far."""
+
+    marked: int = 0
+    written: int = 0
+    """The newest that was ever in the store, deletions included."""
+    pending: list[int | None] = []
+    """Effects since the last mark."""
+
+
+def judge_atomic(store: Store) -> Verdict:
+    """Each effect is followed by its own mark, marks only rise, and the store ends like the truth."""
+    verdict, stories = Verdict(), dict[str, Story]()
+    for key, version, op, _ in _log(store):
+        story = stories.setdefault(key, Story())
+        if op in ("write", "delete"):
+            verdict.writes += 1
+            story.pending.append(version)
+            if len(story.pending) > 1:
+                verdict.twice.append(f"{key}: {len(story.pending)} effects before one mark, the last of {version}")
+        else:
+            _judge_mark(verdict, story, key, version, op)
+            if op == "mark" and story.pending != [version]:
+                verdict.lost.append(f"{key}: version {version} was marked, and {story.pending} written")
+            if op == "tombstone" and story.pending not in ([], [None]):
+                verdict.lost.append(f"{key}: tombstone {version} was marked, and {story.pending} written")
+            story.pending = []
+    unmarked = (f"{key}: {story.pending} without a mark" for key, story in stories.items() if story.pending)
+    verdict.twice += unmarked
+    _judge_end(verdict, store, stories)
+    return verdict
+
+
+def judge_plain(store: Store) -> Verdict:
+    """Writes may repeat; an older one follows a newer one only on a suspect key; what is marked was written."""
+    verdict, stories = Verdict(), dict[str, Story]()
+    for key, version, op, suspect in _log(store):
+        if version is None:
+            continue  # The handler has logged its deletion, whether there was something to delete or not.
+        story = stories.setdefault(key, Story())
+        if op in ("write", "delete"):
+            verdict.writes += 1
+            if version == story.written:
+                verdict.repeated += 1
+            if version < story.written and not suspect:
+                verdict.backwards.append(f"{key}: version {version} was written after {story.written}")
+            story.written = max(version, story.written)
+            story.pending.append(version)
+        else:
+            _judge_mark(verdict, story, key, version, op)
+            if version not in story.pending:
+                verdict.lost.append(f"{key}: version {version} was marked, and {story.pending} written")
+            story.pending = []
+    verdict.unsuspected = [
+        f"{key}: taken over, suspect {old} → {new}" for key, old, new in _takeovers(store) if new <= old
+    ]
+    _judge_end(verdict, store, stories)
+    return verdict
+
+
+def _log(store: Store) -> Iterable[tuple[str, int | None, str, int | None]]:
+    return store.rows("select key, version, op, suspect from log order by seq")
+
+
+def _takeovers(store: Store) -> list[tuple[str, int, int]]:
+    return store.rows("select key, suspect_before, suspect_after from takeovers")
+
+
+def _judge_mark(verdict: Verdict, story: Story, key: str, version: int, op: str) -> None:
+    if version == story.marked:
+        verdict.twice.append(f"{key}: {op} {version} came twice")
+    if version < story.marked:
+        verdict.backwards.append(f"{key}: {op} {version} came after {story.marked}")
+    story.marked = max(version, story.marked)
+
+
+def _judge_end(verdict: Verdict, store: Store, stories: dict[str, Story]) -> None:
+    verdict.takeovers = len(_takeovers(store))
+    content, truth = store.content(), store.truth()
+    for key in sorted(content.keys() | truth.keys()):
+        if content.get(key) != truth.get(key):
+            verdict.lost.append(f"{key}: the store shows {content.get(key)}, the truth is {truth.get(key)}")
+    for key, version in store.rows("select key, version from truth"):
+        marked = stories[key].marked if key in stories else None
+        if marked != version:
+            verdict.lost.append(f"{key}: {version} was sent, {marked} is the newest that was marked")
