@@ -22,7 +22,7 @@ class Answer(enum.StrEnum):
     BUSY = "busy"
     """Somebody holds the key, or its next try is not due."""
     DEFERRED = "deferred"
-    """Something newer may have been written without an answer; older changes wait for it."""
+    """Something newer was tried and is not settled: it may have been written. Older changes wait for it."""
     ALONE = "alone"
     """The last holder died at work. Ask again with `alone`, and run nothing beside it."""
     MIXED = "mixed"
@@ -332,6 +332,10 @@ def _against_history(entry: Entry, want: Want, now: float, policy: Policy) -> Re
         return Refusal(Answer.DEFERRED, entry.unknown_until - now)
     if entry.tried is not None and want.order <= entry.tried and now < entry.not_before:
         return Refusal(Answer.BUSY, entry.not_before - now)
+    if entry.tried is not None and entry.attempts and want.order < entry.tried:
+        # Two changes that fail must not take turns, or each would make the other's failed tries forgotten.
+        wait_s = entry.updated_at + policy.redelivery_s - now
+        return Refusal(Answer.DEFERRED, wait_s) if wait_s > 0 else None
     return None
 
 

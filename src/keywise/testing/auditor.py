@@ -99,10 +99,19 @@ class Auditor:
                 self.violate(f"{claim.key} renewed with an old token")
             self._tokens[claim.token] = self._world.store_now() + lease_s
 
+    def refused(self, claims: list[Claim], before: dict[str, Entry], after: dict[str, Entry]) -> None:
+        """A refused commit came after a write: where that can do harm, the key must be suspect."""
+        for claim in claims:
+            suspect = before[claim.key].suspect if claim.key in before else 0
+            if self._world.has_suspects and (claim.key not in after or after[claim.key].suspect <= suspect):
+                self.violate(f"a commit of {claim.key} was refused, and the key is not suspect")
+
     def committed_by(self, process: Process, claims: list[Claim], before: dict[str, Entry]) -> None:
         """After a commit: whoever raised a mark must have held the latest token."""
         for claim in claims:
             earlier = before.get(claim.key)
+            if claim.overdue and (earlier is None or earlier.token != claim.token):
+                self.violate(f"{claim.key} committed by {process.name}, whose claim had ended before its write")
             raised = claim.order is not None and (earlier is None or earlier.mark is None or claim.order > earlier.mark)
             if raised and self._latest.get(claim.key) != claim.token:
                 self.violate(f"{claim.key} committed by {process.name} with an old token")

@@ -174,7 +174,9 @@ class LinkedLedger:
         async def act() -> list[Claim]:
             refused = await self._ledger.commit(claims)
             done = [claim for claim in claims if claim not in refused]
-            self._auditor.committed_by(self._link.process, done, self._link.world.database.before)
+            world = self._link.world
+            self._auditor.committed_by(self._link.process, done, world.database.before)
+            self._auditor.refused(refused, world.database.before, world.entries())
             return refused
 
         return await self._link.call(act)
