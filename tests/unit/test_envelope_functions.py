@@ -1,5 +1,6 @@
 """From deliveries to changes by a function of the user's: its type, its answers and its mistakes."""
 
+import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -157,11 +158,32 @@ def test_a_type_that_cannot_be_read_is_refused_before_anything_starts():
         decoder(list[int] | set[int])
 
 
-def test_the_first_parameter_says_the_type():
+class Reader:
+    """A read function that needs something of its own."""
+
+    def read(self, page: Page) -> Put:
+        return Put(page.id, page.v)
+
+    def __call__(self, page: Page) -> Put:
+        return self.read(page)
+
+
+def with_prefix(prefix: str, page: Page) -> Put:
+    return Put(prefix + page.id, page.v)
+
+
+def test_the_first_parameter_says_the_type_whatever_is_called():
     def typed(page: Page, more: int = 0) -> None: ...
 
     def untyped(page, more=0): ...
 
-    def empty() -> None: ...
+    partial = functools.partial(with_prefix, "a-")
+    assert [first_parameter_type(one) for one in (typed, untyped)] == [Page, Any]
+    assert [first_parameter_type(one) for one in (Reader().read, Reader(), partial)] == [Page, Page, Page]
+    [ticket] = readings_of(partial, b'{"id": "b", "v": 3}').tickets
+    assert (ticket.change.key, ticket.change.version) == ("a-b", 3)
 
-    assert [first_parameter_type(one) for one in (typed, untyped, empty)] == [Page, Any, Any]
+
+def test_a_function_without_a_parameter_is_refused_before_anything_starts():
+    with pytest.raises(SettingsError, match="it has to take the message"):
+        FunctionRoute(lambda: Put("a"))
