@@ -184,3 +184,38 @@ def test_a_heartbeat_with_a_connection_of_its_own_lives_as_long_as_the_consumer(
         rig.play(story())
     assert (pulsing.thread, pulsing.closed.is_set()) == ("keywise-heartbeat", True)
     assert rig.stored == {"a": 1}
+
+
+def test_work_does_not_begin_under_a_claim_that_ended_while_it_waited_its_turn():
+    """Rule 7: before dispatch too, by the holder's own deadline."""
+    rig = Rig(LEASED, concurrency=1)
+    rig.sink.batch_max = 1
+    away = Unreachable(rig.ledger, renew=10)
+    rig.more["ledger"] = away
+    first = iter(["slow"])
+    claimed: list[tuple[str, float]] = []
+
+    async def be_slow(change: Change) -> None:
+        claimed.append((change.key, rig.entry(change.key).lease_until - rig.loop.time()))
+        for _ in first:
+            await rig.pass_s(1000.0)
+
+    rig.sink.behaviour = be_slow
+    rig.run(page("a", 1), page("b", 1))
+    assert rig.stored == {"a": 1, "b": 1}
+    assert all(left_s > rig.settings.margin_s for _, left_s in claimed)
+    assert [key for key, _ in claimed].count("b") == 1
+    assert rig.entry("b").suspect == 0, "nothing was written under the claim that ended"
+
+
+def test_a_stolen_claim_without_neighbours_ends_its_transaction():
+    rig = Rig(CLAIMED_TRANSACTION)
+    stolen = iter(["a"])
+
+    def be_late(change: Change) -> None:
+        for key in stolen:
+            steal(rig, key)
+
+    rig.sink.behaviour = be_late
+    rig.run(page("a", 1))
+    assert (rig.written, len(rig.of(events.ClaimLost))) == ([("a", 1)], 1)
