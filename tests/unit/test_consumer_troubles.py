@@ -208,6 +208,63 @@ def test_a_change_whose_holder_died_is_run_with_nothing_beside_it(way: str):
     assert opened == [5, 1]
 
 
+@pytest.mark.parametrize("way", [LEASED, LEASED_CONDITIONAL])
+def test_nothing_begins_while_a_change_whose_holder_died_is_at_work(way: str):
+    """Rule 18: what arrives meanwhile waits."""
+    rig = Rig(way)
+
+    async def story() -> None:
+        await rig.ledger.claim([Want("a", order_of(1))], Terms("dead", 30.0))
+        await rig.pass_s(31.0)
+        gate = rig.sink.behaviour = Gate()
+        await rig.send(page("a", 1))
+        async with Running(rig):
+            await gate.reached.wait()
+            await rig.send(*(page(f"k{number}", 1) for number in range(5)))
+            await rig.pass_s(20.0)
+            assert [key for _, key, _ in rig.sink.tries] == ["a"]
+            gate.opened.set()
+            await rig.until(lambda: not rig.queue)
+
+    rig.play(story())
+    assert len(rig.stored) == 6
+
+
+def test_a_change_that_loses_its_answers_does_not_take_its_neighbours_along():
+    """Rule 17: a call of unknown outcome fails all that it carried; each of them is then tried alone."""
+    rig = Rig(LEASED, attempts_max=3)
+
+    def lose_the_answer(change: Change) -> None:
+        if change.key == "a":
+            raise OSError("connection reset")
+
+    rig.sink.behaviour = lose_the_answer
+    rig.run(*(page(key, 1) for key in "abcde"))
+    assert [letter.key for letter in rig.letters] == ["a"]
+    assert sorted(rig.stored) == ["b", "c", "d", "e"]
+
+
+def test_followers_of_a_change_that_has_to_wait_wait_with_it():
+    """Rule 4: in one transaction too, an older change is not written just because the newest is not due."""
+    rig = Rig(ONE_TRANSACTION)
+
+    def fail_at_first(change: Change) -> None:
+        if change.version == 2 and rig.loop.time() < 0.1:
+            raise TransientError("busy")
+
+    rig.sink.behaviour = fail_at_first
+    rig.run(page("a", 1), page("a", 2))
+    assert (rig.written, rig.outcomes) == ([("a", 2)], {"applied": 1, "superseded": 1})
+
+
+def test_a_ledger_that_stays_away_is_asked_less_and_less_often():
+    rig = Rig(LEASED, backoff_s=0.5, backoff_max_s=8.0, lease_s=60.0, margin_s=2.0)
+    rig.more["ledger"] = Unreachable(rig.ledger, commit=6)
+    rig.run(page("a", 1))
+    pauses = [event.retry_s for event in rig.of(events.Unavailable)]
+    assert all(whole / 2 <= pause <= whole for pause, whole in zip(pauses, (0.5, 1, 2, 4, 8, 8), strict=True))
+
+
 @claiming_ways
 def test_a_key_that_somebody_else_holds_is_asked_for_again_and_costs_no_attempt(way: str):
     """Rule 10: busy is no failure."""
@@ -240,7 +297,7 @@ def test_a_blocked_key_takes_at_most_half_of_the_room(way: str):
         async with Running(rig):
             await rig.until(lambda: len(rig.stored) == 2, limit_s=25.0)
             await rig.ledger.release(answers.granted)
-            await rig.until(lambda: not rig.queue)
+            await rig.until(lambda: not rig.queue, limit_s=30.0)  # Long before a visibility ends by itself.
 
     rig.play(story())
     assert rig.stored == {"a": 30, "b": 1, "c": 1}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from keywise import events
 from keywise.change import Change, Want, order_of
@@ -170,6 +171,50 @@ def test_a_look_at_the_truth_that_hangs_is_ended():
     ward.nurse(NEXT_LOOK_S + 60.0)
     assert ward.causes == ["TimeoutError: "]
     assert ward.entry("a").suspect >= 1
+
+
+def test_nothing_is_written_if_reading_the_truth_took_longer_than_the_claim():
+    """Rule 7: a plain function cannot be cancelled, so the own deadline is looked at again after it."""
+
+    def refetch(key: str) -> dict[str, Any]:
+        ward.loop._now += ward.settings.lease_s  # It blocks for so long.
+        return {"id": key, "v": 5}
+
+    ward = Ward(refetch)
+    ward.nurse(NEXT_LOOK_S)
+    assert ward.causes[0].startswith("TimeoutError")
+    assert ward.written == [("a", 5), ("a", 1)]
+
+
+def test_truth_that_is_older_than_what_may_have_been_written_is_not_written():
+    """Rule 6: a newer write may be visible though its answer was lost."""
+    ward = Ward(lambda key: {"id": key, "v": 6})
+
+    async def story() -> None:
+        await ward.fall_ill()
+        entries = ward.database.scope("test").entries
+        entries["a"] = replace(entries["a"], unknown=order_of(7), unknown_until=10_000.0)
+        async with Running(ward):
+            await ward.pass_s(NEXT_LOOK_S)
+
+    ward.play(story())
+    assert ward.asked
+    assert ward.written == [("a", 5), ("a", 1)]
+
+
+def test_a_repair_does_not_begin_unless_the_ledger_knows_of_it():
+    """Rule 18: if it kills its worker, that must be counted."""
+    ward = Ward(lambda key: {"id": key, "v": 5})
+
+    async def story() -> None:
+        await ward.fall_ill()
+        ward.more["ledger"] = Unreachable(ward.ledger, renew=1)
+        async with Running(ward):
+            await ward.until(lambda: ward.of(events.Repaired))
+
+    ward.play(story())
+    assert len(ward.asked) == 1
+    assert ward.asked[0][0] > HORIZON_S + ward.settings.lease_s, "not at the first look"
 
 
 def test_a_repair_takes_the_key_like_any_other_worker():
