@@ -254,16 +254,16 @@ class App:
         loop = asyncio.get_running_loop()
         received: list[int] = []
 
-        def on_signal(number: int) -> None:
+        def on_signal(number: int, frame: object) -> None:
             received.append(number)
             if len(received) > 1:
                 # Nothing is released: whoever takes over has to find the leases as they are.
                 os._exit(128 + number)
-            self.stop()
+            loop.call_soon_threadsafe(self.stop)
 
+        # Not through the loop: a handler that blocks it must not make the process deaf.
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, number)
-            stack.callback(loop.remove_signal_handler, number)
+            stack.callback(signal.signal, number, signal.signal(number, on_signal))
 
     def _address(self, url: str, name: str) -> Address:
         return Address(url, name, self._shared)

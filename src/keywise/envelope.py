@@ -130,12 +130,19 @@ class FunctionRoute:
     """Asks a function of the user's, who gets the body as the type that it is annotated with."""
 
     def __init__(self, read: Read) -> None:
+        if inspect.iscoroutinefunction(read):
+            raise SettingsError(f"{read!r} is async; a read function only looks at the message, so make it a plain def")
         self._read = read
         self.decode: Callable[[bytes], Any] | None = decoder(first_parameter_type(read))
 
     def __call__(self, body: bytes) -> Route:
         assert self.decode is not None
-        value = self.decode(body)
+        try:
+            value = self.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            raise
+        except Exception as error:
+            raise MalformedError(f"the body's type refused it: {type(error).__name__}: {error}") from error
         try:
             said = self._read(value)
         except Exception as error:

@@ -101,8 +101,8 @@ class Heartbeat:
             return False
         for claim in lost:
             one = held.pop(claim.token)
-            self._held.pop(claim.token, None)
-            self._tell(self._lose, one)
+            if self._held.pop(claim.token, None) is not None:
+                self._tell(self._lose, one)
         for one in held.values():
             one.deadline = self._deadline(asked_at)
             self._tell(self._move, one)
@@ -154,7 +154,8 @@ class Pulse:
     def stop(self) -> None:
         """End the thread; waits for it."""
         assert self._task is not None, "start comes before stop"
-        self._loop.call_soon_threadsafe(self._task.cancel)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
 
     def _main(self) -> None:
@@ -170,5 +171,6 @@ class Pulse:
             try:
                 async with self._connect() as ledger:
                     await self._heartbeat.run(ledger)
-            except UnavailableError:
+            except Exception:
+                # Without renewals the claims would be lost; whatever is wrong, the consumer meets it too and says so.
                 await asyncio.sleep(self._heartbeat.rhythm_s / 4)

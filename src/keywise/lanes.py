@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from keywise.change import Change, Delivery, Order, Outcome
+from keywise.change import Change, Delivery, Order, Outcome, is_unversioned
 
 
 class Ticket(msgspec.Struct, gc=False):
@@ -116,8 +116,8 @@ class Lanes:
             del self._lanes[key], self._tickets[ticket.source, ticket.delivery.id]
             return [(ticket, outcome)]
         ended = [(ticket, outcome)]
-        ended += ((other, _follower(other, upto)) for other in lane.waiting if other.change.order <= upto)
-        lane.waiting = [other for other in lane.waiting if other.change.order > upto]
+        ended += ((other, _follower(other, upto)) for other in lane.waiting if _is_at_or_below(other, upto))
+        lane.waiting = [other for other in lane.waiting if not _is_at_or_below(other, upto)]
         self._forget(ended)
         self._free(key, lane)
         return ended
@@ -254,7 +254,16 @@ def fold(tickets: Sequence[Ticket]) -> Fold:
         if change.order > known.change.order:
             newest[change.key], older = ticket, known
         followers.setdefault(change.key, []).append(older)
+    for key, tickets_of_key in followers.items():
+        # A change that cannot be compared with the survivor follows nobody; it stays for the next batch.
+        upto = newest[key].change.order
+        followers[key] = [ticket for ticket in tickets_of_key if _is_at_or_below(ticket, upto)]
     return Fold(list(newest.values()), followers)
+
+
+def _is_at_or_below(ticket: Ticket, upto: Order) -> bool:
+    order = ticket.change.order
+    return order <= upto and is_unversioned(order) == is_unversioned(upto)
 
 
 def _follower(ticket: Ticket, upto: Order) -> Outcome:

@@ -177,7 +177,8 @@ class Leased:
         ledger, heartbeat = self._pipeline.ledger, self._heartbeat
         begun = [job for job in jobs if not job.claim.alone or await heartbeat.begin(ledger, job.claim)]
         in_time = [job for job in begun if heartbeat.left_s([job.claim]) > 0]
-        self._undo([job for job in jobs if job not in in_time])
+        timely = {job.claim.token for job in in_time}
+        self._undo([job for job in jobs if job.claim.token not in timely])
         if in_time:
             await self._work.do(in_time)
         for job in in_time:
@@ -236,7 +237,7 @@ class Leased:
     async def _fail(self, jobs: list[Job]) -> None:
         hopeless = [job for job in jobs if self._is_hopeless(job)]
         await self._bury(hopeless)
-        rest = [job for job in jobs if job not in hopeless]
+        rest = [job for job in jobs if not self._is_hopeless(job)]
         retries = {job.claim.token: self._pipeline.retry_s(job.claim.attempts + 1) for job in rest}
         failures = [Failure(job.claim, job.result.certainty, retries[job.claim.token]) for job in rest]
         if failures:

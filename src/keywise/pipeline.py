@@ -1,6 +1,7 @@
 """An opened pipeline: the parts that a consumer works with, and the few acts that all its programs share."""
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -51,7 +52,11 @@ class Pipeline:
 
     def emit(self, event: events.Event) -> None:
         for observer in self.observers:
-            observer(event)
+            try:
+                observer(event)
+            except Exception:
+                # Whoever watches must not be able to stop what is watched.
+                logging.getLogger("keywise").exception("an observer failed at %s", type(event).__name__)
 
     @contextmanager
     def batch(self, changes: int) -> Iterator[None]:

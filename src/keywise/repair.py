@@ -1,5 +1,6 @@
 """Puts suspect keys right: takes each by a claim of its own, reads the truth again and writes it."""
 
+import asyncio
 import inspect
 from typing import Any
 
@@ -80,7 +81,7 @@ class Repair:
         try:
             if not await self._heartbeat.begin(pipeline.ledger, claim):
                 return
-            async with self._heartbeat.limit([claim]):
+            async with asyncio.timeout(pipeline.settings.lease_s), self._heartbeat.limit([claim]):
                 truth = await self._truth(claim.key, entry or EMPTY)
                 if truth is None:
                     await pipeline.ledger.release([claim])
@@ -88,7 +89,10 @@ class Repair:
                 self._heartbeat.check([claim])  # Reading may have taken long.
                 sink: Sink = pipeline.sink  # type: ignore[assignment]
                 [result] = await sink.apply([truth], [claim])
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             # The write may have landed or not; the key stays suspect and is looked at again after the lease.
             self._tell_failure(claim, cause_of_error(error))
             return

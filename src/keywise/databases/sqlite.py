@@ -244,8 +244,9 @@ def install(connection: sqlite3.Connection, path: str) -> None:
 class sqlite_errors:
     """Turns errors of the file into ours, at the edge: what may pass becomes `UnavailableError`."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, passing: frozenset[int] | None = None) -> None:
         self._path = path
+        self._passing = PASSING if passing is None else passing
 
     def __enter__(self) -> None:
         pass
@@ -254,13 +255,14 @@ class sqlite_errors:
         if not isinstance(error, sqlite3.Error):
             return
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in _PASSING:
+        if code in self._passing:
             raise UnavailableError(f"{self._path}: {error}") from error
         if code in _ADVICE:
             raise DatabaseError(f"{self._path}: {error}; {_ADVICE[code]}") from error
 
 
-_PASSING = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+PASSING = DISK | {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _ADVICE = {
     sqlite3.SQLITE_CANTOPEN: "check that the file can be created there",
     sqlite3.SQLITE_READONLY: "make the file and its folder writable for this user",

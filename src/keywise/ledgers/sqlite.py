@@ -14,7 +14,7 @@ import msgspec
 from keywise import rules
 from keywise.address import Address
 from keywise.change import Order, Want
-from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
+from keywise.databases.sqlite import DISK, SqliteDatabase, opening, sqlite_errors
 from keywise.databases.sqlite_book import MARK, SELECTED, Book, load_active
 from keywise.errors import UnavailableError
 from keywise.protocols import Answers, Burial, Census, Failure, Letter, Transaction
@@ -274,7 +274,8 @@ class SqliteTransaction:
             connection.execute("savepoint keywise")
         try:
             database.runs_user_code = True
-            with self._errors():
+            # Only the disk is everybody's trouble; whatever else a handler meets is a failure of its change.
+            with sqlite_errors(database.path, DISK):
                 yield
         except BaseException:
             self._check_open()

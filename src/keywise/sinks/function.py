@@ -95,8 +95,9 @@ class FunctionSink:
             arguments.append(list(claims) if self._signature.is_batch else claims[0])
         if self._signature.is_async:
             await _finished(self._handler(*arguments))
-        else:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, *arguments)
+            return
+        loop = asyncio.get_running_loop()
+        await _settled(await _finished(loop.run_in_executor(self._threads, self._handler, *arguments)))
 
 
 class TransactedFunctionSink:
@@ -120,15 +121,27 @@ class TransactedFunctionSink:
         argument = list(changes) if self._signature.is_batch else changes[0]
         if self._signature.is_async:
             await _finished(self._handler(argument, transaction))
-        else:
-            await asyncio.to_thread(self._handler, argument, transaction)
+            return
+        running = asyncio.ensure_future(asyncio.to_thread(self._handler, argument, transaction))
+        try:
+            result = await _finished(asyncio.shield(running))
+        finally:
+            # A thread cannot be stopped: the transaction may not end before it has, or its writes would go astray.
+            await asyncio.wait([running])
+        await _settled(result)
 
 
-async def _finished(running: Awaitable[object]) -> None:
+async def _settled(result: object) -> None:
+    """A plain callable may return an awaitable, as decorated ones do: it has not run yet."""
+    if inspect.isawaitable(result):
+        await _finished(result)
+
+
+async def _finished(running: Awaitable[object]) -> object:
     """Wait for a handler. One that cancels itself has failed; only its own claim can cancel the worker."""
     task = asyncio.current_task()
     try:
-        await running
+        return await running
     except asyncio.CancelledError as error:
         if task is not None and task.cancelling():
             raise

@@ -177,9 +177,9 @@ class SqliteInlet:
 
     def _are_there(self, peeked: Sequence[Delivery]) -> bool:
         """Ids are given once and in order, so as many as before, counted from the beginning, are the same ones."""
-        statement = "select count(*) from keywise_ready where id between ? and ?"
-        [there] = self._connection.execute(statement, (self._source._first, peeked[-1].id)).fetchone()
-        return bool(there == len(peeked))
+        statement = "select count(*), min(id) from keywise_ready where id between ? and ?"
+        there = self._connection.execute(statement, (self._source._first, peeked[-1].id)).fetchone()
+        return bool(there == (len(peeked), peeked[0].id))
 
     def _errors(self) -> sqlite_errors:
         return sqlite_errors(self._source.database.path)
