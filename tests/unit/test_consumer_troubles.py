@@ -5,7 +5,8 @@ import pytest
 from keywise import events
 from keywise.change import Change, Want, order_of
 from keywise.errors import PermanentError, TransientError
-from keywise.rules import Terms
+from keywise.protocols import Failure
+from keywise.rules import Certainty, Terms
 from keywise.sources.memory import MemorySource
 from unit.rig import (
     CLAIM_IN_TRANSACTION,
@@ -242,6 +243,25 @@ def test_a_change_that_loses_its_answers_does_not_take_its_neighbours_along():
     rig.run(*(page(key, 1) for key in "abcde"))
     assert [letter.key for letter in rig.letters] == ["a"]
     assert sorted(rig.stored) == ["b", "c", "d", "e"]
+
+
+def test_changes_that_failed_before_go_alone_and_fresh_ones_together():
+    """Rule 17: none of them may take others along, nor each other."""
+    rig = Rig(LEASED, concurrency=1)
+
+    async def story() -> None:
+        claims = (await rig.ledger.claim([Want(key, order_of(1)) for key in "ad"], Terms("w0", 30.0))).granted
+        await rig.ledger.fail([Failure(claim, Certainty.CLEAN, 0.0) for claim in claims])
+        await rig.work(*(page(key, 1) for key in "abcdef"))
+
+    rig.play(story())
+    assert len(rig.stored) == 6
+    tried = [key for _, key, _ in rig.sink.tries]
+    calls = iter(tried)
+    together = [{next(calls) for _ in range(size)} for size in rig.sink.calls]
+    assert {"a"} in together
+    assert {"d"} in together
+    assert len(together) < 6, "the others share a call"
 
 
 def test_followers_of_a_change_that_has_to_wait_wait_with_it():
