@@ -229,7 +229,7 @@ def test_a_repair_takes_the_key_like_any_other_worker():
             await ward.pass_s(25.0)
             assert ward.asked == []
             await ward.ledger.commit(answers.granted)
-            await ward.until(lambda: ward.of(events.Repaired), 30.0)
+            await ward.until(lambda: ward.of(events.Repaired), 3 * NEXT_LOOK_S)
 
     ward.play(story())
 

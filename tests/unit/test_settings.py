@@ -20,7 +20,7 @@ def test_the_defaults_work_together():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_nothing_may_be_zero_or_below(name: str, value: float):
-    with pytest.raises(SettingsError, match=f"{name}={value} must be above zero"):
+    with pytest.raises(SettingsError, match=rf"{name}={value} must be (above zero|a whole number)"):
         Settings(**{name: value})
 
 
