@@ -22,12 +22,12 @@ LIMIT_S = 30.0
 class Worker:
     """One place for a worker: a process, and after its death another one."""
 
-    def __init__(self, store: Store, way: str, name: str, *, gated: bool = False, **options: Any) -> None:
+    def __init__(self, store: Store, way: str, name: str, *, gate: str = "", **options: Any) -> None:
         self._folder, self._name = store.folder, name
         visibility = options.pop("visibility", "60s")
         self._flags, self._notes = self._path("flags"), self._path("notes")
         self._assignment = Assignment(
-            str(store.file), way, str(self._flags), str(self._notes), options, visibility, gated
+            str(store.file), way, str(self._flags), str(self._notes), options, visibility, gate
         )
         self._process: subprocess.Popen | None = None
 

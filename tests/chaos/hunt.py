@@ -39,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True):
     kills_inside: int
     seed: int
     pace_s: float = 0.02
-    changes: int = 20
+    changes: int = 40
     """Sent at each step of the pace."""
     kill_every_s: float = 0.4
     limit_s: float = 60.0
@@ -57,13 +57,16 @@ class Tally(msgspec.Struct):
     suspects_left: int = 0
     dead_letters: int = 0
     seconds: float = 0.0
+    unfinished: str = ""
+    """What could not be waited for; empty if everything came to an end."""
     verdict: Verdict = msgspec.field(default_factory=Verdict)
 
     @property
     def faults(self) -> list[str]:
         left = [f"{self.suspects_left} suspect keys were not repaired"] if self.suspects_left else []
         dead = [f"{self.dead_letters} healthy changes became dead letters"] if self.dead_letters else []
-        return [*self.verdict.faults, *left, *dead]
+        unfinished = [self.unfinished] if self.unfinished else []
+        return [*self.verdict.faults, *left, *dead, *unfinished]
 
 
 def hunt(folder: Path, way: str, plan: Plan, tell: Callable[[Tally], None] = lambda tally: None) -> Tally:
@@ -75,7 +78,10 @@ def hunt(folder: Path, way: str, plan: Plan, tell: Callable[[Tally], None] = lam
         for worker in workers:
             worker.start()
         _kill_until_enough(store, workers, plan, rng, tally, tell)
-        _finish(store, workers)
+        try:
+            _finish(store, workers)
+        except (TimeoutError, AssertionError) as error:
+            tally.unfinished = str(error)
         tally.sent, tally.seconds = store.sent, boot_time() - began
         tally.repairs = sum(worker.said("repaired") for worker in workers)
         census = store.census()

@@ -4,30 +4,33 @@ import argparse
 import random
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from chaos.hunt import WAYS, Plan, Tally, hunt
 
-COLUMNS = (
-    "way",
-    "kills",
-    "inside a batch",
-    "changes sent",
-    "writes",
-    "applied twice",
-    "lost",
-    "older after newer",
-    "takeovers",
-    "repairs",
-    "dead letters",
-    "seconds",
-)
+FIGURES: dict[str, Callable[[Tally], object]] = {
+    "kills": lambda tally: tally.kills,
+    "kills inside a batch": lambda tally: tally.kills_inside,
+    "changes sent": lambda tally: tally.sent,
+    "writes": lambda tally: tally.verdict.writes,
+    "applied twice": lambda tally: len(tally.verdict.twice),
+    "written again (plain sinks may)": lambda tally: tally.verdict.repeated,
+    "lost": lambda tally: len(tally.verdict.lost),
+    "older after newer": lambda tally: len(tally.verdict.backwards),
+    "takeovers": lambda tally: tally.verdict.takeovers,
+    "takeovers without suspicion": lambda tally: len(tally.verdict.unsuspected),
+    "repairs": lambda tally: tally.repairs,
+    "suspects left": lambda tally: tally.suspects_left,
+    "dead letters": lambda tally: tally.dead_letters,
+    "seconds": lambda tally: round(tally.seconds),
+}
 SECONDS_A_KILL = 10.0
 """However unlucky the moments are, a run ends."""
 
@@ -68,29 +71,9 @@ def _run(way: str, kills: int, seed: int, console: Console) -> Tally:
 
 
 def _show(tallies: list[Tally]) -> None:
-    table = Table(*COLUMNS)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for tally in tallies:
-        verdict = tally.verdict
-        # A plain sink promises no more than that a repeated write is the same write.
-        twice = (
-            f"{len(verdict.twice)}" if tally.way != "leased" else f"{len(verdict.twice)} (+{verdict.repeated} allowed)"
-        )
-        figures = (
-            tally.kills,
-            tally.kills_inside,
-            tally.sent,
-            verdict.writes,
-            twice,
-            len(verdict.lost),
-            len(verdict.backwards),
-            verdict.takeovers,
-            tally.repairs,
-            tally.dead_letters,
-            round(tally.seconds),
-        )
-        table.add_row(tally.way, *map(str, figures))
+    table = Table("", *(Column(tally.way, justify="right") for tally in tallies))
+    for name, figure in FIGURES.items():
+        table.add_row(name, *(str(figure(tally)) for tally in tallies))
     Console().print(table)
 
 

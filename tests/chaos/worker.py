@@ -43,8 +43,8 @@ class Assignment(msgspec.Struct):
     notes: str
     options: dict[str, Any] = {}
     visibility: str = "60s"
-    gated: bool = False
-    """Wait at a gate when a message says so, or when a transacted batch was claimed, for a byte on stdin."""
+    gate: str = ""
+    """Where to wait for a byte on stdin: at the first `batch` that opens, or in a `handler` if its message says so."""
 
 
 class Witness:
@@ -54,15 +54,15 @@ class Witness:
         with open(assignment.flags, "r+b") as file:
             self._flags = mmap.mmap(file.fileno(), 2)
         self._notes = os.open(assignment.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._is_gated = assignment.gated
-        self._gates_batches = assignment.gated and assignment.way == "transacted"
+        self._gate = assignment.gate
+        self._batches = 0
         self._open = 0
 
     def note(self, text: str) -> None:
         os.write(self._notes, f"{text}\n".encode())
 
-    def gate(self, name: str) -> None:
-        if self._is_gated:
+    def gate(self, where: str, name: str) -> None:
+        if self._gate == where:
             self.note(f"gated {name}")
             os.read(0, 1)
 
@@ -77,9 +77,10 @@ class Witness:
         self._flags[INSIDE] = self._open > 0
         if not isinstance(event, QUIET):
             self.note(events.described(event))
-        if isinstance(event, events.BatchOpened) and self._gates_batches:
-            self._gates_batches = False
-            self.gate("batch")
+        if isinstance(event, events.BatchOpened):
+            self._batches += 1
+            if self._batches == 1:
+                self.gate("batch", "batch")
 
 
 class Handlers:
@@ -124,7 +125,7 @@ class Handlers:
             case "wait":
                 threading.Event().wait(change.value["seconds"])
             case "gate":
-                self._witness.gate(change.key)
+                self._witness.gate("handler", change.key)
 
     def _connection(self) -> sqlite3.Connection:
         if not hasattr(self._threads, "connection"):

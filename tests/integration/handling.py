@@ -13,13 +13,15 @@ SHORT = {"lease": "500ms", "margin": "100ms"}
 """Leases that run out while a test waits; with a source of the same visibility."""
 
 
-def shop_with(handler: Callable, folder: Path, *, refetch: Callable | None = None, **options: object) -> Shop:
-    """A shop on an empty file with a log table, whose changes go to the handler."""
+def shop_with(
+    handler: Callable, folder: Path, *, refetch: Callable | None = None, queue: str = "shop", **options: object
+) -> Shop:
+    """A shop with a log table, whose changes go to the handler; two shops may share a folder."""
     shop = Shop(folder)
-    shop.execute("create table log (key text, version integer)")
+    shop.execute("create table if not exists log (key text, version integer)")
     route = {} if "read" in options else {"key": "key", "version": "version", "deleted": {"gone": [True]}}
     pipeline = shop.app.pipeline("shop", **(route | QUICK | options))
-    pipeline.source(f"{shop.url}?visibility={options.get('lease', '60s')}")
+    pipeline.source(f"{shop.url}?queue={queue}&visibility={options.get('lease', '60s')}")
     pipeline.apply(handler)
     if refetch is not None:
         pipeline.refetch(refetch)

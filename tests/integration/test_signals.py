@@ -28,8 +28,8 @@ def start(store: Store) -> Iterator[StartWorker]:
     """Starts workers, and ends what is left of them after the test."""
     workers: list[Worker] = []
 
-    def start_worker(way: str, *, gated: bool = False, **options: object) -> Worker:
-        workers.append(Worker(store, way, f"worker{len(workers)}", gated=gated, **options))
+    def start_worker(way: str, *, gate: str = "", **options: object) -> Worker:
+        workers.append(Worker(store, way, f"worker{len(workers)}", gate=gate, **options))
         return workers[-1].start()
 
     yield start_worker
@@ -49,8 +49,15 @@ def marks(store: Store) -> int:
 SENT = 300
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("way", ["one transaction", "transacted", "leased"])
+@pytest.mark.parametrize(
+    ("way", "number"),
+    [
+        ("one transaction", signal.SIGTERM),
+        ("one transaction", signal.SIGINT),
+        ("transacted", signal.SIGTERM),
+        ("leased", signal.SIGTERM),
+    ],
+)
 def test_the_first_signal_drains_and_the_rest_is_free_for_others(store, start, way, number):
     """What had begun is applied; nothing is held, hidden or lost, and a second worker does what is left, once."""
     store.send(*changes(SENT, do="wait", seconds=0.005))
@@ -100,7 +107,7 @@ LATE = {"horizon": "3s", "repair": "100ms", "concurrency": 8}
 def test_a_plain_handler_that_slept_past_its_lease_is_suspected_and_put_right(store, start):
     """It wakes up and writes what is old by then; the takeover had made each of its keys suspect before."""
     store.send(*changes(ASLEEP, do="gate"))
-    sleeper = start("leased", gated=True, **SHORT, **LATE)
+    sleeper = start("leased", gate="handler", **SHORT, **LATE)
     until(lambda: sleeper.said("gated") == ASLEEP, "the handlers to begin", sleeper.check)
     with store.locked():
         sleeper.signal(signal.SIGSTOP)
@@ -126,7 +133,7 @@ def test_a_transacted_handler_that_slept_past_its_lease_has_no_effect(store, sta
     """It sleeps between its claim and its transaction; its handlers run when it wakes up, and are rolled back."""
     options = SHORT | {"lease": "2s", "visibility": "2s"}
     store.send(*changes(ASLEEP))
-    sleeper = start("transacted", gated=True, **options)
+    sleeper = start("transacted", gate="batch", **options)
     until(lambda: sleeper.said("gated batch") == 1, "the claims", sleeper.check)
     with store.locked():
         # While somebody else writes, it waits for its transaction to begin.
@@ -146,19 +153,39 @@ def test_a_transacted_handler_that_slept_past_its_lease_has_no_effect(store, sta
     assert store.rows("select count(*) from log where op = 'write'") == [(ASLEEP + 2,)]
 
 
+def test_a_claim_that_was_taken_over_cannot_be_committed_though_nothing_newer_is(store, start):
+    """The other worker has one of the keys and takes its time; the sleeper may only commit the rest."""
+    options = SHORT | {"lease": "2s", "visibility": "2s"}
+    store.send(*changes(ASLEEP))
+    sleeper = start("transacted", gate="batch", **options)
+    until(lambda: sleeper.said("gated batch") == 1, "the claims", sleeper.check)
+    with store.locked():
+        sleeper.open_gate()
+        pause(0.2)
+        sleeper.signal(signal.SIGSTOP)
+    other = start("transacted", gate="batch", **options)
+    until(lambda: other.said("gated batch") == 1, "the takeover", other.check)
+    sleeper.signal(signal.SIGCONT)
+    until(lambda: len(store.content()) == ASLEEP - 1, "the others", sleeper.check)
+    assert (store.rows("select key from takeovers"), store.content().get("k0")) == ([("k0",)], None)
+    other.open_gate()
+    until(lambda: store.depth() == 0, "the one that was taken over", other.check)
+    drained(sleeper, other)
+    assert other.said("handles") == 1
+    assert judge_atomic(store).faults == []
+
+
 def test_a_transacted_handler_that_slept_inside_its_transaction_has_its_effect_once(store, start):
     """Nobody can take over meanwhile: the transaction is the stronger lock."""
     store.send(*changes(ASLEEP, do="gate"))
-    sleeper = start("transacted", gated=True, **SHORT)
-    until(lambda: sleeper.said("gated batch") == 1, "the claims", sleeper.check)
-    other = start("transacted", **SHORT)
-    sleeper.open_gate()
-    until(lambda: sleeper.said("gated k") == 1, "a handler to begin", sleeper.check)
+    sleeper = start("transacted", gate="handler", **SHORT)
+    until(lambda: sleeper.said("gated") == 1, "a handler to begin", sleeper.check)
     sleeper.signal(signal.SIGSTOP)
-    pause(2.5)
+    pause(1.5)
     assert store.content() == {}
     sleeper.open_gate(ASLEEP)
     sleeper.signal(signal.SIGCONT)
+    other = start("transacted", **SHORT)
     until(lambda: store.depth() == 0, "all changes", sleeper.check)
     drained(sleeper, other)
     assert judge_atomic(store).faults == []
