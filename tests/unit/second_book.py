@@ -46,6 +46,8 @@ class SecondBook:
         tried = before.tried if before else None
         assert not (self._is_late(want) and self.mark is None) or want.order == tried, "a forgotten key is not judged"
         assert not before or want.order > (tried or NOTHING) or self.key.now >= before.not_before, "a retry is not due"
+        if before and tried and before.attempts and want.order < tried:
+            assert self.key.now >= before.updated_at + REDELIVERY_S, "changes that fail do not take turns"
         self._check_doubts(want.order, doubts, suspect, took_over=before is not None and before.token != 0)
         self._check_crashes(answer, owner, before, alone)
         # With the newest of them the others are dropped too: the key is suspect, and that covers them all.

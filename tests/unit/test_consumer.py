@@ -178,6 +178,16 @@ def test_versioned_and_unversioned_changes_of_a_key_end_as_a_dead_letter(way: st
 
 
 @every_way
+def test_versioned_and_unversioned_changes_do_not_mix_within_one_batch_either(way: str):
+    """Rule 21: none is acked as superseded by the other."""
+    rig = Rig(way)
+    rig.envelope = Envelope(FunctionRoute(lambda body: Put(body["id"], body["v"])), body_max_bytes=1000)
+    rig.run(page("a", 1), page("a", None))
+    assert rig.outcomes == {"applied": 1, "dead": 1}
+    assert [letter.key for letter in rig.letters] == ["a"]
+
+
+@every_way
 def test_a_late_message_of_a_forgotten_key_ends_as_a_dead_letter(way: str):
     """Rule 14: nobody can tell whether it is stale."""
     rig = Rig(way, retention_s=300.0)

@@ -73,13 +73,16 @@ def test_a_body_that_is_not_of_the_type_is_set_aside():
     assert ["Expected `str`" in cause or "Expected `int`" in cause for _, cause in readings.malformed] == [True, True]
 
 
-def test_a_type_that_refuses_a_value_sets_the_body_aside():
+@pytest.mark.parametrize("error", [ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError])
+def test_a_type_that_refuses_a_value_sets_only_that_body_aside(error: type[Exception]):
+    """Rule 17: an error that escaped would stop the consumer, and the next one that gets the message."""
+
     class Even(msgspec.Struct):
         v: int
 
         def __post_init__(self) -> None:
             if self.v % 2:
-                raise ValueError("odd")
+                raise error("odd")
 
     def read(body: Even) -> Put:
         return Put("a", body.v)
@@ -182,6 +185,14 @@ def test_the_first_parameter_says_the_type_whatever_is_called():
     assert [first_parameter_type(one) for one in (Reader().read, Reader(), partial)] == [Page, Page, Page]
     [ticket] = readings_of(partial, b'{"id": "b", "v": 3}').tickets
     assert (ticket.change.key, ticket.change.version) == ("a-b", 3)
+
+
+def test_an_async_function_is_refused_before_anything_starts():
+    async def read(body: Page) -> Put:
+        return Put(body.id)
+
+    with pytest.raises(SettingsError, match="make it a plain def"):
+        FunctionRoute(read)
 
 
 def test_a_function_without_a_parameter_is_refused_before_anything_starts():

@@ -267,7 +267,7 @@ class Bell:
         self.connected = threading.Event()
         self.left = threading.Event()
         self.threads: set[str] = set()
-        self.refusals = 0
+        self.refusals: list[Exception] = []
 
 
 class RingingLedger:
@@ -278,8 +278,7 @@ class RingingLedger:
 
     async def __aenter__(self) -> Self:
         if self._bell.refusals:
-            self._bell.refusals -= 1
-            raise UnavailableError("not yet")
+            raise self._bell.refusals.pop()
         self._bell.connected.set()
         return self
 
@@ -310,11 +309,11 @@ async def beat_in_a_thread(bell: Bell, seen: list[str]) -> None:
         pulse.stop()
 
 
-@pytest.mark.parametrize("refusals", [0, 2])
-def test_a_pulse_renews_from_a_thread_of_its_own_while_the_loop_is_busy(refusals: int):
-    """Rule 7: a busy event loop does not look dead, and a ledger that is away at first is tried again."""
+@pytest.mark.parametrize("refusals", [[], [UnavailableError("not yet")] * 2, [RuntimeError("a bug")]])
+def test_a_pulse_renews_from_a_thread_of_its_own_while_the_loop_is_busy(refusals: list[Exception]):
+    """Rule 7: a busy event loop does not look dead, and a ledger that fails at first is tried again."""
     bell, seen = Bell(), list[str]()
-    bell.refusals = refusals
+    bell.refusals = list(refusals)
     asyncio.run(beat_in_a_thread(bell, seen))
     assert (bell.threads, seen) == ({"keywise-heartbeat"}, ["a"])
     assert bell.left.is_set(), "the thread closes what it has opened"

@@ -5,7 +5,7 @@ from keywise.lanes import Lanes, fold
 from unit.tickets import endings, names, ticket
 
 
-def filled(*wanted: tuple[str, int], capacity: int = 100) -> Lanes:
+def filled(*wanted: tuple[str, int | None], capacity: int = 100) -> Lanes:
     lanes = Lanes(capacity)
     lanes.add([ticket(key, version) for key, version in wanted])
     return lanes
@@ -40,6 +40,17 @@ def test_a_follower_of_the_same_version_is_a_duplicate():
     [first] = lanes.take(10, 0.0)
     ended = lanes.finish(first, Outcome.APPLIED, first.change.order)
     assert endings(ended) == [("a", 3, "applied"), ("a", 3, "duplicate")]
+
+
+def test_a_change_that_cannot_be_compared_follows_nobody():
+    """Rule 21: versioned and unversioned changes of a key are never acked for each other."""
+    for first, second in ((3, None), (None, -3)):
+        lanes = filled(("a", first), ("a", second))
+        [taken] = lanes.take(10, 0.0)
+        assert len(lanes.finish(taken, Outcome.APPLIED, taken.change.order)) == 1
+        assert len(lanes.take(10, 0.0)) == 1
+        folded = fold([ticket("a", first), ticket("a", second)])
+        assert list(folded.after(folded.survivors[0])) == []
 
 
 def test_a_change_that_joined_meanwhile_and_is_newer_has_its_turn_afterwards():

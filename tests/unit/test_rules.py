@@ -304,6 +304,28 @@ def test_a_newer_change_does_not_wait_for_the_retry_of_an_older_one():
     assert claim.attempts == 0
 
 
+def test_changes_that_fail_do_not_make_each_others_tries_forgotten():
+    """Rules 10 and 13: two workers with one poisoned change each would otherwise retry for ever."""
+    key, attempts = OneKey(SAFE), {5: [], 6: []}
+    for _ in range(5):
+        for version in (6, 5):
+            answer = key.ask(version)
+            if isinstance(answer, Claim):
+                attempts[version].append(answer.attempts)
+                key.fail(answer, Certainty.CLEAN, retry_s=0)
+    assert attempts == {6: [0, 1, 2, 3, 4], 5: []}
+    assert Answer.DEFERRED is key.ask(5).answer
+
+
+def test_an_older_change_has_its_turn_once_the_failing_newer_one_can_no_longer_arrive():
+    """Rule 19: no key waits for ever."""
+    key = OneKey(SAFE)
+    key.fail(key.take(6), Certainty.CLEAN, retry_s=0)
+    assert Refusal(Answer.DEFERRED, REDELIVERY_S) == key.ask(5)
+    key.wait(REDELIVERY_S)
+    assert key.take(5).attempts == 0
+
+
 def test_busy_and_deferred_cost_no_attempt():
     """Rule 10: only a failed try is counted."""
     key = OneKey()
