@@ -120,8 +120,9 @@ class App:
         """
         if not name or name in self.pipelines:
             raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
-        if (read is None) == (key is None):
+        if (read is None) == (key is None) or key == "":
             raise SettingsError(f"pipeline {name!r} needs either key= (and version=) or read=")
+        _check_types(key, version, deleted, retry)
         route = FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
         if retry is not None:
             given = {"attempts_max": retry.attempts, "backoff": retry.backoff, "backoff_max": retry.max}
@@ -278,6 +279,18 @@ class App:
         if not definition.source_urls:
             raise SettingsError(f"pipeline {definition.name!r} has no source; call .source(URL)")
         return definition.source_urls[0]
+
+
+def _check_types(key: object, version: object, deleted: object, retry: object) -> None:
+    """People without a type checker get an answer too."""
+    if (
+        not isinstance(key, str | None)
+        or not isinstance(version, str | None)
+        or not isinstance(deleted, Mapping | None)
+    ):
+        raise SettingsError("key= and version= name fields; deleted= maps a field to the values that mean a deletion")
+    if not isinstance(retry, Retry | None):
+        raise SettingsError(f"retry={retry!r} is no Retry; write retry=Retry(attempts=5)")
 
 
 def settings_from(options: Mapping[str, Any]) -> Settings:

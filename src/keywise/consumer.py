@@ -116,7 +116,7 @@ class Consumer:
     def _work(self) -> Work:
         sink = self._pipeline.sink
         if is_atomic(sink):
-            return TransactedWork(self._pipeline, sink)
+            return TransactedWork(self._pipeline, sink, self._heartbeat)
         return SinkWork(self._pipeline, sink, self._heartbeat)  # type: ignore[arg-type]
 
     async def _feed(self, index: int) -> None:

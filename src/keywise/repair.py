@@ -29,12 +29,18 @@ class Repair:
         self._pipeline = pipeline
         self._heartbeat = heartbeat
         self.due = self._next_due()
+        self._fruitless: dict[str, float] = {}
+        """Keys that could not be repaired, with when to look again: they must not stand in the way of others."""
 
     async def suspects(self) -> list[str]:
         """Keys that can be repaired now; the next look is due later."""
         self.due = self._next_due()
         try:
-            return await self._pipeline.operator.suspects(KEYS_A_ROUND, self._pipeline.settings.horizon_s)
+            now = self._pipeline.clock()
+            self._fruitless = {key: until for key, until in self._fruitless.items() if until > now}
+            limit = KEYS_A_ROUND + len(self._fruitless)
+            found = await self._pipeline.operator.suspects(limit, self._pipeline.settings.horizon_s)
+            return [key for key in found if key not in self._fruitless][:KEYS_A_ROUND]
         except UnavailableError as error:
             await self._pipeline.pause("ledger", error, 1)
             return []
@@ -59,6 +65,7 @@ class Repair:
         answers = await pipeline.ledger.claim([Want(key, None)], terms)
         self._heartbeat.hold(answers.granted, asked_at)
         for claim in answers.granted:
+            self._fruitless[key] = asked_at + pipeline.settings.horizon_s
             try:
                 await self._repair_under(claim)
             finally:
@@ -101,6 +108,7 @@ class Repair:
             return
         written = truth if truth.order != _LOWEST else None
         await pipeline.insist("ledger", lambda: pipeline.operator.mend(claim, written))
+        self._fruitless.pop(claim.key, None)
         pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
 
     async def _truth(self, key: str, entry: Entry) -> Change[Any] | None:

@@ -50,9 +50,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not value > 0:
-                raise SettingsError(f"{field.name}={value} must be above zero")
+            value, is_whole = getattr(self, field.name), field.type in (int, "int")
+            if value is None and field.name == "retention_s":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise SettingsError(f"{field.name}={value!r} must be a number")
+            if not 0 < value < float("inf"):
+                raise SettingsError(f"{field.name}={value} must be above zero, and finite")
+            if is_whole and not isinstance(value, int):
+                raise SettingsError(f"{field.name}={value} must be a whole number")
         if self.margin_s >= self.lease_s / 2:
             raise SettingsError(
                 f"margin_s={self.margin_s} leaves too little of lease_s={self.lease_s}; keep it below half of it"

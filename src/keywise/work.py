@@ -15,6 +15,10 @@ from keywise.protocols import APPLIED, AtomicSink, Result, Sink, Transaction
 from keywise.rules import Certainty, Claim
 from keywise.transacted import write_all
 
+FIRST_SLICE = 8
+SLICE_S = 0.1
+"""A transaction of handlers that takes longer than this gets fewer of them next time."""
+
 
 class Job(msgspec.Struct):
     """A change under its claim."""
@@ -65,17 +69,29 @@ class TransactedWork:
 
     side_by_side = 1
 
-    def __init__(self, pipeline: Pipeline, sink: AtomicSink) -> None:
+    def __init__(self, pipeline: Pipeline, sink: AtomicSink, heartbeat: Heartbeat) -> None:
         self.batch_max = pipeline.settings.batch_max
         self._pipeline = pipeline
         self._sink = sink
+        self._heartbeat = heartbeat
+        self._slice = FIRST_SLICE
+        self._has_begun = False
 
     async def do(self, jobs: Sequence[Job]) -> None:
-        pending = list(jobs)
+        """Slow handlers get short transactions: others wait for the database meanwhile."""
+        rest = list(jobs)
+        while rest:
+            some, rest = rest[: self._slice], rest[self._slice :]
+            started = self._pipeline.clock()
+            await self._do_some(some)
+            is_quick = self._pipeline.clock() - started < SLICE_S
+            self._slice = min(2 * self._slice, self.batch_max) if is_quick else max(1, self._slice // 2)
+
+    async def _do_some(self, pending: list[Job]) -> None:
         while pending:
             try:
-                async with self._pipeline.ledger.transaction() as transaction:
-                    await self._do_in(transaction, pending)
+                await self._transact(pending)
+                return
             except _RefusedError as refused:
                 # Their keys are somebody else's; the others are tried again without them.
                 tokens = {claim.token for claim in refused.claims}
@@ -89,8 +105,19 @@ class TransactedWork:
                     job.undone, job.committed = True, False
                 await self._pipeline.pause("ledger", error, 1)
                 return
-            else:
+            except TimeoutError:
+                # It was rolled back. Each is tried again alone, so that only the slow one fails for good.
+                late = Result(Outcome.FAILED, "the claim ended before the handler did")
+                for job in pending:
+                    job.result, job.undone, job.committed = late, not self._has_begun, False
                 return
+
+    async def _transact(self, jobs: list[Job]) -> None:
+        self._has_begun = False
+        limit = self._heartbeat.limit([job.claim for job in jobs])
+        async with limit, self._pipeline.ledger.transaction() as transaction:
+            self._has_begun = True
+            await self._do_in(transaction, jobs)
 
     async def _do_in(self, transaction: Transaction, jobs: list[Job]) -> None:
         errors = await write_all(transaction, self._sink, [job.ticket.change for job in jobs])

@@ -186,8 +186,8 @@ def test_an_error_that_is_nobodys_fault_stops_the_consumer_as_itself(way: str):
     """No ExceptionGroup leaves a module."""
     rig = Rig(way)
 
-    class Broken(Exception):
-        """A bug in an observer."""
+    class Broken(BaseException):
+        """Not an ordinary error of an observer, which would only be logged."""
 
     def observe(event: events.Event) -> None:
         if isinstance(event, events.BatchOpened):
@@ -223,3 +223,23 @@ def test_a_change_under_a_lost_claim_is_asked_for_again(way: str):
         assert [event.key for event in rig.of(events.ClaimLost)][:1] == ["a"]
 
     rig.play(story())
+
+
+@every_way
+def test_an_observer_that_fails_stops_nothing(way: str, caplog: pytest.LogCaptureFixture):
+    """Whoever watches must not be able to stop what is watched."""
+    rig = Rig(way)
+
+    def observe(event: events.Event) -> None:
+        raise ValueError("a bug in an observer")
+
+    rig.more["observers"] = [observe]
+
+    async def story() -> None:
+        await rig.send(page("a", 1))
+        async with Running(rig):
+            await rig.pass_s(5.0)
+
+    rig.play(story())
+    assert list(rig.stored) == ["a"]
+    assert "an observer failed" in caplog.text
