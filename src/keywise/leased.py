@@ -182,6 +182,7 @@ class Leased:
         if in_time:
             await self._work.do(in_time)
         for job in in_time:
+            job.undone = job.undone or job.result.outcome is Outcome.BUSY
             job.claim.overdue = self._heartbeat.left_s([job.claim]) <= 0
             self._finish_job(job, job.result)
 
@@ -276,7 +277,8 @@ class Leased:
         await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.release(claims))
         self._heartbeat.drop(claims)
         for job in jobs:
-            self._lanes.hold(job.ticket, self._pipeline.clock())
+            wait_s = self._pipeline.retry_s(1) if job.result.outcome is Outcome.BUSY else 0.0
+            self._lanes.hold(job.ticket, self._pipeline.clock() + wait_s)
 
     def _lose(self, job: Job) -> None:
         """Somebody else has the key now; ask again what became of it."""

@@ -185,7 +185,7 @@ class Result(msgspec.Struct, frozen=True):
     """What a sink made of one change."""
 
     outcome: Outcome
-    """Applied, superseded (the sink holds something newer) or failed."""
+    """Applied, superseded (the sink holds something newer), failed, or busy (it was not even tried)."""
     cause: str = ""
     permanent: bool = False
     certainty: Certainty = Certainty.CLEAN

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, get_args, get_origin, get_type_hints
@@ -57,6 +58,9 @@ def signature_of(handler: Callable[..., Any]) -> Signature:
     )
 
 
+NO_THREAD = Result(Outcome.BUSY, "every thread runs a handler that hangs")
+
+
 class FunctionSink:
     """A plain sink: the function's effects are its own, so a retry may repeat them."""
 
@@ -67,9 +71,12 @@ class FunctionSink:
         self._handler = handler
         self._signature = signature_of(handler)
         self.batch_max = BATCH_MAX if self._signature.is_batch else 1
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="keywise-handler")
+        self._counting = threading.Lock()
+        self._threads_max = self._free = threads
+        """Threads that run nothing. A handler that hangs keeps its own, however often its claim ended."""
 
     async def __aenter__(self) -> Self:
+        self._threads = ThreadPoolExecutor(self._threads_max, thread_name_prefix="keywise-handler")
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -78,6 +85,8 @@ class FunctionSink:
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
         """The whole batch first; if the handler refuses it, by halves, until the bad change is alone."""
+        if not self._signature.is_async and self._free == 0:
+            return [NO_THREAD] * len(changes)
         try:
             await self._call(changes, claims)
         except Exception as error:
@@ -97,7 +106,17 @@ class FunctionSink:
             await _finished(self._handler(*arguments))
             return
         loop = asyncio.get_running_loop()
-        await _settled(await _finished(loop.run_in_executor(self._threads, self._handler, *arguments)))
+        await _settled(await _finished(loop.run_in_executor(self._threads, self._run, arguments)))
+
+    def _run(self, arguments: list[Any]) -> object:
+        """In a thread, which is free again when the handler has really ended."""
+        with self._counting:
+            self._free -= 1
+        try:
+            return self._handler(*arguments)
+        finally:
+            with self._counting:
+                self._free += 1
 
 
 class TransactedFunctionSink:
