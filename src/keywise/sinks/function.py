@@ -59,6 +59,8 @@ def signature_of(handler: Callable[..., Any]) -> Signature:
 
 
 NO_THREAD = Result(Outcome.BUSY, "every thread runs a handler that hangs")
+STILL_RUNS = Result(Outcome.FAILED, "an earlier try still runs in its thread", certainty=Certainty.UNKNOWN)
+"""A second thread would hang as well, and in the end there would be none for others."""
 
 
 class FunctionSink:
@@ -72,6 +74,7 @@ class FunctionSink:
         self._signature = signature_of(handler)
         self.batch_max = BATCH_MAX if self._signature.is_batch else 1
         self._counting = threading.Lock()
+        self._running: set[str] = set()
         self._threads_max = self._free = threads
         """Threads that run nothing. A handler that hangs keeps its own, however often its claim ended."""
 
@@ -85,6 +88,8 @@ class FunctionSink:
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
         """The whole batch first; if the handler refuses it, by halves, until the bad change is alone."""
+        if any(change.key in self._running for change in changes):
+            return [STILL_RUNS] * len(changes)
         if not self._signature.is_async and self._free == 0:
             return [NO_THREAD] * len(changes)
         try:
@@ -106,17 +111,20 @@ class FunctionSink:
             await _finished(self._handler(*arguments))
             return
         loop = asyncio.get_running_loop()
-        await _settled(await _finished(loop.run_in_executor(self._threads, self._run, arguments)))
+        await _settled(await _finished(loop.run_in_executor(self._threads, self._run, changes, arguments)))
 
-    def _run(self, arguments: list[Any]) -> object:
+    def _run(self, changes: Sequence[Change[Any]], arguments: list[Any]) -> object:
         """In a thread, which is free again when the handler has really ended."""
+        keys = {change.key for change in changes}
         with self._counting:
             self._free -= 1
+            self._running |= keys
         try:
             return self._handler(*arguments)
         finally:
             with self._counting:
                 self._free += 1
+                self._running -= keys
 
 
 class TransactedFunctionSink:
