@@ -49,7 +49,7 @@ def test_a_plain_handler_that_hangs_keeps_its_slot_and_the_others_go_on(tmp_path
     cause, suspect, others = run(work_beside_a_hung_change(shop, applied))
     assert cause == "the outcome of the last of 2 tries is unknown"
     assert suspect > 0, "it may write whenever it wakes up"
-    assert (begun.count("hung"), others) == (2, 0)
+    assert (begun.count("hung"), others) == (1, 0), "a second thread would hang as well"
     assert sorted(applied) == sorted(keys(COUNT))
 
 

@@ -39,10 +39,8 @@ def signature_of(handler: Callable[..., Any]) -> Signature:
     change = (get_args(kinds[0]) or (None,))[0] if is_batch else kinds[0]
     extras = kinds[1:]
     extras = [Claim if is_batch and kind == list[Claim] else kind for kind in extras]
-    if Transaction in extras and Claim in extras:
-        raise SettingsError(
-            f"{_name(handler)} asks for a transaction and a claim; inside the transaction, leave the claim"
-        )
+    if len([kind for kind in extras if kind in (Transaction, Claim)]) > 1:
+        raise SettingsError(f"{_name(handler)} asks for more than one of transaction and claim; keep one of them")
     for parameter, kind in zip(parameters[1:], extras, strict=True):
         if kind not in (Transaction, Claim):
             raise SettingsError(
