@@ -194,6 +194,14 @@ def test_a_takeover_inherits_the_unknown_write_even_if_its_own_try_fails_cleanly
         assert Answer.DEFERRED is key.ask(4, "w3").answer
 
 
+def test_a_holder_that_lost_its_answer_does_not_write_something_older_next():
+    """Rule 6: it may have written under the claim that it does not know of."""
+    key = OneKey()
+    key.take(5, "w1")
+    key.expire()
+    assert Refusal(Answer.DEFERRED, REDELIVERY_S) == key.ask(4, "w1")
+
+
 def test_a_takeover_by_an_exclusion_inherits_the_unknown_write_too():
     """Rule 6: a repair that writes nothing resolves nothing."""
     key = OneKey()
