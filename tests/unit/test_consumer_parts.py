@@ -14,7 +14,7 @@ from keywise.errors import PermanentError, UnavailableError
 from keywise.rules import Claim, Entry
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, Rig, Running
 from unit.test_consumer import page
-from unit.test_consumer_ends import claiming_ways
+from unit.test_consumer_ends import Gate, claiming_ways
 from unit.unreachable import Unreachable
 
 THIEF = 12345
@@ -218,3 +218,21 @@ def test_a_stolen_claim_without_neighbours_ends_its_transaction():
     rig.sink.behaviour = be_late
     rig.run(page("a", 1))
     assert (rig.written, len(rig.of(events.ClaimLost))) == ([("a", 1)], 1)
+
+
+def test_a_handler_that_hangs_in_its_transaction_is_ended_with_its_claim():
+    """Rule 7: what it wrote is rolled back, and it is tried again later."""
+    rig = Rig(CLAIMED_TRANSACTION)
+
+    async def story() -> None:
+        gate = rig.sink.behaviour = Gate()
+        await rig.send(page("a", 1))
+        async with Running(rig):
+            await gate.reached.wait()
+            await rig.until(lambda: rig.of(events.Failed), rig.settings.lease_s)
+            rig.sink.behaviour = None
+            await rig.until(lambda: not rig.queue)
+
+    rig.play(story())
+    assert [event.cause for event in rig.of(events.Failed)] == ["the claim ended before the handler did"]
+    assert rig.written == [("a", 1)]

@@ -173,6 +173,30 @@ def test_a_look_at_the_truth_that_hangs_is_ended():
     assert ward.entry("a").suspect >= 1
 
 
+def test_a_cancelled_consumer_leaves_its_repair_to_the_lease():
+    """Rule 6: a write may be on its way, so the key is neither released nor mended."""
+    reached = asyncio.Event()
+
+    async def refetch(key: str) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    ward = Ward(refetch)
+
+    async def story() -> None:
+        await ward.fall_ill()
+        async with Running(ward) as running:
+            await reached.wait()
+            running.task.cancel()
+            await asyncio.wait([running.task])
+            assert running.task.cancelled()
+
+    ward.play(story())
+    assert ward.causes == []
+    assert ward.entry("a").token != 0
+    assert ward.entry("a").suspect == 1
+
+
 def test_nothing_is_written_if_reading_the_truth_took_longer_than_the_claim():
     """Rule 7: a plain function cannot be cancelled, so the own deadline is looked at again after it."""
 

@@ -24,6 +24,27 @@ def test_nothing_may_be_zero_or_below(name: str, value: float):
         Settings(**{name: value})
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("value", [True, "5", [5]])
+def test_everything_must_be_a_number(name: str, value: object):
+    with pytest.raises(SettingsError, match=f"{name}=.* must be a (whole )?number"):
+        Settings(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["batch_max", "prefetch", "concurrency", "attempts_max", "crashes_max"])
+def test_what_is_counted_must_be_a_whole_number(name: str):
+    with pytest.raises(SettingsError, match=f"{name}=2.5 must be a whole number"):
+        Settings(**{name: 2.5})
+
+
+def test_only_the_retention_may_be_left_out():
+    assert Settings(retention_s=None).retention_s is None
+    with pytest.raises(SettingsError, match="lease_s=None must be a number"):
+        Settings(lease_s=None)
+    with pytest.raises(SettingsError, match="drain_s=inf must be above zero, and finite"):
+        Settings(drain_s=float("inf"))
+
+
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings().lease_s = 5.0  # type: ignore[misc]
