@@ -18,7 +18,7 @@ from keywise.pipeline import Pipeline
 from keywise.protocols import AtomicSink, Inlet, InlineSource, Transaction
 from keywise.rules import Answer, Refusal
 
-PEEK_AFTER_S = 0.0
+PEEK_AFTER_S = 0.0002
 
 
 class Worked(msgspec.Struct):
