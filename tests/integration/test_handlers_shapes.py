@@ -231,3 +231,26 @@ def test_a_handler_that_asks_for_something_else_is_refused_when_it_is_defined(tm
         app.pipeline("a", key="key").apply(wrong)
     with pytest.raises(keywise.errors.SettingsError, match="takes no parameter"):
         app.pipeline("b", key="key").apply(nothing)
+
+
+def test_a_handler_that_asks_for_more_than_it_can_get_is_refused_when_it_is_defined(tmp_path):
+    """Otherwise every change of the pipeline would become a dead letter."""
+    app = keywise.App(f"sqlite:///{tmp_path}/shop.db")
+
+    async def both(change: Change, claim: Claim, transaction: Transaction) -> None: ...
+
+    async def twice(change: Change, one: Transaction, other: Transaction) -> None: ...
+
+    for handler in (both, twice):
+        with pytest.raises(keywise.errors.SettingsError):
+            app.pipeline(handler.__name__, key="key").apply(handler)
+
+
+def test_a_handler_of_lists_asks_for_a_list_of_claims(tmp_path):
+    calls = Calls()
+
+    async def many(changes: list[Change], claims: list[Claim]) -> None:
+        calls.note(changes, claims)
+
+    assert run(handle_all(shop_with(many, tmp_path), *MESSAGES)) == []
+    assert [claim.key for claim in calls.claims] == [change.key for change in calls.changes]
