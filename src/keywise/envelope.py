@@ -79,6 +79,9 @@ class Envelope:
                 readings.malformed.append((delivery, str(error)))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 readings.malformed.append((delivery, f"body cannot be read: {error}"))
+            except Exception as error:
+                # User code and hostile bodies meet here; whatever they raise, even in their own texts, is theirs alone.
+                readings.malformed.append((delivery, f"body cannot be read: {type(error).__name__}"))
             else:
                 add(Ticket(Change(key, order, deleted, delivery.sent_at, body, decode), delivery, source, now))
         return readings

@@ -14,14 +14,25 @@ from keywise.rules import Claim
 class Held:
     """A claim that this process holds, with the deadline by its own clock."""
 
-    __slots__ = ("claim", "deadline", "started", "timeout")
+    __slots__ = ("call", "claim", "deadline", "started")
 
     def __init__(self, claim: Claim, started: float, deadline: float) -> None:
         self.claim = claim
         self.started = started
         self.deadline = deadline
-        self.timeout: asyncio.Timeout | None = None
-        """Of the sink call that runs under this claim."""
+        self.call: Call | None = None
+        """What runs under this claim, and perhaps under others."""
+
+
+class Call:
+    """A call that ends with the first of its claims."""
+
+    __slots__ = ("held", "is_lost", "timeout")
+
+    def __init__(self, timeout: asyncio.Timeout, held: list[Held]) -> None:
+        self.timeout = timeout
+        self.held = held
+        self.is_lost = False
 
 
 class Heartbeat:
@@ -66,13 +77,14 @@ class Heartbeat:
         self.check(claims)
         async with asyncio.timeout(self.left_s(claims)) as timeout:
             held = [one for claim in claims if (one := self._held.get(claim.token)) is not None]
+            call = Call(timeout, held)
             for one in held:
-                one.timeout = timeout
+                one.call = call
             try:
                 yield
             finally:
                 for one in held:
-                    one.timeout = None
+                    one.call = None
 
     async def run(self, ledger: Ledger) -> None:
         """Renew until cancelled."""
@@ -124,17 +136,16 @@ class Heartbeat:
 
     def _lose(self, held: Held) -> None:
         self._lost(held.claim)
-        if held.timeout is not None and not held.timeout.expired():
-            held.timeout.reschedule(asyncio.get_running_loop().time())
+        if held.call is not None and not held.call.timeout.expired():
+            held.call.is_lost = True
+            held.call.timeout.reschedule(asyncio.get_running_loop().time())
 
     def _move(self, held: Held) -> None:
-        timeout = held.timeout
-        if timeout is None or timeout.expired() or (when := timeout.when()) is None:
+        call = held.call
+        if call is None or call.is_lost or call.timeout.expired():
             return
-        loop = asyncio.get_running_loop()
-        due = loop.time() + max(0.0, held.deadline - self._clock())
-        if due > when:
-            timeout.reschedule(due)
+        left_s = min(one.deadline for one in call.held) - self._clock()
+        call.timeout.reschedule(asyncio.get_running_loop().time() + max(0.0, left_s))
 
 
 class Pulse:

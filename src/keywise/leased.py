@@ -20,6 +20,15 @@ from keywise.rules import Answer, Certainty, Refusal, Terms
 from keywise.work import Job, Work
 
 
+class Jobs(asyncio.Queue[Job | None]):
+    """Claimed changes in their order; None tells a worker to end."""
+
+    def first(self) -> Job | None:
+        """What comes next, without taking it."""
+        first: Job | None = self._queue[0]  # type: ignore[attr-defined]
+        return first
+
+
 class Leased:
     """Claims in batches, works side by side, commits in batches."""
 
@@ -36,7 +45,7 @@ class Leased:
         self._stopping = False
         self._open = 0
         self._open_max = min(2 * work.side_by_side * work.batch_max, pipeline.settings.batch_max)
-        self._claimed: asyncio.Queue[Job | None] = asyncio.Queue()
+        self._claimed = Jobs()
         self._done: list[Job] = []
         self._done_news = News()
 
@@ -166,11 +175,11 @@ class Leased:
         """What can go into the same call. A change that failed before goes alone, or it would take others along."""
         beside: list[Job] = []
         while not job.claim.attempts and len(beside) + 1 < self._work.batch_max and not self._claimed.empty():
-            following = self._claimed.get_nowait()
+            following = self._claimed.first()
             if following is None or following.claim.attempts:
-                self._claimed.put_nowait(following)
                 break
             beside.append(following)
+            self._claimed.get_nowait()
         return beside
 
     async def _work_on(self, jobs: list[Job]) -> None:

@@ -12,8 +12,8 @@ from keywise.change import VERSION_MIN, Change, Order, Outcome, Want
 from keywise.errors import KeywiseError, UnavailableError
 from keywise.heartbeat import Heartbeat
 from keywise.pipeline import Pipeline
-from keywise.protocols import Sink
-from keywise.rules import EMPTY, Claim, Entry, Terms
+from keywise.protocols import Failure, Sink
+from keywise.rules import EMPTY, Certainty, Claim, Entry, Terms
 
 KEYS_A_ROUND = 10
 """Changes go on between rounds."""
@@ -102,9 +102,11 @@ class Repair:
                 raise
             # The write may have landed or not; the key stays suspect and is looked at again after the lease.
             self._tell_failure(claim, cause_of_error(error))
+            await pipeline.ledger.fail([Failure(claim, Certainty.UNKNOWN, 0.0)])
             return
-        if result.outcome is Outcome.FAILED:
+        if result.outcome not in (Outcome.APPLIED, Outcome.SUPERSEDED):
             self._tell_failure(claim, result.cause)
+            await pipeline.ledger.fail([Failure(claim, result.certainty, 0.0)])
             return
         written = truth if truth.order != _LOWEST else None
         await pipeline.insist("ledger", lambda: pipeline.operator.mend(claim, written))

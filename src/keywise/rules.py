@@ -210,7 +210,8 @@ def fail(
         return _suspected(entry, policy, now) if late else entry
     if entry.abandoned:
         return entry
-    entry = replace(entry, attempts=entry.attempts + 1, not_before=now + retry_s, updated_at=now)
+    if claim.order is not None:
+        entry = replace(entry, attempts=entry.attempts + 1, not_before=now + retry_s, updated_at=now)
     if certainty is Certainty.UNKNOWN:
         return replace(entry, abandoned=True)
     if certainty is Certainty.ENDED:
@@ -219,8 +220,8 @@ def fail(
 
 
 def fail_unclaimed(entry: Entry | None, want: Want, now: float) -> Entry:
-    """Count a failed try inside a transaction that took no claim."""
-    entry = entry or EMPTY
+    """Count a failed try inside a transaction that took no claim; a dead holder's claim ends with it."""
+    entry = _free(entry or EMPTY)
     attempts = entry.attempts if entry.tried == want.order else 0
     return replace(entry, tried=want.order, attempts=attempts + 1, crashes=0, not_before=0.0, updated_at=now)
 

@@ -280,7 +280,8 @@ async def _refuse(
         case Answer.STALE | Answer.DUPLICATE:
             worked.refused.append((ticket, refusal))
         case Answer.MIXED | Answer.FORGOTTEN:
-            await _bury(pipeline, transaction, worked, ticket, cause_of_refusal(refusal))
+            # What goes on with the key is not this change's doing.
+            await _bury(pipeline, transaction, worked, ticket, cause_of_refusal(refusal), tried=False)
         case _:
             worked.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))
 
@@ -296,7 +297,9 @@ async def _fail(pipeline: Pipeline, transaction: Transaction, worked: Worked, ti
     worked.news.append(pipeline.failed(ticket, cause, attempts, retry_s))
 
 
-async def _bury(pipeline: Pipeline, transaction: Transaction, worked: Worked, ticket: Ticket, cause: str) -> None:
-    await transaction.bury([(ticket.change, pipeline.letter(ticket, cause))])
+async def _bury(
+    pipeline: Pipeline, transaction: Transaction, worked: Worked, ticket: Ticket, cause: str, *, tried: bool = True
+) -> None:
+    await transaction.bury([(ticket.change if tried else None, pipeline.letter(ticket, cause))])
     worked.buried.append(ticket)
     worked.news.append(events.Buried(pipeline=pipeline.name, key=ticket.change.key, cause=cause))

@@ -26,7 +26,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise RuntimeError("nothing is left to do, and the run has not ended")
-        self._now += timeout
+        # Never by less than the resolution: who wakes up within it finds that it is too early, and would spin for ever.
+        self._now += max(timeout, self._clock_resolution) if timeout > 0 else 0.0
         self.steps += 1
         return []
 
