@@ -166,6 +166,7 @@ class SecondBook:
         attempts = self.key.fail_unclaimed(version)
         assert attempts == (before.attempts if before.tried == order_of(version) else 0) + 1
         self.failures[order_of(version)] = self.failures.get(order_of(version), 0) + 1
+        self.ended.update(known.token for known in self.claims)
 
     def prune(self) -> None:
         before = self.key.entry
