@@ -1,7 +1,5 @@
 """Work under several claims stops when one of them ends, whatever becomes of the others."""
 
-import asyncio
-
 from unit.test_heartbeat import LEASE_S, MARGIN_S, RUNTIME_MAX_S, Holder, on_virtual_time, pass_s
 
 
