@@ -78,6 +78,11 @@ class Worker:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
+    def sleep(self, seconds: float) -> None:
+        """Stop it, and wake it up later, whoever may wait meanwhile for a file that it holds."""
+        self.signal(signal.SIGSTOP)
+        threading.Timer(seconds, self.process.send_signal, [signal.SIGCONT]).start()
+
     def open_gate(self, times: int = 1) -> None:
         self.process.stdin.write(b"." * times)
         self.process.stdin.flush()

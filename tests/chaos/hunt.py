@@ -21,7 +21,8 @@ OPTIONS = {
     "backoff_max": "100ms",
     "batch_max": 200,
     "concurrency": 4,
-    "horizon": "1s",
+    # Longer than the longest sleep and the bound of a write together: until then a late write may land.
+    "horizon": "4s",
     "repair": "100ms",
     # A healthy change may be hit alone again and again, since here it is never the change that kills.
     "crashes_max": 50,
@@ -29,6 +30,7 @@ OPTIONS = {
     "attempts_max": 50,
 }
 
+PAUSES_S = (0.3, 1.2, 1.5, 2.5)
 BACKLOG_MAX = 500
 """A slow machine is not given more than it can do."""
 
@@ -42,6 +44,8 @@ class Plan(msgspec.Struct, frozen=True):
     changes: int = 40
     """Sent at each step of the pace."""
     kill_every_s: float = 0.4
+    pauses: float = 0.0
+    """The share of moments at which a worker is not killed but sent to sleep, for longer than its lease or not."""
     limit_s: float = 60.0
     """After so long no more is killed, even if too few kills fell inside a batch."""
 
@@ -52,6 +56,7 @@ class Tally(msgspec.Struct):
     way: str
     kills: int = 0
     kills_inside: int = 0
+    pauses: int = 0
     sent: int = 0
     repairs: int = 0
     suspects_left: int = 0
@@ -106,9 +111,13 @@ def _kill_until_enough(
         if boot_time() < due:
             continue
         victim = rng.choice([worker for worker in workers if worker.is_started] or workers)
-        tally.kills_inside += victim.kill()
-        tally.kills += 1
-        victim.start(wait=False)
+        if rng.random() < plan.pauses:
+            victim.sleep(rng.choice(PAUSES_S))
+            tally.pauses += 1
+        else:
+            tally.kills_inside += victim.kill()
+            tally.kills += 1
+            victim.start(wait=False)
         tally.sent = store.sent
         tell(tally)
         due = boot_time() + rng.uniform(0, 2 * plan.kill_every_s)

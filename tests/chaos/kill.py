@@ -18,6 +18,7 @@ from chaos.hunt import WAYS, Plan, Tally, hunt
 FIGURES: dict[str, Callable[[Tally], object]] = {
     "kills": lambda tally: tally.kills,
     "kills inside a batch": lambda tally: tally.kills_inside,
+    "pauses": lambda tally: tally.pauses,
     "changes sent": lambda tally: tally.sent,
     "writes": lambda tally: tally.verdict.writes,
     "applied twice": lambda tally: len(tally.verdict.twice),
@@ -40,7 +41,7 @@ def main() -> int:
     console = Console(stderr=True)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1_000_000)
     console.print(f"seed {seed}")
-    tallies = [_run(way, options.kills, seed, console) for way in options.way or WAYS]
+    tallies = [_run(way, options.kills, options.pauses, seed, console) for way in options.way or WAYS]
     _show(tallies)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
@@ -54,8 +55,8 @@ def main() -> int:
     return 1 if too_few or any(tally.faults for tally in tallies) else 0
 
 
-def _run(way: str, kills: int, seed: int, console: Console) -> Tally:
-    plan = Plan(kills, seed, limit_s=max(60.0, kills * SECONDS_A_KILL))
+def _run(way: str, kills: int, pauses: float, seed: int, console: Console) -> Tally:
+    plan = Plan(kills, seed, pauses=pauses, limit_s=max(60.0, kills * SECONDS_A_KILL))
     with tempfile.TemporaryDirectory() as folder, console.status(way) as status:
 
         def tell(tally: Tally) -> None:
@@ -80,6 +81,7 @@ def _show(tallies: list[Tally]) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="kills that have to fall inside an open batch, each way")
+    parser.add_argument("--pauses", type=float, default=0.25, help="share of moments with SIGSTOP instead of SIGKILL")
     parser.add_argument("--way", action="append", choices=WAYS, help="only this way; may be given several times")
     parser.add_argument("--seed", type=int, help="of the moments and the messages; a run is not repeated exactly by it")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there, too")

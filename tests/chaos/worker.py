@@ -10,6 +10,9 @@ import os
 import sqlite3
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,8 @@ from keywise import Change, Transaction, events
 INSIDE, STARTED = 0, 1
 """The bytes of the flags file."""
 EXIT_OF_POISON = 77
+WRITE_S = 1.0
+BUSY_LOOK_S = 0.001
 QUIET = (events.BatchOpened, events.BatchClosed, events.Settled, events.Refused)
 UPSERT = (
     "insert into stock (key, version, body) values (?, ?, ?) "
@@ -94,7 +99,7 @@ class Handlers:
     def leased(self, change: Change[dict]) -> None:
         """A plain sink: a store of its own, as far as keywise knows."""
         self._obey(change)
-        with self._connection() as connection:
+        with self._transaction() as connection:
             if change.deleted:
                 connection.execute("delete from stock where key = ?", (change.key,))
                 connection.execute(LOG_DELETION, (change.key, change.version, change.key))
@@ -127,9 +132,20 @@ class Handlers:
             case "gate":
                 self._witness.gate("handler", change.key)
 
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """A write that lands soon or never: the horizon of repairs relies on that."""
+        connection, give_up_at = self._connection(), time.monotonic() + WRITE_S
+        while not _begins(connection):
+            if time.monotonic() > give_up_at:
+                raise TimeoutError("the file is locked")
+            threading.Event().wait(BUSY_LOOK_S)
+        with connection:
+            yield connection
+
     def _connection(self) -> sqlite3.Connection:
         if not hasattr(self._threads, "connection"):
-            self._threads.connection = sqlite3.connect(self._file, timeout=30)
+            self._threads.connection = sqlite3.connect(self._file, timeout=0)
         return self._threads.connection
 
 
@@ -147,6 +163,16 @@ def app_of(assignment: Assignment, witness: Witness) -> keywise.App:
         pipeline.apply(handlers.leased if assignment.way == "leased" else handlers.blocking)
         pipeline.refetch(handlers.refetch)
     return app
+
+
+def _begins(connection: sqlite3.Connection) -> bool:
+    try:
+        connection.execute("begin immediate")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise
+        return False
+    return True
 
 
 def _row(change: Change[dict]) -> tuple[str, int, str]:

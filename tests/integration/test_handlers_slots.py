@@ -37,7 +37,7 @@ def test_changes_that_found_no_free_slot_are_not_blamed_for_it(tmp_path, never):
         return [letter.key for letter in await shop.letters() if letter.key != "hung"]
 
     async def main() -> list[str]:
-        looks = iter(range(250))
+        looks = iter(range(60))
 
         async def is_over() -> bool:
             if next(looks, None) is None:
