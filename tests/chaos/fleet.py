@@ -55,6 +55,11 @@ class Worker:
         return self._flags.read_bytes()[STARTED] == 1
 
     @property
+    def is_inside(self) -> bool:
+        """Whether it has a batch open, or had when it died."""
+        return self._flags.read_bytes()[INSIDE] == 1
+
+    @property
     def notes(self) -> str:
         """All that it said, over all its lives."""
         return self._notes.read_text() if self._notes.exists() else ""
@@ -73,7 +78,7 @@ class Worker:
         self.check()
         self.process.kill()
         self.process.wait(LIMIT_S)
-        return self._flags.read_bytes()[INSIDE] == 1
+        return self.is_inside
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)

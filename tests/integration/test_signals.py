@@ -129,6 +129,25 @@ def test_a_plain_handler_that_slept_past_its_lease_is_suspected_and_put_right(st
     assert (verdict.faults, verdict.takeovers >= ASLEEP) == ([], True)
 
 
+def test_a_plain_write_that_came_too_late_is_not_committed(store, start):
+    """The handler slept, wrote, and does not know it; the other worker, who has the key now, has not written yet."""
+    store.send(*changes(1, do="gate"))
+    sleeper = start("blocking", gate="handler", **SHORT, **LATE)
+    until(lambda: sleeper.said("gated k0") == 1, "the handler to begin", sleeper.check)
+    with store.locked():
+        sleeper.signal(signal.SIGSTOP)
+    other = start("leased", gate="batch", **SHORT, **LATE)
+    until(lambda: other.said("gated batch") == 1, "the takeover", other.check)
+    sleeper.open_gate(100)
+    sleeper.signal(signal.SIGCONT)
+    until(lambda: store.content() == {"k0": 1} and not sleeper.is_inside, "the late write", sleeper.check)
+    assert (marks(store), store.held(), store.census().suspects) == (0, ["k0"], 1)
+    other.open_gate(100)
+    until(lambda: store.depth() == 0 and store.census().suspects == 0, "the repair", other.check)
+    drained(sleeper, other)
+    assert (judge_plain(store).faults, store.content()) == ([], {"k0": 1})
+
+
 def test_a_transacted_handler_that_slept_past_its_lease_has_no_effect(store, start):
     """It sleeps between its claim and its transaction; whether its handlers run or not, nothing of them stays."""
     options = SHORT | {"lease": "2s", "visibility": "2s"}
