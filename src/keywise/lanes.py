@@ -6,7 +6,7 @@ Nothing here awaits, reads a clock or talks to anybody: the consumer asks what t
 import enum
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -45,6 +45,8 @@ class Lane(msgspec.Struct, gc=False):
 
 
 Ended = tuple[Ticket, Outcome]
+Endings = dict[Outcome, list[Ticket]]
+"""Everything that ended in one batch, by outcome."""
 
 
 class Lanes:
@@ -234,11 +236,15 @@ class Fold(msgspec.Struct):
 
     survivors: list[Ticket]
     followers: dict[str, list[Ticket]]
+    upto: dict[str, Order] = {}
+    """The order of the survivor, for each key with followers."""
 
-    def after(self, ticket: Ticket) -> Iterator[Ended]:
-        """What ends together with a survivor that was committed."""
-        for other in self.followers.get(ticket.change.key, ()):
-            yield other, _follower(other, ticket.change.order)
+    def followed(self, apart: Container[str]) -> Iterator[Ended]:
+        """What ends together with the survivors that were committed: all but those of some keys."""
+        for key, others in self.followers.items():
+            if key not in apart:
+                upto = self.upto[key]
+                yield from ((other, _follower(other, upto)) for other in others)
 
 
 def fold(tickets: Sequence[Ticket]) -> Fold:
@@ -254,11 +260,19 @@ def fold(tickets: Sequence[Ticket]) -> Fold:
         if change.order > known.change.order:
             newest[change.key], older = ticket, known
         followers.setdefault(change.key, []).append(older)
+    upto = {key: newest[key].change.order for key in followers}
     for key, tickets_of_key in followers.items():
         # A change that cannot be compared with the survivor follows nobody; it stays for the next batch.
-        upto = newest[key].change.order
-        followers[key] = [ticket for ticket in tickets_of_key if _is_at_or_below(ticket, upto)]
-    return Fold(list(newest.values()), followers)
+        followers[key] = [ticket for ticket in tickets_of_key if _is_at_or_below(ticket, upto[key])]
+    return Fold(list(newest.values()), followers, upto)
+
+
+def grouped(ended: Iterable[Ended]) -> Endings:
+    """What ended, by outcome."""
+    endings: Endings = {}
+    for ticket, outcome in ended:
+        endings.setdefault(outcome, []).append(ticket)
+    return endings
 
 
 def _is_at_or_below(ticket: Ticket, upto: Order) -> bool:

@@ -16,7 +16,7 @@ from keywise.change import Delivery, Outcome
 from keywise.clock import Clock, boot_time
 from keywise.envelope import Envelope, Readings
 from keywise.errors import UnavailableError
-from keywise.lanes import Ended, Ticket
+from keywise.lanes import Ended, Endings, Ticket, grouped
 from keywise.protocols import AtomicSink, Grade, Ledger, Letter, Operator, Sink, Source
 from keywise.rules import Answer
 from keywise.settings import Settings
@@ -91,9 +91,9 @@ class Pipeline:
     def refused(self, ticket: Ticket, answer: Answer, wait_s: float) -> events.Refused:
         return events.Refused(pipeline=self.name, key=ticket.change.key, answer=answer.value, wait_s=wait_s)
 
-    def tell_ended(self, ended: Sequence[Ended]) -> None:
-        for outcome, count in Counter(outcome for _, outcome in ended).items():
-            self.emit(events.Settled(pipeline=self.name, outcome=outcome, changes=count))
+    def tell_ended(self, ended: Endings) -> None:
+        for outcome, tickets in ended.items():
+            self.emit(events.Settled(pipeline=self.name, outcome=outcome, changes=len(tickets)))
 
     def tell_unread(self, readings: Readings) -> None:
         for _, cause in readings.malformed:
@@ -125,7 +125,7 @@ class Pipeline:
 
     async def settle(self, ended: Sequence[Ended]) -> None:
         """Ack what has ended. An ack that is lost does no harm: the message comes back as a duplicate."""
-        self.tell_ended(ended)
+        self.tell_ended(grouped(ended))
         await self._each_source((ticket for ticket, _ in ended), lambda source, some: source.ack(some))
 
     async def give_back(self, tickets: Iterable[Ticket], delay_s: float) -> None:

@@ -12,7 +12,7 @@ from keywise.causes import cause_of_error, cause_of_refusal, is_permanent, look_
 from keywise.change import Change, Delivery, Outcome
 from keywise.envelope import Readings
 from keywise.errors import UnavailableError
-from keywise.lanes import Ended, Fold, Lanes, Ticket, fold
+from keywise.lanes import Ended, Endings, Fold, Lanes, Ticket, fold, grouped
 from keywise.news import News
 from keywise.pipeline import Pipeline
 from keywise.protocols import AtomicSink, Inlet, InlineSource, Transaction
@@ -126,27 +126,35 @@ class OneTransaction:
 
     async def _end(
         self, transaction: Transaction, inlet: Inlet, readings: Readings, folded: Fold, worked: Worked
-    ) -> list[Ended]:
+    ) -> Endings:
         """Ack what has ended and put off the rest; followers of a buried change stay for the next batch."""
-        ended: list[Ended] = [(ticket, Outcome.APPLIED) for ticket in worked.applied]
-        if folded.followers:
-            for ticket in worked.applied:
-                ended += folded.after(ticket)
-        for ticket, refusal in worked.refused:
-            ended.append((ticket, Outcome(refusal.answer.value)))
-            for other in folded.followers.get(ticket.change.key, ()):
-                is_same = other.change.order == refusal.mark
-                ended.append((other, Outcome.DUPLICATE if is_same else Outcome.STALE))
-        ended += ((ticket, Outcome.DEAD) for ticket in worked.buried)
+        ended = _endings(folded, worked)
         for ticket, wait_s in worked.waiting:
             together = [ticket, *folded.followers.get(ticket.change.key, ())]
             await inlet.release([one.delivery for one in together], wait_s)
         if readings.malformed:
             unread = [self._pipeline.unread_letter(*bad, self._index) for bad in readings.malformed]
             await transaction.bury([(None, letter) for letter in unread])
-        rest = [delivery for delivery, _ in (*readings.malformed, *readings.ignored)]
-        await inlet.ack([ticket.delivery for ticket, _ in ended] + rest)
+        gone = [ticket.delivery for tickets in ended.values() for ticket in tickets]
+        gone += (delivery for delivery, _ in (*readings.malformed, *readings.ignored))
+        await inlet.ack(gone)
         return ended
+
+
+def _endings(folded: Fold, worked: Worked) -> Endings:
+    """What ended together in a transaction: survivors, and whoever followed them."""
+    others: list[Ended] = [(ticket, Outcome.DEAD) for ticket in worked.buried]
+    for ticket, refusal in worked.refused:
+        others.append((ticket, Outcome(refusal.answer.value)))
+        for other in folded.followers.get(ticket.change.key, ()):
+            is_same = other.change.order == refusal.mark
+            others.append((other, Outcome.DUPLICATE if is_same else Outcome.STALE))
+    apart = {ticket.change.key for ticket, _ in (*others, *worked.waiting)}
+    others += folded.followed(apart)
+    ended = grouped(others)
+    if worked.applied:
+        ended[Outcome.APPLIED] = worked.applied
+    return ended
 
 
 class ClaimInTransaction:

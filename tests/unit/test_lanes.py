@@ -50,7 +50,7 @@ def test_a_change_that_cannot_be_compared_follows_nobody():
         assert len(lanes.finish(taken, Outcome.APPLIED, taken.change.order)) == 1
         assert len(lanes.take(10, 0.0)) == 1
         folded = fold([ticket("a", first), ticket("a", second)])
-        assert list(folded.after(folded.survivors[0])) == []
+        assert list(folded.followed(())) == []
 
 
 def test_a_change_that_joined_meanwhile_and_is_newer_has_its_turn_afterwards():
@@ -248,12 +248,11 @@ def test_a_fold_keeps_the_newest_of_each_key_and_knows_its_followers():
     """Rules 2 and 4, for a batch that waits for nothing."""
     folded = fold([ticket("a", 1), ticket("b", 1), ticket("a", 3), ticket("a", 2)])
     assert names(folded.survivors) == [("a", 3), ("b", 1)]
-    newest, single = folded.survivors
-    assert endings(folded.after(newest)) == [("a", 1, "superseded"), ("a", 2, "superseded")]
-    assert endings(folded.after(single)) == []
+    assert endings(folded.followed(())) == [("a", 1, "superseded"), ("a", 2, "superseded")]
+    assert endings(folded.followed({"a"})) == []
 
 
 def test_a_fold_knows_duplicates():
     folded = fold([ticket("a", 3, number=1), ticket("a", 3, number=2)])
     assert [one.delivery.id for one in folded.survivors] == [1]
-    assert endings(folded.after(folded.survivors[0])) == [("a", 3, "duplicate")]
+    assert endings(folded.followed(())) == [("a", 3, "duplicate")]

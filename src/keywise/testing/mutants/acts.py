@@ -10,7 +10,7 @@ from keywise.change import Outcome
 from keywise.consumer import Consumer
 from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat
-from keywise.lanes import Ended, Fold, Lane, Lanes, State, Ticket
+from keywise.lanes import Ended, Endings, Fold, Lane, Lanes, State, Ticket
 from keywise.leased import Leased
 from keywise.pipeline import Pipeline
 from keywise.protocols import Failure, Grade
@@ -80,7 +80,7 @@ async def _ack_before_transaction(self: ClaimInTransaction, tickets: list[Ticket
 
 async def _all_acked(
     self: OneTransaction, transaction: Any, inlet: Any, readings: Any, folded: Fold, worked: Worked
-) -> list[Ended]:
+) -> Endings:
     done = replace(worked, applied=[*worked.applied, *(ticket for ticket, _ in worked.waiting)], waiting=[])
     return await _end(self, transaction, inlet, readings, folded, done)
 
