@@ -2,20 +2,29 @@
 
 import asyncio
 import contextvars
+import heapq
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+SHORTEST_S = 1e-9
 
 _process: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("process", default=None)
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop whose time jumps to the next thing to do."""
+    """An event loop whose time jumps to the next thing to do.
+
+    It does by itself what a loop without files and threads needs: most of a run is spent here.
+    """
+
+    _ready: "deque[asyncio.Handle]"
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._clock_resolution = 1e-9
-        self._selector = self
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timer_number = 0
         self.steps = 0
         self.has_ended = False
         self.set_task_factory(_quiet_task)
@@ -23,44 +32,37 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("nothing is left to do, and the run has not ended")
-        # Never by less than the resolution: who wakes up within it finds that it is too early, and would spin for ever.
-        self._now += max(timeout, self._clock_resolution) if timeout > 0 else 0.0
-        self.steps += 1
-        return []
-
-    def again(self, gate: "_Gate") -> None:
-        """Let a callback run that was held back; it may still be cancelled through its first handle."""
-        super().call_soon(gate, context=gate.context)
+    def again(self, handles: "list[_Gated | _GatedTimer]") -> None:
+        """Let callbacks run that were held back."""
+        self._ready.extend(handles)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         context = context if context is not None else contextvars.copy_context()
         process = context.get(_process)
-        if self.has_ended:
-            return asyncio.Handle(callback, args, self, context)
-        if process is None:
-            return super().call_soon(callback, *args, context=context)
-        gate = _Gate(process, callback, args, context)
-        gate.handle = super().call_soon(gate, context=context)
-        return gate.handle
+        handle = asyncio.Handle if process is None else _Gated
+        made = handle(callback, args, self, context)
+        if not self.has_ended:
+            self._ready.append(made)
+        return made
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         context = context if context is not None else contextvars.copy_context()
         process = context.get(_process)
-        if self.has_ended:
-            return asyncio.TimerHandle(when, callback, args, self, context)
-        if process is None:
-            return super().call_at(when, callback, *args, context=context)
-        gate = _Gate(process, callback, args, context)
-        handle = super().call_at(when, gate, context=context)
-        gate.handle = handle
-        return handle
+        handle = asyncio.TimerHandle if process is None else _GatedTimer
+        made = handle(when, callback, args, self, context)
+        if not self.has_ended:
+            self._timer_number += 1
+            heapq.heappush(self._timers, (when, self._timer_number, made))
+        return made
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
@@ -70,8 +72,28 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def end(self) -> None:
         """Nothing is called any more. Coroutines of killed processes may still be collected without a noise."""
         self.has_ended = True
-        self._ready.clear()  # type: ignore[attr-defined]
-        self._scheduled.clear()  # type: ignore[attr-defined]
+        self._ready.clear()
+        self._timers.clear()
+
+    def _run_once(self) -> None:
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not ready:
+            if not timers:
+                raise RuntimeError("nothing is left to do, and the run has not ended")
+            # Never by less than this: who wakes up too early by a rounding error would spin for ever.
+            self._now = max(timers[0][0], self._now + SHORTEST_S)
+        self.steps += 1
+        while timers and timers[0][0] <= self._now:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
         pass
@@ -94,7 +116,7 @@ class Process:
         self.is_dead = False
         self.is_paused = False
         self._loop = loop
-        self._backlog: list[_Gate] = []
+        self._backlog: list[_Gated | _GatedTimer] = []
         self._tasks: list[asyncio.Task[Any]] = []
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -112,39 +134,42 @@ class Process:
         """Go on: whatever should have happened meanwhile happens now, in its order."""
         self.is_paused = False
         backlog, self._backlog = self._backlog, []
-        for gate in backlog:
-            self._loop.again(gate)
+        self._loop.again(backlog)
 
     def kill(self) -> None:
         """Not one line of it runs any more, not even a `finally`."""
         self.is_dead = True
         self._backlog.clear()
 
-    def let(self, gate: "_Gate") -> None:
-        if self.is_dead or (gate.handle is not None and gate.handle.cancelled()):
-            return
+    def lets(self, handle: "_Gated | _GatedTimer") -> bool:
+        """Whether a callback may run now; while the process is paused it is kept for later."""
+        if self.is_dead:
+            return False
         if self.is_paused:
-            self._backlog.append(gate)
-        else:
-            gate.callback(*gate.args)
+            self._backlog.append(handle)
+        return not self.is_paused
 
 
-class _Gate:
+class _Gated(asyncio.Handle):
     """A callback that asks its process before it runs."""
 
-    __slots__ = ("args", "callback", "context", "handle", "process")
+    __slots__ = ()
 
-    def __init__(
-        self, process: Process, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context
-    ) -> None:
-        self.process = process
-        self.callback = callback
-        self.args = args
-        self.context = context
-        self.handle: asyncio.Handle | None = None
+    def _run(self) -> None:
+        process = self._context.get(_process)  # type: ignore[attr-defined]
+        if process.lets(self):
+            super()._run()
 
-    def __call__(self) -> None:
-        self.process.let(self)
+
+class _GatedTimer(asyncio.TimerHandle):
+    """The same, at its time."""
+
+    __slots__ = ()
+
+    def _run(self) -> None:
+        process = self._context.get(_process)  # type: ignore[attr-defined]
+        if process.lets(self):
+            super()._run()
 
 
 def current_process() -> Process | None:
