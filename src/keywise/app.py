@@ -19,6 +19,7 @@ from keywise.consumer import Consumer, Way, way_of
 from keywise.envelope import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
 from keywise.errors import SettingsError
 from keywise.events import Log, Observer
+from keywise.models import encoded
 from keywise.pipeline import Pipeline, is_atomic
 from keywise.protocols import AtomicSink, Ledger, Sink, Source
 from keywise.rules import Policy
@@ -148,8 +149,7 @@ class App:
             url = self._first_source(definition)
             source = adapters.connect("sources", self._address(url, pipeline))
             self._senders[pipeline] = await self._stack.enter_async_context(source)
-        encoded = [body if isinstance(body, bytes) else msgspec.json.encode(body) for body in bodies]
-        await self._senders[pipeline].send(encoded, delay_s=seconds(delay))
+        await self._senders[pipeline].send([encoded(body) for body in bodies], delay_s=seconds(delay))
 
     async def run(self, *names: str, handle_signals: bool = True) -> None:
         """Work until SIGTERM or SIGINT, then drain; a second signal leaves at once, without release."""

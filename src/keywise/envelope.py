@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias, get_type_hints
 
@@ -21,6 +21,7 @@ from keywise.change import (
 )
 from keywise.errors import MalformedError, SettingsError, VersionError
 from keywise.lanes import Ticket
+from keywise.models import is_model, model_decoder
 
 KEY_MAX_BYTES = 512
 
@@ -100,6 +101,8 @@ class FieldRoute:
     decode: Callable[[bytes], Any] | None = None
 
     def __init__(self, fields: Fields) -> None:
+        _check_fields(fields)
+        self.fields = fields
         names = {"key": fields.key}
         types: list[tuple[str, Any]] = [("key", str)]
         if fields.version is not None:
@@ -108,8 +111,11 @@ class FieldRoute:
         flags: list[tuple[str, Any, Any]] = []
         for index, name in enumerate(fields.deleted):
             names[f"flag{index}"] = name
-            flags.append((f"flag{index}", Any, None))
-        shape = msgspec.defstruct("Route", [*types, *flags], rename=names)
+            flags.append((f"flag{index}", Any, msgspec.UNSET))
+        try:
+            shape = msgspec.defstruct("Route", [*types, *flags], rename=names)
+        except ValueError as error:
+            raise SettingsError(f"key=, version= and deleted= name fields of JSON objects: {error}") from error
         self._decode = msgspec.json.Decoder(shape).decode
         self._versioned = fields.version is not None
         self._flags = [(f"flag{i}", tuple(values)) for i, values in enumerate(fields.deleted.values())]
@@ -124,7 +130,8 @@ class FieldRoute:
             order = order_of(found.version)
         deleted = False
         for flag, values in self._flags:
-            if getattr(found, flag) in values:
+            value = getattr(found, flag)
+            if value in values and _is_among(value, values):
                 deleted = True
         return found.key, order, deleted
 
@@ -135,7 +142,7 @@ class FunctionRoute:
     def __init__(self, read: Read) -> None:
         if inspect.iscoroutinefunction(read):
             raise SettingsError(f"{read!r} is async; a read function only looks at the message, so make it a plain def")
-        self._read = read
+        self.read = read
         self.decode: Callable[[bytes], Any] | None = decoder(first_parameter_type(read))
 
     def __call__(self, body: bytes) -> Route:
@@ -147,7 +154,7 @@ class FunctionRoute:
         except Exception as error:
             raise MalformedError(f"the body's type refused it: {type(error).__name__}: {error}") from error
         try:
-            said = self._read(value)
+            said = self.read(value)
         except Exception as error:
             raise MalformedError(f"read failed: {type(error).__name__}: {error}") from error
         match said:
@@ -162,11 +169,15 @@ class FunctionRoute:
 
 
 def decoder(kind: Any) -> Callable[[bytes], Any]:
-    """A function from bytes to the type, for any type that msgspec understands."""
+    """A function from bytes to the type: a pydantic model, or any type that msgspec understands."""
+    if is_model(kind):
+        return model_decoder(kind)
     try:
         return msgspec.json.Decoder(kind).decode
     except (TypeError, NameError) as error:
-        raise SettingsError(f"bodies cannot be read as {kind!r}: {error}; use a msgspec.Struct or dict") from error
+        raise SettingsError(
+            f"bodies cannot be read as {kind!r}: {error}; use a msgspec.Struct, a model or dict"
+        ) from error
 
 
 def first_parameter_type(function: Callable[..., Any]) -> Any:
@@ -184,6 +195,27 @@ class _Ignored(Exception):
 
 
 _VERSION = Annotated[int, msgspec.Meta(ge=VERSION_MIN, le=VERSION_MAX)] | datetime
+
+
+def _check_fields(fields: Fields) -> None:
+    """Refuse what would be read as something else than was meant."""
+    names = [fields.key, *([] if fields.version is None else [fields.version]), *fields.deleted]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(
+                f"key=, version= and deleted= name the field {name!r} twice; each of them needs a field of its own"
+            )
+    for name, values in dict[Any, Any](fields.deleted).items():
+        if not isinstance(name, str) or isinstance(values, str | bytes) or not isinstance(values, Collection):
+            raise SettingsError(
+                f"deleted= maps a field to a list of values, not {name!r} to {values!r}; "
+                'write for example {"state": ["gone"]}'
+            )
+
+
+def _is_among(value: Any, values: Sequence[Any]) -> bool:
+    """As `in`, but true is not 1 and false is not 0."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)
 
 
 def _check_key(key: str) -> None:

@@ -4,13 +4,12 @@ import asyncio
 import inspect
 from typing import Any
 
-import msgspec
-
 from keywise import events
 from keywise.causes import cause_of_error
 from keywise.change import VERSION_MIN, Change, Order, Outcome, Want
 from keywise.errors import KeywiseError, UnavailableError
 from keywise.heartbeat import Heartbeat
+from keywise.models import encoded
 from keywise.pipeline import Pipeline
 from keywise.protocols import Failure, Sink
 from keywise.rules import EMPTY, Certainty, Claim, Entry, Terms
@@ -122,7 +121,7 @@ class Repair:
             body = await body
         if body is None:
             return Change(key, mark or _LOWEST, deleted=True)
-        raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        raw = encoded(body)
         change = self._pipeline.envelope.read_one(raw)
         if change.key != key:
             raise KeywiseError(

@@ -8,7 +8,7 @@ from tidy.tree import Module, expect_none, modules
 # Each name is a file or a folder of src/keywise, and belongs to one layer. A new one is added here.
 LAYERS = {
     "language": {"change", "protocols", "rules", "settings", "events", "errors", "clock", "address"},
-    "mechanisms": {"lanes", "heartbeat", "backoff", "envelope", "limits", "news", "causes"},
+    "mechanisms": {"lanes", "heartbeat", "backoff", "envelope", "limits", "news", "causes", "models"},
     "databases": {"databases"},
     "plugs": {"sources", "ledgers", "sinks", "origins"},
     "programs": {
@@ -24,7 +24,7 @@ LAYERS = {
         "merge",
     },
     "adapters": {"adapters"},
-    "front": {"__init__", "app"},
+    "front": {"__init__", "app", "configuration"},
     "doors": {"__main__", "cli", "testing", "dashboard"},
 }
 

@@ -7,7 +7,7 @@ import pytest
 
 from keywise.change import VERSION_MAX, VERSION_MIN, Delivery, order_of
 from keywise.envelope import KEY_MAX_BYTES, Envelope, FieldRoute, Fields, Readings
-from keywise.errors import MalformedError
+from keywise.errors import MalformedError, SettingsError
 
 GOOD = b'{"id": "good", "v": 1}'
 LIMIT = 2000
@@ -134,6 +134,46 @@ def test_any_of_several_fields_may_say_deleted():
     bodies = [one(), one(state="gone"), one(withdrawn=True), one(state="live", withdrawn=False), one(state=["gone"])]
     readings = read(*bodies, fields=fields)
     assert [ticket.change.deleted for ticket in readings.tickets] == [False, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("listed", "said", "deleted"),
+    [
+        (True, True, True),
+        (True, 1, False),
+        (1, 1, True),
+        (1, True, False),
+        (1, 1.0, True),
+        (False, 0, False),
+        (0, False, False),
+        (None, None, True),
+    ],
+)
+def test_true_is_not_one_and_false_is_not_zero(listed: object, said: object, deleted: bool):
+    [ticket] = read(one(state=said), fields=Fields("id", "v", {"state": ["gone", listed]})).tickets
+    assert deleted is ticket.change.deleted
+
+
+def test_a_missing_field_is_not_null():
+    [ticket] = read(GOOD, fields=Fields("id", "v", {"state": [None]})).tickets
+    assert ticket.change.deleted is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (Fields("id", "v", {"v": [-1]}), "name the field 'v' twice; each of them needs a field of its own"),
+        (Fields("id", "v", {"id": ["x"]}), "name the field 'id' twice"),
+        (Fields("id", "id"), "name the field 'id' twice"),
+        (Fields("id", "v", {"state": "gone"}), "not 'state' to 'gone'; write for example"),
+        (Fields("id", "v", {"state": True}), "not 'state' to True; write for example"),
+        (Fields("id", "v", {5: ["gone"]}), "not 5 to"),
+        (Fields('i"d', "v"), "name fields of JSON objects: "),
+    ],
+)
+def test_fields_that_cannot_be_meant_are_refused_before_anything_starts(fields: Fields, told: str):
+    with pytest.raises(SettingsError, match=told):
+        FieldRoute(fields)
 
 
 def test_fields_may_have_names_that_are_no_identifiers():

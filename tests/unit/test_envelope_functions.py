@@ -155,7 +155,7 @@ def test_a_type_that_cannot_be_read_is_refused_before_anything_starts():
     def read(body: list[int] | set[int]) -> Put:
         return Put("a")
 
-    with pytest.raises(SettingsError, match=r"use a msgspec\.Struct or dict"):
+    with pytest.raises(SettingsError, match=r"use a msgspec\.Struct, a model or dict"):
         FunctionRoute(read)
     with pytest.raises(SettingsError, match="cannot be read as"):
         decoder(list[int] | set[int])

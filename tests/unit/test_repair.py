@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pydantic
 import pytest
 from msgspec.structs import replace
 
@@ -78,8 +79,12 @@ def test_without_a_source_of_truth_a_suspect_stays_one():
     assert (ward.entry("a").suspect, ward.of(events.Repaired)) == (1, [])
 
 
-@pytest.mark.parametrize("truth", [b'{"id": "a", "v": 5}', {"id": "a", "v": 5}], ids=["bytes", "value"])
-def test_the_truth_may_be_read_by_waiting_and_as_bytes_or_a_value(truth: Any):
+TRUTH = {"id": "a", "v": 5}
+TRUTHS = {"bytes": b'{"id": "a", "v": 5}', "value": TRUTH, "model": pydantic.RootModel[dict[str, Any]](TRUTH)}
+
+
+@pytest.mark.parametrize("truth", TRUTHS.values(), ids=TRUTHS.keys())
+def test_the_truth_may_be_read_by_waiting_and_as_bytes_a_value_or_a_model(truth: Any):
     async def refetch(key: str) -> Any:
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=20.0)
         return truth

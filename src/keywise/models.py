@@ -1,0 +1,89 @@
+"""Bodies as pydantic models: how they are read and written, and what is said of a body that a model refuses."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import msgspec
+
+from keywise.errors import SettingsError
+
+FAULTS_SHOWN = 5
+
+
+def is_model(kind: Any) -> bool:
+    """Whether a type is a pydantic model or dataclass, or made of some, as in `list[Page]` or `Page | None`."""
+    return any(_fields(part) is not None for part in _parts(kind))
+
+
+def model_decoder(kind: Any) -> Callable[[bytes], Any]:
+    """A function from bytes to the type; a body that it refuses raises as one that msgspec refuses."""
+    # Whoever has a model has pydantic; nobody else needs it.
+    import pydantic
+
+    try:
+        validate = pydantic.TypeAdapter(kind).validate_json
+    except (pydantic.errors.PydanticUserError, TypeError, NameError) as error:
+        cause = str(error).partition("\n")[0]
+        raise SettingsError(f"bodies cannot be read as {kind!r}: {cause}") from error
+    names = frozenset(_field_names(kind, set()))
+
+    def decode(body: bytes) -> Any:
+        try:
+            return validate(body)
+        except pydantic.ValidationError as error:
+            cause = _told(error, names)
+        except Exception as error:
+            cause = type(error).__name__
+        # Neither the texts of the errors nor the errors themselves go on: they repeat what stands in the body.
+        raise msgspec.ValidationError(f"{_name(kind)} refuses {cause}")
+
+    return decode
+
+
+def encoded(body: Any) -> bytes:
+    """A body for a source: bytes as they are, anything else as JSON."""
+    return body if isinstance(body, bytes) else msgspec.json.encode(body, enc_hook=_dumped)
+
+
+def _dumped(value: Any) -> Any:
+    if not hasattr(value, "model_dump"):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return value.model_dump(mode="json", by_alias=True)
+
+
+def _told(error: Any, names: frozenset[str]) -> str:
+    """The fields that are wrong, and pydantic's short word for what is wrong with each."""
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    told = [f"{_place(fault['loc'], names)} ({fault['type']})" for fault in faults[:FAULTS_SHOWN]]
+    more = len(faults) - len(told)
+    return ", ".join(told) + (f" and {more} more" if more else "")
+
+
+def _place(path: tuple[int | str, ...], names: frozenset[str]) -> str:
+    """Where it stands; a name that is none of the model's comes from the body, and is left out."""
+    return ".".join(str(part) if isinstance(part, int) or part in names else "…" for part in path) or "body"
+
+
+def _field_names(kind: Any, seen: set[int]) -> Iterator[str]:
+    """All names that fields have in the type and in the models inside of it."""
+    for part in _parts(kind):
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        for name, field in (_fields(part) or {}).items():
+            yield from (one for one in (name, field.alias, field.validation_alias) if isinstance(one, str))
+            yield from _field_names(field.annotation, seen)
+
+
+def _fields(kind: Any) -> Any:
+    return getattr(kind, "__pydantic_fields__", None) if isinstance(kind, type) else None
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    yield kind
+    for part in get_args(kind):
+        yield from _parts(part)
+
+
+def _name(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
