@@ -184,6 +184,7 @@ class App:
         definition = self._definition(name)
         async with AsyncExitStack() as stack:
             policy, ledger, sink = self._plugs(definition)
+            plugs: Any = ledger
             self._first_source(definition)
             await stack.enter_async_context(ledger)
             await stack.enter_async_context(sink)
@@ -197,7 +198,9 @@ class App:
                 name=name,
                 sources=sources,
                 ledger=ledger,
-                operator=ledger,  # type: ignore[arg-type]
+                operator=plugs.operator,
+                governor=plugs.governor,
+                historian=plugs.historian,
                 sink=sink,
                 envelope=definition._envelope(),
                 settings=definition.settings,

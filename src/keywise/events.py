@@ -2,12 +2,12 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-from keywise.change import Outcome
+from keywise.change import Outcome, Want
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -41,6 +41,12 @@ class Settled(Event, frozen=True, kw_only=True):
 
     outcome: Outcome
     changes: int
+    wants: Sequence[Want] = ()
+    """The changes themselves; left out for those that were simply applied, unless the history keeps them too."""
+    firsts: int = 0
+    """How many of them came for the first time."""
+    sent_at: float = 0.0
+    """When one of the longest-waiting of them was sent."""
 
 
 class Ignored(Event, frozen=True, kw_only=True):
@@ -51,9 +57,10 @@ class Ignored(Event, frozen=True, kw_only=True):
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """A change has to wait: busy, deferred or alone."""
+    """A change has to wait: busy, deferred, alone, paused or limited."""
 
     key: str
+    version: int | None = None
     answer: str
     wait_s: float
 
@@ -62,6 +69,7 @@ class Failed(Event, frozen=True, kw_only=True):
     """A try failed; the next one is due after `retry_s`."""
 
     key: str
+    version: int | None = None
     cause: str
     attempts: int
     retry_s: float
@@ -71,6 +79,7 @@ class Buried(Event, frozen=True, kw_only=True):
     """A delivery became a dead letter."""
 
     key: str
+    version: int | None = None
     cause: str
 
 
@@ -78,6 +87,7 @@ class TookOver(Event, frozen=True, kw_only=True):
     """A claim was taken over from a holder whose lease ran out."""
 
     key: str
+    version: int | None = None
     crashes: int
 
 
@@ -85,6 +95,21 @@ class ClaimLost(Event, frozen=True, kw_only=True):
     """A holder found that its claim is somebody else's."""
 
     key: str
+
+
+class Snoozed(Event, frozen=True, kw_only=True):
+    """A handler asked for a change to come back later; it costs no attempt."""
+
+    key: str
+    version: int | None = None
+    wait_s: float
+
+
+class Handled(Event, frozen=True, kw_only=True):
+    """One call of a handler or sink ended, well or not."""
+
+    keys: Sequence[str]
+    seconds: float
 
 
 class Repaired(Event, frozen=True, kw_only=True):
@@ -101,6 +126,39 @@ class Unavailable(Event, frozen=True, kw_only=True):
     retry_s: float
 
 
+class Waiting(Event, frozen=True, kw_only=True):
+    """What one consumer holds, told about once a second."""
+
+    live: int
+    """Deliveries of live lanes."""
+    bulk: int
+    busy: int
+    """Of both: those that are worked on."""
+    held: int
+    """Of both: those that wait for a moment, a holder or an operator."""
+
+
+class Paused(Event, frozen=True, kw_only=True):
+    """An operator paused the whole pipeline: nothing is taken any more."""
+
+
+class Resumed(Event, frozen=True, kw_only=True):
+    """The pause of the whole pipeline is over."""
+
+
+class Pruned(Event, frozen=True, kw_only=True):
+    """Keys were forgotten that no delivery can reach any more."""
+
+    keys: int
+
+
+class Alarmed(Event, frozen=True, kw_only=True):
+    """Something is wrong that only a person can put right."""
+
+    cause: str
+    advice: str
+
+
 class Draining(Event, frozen=True, kw_only=True):
     """No more is taken; running work is finished."""
 
@@ -111,8 +169,8 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 Observer: TypeAlias = Callable[[Event], None]
 
-_WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable)
-_NOTICES = (Started, Repaired, Draining, Stopped)
+_WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, Alarmed)
+_NOTICES = (Started, Repaired, Paused, Resumed, Pruned, Draining, Stopped)
 
 
 class Log:

@@ -121,7 +121,10 @@ class Leased:
         for job in jobs:
             claim = job.claim
             if claim.took_over:
-                pipeline.emit(events.TookOver(pipeline=pipeline.name, key=claim.key, crashes=claim.crashes))
+                version = job.ticket.change.version
+                pipeline.emit(
+                    events.TookOver(pipeline=pipeline.name, key=claim.key, version=version, crashes=claim.crashes)
+                )
             if claim.crashes >= settings.crashes_max:
                 self._finish_job(job, _dead(f"{claim.crashes} workers died alone with this change"))
             elif claim.attempts >= settings.attempts_max:
@@ -157,7 +160,7 @@ class Leased:
         burials = [Burial(pipeline.letter(ticket, cause)) for ticket, cause in hopeless]
         await pipeline.insist("ledger", lambda: pipeline.ledger.bury(burials))
         for ticket, cause in hopeless:
-            pipeline.emit(events.Buried(pipeline=pipeline.name, key=ticket.change.key, cause=cause))
+            pipeline.emit(pipeline.buried(ticket, cause))
             ended += self._lanes.bury(ticket)
         await pipeline.settle(ended)
 
@@ -277,7 +280,7 @@ class Leased:
             if job.claim.token in tokens:
                 self._lose(job)
                 continue
-            pipeline.emit(events.Buried(pipeline=pipeline.name, key=job.claim.key, cause=job.result.cause))
+            pipeline.emit(pipeline.buried(job.ticket, job.result.cause))
             ended += self._lanes.bury(job.ticket)
         await pipeline.settle(ended)
 

@@ -17,7 +17,8 @@ from keywise.clock import Clock, boot_time
 from keywise.envelope import Envelope, Readings
 from keywise.errors import UnavailableError
 from keywise.lanes import Ended, Endings, Ticket, grouped
-from keywise.protocols import AtomicSink, Grade, Ledger, Letter, Operator, Sink, Source
+from keywise.limits import Debounce, Rate
+from keywise.protocols import AtomicSink, Governor, Grade, Historian, Ledger, Letter, Operator, Sink, Source
 from keywise.rules import Answer
 from keywise.settings import Settings
 
@@ -33,6 +34,8 @@ class Pipeline:
     """Each with the name that people know it by."""
     ledger: Ledger
     operator: Operator
+    governor: Governor
+    historian: Historian
     sink: Sink | AtomicSink
     envelope: Envelope
     settings: Settings
@@ -42,6 +45,10 @@ class Pipeline:
     """Reads the current body of a key from the source of truth; None from it means that the key is gone."""
     pulse: Callable[[], Ledger] | None = None
     """Connects a second time to the ledger, for a heartbeat in a thread of its own."""
+    bulk: frozenset[int] = frozenset()
+    """Which of the sources go behind the others."""
+    debounce: Debounce | None = None
+    rate: Rate | None = None
     clock: Clock = boot_time
     rng: random.Random = field(default_factory=random.Random)
 
@@ -85,15 +92,32 @@ class Pipeline:
         return None if due is None or due == float("inf") else max(0.0, due - self.clock())
 
     def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float) -> events.Failed:
-        key = ticket.change.key
-        return events.Failed(pipeline=self.name, key=key, cause=cause, attempts=attempts, retry_s=retry_s)
+        key, version = ticket.change.key, ticket.change.version
+        return events.Failed(
+            pipeline=self.name, key=key, version=version, cause=cause, attempts=attempts, retry_s=retry_s
+        )
 
     def refused(self, ticket: Ticket, answer: Answer, wait_s: float) -> events.Refused:
-        return events.Refused(pipeline=self.name, key=ticket.change.key, answer=answer.value, wait_s=wait_s)
+        key, version = ticket.change.key, ticket.change.version
+        return events.Refused(pipeline=self.name, key=key, version=version, answer=answer.value, wait_s=wait_s)
+
+    def buried(self, ticket: Ticket, cause: str) -> events.Buried:
+        return events.Buried(pipeline=self.name, key=ticket.change.key, version=ticket.change.version, cause=cause)
 
     def tell_ended(self, ended: Endings) -> None:
         for outcome, tickets in ended.items():
-            self.emit(events.Settled(pipeline=self.name, outcome=outcome, changes=len(tickets)))
+            is_applied = outcome is Outcome.APPLIED
+            tells_all = not is_applied or self.settings.history == "all"
+            self.emit(
+                events.Settled(
+                    pipeline=self.name,
+                    outcome=outcome,
+                    changes=len(tickets),
+                    wants=[ticket.change for ticket in tickets] if tells_all else (),
+                    firsts=len(tickets) if is_applied else sum(ticket.delivery.count == 1 for ticket in tickets),
+                    sent_at=tickets[0].delivery.sent_at,
+                )
+            )
 
     def tell_unread(self, readings: Readings) -> None:
         for _, cause in readings.malformed:

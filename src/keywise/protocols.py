@@ -13,7 +13,8 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from keywise.change import Change, Delivery, Outcome, Want
-from keywise.rules import Certainty, Claim, Entry, Refusal, Terms
+from keywise.entry import Certainty, Claim, Entry, Refusal, Terms
+from keywise.standing import Pause, Standing
 
 
 class Grade(enum.StrEnum):
@@ -123,7 +124,10 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Ledger(Opened, Protocol):
-    """Remembers one entry per key of one pipeline, and grants claims on them. `rules.py` says how it decides."""
+    """Remembers one entry per key of one pipeline, and grants claims on them. `rules.py` says how it decides.
+
+    A ledger that plugs in also has the attributes `operator`, `governor` and `historian`, perhaps all itself.
+    """
 
     async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
         """Check and take in one step per key. The wants name each key once."""
@@ -189,6 +193,8 @@ class Result(msgspec.Struct, frozen=True):
     cause: str = ""
     permanent: bool = False
     certainty: Certainty = Certainty.CLEAN
+    wait_s: float | None = None
+    """Of a busy one: when to bring it back; None leaves it to the consumer."""
 
 
 APPLIED = Result(Outcome.APPLIED)
@@ -252,3 +258,54 @@ class Operator(Protocol):
 
     async def now(self) -> float:
         """The store's clock, to say how long ago something was."""
+
+
+class Governor(Protocol):
+    """What an operator sets in one ledger scope, and what workers of it agree on."""
+
+    async def standing(self) -> Standing:
+        """What holds for all keys now."""
+
+    async def pause(self, pause: Pause) -> None:
+        """From now on no claim on these keys is granted; claims that are held go on. Pausing again renews it."""
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        """End one pause, named as it was made; False if there is none."""
+
+    async def reset(self, claim: Claim) -> int | None:
+        """End an exclusion and raise the era of its key; return it, or None if the claim is lost."""
+
+    async def raise_era(self) -> int | None:
+        """Raise the era of all keys above any that one of them has; None while a claim is held."""
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        """Known keys after one, in their order."""
+
+    async def turn(self, chore: str, every_s: float) -> bool:
+        """True for one worker per interval: it has the turn at a chore."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of the history: what happened to a key, or what an operator did."""
+
+    at: float
+    """By the store's clock."""
+    what: str
+    key: str = ""
+    """Empty for what concerns the whole pipeline."""
+    version: int | None = None
+    detail: str = ""
+    by: str = ""
+    """The worker or the operator."""
+
+
+class Historian(Protocol):
+    """Keeps the history of one ledger scope: lines are only added, until they are too old or too many."""
+
+    async def record(self, lines: Sequence[Line]) -> None: ...
+
+    async def history(self, key: str | None, limit: int) -> list[Line]:
+        """The newest lines of a key, newest first; None: of the whole pipeline and all keys."""
+
+    async def trim(self, age_s: float, lines_max: int) -> int:
+        """Forget old lines, and the oldest above a count; return how many."""

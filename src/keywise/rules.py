@@ -4,128 +4,26 @@ The memory ledger calls these functions; every other ledger is held to them by t
 `now` is always the store's clock. Nothing here reads a clock, waits or writes.
 """
 
-import enum
-
-import msgspec
 from msgspec.structs import replace
 
 from keywise.change import Order, Want, is_unversioned
+from keywise.entry import (
+    EMPTY,
+    Answer,
+    Certainty,
+    Claim,
+    Entry,
+    Policy,
+    Refusal,
+    Terms,
+    Verdict,
+)
+from keywise.standing import Standing
 
+PAUSE_LOOK_S = 2.0
+"""How soon a paused key is asked for again."""
 
-class Answer(enum.StrEnum):
-    """Why a claim was refused."""
-
-    STALE = "stale"
-    """Something newer is committed: ack it."""
-    DUPLICATE = "duplicate"
-    """This very order is committed: ack it."""
-    BUSY = "busy"
-    """Somebody holds the key, or its next try is not due."""
-    DEFERRED = "deferred"
-    """Something newer was tried and is not settled: it may have been written. Older changes wait for it."""
-    ALONE = "alone"
-    """The last holder died at work. Ask again with `alone`, and run nothing beside it."""
-    MIXED = "mixed"
-    """Versioned and unversioned changes meet on one key: nobody can order them."""
-    FORGOTTEN = "forgotten"
-    """Sent before the retention and no entry is left: nobody can tell whether it is stale."""
-
-
-class Certainty(enum.StrEnum):
-    """What is known about the effect of a failed try."""
-
-    CLEAN = "clean"
-    """Nothing was written."""
-    ENDED = "ended"
-    """It may have been written, and nothing is on its way any more."""
-    UNKNOWN = "unknown"
-    """It may have been written, or may still land."""
-
-
-class Verdict(enum.StrEnum):
-    """What a ledger says to a commit."""
-
-    COMMITTED = "committed"
-    ALREADY = "already"
-    """The mark is at this order: an earlier commit arrived though its answer was lost."""
-    REFUSED = "refused"
-
-
-class Policy(msgspec.Struct, frozen=True):
-    """How a ledger treats the keys of one pipeline."""
-
-    intents: bool = False
-    """On for sinks that show stale state if an older write follows a newer one: plain, or forgetting deletions."""
-    redelivery_s: float = 3600.0
-    """The longest time after which the source may still bring a message back."""
-    retention_s: float | None = None
-    """How long keys are remembered at the least; None: for ever."""
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """What a claim is asked for with."""
-
-    owner: str
-    lease_s: float
-    alone: bool = False
-
-
-class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """A claim that was not granted; `wait_s` says how long the reason lasts at the most."""
-
-    answer: Answer
-    wait_s: float = 0.0
-    mark: Order | None = None
-
-
-class Claim(msgspec.Struct):
-    """The right to work on one key until a deadline, with a token that is never reused."""
-
-    key: str
-    order: Order | None
-    deleted: bool
-    token: int
-    attempts: int = 0
-    """How many tries at this order failed before."""
-    crashes: int = 0
-    """How many holders died alone with this order."""
-    suspect: int = 0
-    took_over: bool = False
-    alone: bool = False
-    overdue: bool = False
-    """Set by the holder when its own deadline passed before the sink had answered."""
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """What the ledger remembers of one key. An idle entry is its first three fields."""
-
-    mark: Order | None = None
-    deleted: bool = False
-    updated_at: float = 0.0
-    token: int = 0
-    """0 while nobody holds the key."""
-    owner: str = ""
-    lease_until: float = 0.0
-    abandoned: bool = False
-    """The holder lives and said that the outcome is unknown; the lease runs out by itself."""
-    alone: bool = False
-    begun: bool = False
-    """The holder has renewed since: its work has begun, so it can be blamed for a death."""
-    intent: Order | None = None
-    """What the holder is about to write."""
-    unknown: Order | None = None
-    """The newest order that may be in the sink without being committed."""
-    unknown_until: float = 0.0
-    tried: Order | None = None
-    """The order that attempts, crashes and not_before belong to."""
-    attempts: int = 0
-    crashes: int = 0
-    not_before: float = 0.0
-    suspect: int = 0
-    suspect_at: float = 0.0
-
-
-EMPTY = Entry()
+__all__ = ["EMPTY", "Answer", "Certainty", "Claim", "Entry", "Policy", "Refusal", "Terms", "Verdict"]
 
 
 def decide(entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None) -> Refusal | None:
@@ -135,12 +33,40 @@ def decide(entry: Entry | None, want: Want, now: float, policy: Policy, terms: T
         _against_mark(entry, want, now, policy)
         or _against_holder(entry, want, now, terms, policy)
         or _against_history(entry, want, now, policy)
+        or _against_rate(entry, now, policy)
     )
 
 
+def decide_under(
+    standing: Standing, entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+) -> Refusal | None:
+    """As `decide`, under what an operator has set."""
+    refusal = decide(entry, in_era(want, entry, standing), now, policy, terms)
+    if refusal is None and standing.pauses and not (terms is not None and terms.despite_pause):
+        return Refusal(Answer.PAUSED, PAUSE_LOOK_S) if standing.pauses_key(want.key) else None
+    if refusal is not None and refusal.mark is not None and want.order is not None and want.order[0] == 0:
+        # Whoever asks compares it with what else waits, which names no era either.
+        return replace(refusal, mark=(0, *refusal.mark[1:]))
+    return refusal
+
+
+def in_era(want: Want, entry: Entry | None, standing: Standing) -> Want:
+    """The want in the era of its key. Upstream knows nothing of eras: what names none belongs to the current one."""
+    if want.order is None or want.order[0] != 0:
+        return want
+    era = era_of(entry or EMPTY, standing)
+    return want if era == 0 else Want(want.key, (era, *want.order[1:]), want.deleted, want.sent_at)
+
+
+def era_of(entry: Entry, standing: Standing) -> int:
+    """The era that changes of a key belong to now."""
+    return max(standing.era, entry.era, entry.mark[0] if entry.mark is not None else 0)
+
+
 def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy) -> tuple[Entry, Claim]:
-    """Take the key, after `decide` found nothing against it."""
-    entry = _without_passed_unknown(_without_dead_holder(entry or EMPTY, policy, now), want, now)
+    """Take the key, after `decide` found nothing against it; the want is in the key's era."""
+    entry = charged(entry or EMPTY, now, policy)
+    entry = _without_passed_unknown(_without_dead_holder(entry, policy, now), want, now)
     took_over = entry.token != 0
     died_alone = took_over and entry.alone and entry.begun and _died(entry, terms)
     if want.order is not None and want.order != entry.tried:
@@ -195,6 +121,13 @@ def mark(entry: Entry | None, want: Want, now: float) -> Entry:
     """Raise the mark inside the transaction that also holds the effect; `decide` was asked in the same one."""
     assert want.order is not None, "only an order can be marked"
     return _marked(entry or EMPTY, want.order, want.deleted, now)
+
+
+def charged(entry: Entry, now: float, policy: Policy) -> Entry:
+    """Every dispatch is charged, whatever becomes of it."""
+    if policy.rate is None:
+        return entry
+    return replace(entry, rate_at=max(entry.rate_at, now) + policy.rate.interval_s)
 
 
 def fail(
@@ -263,6 +196,13 @@ def mend(entry: Entry | None, claim: Claim, written: Want | None, now: float) ->
     return kept(_free(entry))
 
 
+def reset(entry: Entry | None, claim: Claim, standing: Standing) -> Entry | None:
+    """Raise the era of a key under an exclusion: whatever comes next is newer than all before. The mark stays."""
+    if entry is None or entry.token != claim.token:
+        return None
+    return replace(_idle(entry), era=era_of(entry, standing) + 1)
+
+
 def doubtful_since(entry: Entry, policy: Policy) -> float | None:
     """From when on the sink's content of a key is in doubt and should be repaired; None while it is not.
 
@@ -303,11 +243,18 @@ def _against_mark(entry: Entry, want: Want, now: float, policy: Policy) -> Refus
         late = policy.retention_s is not None and want.sent_at < now - policy.retention_s
         # What was tried before was judged then, and may be in the sink by now.
         return Refusal(Answer.FORGOTTEN) if late and order != entry.tried else None
-    if is_unversioned(mark) != is_unversioned(order):
+    if is_unversioned(mark) != is_unversioned(order) and mark[0] == order[0]:
         return Refusal(Answer.MIXED, mark=mark)
     if order == mark:
         return Refusal(Answer.DUPLICATE, mark=mark)
     return Refusal(Answer.STALE, mark=mark) if order < mark else None
+
+
+def _against_rate(entry: Entry, now: float, policy: Policy) -> Refusal | None:
+    if policy.rate is None:
+        return None
+    wait_s = entry.rate_at - policy.rate.burst_s - now
+    return Refusal(Answer.LIMITED, wait_s) if wait_s > 0 else None
 
 
 def _against_holder(entry: Entry, want: Want, now: float, terms: Terms | None, policy: Policy) -> Refusal | None:
@@ -371,7 +318,7 @@ def _marked(entry: Entry, order: Order, deleted: bool, now: float) -> Entry:
     entry = replace(_idle(entry), mark=order, deleted=deleted, updated_at=now)
     if entry.unknown is not None and entry.unknown <= order:
         entry = replace(entry, unknown=None, unknown_until=0.0)
-    return entry
+    return replace(entry, era=0) if order[0] >= entry.era else entry
 
 
 def _suspected(entry: Entry | None, policy: Policy, now: float) -> Entry | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 from keywise.errors import SettingsError
 
+HISTORIES = ("events", "all", "none")
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -47,11 +48,20 @@ class Settings:
     repair_s: float = 10.0
     """How often suspects are looked for."""
     body_max_bytes: int = 8 * 1024 * 1024
+    history: str = "events"
+    """What the history keeps: `events` (refusals, failures, takeovers, dead letters and operators' acts),
+    `all` (every application too), or `none` (operators' acts only)."""
+    history_age_s: float = 30 * 86400.0
+    """How long a line of the history is kept."""
+    history_lines_max: int = 100_000
+    """Lines of one pipeline's history, at the most; the oldest go first."""
+    chores_s: float = 60.0
+    """How often keys are pruned and the history is trimmed, by one worker at a time."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value, is_whole = getattr(self, field.name), field.type in (int, "int")
-            if value is None and field.name == "retention_s":
+            if field.name == "history" or (value is None and field.name == "retention_s"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise SettingsError(f"{field.name}={value!r} must be a number")
@@ -59,6 +69,8 @@ class Settings:
                 raise SettingsError(f"{field.name}={value} must be above zero, and finite")
             if is_whole and not isinstance(value, int):
                 raise SettingsError(f"{field.name}={value} must be a whole number")
+        if self.history not in HISTORIES:
+            raise SettingsError(f"history={self.history!r} is not known; write one of {', '.join(HISTORIES)}")
         if self.margin_s >= self.lease_s / 2:
             raise SettingsError(
                 f"margin_s={self.margin_s} leaves too little of lease_s={self.lease_s}; keep it below half of it"

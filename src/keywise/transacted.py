@@ -310,4 +310,4 @@ async def _bury(
 ) -> None:
     await transaction.bury([(ticket.change if tried else None, pipeline.letter(ticket, cause))])
     worked.buried.append(ticket)
-    worked.news.append(events.Buried(pipeline=pipeline.name, key=ticket.change.key, cause=cause))
+    worked.news.append(pipeline.buried(ticket, cause))

@@ -7,8 +7,20 @@ from tidy.tree import Module, expect_none, modules
 
 # Each name is a file or a folder of src/keywise, and belongs to one layer. A new one is added here.
 LAYERS = {
-    "language": {"change", "protocols", "rules", "settings", "events", "errors", "clock", "address"},
-    "mechanisms": {"lanes", "heartbeat", "backoff", "envelope", "limits", "news", "causes", "models"},
+    "language": {
+        "change",
+        "protocols",
+        "rules",
+        "entry",
+        "standing",
+        "limits",
+        "settings",
+        "events",
+        "errors",
+        "clock",
+        "address",
+    },
+    "mechanisms": {"lanes", "heartbeat", "backoff", "envelope", "jobs", "news", "causes", "models"},
     "databases": {"databases"},
     "plugs": {"sources", "ledgers", "sinks", "origins"},
     "programs": {
@@ -19,6 +31,9 @@ LAYERS = {
         "transacted",
         "repair",
         "status",
+        "history",
+        "chores",
+        "acts",
         "ingest",
         "reindex",
         "merge",

@@ -121,6 +121,8 @@ class Rig:
             "sources": [("queue", self.source)],
             "ledger": self.ledger,
             "operator": self.ledger,
+            "governor": self.ledger,
+            "historian": self.ledger,
             "sink": self.sink,
             "envelope": self.envelope,
             "settings": self.settings,

@@ -19,7 +19,14 @@ LEVELS = {
     events.Buried(pipeline="p", key="a", cause="no"): logging.WARNING,
     events.TookOver(pipeline="p", key="a", crashes=0): logging.WARNING,
     events.ClaimLost(pipeline="p", key="a"): logging.WARNING,
+    events.Snoozed(pipeline="p", key="a", wait_s=1.0): None,
+    events.Handled(pipeline="p", keys=("a",), seconds=1.0): None,
     events.Repaired(pipeline="p", key="a"): logging.INFO,
+    events.Waiting(pipeline="p", live=1, bulk=2, busy=1, held=1): None,
+    events.Paused(pipeline="p"): logging.INFO,
+    events.Resumed(pipeline="p"): logging.INFO,
+    events.Pruned(pipeline="p", keys=3): logging.INFO,
+    events.Alarmed(pipeline="p", cause="no", advice="do"): logging.WARNING,
     events.Unavailable(pipeline="p", what="ledger", cause="no", retry_s=1.0): logging.WARNING,
     events.Draining(pipeline="p"): logging.INFO,
     events.Stopped(pipeline="p"): logging.INFO,
@@ -48,7 +55,7 @@ def test_a_log_may_go_to_a_logger_of_the_users(caplog: pytest.LogCaptureFixture)
 
 def test_an_event_is_one_line_of_its_name_and_fields():
     event = events.Failed(pipeline="search", key="a", cause="no", attempts=2, retry_s=0.5)
-    assert described(event) == "failed pipeline='search' key='a' cause='no' attempts=2 retry_s=0.5"
+    assert described(event) == "failed pipeline='search' key='a' version=None cause='no' attempts=2 retry_s=0.5"
 
 
 @pytest.mark.parametrize("evil", ["a\nfailed pipeline='x'", "\x1b[31mred", "a\0b", "\r", "\u2028", "\u202e", "\ud800"])

@@ -7,7 +7,7 @@ import pytest
 from keywise.errors import KeywiseError, SettingsError
 from keywise.settings import Settings, seconds
 
-NAMES = [field.name for field in dataclasses.fields(Settings)]
+NAMES = [field.name for field in dataclasses.fields(Settings) if field.name != "history"]
 
 
 def test_the_defaults_work_together():
@@ -107,3 +107,9 @@ def test_a_duration_that_is_not_understood_is_refused_with_examples(text: str):
 
 def test_a_refusal_is_an_error_of_ours():
     assert issubclass(SettingsError, KeywiseError)
+
+
+@pytest.mark.parametrize("value", ["some", "", None, True])
+def test_the_history_keeps_one_of_three_things(value):
+    with pytest.raises(SettingsError, match="write one of events, all, none"):
+        Settings(history=value)

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from keywise.clock import Clock, boot_time
-from keywise.protocols import Letter
-from keywise.rules import Entry
+from keywise.entry import Entry
+from keywise.protocols import Letter, Line
+from keywise.standing import Standing
 
 TOKEN_NONCE_BITS = 24
 
@@ -31,6 +32,11 @@ class Scope(msgspec.Struct):
 
     entries: dict[str, Entry] = {}
     letters: dict[int, tuple[float, Letter]] = {}
+    standings: dict[str, Standing] = {}
+    """At most one, under an empty name."""
+    chores: dict[str, float] = {}
+    """When each was done last."""
+    lines: dict[int, Line] = {}
 
 
 class MemoryDatabase:

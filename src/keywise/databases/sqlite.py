@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from keywise.clock import boot_time
+from keywise.databases.sqlite_schema import install
 from keywise.errors import DatabaseError, UnavailableError
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
 BUSY_LOOK_S = 0.0005
 BUSY_S = 5.0
 """How long a write waits for another process before it says that the file cannot be reached."""
@@ -25,34 +25,6 @@ pragma journal_mode = wal;
 pragma synchronous = full;
 pragma cache_size = -65536;
 pragma wal_autocheckpoint = 4000;
-"""
-
-SCHEMA = """
-create table keywise_meta (name text primary key, value) without rowid;
-create table keywise_scopes (id integer primary key, name text not null unique);
-create table keywise_marks (
-    scope integer not null, key text not null, era integer not null, version integer not null,
-    generation integer not null, deleted integer not null, updated_at integer not null,
-    primary key (scope, key)
-) without rowid;
-create table keywise_active (
-    scope integer not null, key text not null, token integer not null, lease_until real not null,
-    suspect integer not null, doubtful_since real, entry text not null,
-    primary key (scope, key)
-) without rowid;
-create index keywise_doubtful on keywise_active (scope, doubtful_since) where doubtful_since is not null;
-create table keywise_letters (
-    id integer primary key autoincrement, scope integer not null, buried_at real not null, key text not null,
-    version integer, cause text not null, body blob not null, headers text, sent_at real not null, source text not null
-);
-create index keywise_letters_by_scope on keywise_letters (scope, id);
-create table keywise_queues (id integer primary key, name text not null unique, next integer not null);
-create table keywise_ready (id integer primary key, sent_at real not null, body blob not null);
-create table keywise_held (
-    id integer primary key, queue integer not null, visible_at real not null, receipt integer not null,
-    count integer not null, sent_at real not null, body blob not null
-);
-create index keywise_held_by_time on keywise_held (queue, visible_at);
 """
 
 
@@ -217,27 +189,6 @@ async def opening(database: SqliteDatabase) -> AsyncIterator[None]:
         yield
     except BaseException:
         await database.__aexit__()
-        raise
-
-
-def install(connection: sqlite3.Connection, path: str) -> None:
-    """Create the tables if they are not there; two processes may try at once."""
-    connection.execute("begin immediate")
-    try:
-        there = connection.execute("select 1 from sqlite_master where name = 'keywise_meta'").fetchone()
-        if there is None:
-            for statement in SCHEMA.split(";"):
-                connection.execute(statement)
-            connection.execute("insert into keywise_meta values ('schema', ?), ('tokens', 0)", (SCHEMA_VERSION,))
-        found = connection.execute("select value from keywise_meta where name = 'schema'").fetchone()
-        if found is None or found[0] > SCHEMA_VERSION:
-            raise DatabaseError(
-                f"{path} was written by a newer keywise: its schema is {found and found[0]}, "
-                f"this one knows {SCHEMA_VERSION}; upgrade keywise"
-            )
-        connection.execute("commit")
-    except BaseException:
-        connection.execute("rollback")
         raise
 
 

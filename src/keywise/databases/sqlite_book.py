@@ -7,14 +7,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from keywise import rules
+from keywise.entry import EMPTY, Entry, Policy
 from keywise.protocols import Letter
-from keywise.rules import Entry, Policy
+from keywise.standing import PLAIN, Standing
 
 TOKEN_NONCE_BITS = 24
 PRUNE_AT_ONCE = 10_000
 """Nobody has to wait for longer than such a stretch takes."""
+
+
+class Scope(msgspec.Struct):
+    """A pipeline's part of the file; the ledger looks its number up when it is opened."""
+
+    name: str
+    number: int = 0
 
 
 class Book:
@@ -32,6 +41,12 @@ class Book:
         for row in self._connection.execute(_MARKS, (self._scope, wanted)):
             self._entries[row[0]] = _idle(row[1:])
         self._entries |= load_active(self._connection, self._scope, wanted)
+        if self._policy.rate is not None:
+            for key, rate_at in self._connection.execute(_RATES, (self._scope, wanted)):
+                self._entries[key] = replace(self._entries.get(key, EMPTY), rate_at=rate_at)
+
+    def standing(self) -> Standing:
+        return load_standing(self._connection, self._scope)
 
     def entry(self, key: str) -> Entry | None:
         return self._changed.get(key, self._entries.get(key))
@@ -39,7 +54,7 @@ class Book:
     def set(self, key: str, entry: Entry | None) -> None:
         self._changed[key] = entry
 
-    def store(self) -> None:
+    def store(self, now: float) -> None:
         """Write back what was set. A mark that is there is never taken away."""
         marks, active, idle = [], [], []
         for key, entry in self._changed.items():
@@ -54,8 +69,16 @@ class Book:
         self._connection.executemany(MARK, marks)
         self._connection.executemany("insert or replace into keywise_active values (?, ?, ?, ?, ?, ?, ?)", active)
         self._connection.executemany("delete from keywise_active where scope = ? and key = ?", idle)
+        if self._policy.rate is not None:
+            self._store_rates(now)
         self._entries |= {key: entry for key, entry in self._changed.items() if entry is not None}
         self._changed.clear()
+
+    def _store_rates(self, now: float) -> None:
+        """Only what still limits a key is kept: as much is swept as can have been added, and more."""
+        rates = [(self._scope, key, e.rate_at) for key, e in self._changed.items() if e is not None and e.rate_at > now]
+        self._connection.executemany("insert or replace into keywise_rates values (?, ?, ?)", rates)
+        self._connection.execute(_SWEEP, (self._scope, self._scope, now, 2 * len(rates) + 10))
 
     def tokens(self, count: int) -> list[int]:
         """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
@@ -84,6 +107,11 @@ class Book:
         return len(gone), keys[-1] if len(keys) == PRUNE_AT_ONCE else None
 
 
+def load_standing(connection: sqlite3.Connection, scope: int) -> Standing:
+    [text] = connection.execute("select standing from keywise_scopes where id = ?", (scope,)).fetchone()
+    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Standing)
+
+
 def load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[str, Entry]:
     if connection.execute(_ANY_ACTIVE, (scope,)).fetchone() is None:
         return {}
@@ -96,7 +124,7 @@ def _idle(row: tuple[Any, ...]) -> Entry:
 
 
 def _is_idle(entry: Entry) -> bool:
-    return Entry(entry.mark, entry.deleted, entry.updated_at) == entry
+    return Entry(entry.mark, entry.deleted, entry.updated_at, rate_at=entry.rate_at) == entry
 
 
 _ENCODE = msgspec.json.Encoder().encode
@@ -104,6 +132,11 @@ _DECODE = msgspec.json.Decoder(Entry).decode
 SELECTED = "scope = ? and key in (select value from json_each(?))"
 _MARKS = f"select key, era, version, generation, deleted, updated_at from keywise_marks where {SELECTED}"  # noqa: S608
 _ACTIVE = f"select key, entry from keywise_active where {SELECTED}"  # noqa: S608
+_RATES = f"select key, at from keywise_rates where {SELECTED}"  # noqa: S608
+_SWEEP = (
+    "delete from keywise_rates where scope = ? and key in "
+    "(select key from keywise_rates where scope = ? and at <= ? order by at limit ?)"
+)
 _ANY_ACTIVE = "select 1 from keywise_active where scope = ? limit 1"
 MARK = (
     "insert into keywise_marks values (?, ?, ?, ?, ?, ?, ?) on conflict (scope, key) do update set era = excluded.era, "

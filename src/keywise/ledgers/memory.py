@@ -4,23 +4,27 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self
 
+from msgspec.structs import replace
+
 from keywise import rules
 from keywise.address import Address
 from keywise.change import Want
 from keywise.databases.memory import MemoryDatabase
-from keywise.protocols import Answers, Burial, Census, Failure, Letter, Transaction
-from keywise.rules import Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.protocols import Answers, Burial, Census, Failure, Letter, Line, Transaction
+from keywise.standing import PLAIN, Pause, Standing
 
 SCHEMES = ("memory",)
 
 
 class MemoryLedger:
-    """The ledger of one pipeline in a memory database. It is also its own operator."""
+    """The ledger of one pipeline in a memory database. It is also its own operator, governor and historian."""
 
     def __init__(self, database: MemoryDatabase, scope: str, policy: Policy) -> None:
         self.database = database
         self._scope = database.scope(scope)
         self._policy = policy
+        self.operator = self.governor = self.historian = self
 
     async def __aenter__(self) -> Self:
         return self
@@ -33,12 +37,13 @@ class MemoryLedger:
             answers = Answers()
             for want in sorted(wants, key=lambda want: want.key):
                 entry = self._entry(want.key)
-                refusal = rules.decide(entry, want, self._now(), self._policy, terms)
+                refusal = rules.decide_under(self._standing(), entry, want, self._now(), self._policy, terms)
                 if refusal is not None:
                     answers.refused[want.key] = refusal
                     continue
                 token = self.database.token()
-                entry, claim = rules.grant(entry, want, token, self._now(), terms, self._policy)
+                lifted = rules.in_era(want, entry, self._standing())
+                entry, claim = rules.grant(entry, lifted, token, self._now(), terms, self._policy)
                 self._set(want.key, entry)
                 answers.granted.append(claim)
             return answers
@@ -133,6 +138,68 @@ class MemoryLedger:
     async def now(self) -> float:
         return self._now()
 
+    async def standing(self) -> Standing:
+        return self._standing()
+
+    async def pause(self, pause: Pause) -> None:
+        async with self.database.exclusive():
+            before = self._standing()
+            others = tuple(one for one in before.pauses if (one.keys, one.is_pattern) != (pause.keys, pause.is_pattern))
+            self._stand(replace(before, pauses=(*others, pause)))
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        async with self.database.exclusive():
+            before = self._standing()
+            others = tuple(one for one in before.pauses if (one.keys, one.is_pattern) != (keys, is_pattern))
+            self._stand(replace(before, pauses=others))
+            return len(others) < len(before.pauses)
+
+    async def reset(self, claim: Claim) -> int | None:
+        async with self.database.exclusive():
+            entry = rules.reset(self._entry(claim.key), claim, self._standing())
+            if entry is None:
+                return None
+            self._set(claim.key, entry)
+            return entry.era
+
+    async def raise_era(self) -> int | None:
+        async with self.database.exclusive():
+            entries, standing = self._scope.entries.values(), self._standing()
+            if any(entry.token != 0 and entry.lease_until > self._now() for entry in entries):
+                return None
+            era = 1 + max((rules.era_of(entry, standing) for entry in entries), default=standing.era)
+            self._stand(replace(standing, era=era))
+            return era
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        return sorted(key for key in self._scope.entries if key > after)[:limit]
+
+    async def turn(self, chore: str, every_s: float) -> bool:
+        async with self.database.exclusive():
+            done_at = self._scope.chores.get(chore)
+            if done_at is not None and self._now() < done_at + every_s:
+                return False
+            self.database.set(self._scope.chores, chore, self._now())
+            return True
+
+    async def record(self, lines: Sequence[Line]) -> None:
+        async with self.database.exclusive():
+            for line in lines:
+                self.database.set(self._scope.lines, self.database.number(), line)
+
+    async def history(self, key: str | None, limit: int) -> list[Line]:
+        newest = sorted(self._scope.lines.items(), reverse=True)
+        return [line for _, line in newest if key is None or line.key == key][:limit]
+
+    async def trim(self, age_s: float, lines_max: int) -> int:
+        async with self.database.exclusive():
+            numbered, oldest = sorted(self._scope.lines.items()), self._now() - age_s
+            excess = max(0, len(numbered) - lines_max)
+            gone = [number for place, (number, line) in enumerate(numbered) if place < excess or line.at < oldest]
+            for number in gone:
+                self.database.set(self._scope.lines, number, None)
+            return len(gone)
+
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:
         async with self.database.transaction():
@@ -146,6 +213,12 @@ class MemoryLedger:
             if verdict not in allowed:
                 refused.append(claim)
         return refused
+
+    def _standing(self) -> Standing:
+        return self._scope.standings.get("", PLAIN)
+
+    def _stand(self, standing: Standing) -> None:
+        self.database.set(self._scope.standings, "", standing)
 
     def _keep(self, letter: Letter) -> None:
         self.database.set(self._scope.letters, self.database.number(), (self._now(), letter))
@@ -174,13 +247,20 @@ class MemoryTransaction:
         self._ledger = ledger
 
     async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
-        ledger, now = self._ledger, self._ledger._now()
-        answers = ((want.key, rules.decide(ledger._entry(want.key), want, now, ledger._policy)) for want in wants)
-        return {key: refusal for key, refusal in answers if refusal is not None}
+        ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
+        refusals = {}
+        for want in wants:
+            refusal = rules.decide_under(standing, ledger._entry(want.key), want, now, ledger._policy)
+            if refusal is not None:
+                refusals[want.key] = refusal
+        return refusals
 
     async def mark(self, wants: Sequence[Want]) -> None:
+        ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
         for want in wants:
-            self._ledger._set(want.key, rules.mark(self._ledger._entry(want.key), want, self._ledger._now()))
+            entry = ledger._entry(want.key)
+            marked = rules.mark(entry, rules.in_era(want, entry, standing), now)
+            ledger._set(want.key, rules.charged(marked, now, ledger._policy))
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         return self._ledger._commit(claims, allowed=(Verdict.COMMITTED,))
@@ -188,7 +268,9 @@ class MemoryTransaction:
     async def fail(self, wants: Sequence[Want]) -> list[int]:
         counts = []
         for want in wants:
-            entry = rules.fail_unclaimed(self._ledger._entry(want.key), want, self._ledger._now())
+            before = self._ledger._entry(want.key)
+            lifted = rules.in_era(want, before, self._ledger._standing())
+            entry = rules.fail_unclaimed(before, lifted, self._ledger._now())
             self._ledger._set(want.key, entry)
             counts.append(entry.attempts)
         return counts

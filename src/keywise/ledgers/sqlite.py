@@ -7,6 +7,7 @@ import math
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from operator import itemgetter
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -15,10 +16,13 @@ from keywise import rules
 from keywise.address import Address
 from keywise.change import Order, Want
 from keywise.databases.sqlite import DISK, SqliteDatabase, opening, sqlite_errors
-from keywise.databases.sqlite_book import MARK, SELECTED, Book, load_active
+from keywise.databases.sqlite_book import MARK, SELECTED, Book, Scope, load_active, load_standing
+from keywise.databases.sqlite_governor import SqliteGovernor
+from keywise.databases.sqlite_historian import SqliteHistorian
+from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
 from keywise.errors import UnavailableError
 from keywise.protocols import Answers, Burial, Census, Failure, Letter, Transaction
-from keywise.rules import Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.standing import PLAIN
 
 T = TypeVar("T")
 
@@ -30,13 +34,15 @@ class SqliteLedger:
 
     def __init__(self, database: SqliteDatabase, scope: str, policy: Policy) -> None:
         self.database = database
-        self._name = scope
-        self._scope = 0
+        self.scope = Scope(scope)
         self._policy = policy
+        self.operator = self
+        self.governor = SqliteGovernor(database, self.scope, policy)
+        self.historian = SqliteHistorian(database, self.scope)
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
-            self._scope = await self.database.write(self._register)
+            self.scope.number = await self.database.write(self._register)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -44,16 +50,17 @@ class SqliteLedger:
 
     async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
         def act(book: Book) -> Answers:
-            answers, now = Answers(), self.database.now()
+            answers, now, standing = Answers(), self.database.now(), book.standing()
             book.load(want.key for want in wants)
             tokens = book.tokens(len(wants))
             for want, token in zip(sorted(wants, key=lambda want: want.key), tokens, strict=True):
                 entry = book.entry(want.key)
-                refusal = rules.decide(entry, want, now, self._policy, terms)
+                refusal = rules.decide_under(standing, entry, want, now, self._policy, terms)
                 if refusal is not None:
                     answers.refused[want.key] = refusal
                     continue
-                after, claim = rules.grant(entry, want, token, now, terms, self._policy)
+                lifted = rules.in_era(want, entry, standing)
+                after, claim = rules.grant(entry, lifted, token, now, terms, self._policy)
                 book.set(want.key, after)
                 answers.granted.append(claim)
             return answers
@@ -129,18 +136,19 @@ class SqliteLedger:
 
     async def inspect(self, key: str) -> Entry | None:
         with sqlite_errors(self.database.path):
-            book = Book(self.database.reader, self._scope, self._policy)
+            book = Book(self.database.reader, self.scope.number, self._policy)
             book.load([key])
             return book.entry(key)
 
     async def census(self) -> Census:
         now = self.database.now()
-        [row] = self.database.read(_CENSUS, (self._scope, self._scope, now, self._scope, self._scope, self._scope))
+        scope = self.scope.number
+        [row] = self.database.read(_CENSUS, (scope, scope, now, scope, scope, scope))
         return Census(*row)  # type: ignore[arg-type]
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         since = self.database.now() - quiet_s
-        return [str(key) for (key,) in self.database.read(_SUSPECTS, (self._scope, since, limit))]
+        return [str(key) for (key,) in self.database.read(_SUSPECTS, (self.scope.number, since, limit))]
 
     async def mend(self, claim: Claim, written: Want | None) -> None:
         def act(book: Book) -> None:
@@ -150,7 +158,7 @@ class SqliteLedger:
         await self._write(act)
 
     async def letters(self, limit: int) -> list[tuple[int, float, Letter]]:
-        rows: Any = self.database.read(_LETTERS, (self._scope, limit))
+        rows: Any = self.database.read(_LETTERS, (self.scope.number, limit))
         return [
             (number, buried_at, Letter(cause, body, key, version, _headers(headers), sent_at, source))
             for number, buried_at, cause, body, key, version, headers, sent_at, source in rows
@@ -167,9 +175,9 @@ class SqliteLedger:
 
     async def _write(self, act: Callable[[Book], T]) -> T:
         def transact(connection: sqlite3.Connection) -> T:
-            book = Book(connection, self._scope, self._policy)
+            book = Book(connection, self.scope.number, self._policy)
             result = act(book)
-            book.store()
+            book.store(self.database.now())
             return result
 
         return await self.database.write(transact)
@@ -190,8 +198,8 @@ class SqliteLedger:
         return refused
 
     def _register(self, connection: sqlite3.Connection) -> int:
-        connection.execute("insert or ignore into keywise_scopes (name) values (?)", (self._name,))
-        [number] = connection.execute("select id from keywise_scopes where name = ?", (self._name,)).fetchone()
+        connection.execute("insert or ignore into keywise_scopes (name) values (?)", (self.scope.name,))
+        [number] = connection.execute("select id from keywise_scopes where name = ?", (self.scope.name,)).fetchone()
         return int(number)
 
 
@@ -201,49 +209,50 @@ class SqliteTransaction:
     def __init__(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self._ledger = ledger
-        self._scope = ledger._scope
+        self._scope = ledger.scope.number
         self._active: dict[str, Entry] = {}
         """Of the keys that were decided: those with something going on."""
+        self._standing = PLAIN
+        self._careful: Book | None = None
+        """The entries that were decided, if an operator or a rate has to be heeded."""
         self._now = ledger.database.now()
 
     async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
         self._check_open()
-        keys = msgspec.json.encode([want.key for want in wants]).decode()
         with self._errors():
-            self._active = load_active(self.connection, self._scope, keys)
+            self._standing = load_standing(self.connection, self._scope)
+            keys = msgspec.json.encode([want.key for want in wants]).decode()
             rows = self.connection.execute(_ORDERS, (self._scope, keys)).fetchall()
+            is_plain = self._standing.is_plain and self._ledger._policy.rate is None
+            if not is_plain or any(map(_ERA, rows)):
+                self._careful = self._book(want.key for want in wants)
+                return self._refusals(wants, self._careful.entry)
+            self._active = load_active(self.connection, self._scope, keys)
         marks: dict[str, Order] = {key: (era, version, generation) for key, era, version, generation in rows}
         if not self._active:
             # Most changes are versioned and newer than an idle mark; only the others need a closer look.
             retention_s = self._ledger._policy.retention_s
             oldest = self._now - retention_s if retention_s is not None else -math.inf
             wants = [want for want in wants if not _is_plainly_newer(want, marks.get(want.key), oldest)]
-        refusals = {}
-        for want in wants:
-            entry = self._active.get(want.key) or Entry(marks.get(want.key))
-            refusal = rules.decide(entry, want, self._now, self._ledger._policy)
-            if refusal is not None:
-                refusals[want.key] = refusal
-        return refusals
+        return self._refusals(wants, lambda key: self._active.get(key) or Entry(marks.get(key)))
 
     async def mark(self, wants: Sequence[Want]) -> None:
         self._check_open()
-        scope, at = self._scope, math.ceil(self._now)
-        rows = [(scope, want.key, *want.order, want.deleted, at) for want in wants]  # type: ignore[misc]
         with self._errors():
-            self.connection.executemany(MARK, rows)
+            if self._careful is not None:
+                self._mark_in(self._careful, wants)
+                return
+            scope, at = self._scope, math.ceil(self._now)
+            self.connection.executemany(MARK, [(scope, w.key, *w.order, w.deleted, at) for w in wants])  # type: ignore[misc]
             if self._active:
-                book = self._book(want.key for want in wants if want.key in self._active)
-                for want in wants:
-                    if want.key in self._active:
-                        book.set(want.key, rules.mark(book.entry(want.key), want, self._now))
-                book.store()
+                active = [want for want in wants if want.key in self._active]
+                self._mark_in(self._book(want.key for want in active), active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         with self._errors():
             book = self._book(())
             refused = self._ledger._commit(book, claims, (Verdict.COMMITTED,))
-            book.store()
+            book.store(self._now)
         return refused
 
     async def fail(self, wants: Sequence[Want]) -> list[int]:
@@ -251,10 +260,11 @@ class SqliteTransaction:
         with self._errors():
             book = self._book(want.key for want in wants)
             for want in wants:
-                entry = rules.fail_unclaimed(book.entry(want.key), want, self._now)
+                before = book.entry(want.key)
+                entry = rules.fail_unclaimed(before, rules.in_era(want, before, self._standing), self._now)
                 book.set(want.key, entry)
                 counts.append(entry.attempts)
-            book.store()
+            book.store(self._now)
         return counts
 
     async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
@@ -264,7 +274,7 @@ class SqliteTransaction:
                 if want is not None:
                     book.set(want.key, rules.bury_unclaimed(book.entry(want.key)))
                 book.keep(letter, self._now)
-            book.store()
+            book.store(self._now)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -286,6 +296,21 @@ class SqliteTransaction:
             database.runs_user_code = False
         with self._errors():
             connection.execute("release keywise")
+
+    def _refusals(self, wants: Sequence[Want], entry: Callable[[str], Entry | None]) -> dict[str, Refusal]:
+        policy, refusals = self._ledger._policy, {}
+        for want in wants:
+            refusal = rules.decide_under(self._standing, entry(want.key), want, self._now, policy)
+            if refusal is not None:
+                refusals[want.key] = refusal
+        return refusals
+
+    def _mark_in(self, book: Book, wants: Sequence[Want]) -> None:
+        for want in wants:
+            entry = book.entry(want.key)
+            marked = rules.mark(entry, rules.in_era(want, entry, self._standing), self._now)
+            book.set(want.key, rules.charged(marked, self._now, self._ledger._policy))
+        book.store(self._now)
 
     def _check_open(self) -> None:
         """A full disk makes SQLite roll the whole transaction back: nothing of it may be marked after that."""
@@ -319,6 +344,7 @@ def _headers(text: str | None) -> dict[str, str] | None:
     return msgspec.json.decode(text, type=dict[str, str]) if text else None
 
 
+_ERA = itemgetter(1)
 _LETTERS = (
     "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
     "where scope = ? order by id desc limit ?"

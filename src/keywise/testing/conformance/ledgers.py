@@ -157,7 +157,7 @@ async def any_key_and_any_version_is_kept_exactly(bench: LedgerBench) -> None:
 @CLAIM_PROMISES.add(PLAIN)
 async def an_order_is_era_then_version_then_generation(bench: LedgerBench) -> None:
     """A reindex of an older version never wins over a newer version; a new era wins over any version."""
-    orders: list[Order] = [(0, 5, 0), (0, 5, 3), (0, 6, 0), (1, VERSION_MIN, 0), (1, VERSION_MIN, 1)]
+    orders: list[Order] = [(1, 5, 0), (1, 5, 3), (1, 6, 0), (2, VERSION_MIN, 0), (2, VERSION_MIN, 1)]
     for index, order in enumerate(orders):
         claim = granted(await bench.ask_for(Want("a", order)))
         same("refused commits", await bench.ledger.commit([claim]), [])

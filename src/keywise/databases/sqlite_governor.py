@@ -1,0 +1,108 @@
+"""What an operator sets in a SQLite file, and what the workers on it agree on."""
+
+import sqlite3
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from keywise import rules
+from keywise.databases.sqlite import SqliteDatabase
+from keywise.databases.sqlite_book import Book, Scope, load_standing
+from keywise.entry import Claim, Policy
+from keywise.standing import PLAIN, Pause, Standing
+
+T = TypeVar("T")
+
+
+class SqliteGovernor:
+    """The governor of one scope of a SQLite database."""
+
+    def __init__(self, database: SqliteDatabase, scope: Scope, policy: Policy) -> None:
+        self._database = database
+        self._scope = scope
+        self._policy = policy
+
+    async def standing(self) -> Standing:
+        [[text]] = self._database.read("select standing from keywise_scopes where id = ?", (self._scope.number,))
+        return PLAIN if text == "{}" else msgspec.json.decode(str(text), type=Standing)
+
+    async def pause(self, pause: Pause) -> None:
+        def act(connection: sqlite3.Connection, standing: Standing) -> None:
+            others = _without(standing.pauses, pause.keys, pause.is_pattern)
+            self._store(connection, replace(standing, pauses=(*others, pause)))
+
+        await self._change(act)
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        def act(connection: sqlite3.Connection, standing: Standing) -> bool:
+            others = _without(standing.pauses, keys, is_pattern)
+            self._store(connection, replace(standing, pauses=others))
+            return len(others) < len(standing.pauses)
+
+        return await self._change(act)
+
+    async def reset(self, claim: Claim) -> int | None:
+        def act(connection: sqlite3.Connection, standing: Standing) -> int | None:
+            book = Book(connection, self._scope.number, self._policy)
+            book.load([claim.key])
+            entry = rules.reset(book.entry(claim.key), claim, standing)
+            if entry is None:
+                return None
+            book.set(claim.key, entry)
+            book.store(self._database.now())
+            return entry.era
+
+        return await self._change(act)
+
+    async def raise_era(self) -> int | None:
+        def act(connection: sqlite3.Connection, standing: Standing) -> int | None:
+            scope, now = self._scope.number, self._database.now()
+            if connection.execute(_HELD, (scope, now)).fetchone() is not None:
+                return None
+            [highest] = connection.execute(_HIGHEST, (scope, scope)).fetchone()
+            era = 1 + max(standing.era, highest or 0)
+            self._store(connection, replace(standing, era=era))
+            return era
+
+        return await self._change(act)
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        scope = self._scope.number
+        return [str(key) for (key,) in self._database.read(_KEYS, (scope, after, scope, after, limit))]
+
+    async def turn(self, chore: str, every_s: float) -> bool:
+        def act(connection: sqlite3.Connection) -> bool:
+            now = self._database.now()
+            return connection.execute(_TURN, (self._scope.number, chore, now, now - every_s)).rowcount > 0
+
+        return await self._database.write(act)
+
+    async def _change(self, act: Callable[[sqlite3.Connection, Standing], T]) -> T:
+        return await self._database.write(
+            lambda connection: act(connection, load_standing(connection, self._scope.number))
+        )
+
+    def _store(self, connection: sqlite3.Connection, standing: Standing) -> None:
+        text = msgspec.json.encode(standing).decode() if standing != PLAIN else "{}"
+        connection.execute("update keywise_scopes set standing = ? where id = ?", (text, self._scope.number))
+
+
+def _without(pauses: tuple[Pause, ...], keys: str, is_pattern: bool) -> tuple[Pause, ...]:
+    return tuple(pause for pause in pauses if (pause.keys, pause.is_pattern) != (keys, is_pattern))
+
+
+_HELD = "select 1 from keywise_active where scope = ? and token != 0 and lease_until > ? limit 1"
+_HIGHEST = (
+    "select max(era) from (select max(era) era from keywise_marks where scope = ? "
+    "union all select max(json_extract(entry, '$.era')) from keywise_active where scope = ?)"
+)
+_KEYS = (
+    "select key from keywise_marks where scope = ? and key > ? "
+    "union select key from keywise_active where scope = ? and key > ? order by key limit ?"
+)
+_TURN = (
+    "insert into keywise_chores values (?, ?, ?) on conflict (scope, name) do update set done_at = excluded.done_at "
+    "where done_at <= ?"
+)
