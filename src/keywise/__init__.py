@@ -2,6 +2,7 @@
 
 from keywise.app import App, Retry
 from keywise.change import Change, Delete, Ignore, Outcome, Put, version_of
+from keywise.configuration import load
 from keywise.errors import KeywiseError, OutcomeUnknownError, PermanentError, TransientError
 from keywise.events import Figures, Log
 from keywise.protocols import Grade, Transaction
@@ -28,5 +29,6 @@ __all__ = [
     "Settings",
     "Transaction",
     "TransientError",
+    "load",
     "version_of",
 ]

@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from keywise.address import Address, shown
-from keywise.errors import AddressError, MissingExtraError
+from keywise.errors import AddressError, MissingExtraError, SettingsError
 
 ROLES = ("sources", "ledgers", "sinks")
 
 
 def connect(role: str, address: Address, *arguments: Any) -> Any:
     """Make the adapter for an address; it is opened later, by `async with`."""
-    return _finder(role, address)(address, *arguments)
+    try:
+        return _finder(role, address)(address, *arguments)
+    except SettingsError as error:
+        if (message := address.discreet(str(error))) == str(error):
+            raise
+        raise type(error)(message) from None
 
 
 def schemes(role: str) -> dict[str, str]:

@@ -1,13 +1,33 @@
 """A URL that names a source, a ledger or a sink, with what its adapter needs to open it."""
 
 import difflib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from keywise.errors import AddressError
 
 T = TypeVar("T")
+
+SECRET_MIN = 4
+"""Shorter values from the environment are no secrets, and hiding them would spoil messages."""
+
+
+class Filled(str):
+    """A URL that was filled in from the environment; messages and logs show it as it was written."""
+
+    written: str
+    values: tuple[str, ...]
+
+    def __new__(cls, url: str, written: str, values: Iterable[str]) -> "Filled":
+        filled = super().__new__(cls, url)
+        filled.written = written
+        filled.values = tuple(values)
+        return filled
+
+    def __repr__(self) -> str:
+        return repr(shown(self))
 
 
 class Address:
@@ -18,8 +38,11 @@ class Address:
         self.name = name
         """Of the pipeline."""
         self._shared = shared
-        parts = urlsplit(url)
-        if not parts.scheme or "://" not in url:
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            parts = None
+        if parts is None or not parts.scheme or "://" not in url:
             raise AddressError(f"{shown(url)} is no URL; write for example sqlite:///shop.db")
         self.scheme = parts.scheme
         self.path = unquote(parts.path)
@@ -38,11 +61,21 @@ class Address:
     def file(self) -> str:
         """The path of `scheme:///relative/path` or `scheme:////absolute/path`."""
         if self.host:
-            fixed = f"{self.scheme}:///{self.host}{self.path}"
-            raise AddressError(f"{shown(self.url)} has two slashes where a file needs three; write {shown(fixed)}")
+            fixed = shown(self.url).replace("://", ":///", 1)
+            raise AddressError(f"{shown(self.url)} has two slashes where a file needs three; write {fixed}")
         if len(self.path) < 2:
             raise AddressError(f"{shown(self.url)} names no file; write for example {self.scheme}:///shop.db")
         return self.path[1:]
+
+    def discreet(self, message: str) -> str:
+        """A message about this address without what came from the environment."""
+        if not isinstance(self.url, Filled):
+            return message
+        parts = [*self.url.values, *map(unquote, self.url.values), *self._options, *self._options.values()]
+        secrets = {part for part in parts if len(part) >= SECRET_MIN and part not in self.url.written}
+        for secret in sorted(secrets, key=len, reverse=True):
+            message = message.replace(secret, "***")
+        return message
 
     def shared(self, make: Callable[..., T], *arguments: Any) -> T:
         """One object for all addresses of an app that name the same thing."""
@@ -55,9 +88,6 @@ class Address:
 
 def shown(url: str) -> str:
     """A URL without its password, for messages and logs."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    user, host = parts.username or "", parts.hostname or ""
-    port = f":{parts.port}" if parts.port else ""
-    return parts._replace(netloc=f"{user}:***@{host}{port}").geturl()
+    written = url.written if isinstance(url, Filled) else url
+    # Up to the last @, since a password may hold characters that end a host.
+    return re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", written, flags=re.DOTALL)

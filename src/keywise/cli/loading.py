@@ -1,4 +1,4 @@
-"""Finds the app that a command is about: `shop:app`, or `path/to/shop.py:app`."""
+"""Finds the app that a command is about: `shop:app`, `path/to/shop.py:app`, or `pipeline.toml`."""
 
 import difflib
 import importlib
@@ -15,6 +15,7 @@ import typer
 
 from keywise.app import App
 from keywise.cli.speech import complain, fail, refuse
+from keywise.configuration import load as from_toml
 from keywise.errors import KeywiseError
 
 VARIABLE = "KEYWISE_APP"
@@ -25,7 +26,7 @@ AppOption = Annotated[
         "--app",
         metavar="MODULE:NAME",
         envvar=VARIABLE,
-        help="The app, as shop:app or path/to/shop.py:app.",
+        help="The app, as shop:app, path/to/shop.py:app or pipeline.toml.",
     ),
 ]
 PipelineOption = Annotated[
@@ -35,12 +36,19 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for script
 
 
 def load(target: str | None, example: str = "--app shop:app") -> App:
-    """Import the app; exits with status 2 if the target names none, and with 1 if its module is broken."""
+    """Find the app; exits with status 2 if the target names none, and with 1 if its module or file is broken."""
     if not target:
-        refuse(f"no app is named; say {example} (module:attribute), or set {VARIABLE}=shop:app")
+        refuse(f"no app is named; say {example} (module:attribute, or a TOML file), or set {VARIABLE}=shop:app")
     place, colon, name = target.rpartition(":")
+    if target.endswith(".toml"):
+        return _configured(target)
+    if place.endswith(".toml"):
+        refuse(f"a TOML file is one app, which needs no name; write {place}")
     if not colon or not place or not name:
-        refuse(f"{target!r} names no app; write module:attribute, for example shop:app or path/to/shop.py:app")
+        refuse(
+            f"{target!r} names no app; write module:attribute, for example shop:app or path/to/shop.py:app, "
+            "or the path of a TOML file"
+        )
     module = _imported(place)
     found = getattr(module, name, None)
     if isinstance(found, App):
@@ -59,7 +67,7 @@ def chosen(app: App, names: Sequence[str | None]) -> list[str]:
             known = f"this app has: {', '.join(app.pipelines) or 'none'}"
             refuse(f"no pipeline is called {name!r}; {f'did you mean {near[0]}?' if near else known}")
     if not app.pipelines:
-        fail("this app has no pipeline; define one with app.pipeline(...)")
+        fail("this app has no pipeline; define one with app.pipeline(...), or as [pipeline.NAME] in its TOML file")
     return given or list(app.pipelines)
 
 
@@ -71,6 +79,17 @@ def warn_of_memory(app: App) -> None:
             "with sqlite:///shop.db every command can",
             file=sys.stderr,
         )
+
+
+def _configured(path: str) -> App:
+    if not Path(path).is_file():
+        refuse(f"there is no file {path!r}; write path/to/pipeline.toml, seen from {os.getcwd()}")
+    # Its functions are found as apps are.
+    sys.path.insert(0, os.getcwd())
+    try:
+        return from_toml(path)
+    except KeywiseError as error:
+        fail(str(error))
 
 
 def _imported(place: str) -> ModuleType:

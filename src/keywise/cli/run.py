@@ -32,7 +32,8 @@ PROMISES = {
 
 def run(
     app: Annotated[
-        str | None, typer.Argument(metavar="APP", envvar=VARIABLE, help="As shop:app or path/to/shop.py:app.")
+        str | None,
+        typer.Argument(metavar="APP", envvar=VARIABLE, help="As shop:app, path/to/shop.py:app or pipeline.toml."),
     ] = None,
     pipelines: Annotated[
         list[str] | None, typer.Argument(metavar="PIPELINE", help="Run these only; all of them without it.")
@@ -51,6 +52,7 @@ def run(
     Example:
       keywise run shop:app
       keywise run shop:app pages --until-empty --json
+      keywise run pipeline.toml
     """
     loaded = load(app, "keywise run shop:app")
     names = chosen(loaded, pipelines or ())

@@ -10,6 +10,7 @@ import msgspec
 import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 
+from keywise.address import shown
 from keywise.app import App
 from keywise.cli.loading import AppOption, JsonOption, chosen, load
 from keywise.cli.speech import complain, count, fail, plain, progress, refuse, tell_json
@@ -103,8 +104,8 @@ def _check_place(app: App, pipeline: str) -> None:
     urls = app.pipelines[pipeline].source_urls
     if urls and urls[0].startswith("memory:"):
         fail(
-            f"the first source of {pipeline} is in memory ({urls[0]}), so the messages would end with this command; "
-            "use a source that is stored, for example sqlite:///shop.db"
+            f"the first source of {pipeline} is in memory ({shown(urls[0])}), so the messages would end with this "
+            "command; use a source that is stored, for example sqlite:///shop.db"
         )
 
 

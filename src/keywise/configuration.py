@@ -1,0 +1,199 @@
+"""Reads an app from a TOML file: the words are those of `App`, and URLs may hold `${VARIABLES}` of the environment."""
+
+import difflib
+import importlib
+import inspect
+import os
+import re
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from keywise.address import Filled, shown
+from keywise.app import App, PipelineDefinition, Retry
+from keywise.errors import KeywiseError, SettingsError
+from keywise.settings import Settings
+
+TABLES = {"retry": (Retry, 'retry = { attempts = 5, backoff = "500ms", max = "1m" }')}
+"""Words whose value is a table: what becomes of it, and what to write."""
+FUNCTIONS = ("read", "apply", "refetch")
+WORDS = {"sources", "sink", "key", "version", "deleted", *FUNCTIONS, *TABLES}
+SETTINGS = {field.name for field in fields(Settings)}
+SOURCES = 'sources = ["sqlite:///shop.db"]'
+
+
+def load(path: str | os.PathLike[str]) -> App:
+    """Make the app that a TOML file describes; a mistake raises `SettingsError`, with its place in the file.
+
+    Functions are named as `module:function`, and found beside the file too.
+    """
+    file = Path(path)
+    document = _parsed(file)
+    with _at(str(path)):
+        _check_words(document, ("ledger", "pipeline"))
+        if "ledger" not in document:
+            raise SettingsError('there is no ledger; write ledger = "sqlite:///shop.db" at the top')
+        app = App(_url("ledger", document["ledger"]))
+        for name, table in _table("pipeline", document.get("pipeline", {}), "[pipeline.NAME]").items():
+            with _at(f"[pipeline.{_quoted(name)}]"):
+                _define(app, name, _table(f"pipeline.{name}", table, "[pipeline.NAME] above it"), file.resolve().parent)
+    return app
+
+
+def _define(app: App, name: str, table: Mapping[str, Any], folder: Path) -> PipelineDefinition:
+    """Say to the app what the table says."""
+    _check_words(table, WORDS | SETTINGS | {one.removesuffix("_s") for one in SETTINGS})
+    sources = [_source(entry) for entry in _list_of_sources(table)]
+    functions = {word: _function(word, table[word], folder) for word in FUNCTIONS if word in table}
+    made = {word: _made(word, table[word]) for word in TABLES if word in table}
+    rest = {word: value for word, value in table.items() if word not in {"sources", "sink", *FUNCTIONS, *TABLES}}
+    pipeline = app.pipeline(name, read=functions.get("read"), **made, **rest)
+    for url, options in sources:
+        pipeline.source(url, **options)
+    if "sink" in table:
+        pipeline.sink(_url("sink", table["sink"]))
+    if "apply" in functions:
+        pipeline.apply(functions["apply"])
+    if "refetch" in functions:
+        pipeline.refetch(functions["refetch"])
+    return pipeline
+
+
+def _list_of_sources(table: Mapping[str, Any]) -> list[Any]:
+    entries = table.get("sources", [])
+    if not isinstance(entries, list):
+        raise SettingsError(f"sources is no list; write {SOURCES}")
+    return entries
+
+
+def _source(entry: Any) -> tuple[str, dict[str, Any]]:
+    """A URL alone, or a table with the URL and more."""
+    if not isinstance(entry, dict):
+        return _url("sources", entry), {}
+    with _at("sources"):
+        _check_words(entry, ("url", "lane"))
+        if "url" not in entry:
+            raise SettingsError(f'url is missing in {entry}; write {{ url = "sqlite:///shop.db" }}')
+    return _url("sources", entry["url"]), {word: value for word, value in entry.items() if word != "url"}
+
+
+def _made(word: str, table: Any) -> Any:
+    """A value of the app's own, from the table with its parameters."""
+    kind, example = TABLES[word]
+    given = _table(word, table, example)
+    with _at(word):
+        parameters = inspect.signature(kind).parameters
+        _check_words(given, parameters)
+        for name, parameter in parameters.items():
+            if parameter.default is parameter.empty and name not in given:
+                raise SettingsError(f"{name} is missing; write {example}")
+        return kind(**given)
+
+
+def _url(word: str, url: Any) -> str:
+    """The URL with its variables filled in; `$${` is a literal `${`."""
+    if not isinstance(url, str):
+        raise SettingsError(f'{word}: {url!r} is no URL; write for example "sqlite:///shop.db"')
+    values: list[str] = []
+
+    def fill(found: re.Match[str]) -> str:
+        if found[0] == "$${":
+            return "${"
+        name = found[1]
+        if not name:
+            raise SettingsError(
+                f"{word}: in {shown(url)}, a name and }} have to follow ${{; write ${{NAME}}, or $${{ for the text ${{"
+            )
+        if name not in os.environ:
+            raise SettingsError(f"{word}: {shown(url)} needs the environment variable {name}, which is not set; set it")
+        values.append(os.environ[name])
+        return values[-1]
+
+    filled = re.sub(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?", fill, url)
+    return Filled(filled, url, values) if values else filled
+
+
+def _function(word: str, target: Any, folder: Path) -> Callable[..., Any]:
+    """Import a function, also from a module that lies beside the file."""
+    module, _, name = target.partition(":") if isinstance(target, str) else ("", "", "")
+    if not module or not name:
+        raise SettingsError(f'{word}: {target!r} names no function; write {word} = "module:function"')
+    if str(folder) not in sys.path:
+        # As if Python had been started with a file of that folder, which may import its neighbours later, too.
+        sys.path.insert(0, str(folder))
+    with _at(word):
+        found = _imported(module, folder)
+        function = getattr(found, name, None)
+        if function is None:
+            near = difflib.get_close_matches(name, vars(found), 1)
+            hint = f"did you mean {module}:{near[0]}?" if near else "define it there"
+            raise SettingsError(f"{module} has no function {name!r}; {hint}")
+        if not callable(function):
+            raise SettingsError(f"{target} is no function but {type(function).__name__}; name a function")
+    return function  # type: ignore[no-any-return]
+
+
+def _imported(module: str, folder: Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except KeywiseError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise SettingsError(
+                f"no module is called {module!r}, looked for in {folder} and the installed packages"
+            ) from None
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+        raise SettingsError(f"{module} cannot be imported: {type(error).__name__}: {error}{where}") from error
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    text = ""
+    try:
+        text = file.read_text("utf-8")
+        return tomllib.loads(text)
+    except FileNotFoundError:
+        raise SettingsError(f"there is no file {str(file)!r}, seen from {os.getcwd()}; write its path") from None
+    except OSError as error:
+        raise SettingsError(f"{file} cannot be read: {error.strerror}; name a TOML file") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file} is no UTF-8 text at byte {error.start}; save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        cause = str(error).replace("end of document", f"line {len(text.splitlines())}, the last one")
+        raise SettingsError(f"{file} is no TOML: {cause}; mend it there") from None
+    except RecursionError:
+        raise SettingsError(f"{file} has values inside of values without end; keep it flat") from None
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Say where a mistake stands."""
+    try:
+        yield
+    except SettingsError as error:
+        raise type(error)(f"{place}: {error}") from error.__cause__
+
+
+def _table(word: str, value: Any, example: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise SettingsError(f"{word} is no table; write {example}")
+    return value
+
+
+def _check_words(given: Mapping[str, Any], known: Collection[str]) -> None:
+    for word in given:
+        if word not in known:
+            near = difflib.get_close_matches(word, known, 1)
+            listed = sorted({one.removesuffix("_s") for one in known})
+            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(listed)}"
+            raise SettingsError(f"unknown setting {word!r}; {hint}")
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else f'"{name}"'

@@ -1,0 +1,67 @@
+"""A folder with a TOML file and a module beside it, for tests of what is made of them."""
+
+import sys
+from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
+
+import pytest
+
+import keywise
+from keywise import App
+from keywise.errors import SettingsError
+
+SHOP = """
+from keywise import Change, Put
+
+TITLE = "shop"
+
+
+def read(doc: dict) -> Put:
+    return Put(doc["id"])
+
+
+async def read_later(doc: dict) -> Put: ...
+
+
+async def index(change: Change[dict]) -> None: ...
+
+
+def index_nothing() -> None: ...
+
+
+async def refetch(key: str) -> None: ...
+"""
+
+
+class Folder:
+    """A folder with a TOML file, and a module beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path / "pipeline.toml"
+        (path / "toml_shop.py").write_text(SHOP)
+
+    def load(self, text: str) -> App:
+        self.file.write_text(dedent(text))
+        return keywise.load(self.file)
+
+    def error(self, text: str) -> SettingsError:
+        with pytest.raises(SettingsError) as error:
+            self.load(text)
+        return error.value
+
+    @property
+    def shop(self) -> ModuleType:
+        return sys.modules["toml_shop"]
+
+
+def folder_in(path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    """With variables in the environment; what is imported and set is forgotten after the test."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for module in ("toml_shop", "toml_broken"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setenv("SHOP_DB", "/data/shop.db")
+    monkeypatch.setenv("SHOP_PASSWORD", "s3cret/p@ss")
+    monkeypatch.delenv("SHOP_NOTHING", raising=False)
+    return Folder(path)
