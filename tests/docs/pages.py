@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[2]
 STEP_MAX_S = 60
 SHOWN_ONLY = {"", "text", "toml", "markdown"}
 """Diagrams, settings and templates: there is nothing to run."""
+FILES = {"python", "toml"}
+"""Blocks that are the content of a file, if their first line names it."""
 FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)")
 
 
@@ -31,7 +33,7 @@ class Block:
     def file_name(self) -> str | None:
         """The file that the block is the content of, if its first line says so."""
         found = FILE_NAME.fullmatch(self.text.partition("\n")[0])
-        return found[1] if found and self.language == "python" and not self.quoted else None
+        return found[1] if found and self.language in FILES and not self.quoted else None
 
     @property
     def is_script(self) -> bool:
