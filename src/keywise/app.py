@@ -58,6 +58,8 @@ class PipelineDefinition:
     def source(self, url: str) -> Self:
         """Take messages from here too."""
         self._app._address(url, self.name)
+        if url in self._source_urls:
+            raise SettingsError(f"pipeline {self.name!r} has the source {shown(url)} already; name it once")
         self._source_urls.append(url)
         return self
 
@@ -127,7 +129,7 @@ class App:
         route = FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
         if retry is not None:
             given = {"attempts_max": retry.attempts, "backoff": retry.backoff, "backoff_max": retry.max}
-            options = given | options
+            options = {name: value for name, value in given.items() if f"{name}_s" not in options} | options
         self.pipelines[name] = PipelineDefinition(self, name, route, settings_from(options))
         return self.pipelines[name]
 
@@ -236,7 +238,8 @@ class App:
         handler = definition._handler
         if handler is None:
             raise SettingsError(
-                f"pipeline {definition.name!r} has no sink; call .sink(URL) or decorate a function with .apply"
+                f"pipeline {definition.name!r} has no sink; call .sink(URL) or decorate a function with .apply "
+                '(in a TOML file: sink = "URL" or apply = "module:function")'
             )
         if not signature_of(handler).wants_transaction:
             return FunctionSink(handler, threads=definition.settings.concurrency)
@@ -280,7 +283,9 @@ class App:
 
     def _first_source(self, definition: PipelineDefinition) -> str:
         if not definition.source_urls:
-            raise SettingsError(f"pipeline {definition.name!r} has no source; call .source(URL)")
+            raise SettingsError(
+                f"pipeline {definition.name!r} has no source; call .source(URL) (in a TOML file: sources = [URL])"
+            )
         return definition.source_urls[0]
 
 
@@ -301,6 +306,8 @@ def settings_from(options: Mapping[str, Any]) -> Settings:
     known = {field.name for field in fields(Settings)}
     given: dict[str, Any] = {}
     for name, value in options.items():
+        if name.endswith("_s") and name.removesuffix("_s") in options:
+            raise SettingsError(f"{name.removesuffix('_s')} and {name} are one setting; keep one of them")
         if f"{name}_s" in known:
             given[f"{name}_s"] = None if value is None else seconds(value)
         elif name in known:

@@ -45,7 +45,8 @@ def settings(app: App, shop: ModuleType) -> None:
 
 def retries(app: App, shop: ModuleType) -> None:
     app.pipeline("search", key="id", retry=Retry(attempts=3, backoff="1s", max=30))
-    app.pipeline("other", key="id", retry=Retry(attempts=2), backoff="2s")
+    app.pipeline("other", key="id", attempts_max=2, backoff_s=2.0)
+    app.pipeline("third", key="id", attempts_max=2, backoff_s=2.0)
 
 
 def functions(app: App, shop: ModuleType) -> None:
@@ -101,6 +102,11 @@ DEFINITIONS: dict[str, tuple[Callable[[App, ModuleType], None], str]] = {
         key = "id"
         backoff = "2s"
         retry.attempts = 2
+
+        [pipeline.third]
+        key = "id"
+        backoff_s = 2
+        retry = { attempts = 2 }
         """,
     ),
     "functions": (

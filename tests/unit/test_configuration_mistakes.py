@@ -54,6 +54,14 @@ MISTAKES: dict[str, tuple[Callable[[App], object], str]] = {
         lambda app: app.pipeline("search", key="id").source("shop.db"),
         "key = 'id'\nsources = ['shop.db']",
     ),
+    "a source twice": (
+        lambda app: app.pipeline("search", key="id").source("memory://").source("memory://"),
+        "key = 'id'\nsources = ['memory://', { url = 'memory://' }]",
+    ),
+    "a setting twice": (
+        lambda app: app.pipeline("search", key="id", lease="45s", lease_s=45),
+        "key = 'id'\nlease = '45s'\nlease_s = 45",
+    ),
     "a sink that is no URL": (lambda app: app.pipeline("search", key="id").sink("shop"), "key = 'id'\nsink = 'shop'"),
     "two targets": (
         lambda app: app.pipeline("search", key="id").sink("memory://").apply(sys.modules["toml_shop"].index),
