@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from keywise.change import Change, Delivery, Order, is_unversioned, order_of
+from keywise.change import Change, Order, is_unversioned, order_of
 from keywise.protocols import Grade
 from keywise.rules import Claim, Entry
 from keywise.testing.virtual import Process
@@ -57,7 +57,13 @@ class Auditor:
         self._queued: set[int] = set()
         self._letters: set[int] = set()
         self._buried_bodies: set[bytes] = set()
-        self._receipts: dict[tuple[str, Any], Any] = {}
+        self._letters_of: Counter[bytes] = Counter()
+        self._ends: dict[int, float] = {}
+        """When the lease of a token ends if no clock jumps."""
+        self._overdue: set[int] = set()
+        """Tokens under which a call ended after the lease had."""
+        self._repairs_killed: Counter[str] = Counter()
+        """Deaths at the repair of a key, since a change of it was claimed last."""
         self._calls: list[Call] = []
         self._blocked_ticks: Counter[str] = Counter()
 
@@ -86,7 +92,10 @@ class Auditor:
         mark = self._marks.get(claim.key)
         if claim.order is not None and mark is not None and claim.order <= mark:
             self.violate(f"{claim.key} {_version(claim.order)} granted at or below its mark")
+        if claim.order is not None:
+            self._repairs_killed[claim.key] = 0
         self._tokens[claim.token] = now + lease_s
+        self._ends[claim.token] = self._world.now() + lease_s
         self._latest[claim.key] = claim.token
         self.note(f"{process.name} claims {claim.key} {_version(claim.order)} token {claim.token & 0xFFFF:x}")
 
@@ -98,6 +107,7 @@ class Auditor:
             if self._latest.get(claim.key) != claim.token:
                 self.violate(f"{claim.key} renewed with an old token")
             self._tokens[claim.token] = self._world.store_now() + lease_s
+            self._ends[claim.token] = self._world.now() + lease_s
 
     def refused(self, claims: list[Claim], before: dict[str, Entry], after: dict[str, Entry]) -> None:
         """A refused commit came after a write: where that can do harm, the key must be suspect."""
@@ -110,7 +120,7 @@ class Auditor:
         """After a commit: whoever raised a mark must have held the latest token."""
         for claim in claims:
             earlier = before.get(claim.key)
-            if claim.overdue and (earlier is None or earlier.token != claim.token):
+            if claim.token in self._overdue and (earlier is None or earlier.token != claim.token):
                 self.violate(f"{claim.key} committed by {process.name}, whose claim had ended before its write")
             raised = claim.order is not None and (earlier is None or earlier.mark is None or claim.order > earlier.mark)
             if raised and self._latest.get(claim.key) != claim.token:
@@ -122,6 +132,13 @@ class Auditor:
             freed = earlier is not None and earlier.token and (later is None or later.token != earlier.token)
             if freed and earlier is not None and earlier.token != claim.token:
                 self.violate(f"{claim.key} released by somebody who does not hold it")
+
+    def mended(self, claim: Claim, before: Entry | None, after: Entry | None) -> None:
+        """Only the holder ends a repair, and only what was there when it began is put right by it."""
+        if (before is None or before.token != claim.token) and after != before:
+            self.violate(f"{claim.key} mended by somebody who does not hold it")
+        elif before is not None and before.suspect > claim.suspect and (after is None or not after.suspect):
+            self.violate(f"{claim.key} is not suspect any more, though its suspicion grew during the repair")
 
     def pruned(self, before: dict[str, Entry], after: dict[str, Entry], retention_s: float) -> None:
         now = self._world.store_now()
@@ -164,6 +181,10 @@ class Auditor:
             self._overlap(call, process, keys)
         call = Call(process, keys, list(claims), now)
         self._calls.append(call)
+        if len(claims) > 1 and any(claim.attempts for claim in claims):
+            self.violate(f"one of {', '.join(keys)} failed before, and takes others along")
+        if world.was_told_to_stop(process) and not any(claim.alone for claim in claims):
+            self.violate(f"{process.name} begins to work though it was told to stop")
         if sum(one.process is process for one in self._calls) > world.settings.concurrency:
             self.violate(f"{process.name} runs more calls than its concurrency")
         if len(changes) > world.sink_batch_max:
@@ -173,6 +194,8 @@ class Auditor:
     def call_ended(self, call: Call) -> None:
         if call in self._calls:
             self._calls.remove(call)
+        ended = self._world.now()
+        self._overdue.update(claim.token for claim in call.claims if ended > self._ends[claim.token])
         now = self._world.store_now()
         until = min((self._tokens[claim.token] for claim in call.claims), default=now)
         paused = self._world.paused_since(call.process, call.started)
@@ -199,16 +222,20 @@ class Auditor:
         if deleted:
             self._deleted[key] = max(order, gone or order)
 
+    def repairing(self, change: Change[Any], claim: Claim) -> None:
+        """A repair is about to write: not below what may be in the sink, while that can still be settled."""
+        entry = self._world.entries().get(claim.key)
+        if entry is None or entry.token != claim.token or entry.unknown is None:
+            return
+        if change.order < entry.unknown and self._world.store_now() < entry.unknown_until:
+            self.violate(f"{claim.key} repaired to {_version(change.order)}, below {_version(entry.unknown)}")
+
+    def repair_kills(self, key: str) -> None:
+        self._repairs_killed[key] += 1
+        if self._repairs_killed[key] > self._world.settings.crashes_max:
+            self.violate(f"the repair of {key} kills one worker after another")
+
     # The source.
-
-    def received(self, process: Process, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
-            self._receipts[process.name, delivery.id] = delivery.receipt
-
-    def acking(self, process: Process, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
-            if self._receipts.get((process.name, delivery.id)) != delivery.receipt:
-                self.violate(f"message {delivery.id} acked with an old receipt")
 
     def purged(self, number: int) -> None:
         self._queued.discard(number)
@@ -256,12 +283,22 @@ class Auditor:
             if entry.owner == process.name and entry.alone and entry.tried is not None:
                 self.deaths[key, entry.tried] += 1
 
+    def transaction_cut(self, process: Process) -> None:
+        """The claims of its handlers ended before they did, which counts as a try of each."""
+        for key, entry in self._world.entries().items():
+            if entry.owner == process.name and entry.tried is not None:
+                self.tries[key, entry.tried] += 1
+
     def _look_at_letters(self) -> None:
         for number, (_, letter) in self._world.letters().items():
             if number in self._letters:
                 continue
             self._letters.add(number)
             self._buried_bodies.add(letter.body)
+            self._letters_of[letter.body] += 1
+            copies = sum(body == letter.body for body in self._world.bodies.values())
+            if self._world.is_one_transaction and self._letters_of[letter.body] > copies:
+                self.violate(f"{letter.key or 'a malformed message'} {letter.version} is buried twice")
             self.note(f"dead letter {letter.key} {letter.version}: {letter.cause}")
             if letter.key:
                 order = order_of(letter.version)

@@ -13,6 +13,7 @@ KINDS = (
     "lost before",
     "lost after",
     "slow call",
+    "slow begin",
     "crash",
     "pause",
     "drain",
@@ -20,6 +21,7 @@ KINDS = (
     "poison",
     "flaky",
     "killer",
+    "deadly repair",
     "unversioned",
     "malformed",
     "purge",
@@ -36,6 +38,7 @@ class Rates(msgspec.Struct, frozen=True):
     delay: float
     lost: float
     slow: float
+    slow_begin: float
     crash: float
     pause: float
     drain: float
@@ -43,6 +46,7 @@ class Rates(msgspec.Struct, frozen=True):
     poison: float
     flaky: float
     killer: float
+    deadly_repair: float
     malformed: float
     purge: float
     prune: bool
@@ -73,6 +77,10 @@ class Faults:
             return self.rng.uniform(1.0, 20.0)
         return self.rng.uniform(0.0005, 0.02)
 
+    def begin_s(self) -> float:
+        """How long a transaction waits for others before it begins."""
+        return self.rng.uniform(0.5, 14.0) if self.happens("slow begin", self.rates.slow_begin) else 0.0
+
 
 def _draw(rng: random.Random) -> Rates:
     def often(most: float, never: float = 0.3) -> float:
@@ -86,6 +94,7 @@ def _draw(rng: random.Random) -> Rates:
         delay=often(0.3),
         lost=often(0.12),
         slow=0.0 if zombies else often(0.25 if rng.random() < 0.2 else 0.06),
+        slow_begin=often(0.5, never=0.6),
         crash=0.0 if zombies else often(0.05),
         pause=0.05 if zombies else often(0.05),
         drain=often(0.03),
@@ -93,6 +102,7 @@ def _draw(rng: random.Random) -> Rates:
         poison=often(0.15, never=0.5),
         flaky=often(0.3, never=0.4),
         killer=0.0 if zombies else often(0.08, never=0.6),
+        deadly_repair=0.0 if zombies else often(0.3, never=0.8),
         malformed=often(0.1, never=0.5),
         purge=often(0.05, never=0.7),
         prune=rng.random() < 0.4,

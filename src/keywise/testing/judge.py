@@ -23,6 +23,8 @@ class Judge:
         for key, sent in workload.truth(world.changes, world.auditor.dead).items():
             held = stored.get(key)
             found = None if held is None or held.deleted else held.order
+            if self._is_given_up(key):
+                continue
             taken = purged.get(key)
             if taken is not None and (world.has_suspects or found == taken.order or taken.order > sent.order):
                 continue  # Whether it was applied before it was taken away, nobody can say.
@@ -34,6 +36,11 @@ class Judge:
                 continue  # A repair wrote it, though its message was set aside.
             if found != expected:
                 world.auditor.violate(f"{key} ends as {found}, the truth is {expected}")
+
+    def _is_given_up(self, key: str) -> bool:
+        """Its repair killed so many workers that the key stays suspect, and is shown as such."""
+        entry = self._world.entries().get(key)
+        return entry is not None and entry.suspect > 0 and entry.crashes >= self._world.settings.crashes_max
 
     def _may_be_applied(self, key: str, order: Order) -> bool:
         """Though it was set aside: another copy was applied, or nobody knew that this one had been."""

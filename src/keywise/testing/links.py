@@ -49,6 +49,7 @@ class Link:
         """Run `act` on a server. It may not run, or run without an answer, or long after the caller has gone."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         outside(asyncio.get_running_loop(), self._serve(act, answer, lost))
+        self.world.trouble.meanwhile(self.process)
         return await answer
 
     async def hop(self) -> None:
@@ -95,17 +96,23 @@ class LinkedSource:
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         deliveries = await self._link.call(lambda: self._receive(limit, wait_s))
-        self._link.world.auditor.received(self._link.process, list(deliveries))
+        self._link.world.custody.received(self._link.process, list(deliveries))
         return deliveries
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        await self._link.call(lambda: self._source.extend(deliveries, visibility_s))
+        custody, process = self._link.world.custody, self._link.process
+        custody.extending(process, list(deliveries))
+        try:
+            await self._link.call(lambda: self._source.extend(deliveries, visibility_s))
+        finally:
+            custody.extended(process)
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        self._link.world.auditor.acking(self._link.process, list(deliveries))
+        self._link.world.custody.acking(self._link.process, list(deliveries))
         await self._link.call(lambda: self._source.ack(deliveries), lost="lost ack")
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        self._link.world.custody.giving_back(self._link.process, list(deliveries))
         await self._link.call(lambda: self._source.release(deliveries, delay_s))
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
@@ -211,7 +218,12 @@ class LinkedLedger:
         return await self._link.call(lambda: self._ledger.suspects(limit, quiet_s))
 
     async def mend(self, claim: Claim, written: Want | None) -> None:
-        await self._link.call(lambda: self._ledger.mend(claim, written))
+        async def act() -> None:
+            await self._ledger.mend(claim, written)
+            world = self._link.world
+            self._auditor.mended(claim, world.database.before.get(claim.key), world.entries().get(claim.key))
+
+        await self._link.call(act)
 
     async def letters(self, limit: int) -> list[tuple[int, float, Letter]]:
         return await self._ledger.letters(limit)
@@ -232,6 +244,7 @@ class LinkedLedger:
         session = Session(database)
 
         async def begin() -> None:
+            await asyncio.sleep(world.faults.begin_s())
             await database.begin()
             session.is_open = True
             if process.is_dead:
@@ -248,6 +261,9 @@ class LinkedLedger:
             await self._link.call(begin)
             yield LinkedTransaction(self._link, MemoryTransaction(self._ledger))
             await self._link.call(commit)
+        except asyncio.CancelledError:
+            world.auditor.transaction_cut(process)
+            raise
         finally:
             session.give_up()
 

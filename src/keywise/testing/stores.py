@@ -36,6 +36,7 @@ class LinkedSink:
         results: Sequence[Result] = [Result(Outcome.FAILED)] * len(changes)
         try:
             await world.meet_killers(self._link.process, changes)
+            await world.meet_deadly_repairs(self._link.process, claims)
             running = asyncio.ensure_future(self._run(changes, claims))
             running.add_done_callback(_thrown_away)
             results = await (asyncio.shield(running) if world.has_threads else running)
@@ -57,6 +58,8 @@ class LinkedSink:
     def _apply_one(self, change: Change[Any], claim: Claim) -> Result:
         world = self._link.world
         sent = world.sent_of(change)
+        if sent is not None and claim.order is None:
+            world.auditor.repairing(change, claim)
         if sent is not None and sent.poison:
             return Result(Outcome.FAILED, "poison", permanent=True)
         if sent is not None and sent.flaky > 0:

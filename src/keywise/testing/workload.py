@@ -106,5 +106,5 @@ def _afflict(sent: Sent, faults: Faults, rng: random.Random) -> None:
 def _displaced(changes: list[Sent], faults: Faults) -> list[Sent]:
     for sent in changes:
         if faults.happens("reorder", faults.rates.reorder * 0.3):
-            sent.at = max(0.0, sent.at + faults.rng.uniform(-3.0, 3.0))
+            sent.at = max(0.0, sent.at + faults.rng.uniform(-3.0, 3.0) * faults.rng.choice((1, 1, 4)))
     return sorted(changes, key=lambda sent: sent.at)

@@ -14,21 +14,22 @@ from keywise.lanes import Lanes
 from keywise.ledgers.memory import MemoryLedger
 from keywise.pipeline import Pipeline
 from keywise.protocols import APPLIED, Grade, Letter, Result
-from keywise.rules import Entry, Policy, doubtful_since
+from keywise.rules import Claim, Entry, Policy, doubtful_since
 from keywise.settings import Settings
 from keywise.sinks.memory import MemorySink, MemoryTable
 from keywise.sources.memory import MemorySource
 from keywise.testing import workload
 from keywise.testing.auditor import TICK_S, Auditor
+from keywise.testing.custody import Custody
 from keywise.testing.faults import Faults
 from keywise.testing.judge import Judge
 from keywise.testing.links import Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
 from keywise.testing.stores import LinkedSink, LinkedTable
+from keywise.testing.trouble import Trouble
 from keywise.testing.virtual import Process, VirtualLoop
 
 SAFETY_S = 110.0
 LIVENESS_MAX_S = 3000.0
-PAUSE_MAX_S = 25.0
 FORGET_DELETIONS_S = 30.0
 
 
@@ -41,7 +42,7 @@ class World:
         self.grade = grade
         self.faults = Faults(self.rng)
         self.settings = Settings(
-            batch_max=8,
+            batch_max=self.rng.choice((2, 8)),
             prefetch=12,
             concurrency=3,
             lease_s=10.0,
@@ -75,19 +76,24 @@ class World:
         self.runs_user_code = grade is not Grade.ATOMIC or self.rng.random() < 0.5
         self.ledger = MemoryLedger(self.database, "sim", self.policy)
         self.auditor = Auditor(self)
+        self.custody = Custody(self)
         self.judge = Judge(self)
+        self.trouble = Trouble(self)
         self.changes = workload.draw(self.faults)
         self.sent_by_body = {sent.body: sent for sent in self.changes}
         self.bodies: dict[int, bytes] = {}
         self.sessions: dict[str, list[Session]] = {}
         self.sent: dict[str, workload.Sent] = {}
-        self._workers: dict[Process, Consumer | None] = {}
-        self._paused_at: dict[Process, float] = {}
+        self.workers: dict[Process, Consumer | None] = {}
+        self.paused_at: dict[Process, float] = {}
+        self.stopped_at: dict[Process, float] = {}
+        """When processes were told to stop, by the clock of the loop."""
+        self._deadly = {f"key-{i}" for i in range(workload.KEYS) if self.rng.random() < self.faults.rates.deadly_repair}
+        """Keys whose repair takes its process with it."""
         self._table_writes = 0
-        self._store_ahead_s = 0.0
-        self._snapshot: tuple[dict[str, Entry], int] | None = None
+        self.store_ahead_s = 0.0
         self._restarts = 0
-        self._outside = contextvars.copy_context()
+        self.outside = contextvars.copy_context()
         """Belongs to no process, so that it outlives them."""
         self._fallen: list[Process] = []
         """Kept until the end: collecting the tasks of a killed process would run their cleanup."""
@@ -99,7 +105,7 @@ class World:
 
     def store_now(self) -> float:
         """The store's clock: it may jump ahead of the processes' clocks."""
-        return 1000.0 + self.loop.time() + self._store_ahead_s
+        return 1000.0 + self.loop.time() + self.store_ahead_s
 
     def entries(self) -> dict[str, Entry]:
         return self.database.scope("sim").entries
@@ -111,11 +117,21 @@ class World:
         return self.queue_database.queue("queue")
 
     def lanes(self) -> list[tuple[str, Lanes]]:
-        running = [(p, consumer) for p, consumer in self._workers.items() if consumer is not None and not p.is_paused]
+        running = [(p, consumer) for p, consumer in self.workers.items() if consumer is not None and not p.is_paused]
         return [(process.name, consumer._lanes) for process, consumer in running]
 
     def paused_since(self, process: Process, moment: float) -> bool:
-        return self._paused_at.get(process, -1.0) >= moment
+        return self.paused_at.get(process, -1.0) >= moment
+
+    def was_told_to_stop(self, process: Process) -> bool:
+        """Long enough ago to know it."""
+        stopped_at = self.stopped_at.get(process, self.now())
+        return stopped_at < self.now() and not self.paused_since(process, 1000.0 + stopped_at)
+
+    @property
+    def is_one_transaction(self) -> bool:
+        same = self.queue_database is self.database
+        return self.grade is Grade.ATOMIC and same and not self.runs_user_code
 
     def sent_of(self, change: Change[Any]) -> workload.Sent | None:
         """None for a deletion that a repair made up."""
@@ -144,19 +160,24 @@ class World:
         sending = asyncio.get_running_loop().create_task(self._send_all())
         while self.now() < SAFETY_S:
             await asyncio.sleep(TICK_S)
-            self._disturb()
-            self.auditor.tick()
+            self.trouble.disturb()
+            self._tick()
         await sending
         self.faults.is_over = True
-        for process in [p for p in self._workers if p.is_paused]:
+        for process in [p for p in self.workers if p.is_paused]:
+            self.custody.awake(process)
             process.resume()
         await self._come_to_rest()
+
+    def _tick(self) -> None:
+        self.auditor.tick()
+        self.custody.tick()
 
     async def _come_to_rest(self) -> None:
         deadline = self.now() + LIVENESS_MAX_S
         while self.now() < deadline and not self._is_at_rest():
             await asyncio.sleep(TICK_S)
-            self.auditor.tick()
+            self._tick()
         if not self._is_at_rest():
             waiting = sorted(self.sent_by_body[m.body].key for m in self.messages().values())
             self.auditor.violate(f"not drained: messages {waiting}, entries {self._unrest()}")
@@ -178,7 +199,7 @@ class World:
 
     def _start(self, name: str) -> None:
         process = Process(self.loop, name)
-        self._workers[process] = None
+        self.workers[process] = None
         process.spawn(self._work(process))
 
     async def _work(self, process: Process) -> None:
@@ -196,6 +217,8 @@ class World:
                 sources=[("queue", source)],
                 ledger=ledger,
                 operator=ledger,
+                governor=self.ledger,
+                historian=self.ledger,
                 sink=sink,
                 envelope=Envelope(route, body_max_bytes=1000),
                 settings=self.settings,
@@ -205,12 +228,14 @@ class World:
                 rng=random.Random(self.rng.random()),
             )
         )
-        self._workers[process] = consumer
+        self.workers[process] = consumer
         try:
             await consumer.run()
         except Exception as error:
             self.auditor.violate(f"{process.name} died of {error!r}")
-        self._workers.pop(process, None)
+        self.workers.pop(process, None)
+        if self.now() - self.stopped_at.get(process, 0.0) < self.settings.drain_s - 0.1:
+            self.custody.left(process)
         self._restart_later()
 
     def kill(self, process: Process) -> None:
@@ -219,7 +244,7 @@ class World:
         self._fallen.append(process)
         self.auditor.note(f"{process.name} killed")
         self.auditor.process_fell(process)
-        self._workers.pop(process, None)
+        self.workers.pop(process, None)
         for session in self.sessions.pop(process.name, []):
             session.end()
         self.auditor.look()
@@ -228,81 +253,8 @@ class World:
     def _restart_later(self) -> None:
         self._restarts += 1
         name = f"r{self._restarts}"
-        if len(self._workers) < 4:
-            self.loop.call_later(self.rng.uniform(0.1, 10.0), self._start, name, context=self._outside)
-
-    def _disturb(self) -> None:
-        rates, faults = self.faults.rates, self.faults
-        for process, consumer in list(self._workers.items()):
-            if process.is_paused or consumer is None:
-                continue
-            if faults.happens("crash", rates.crash):
-                self.kill(process)
-            elif faults.happens("pause", rates.pause):
-                self._pause(process)
-            elif faults.happens("drain", rates.drain):
-                self.auditor.note(f"{process.name} drains")
-                consumer.stop()
-        if faults.happens("purge", rates.purge):
-            self._purge()
-        if faults.happens("clock jump", rates.jump):
-            self._store_ahead_s += self.rng.uniform(1.0, 15.0)
-            self.auditor.excused_until = self.store_now() + self.settings.lease_s + PAUSE_MAX_S
-        self._disturb_ledger()
-
-    def _disturb_ledger(self) -> None:
-        if self.faults.rates.prune and self.faults.happens("prune", 0.05):
-            self._prune()
-        if not self.faults.rates.restore or self.has_suspects or self.grade is Grade.ATOMIC:
-            return
-        if self._snapshot is None and self.rng.random() < 0.05:
-            self._snapshot = (dict(self.entries()), self.database.tokens)
-        elif self._snapshot is not None and self.faults.happens("restore", 0.03):
-            entries, tokens = self._snapshot
-            self.entries().clear()
-            self.entries().update(entries)
-            self.database.tokens = tokens
-            self._snapshot = None
-            self.auditor.restored()
-            self.auditor.excused_until = self.store_now() + self.settings.lease_s + PAUSE_MAX_S
-
-    def _purge(self) -> None:
-        """Somebody deletes a message from the queue by hand, as people do."""
-        sent = [(number, self.sent_by_body[message.body]) for number, message in self.messages().items()]
-        candidates = [(number, one) for number, one in sent if not one.malformed and one.key != workload.MEETING]
-        if self.queue_database._writer.locked() or not candidates:
-            return
-        number, one = self.rng.choice(candidates)
-        one.purged = True
-        self.auditor.purged(number)
-        self.messages().pop(number)
-
-    def _prune(self) -> None:
-        retention_s = self.settings.retention_s
-        assert retention_s is not None
-        before = dict(self.entries())
-        coroutine = self.ledger.prune(retention_s)
-        if self.database._writer.locked():
-            coroutine.close()
-            return
-        try:
-            coroutine.send(None)
-        except StopIteration:
-            self.auditor.pruned(before, self.entries(), retention_s)
-
-    def _pause(self, process: Process) -> None:
-        process.pause()
-        self._paused_at[process] = float("inf")
-        self.auditor.note(f"{process.name} pauses")
-        self.auditor.process_fell(process)
-
-        def resume() -> None:
-            if not process.is_dead:
-                self.auditor.note(f"{process.name} goes on")
-                self._paused_at[process] = self.store_now()
-                process.resume()
-
-        self.loop.call_later(self.rng.uniform(0.5, PAUSE_MAX_S), resume)
+        if len(self.workers) < 4:
+            self.loop.call_later(self.rng.uniform(0.1, 10.0), self._start, name, context=self.outside)
 
     # The workload and its handler.
 
@@ -319,7 +271,8 @@ class World:
 
     def _delay_s(self) -> float:
         """Some stragglers arrive when their key is forgotten."""
-        return self.rng.uniform(1.0, 20.0) if self.rng.random() < 0.7 else self.rng.uniform(60.0, 100.0)
+        lowest, highest = self.rng.choice(((1.0, 20.0), (1.0, 20.0), (20.0, 29.0), (60.0, 100.0)))
+        return self.rng.uniform(lowest, highest)
 
     def _sent_now(self, sent: workload.Sent) -> None:
         newest = self.sent.get(sent.key)
@@ -339,7 +292,15 @@ class World:
                 self.auditor.kills[change.key, change.order] += 1
                 if self.auditor.kills[change.key, change.order] > self.judge.kills_max(sent):
                     self.auditor.violate(f"{change.key} v{sent.version} kills one worker after another")
-                self.loop.call_soon(self.kill, process, context=self._outside)
+                self.loop.call_soon(self.kill, process, context=self.outside)
+                await asyncio.Event().wait()
+
+    async def meet_deadly_repairs(self, process: Process, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            if claim.order is None and claim.key in self._deadly:
+                self.faults.injected["deadly repair"] += 1
+                self.auditor.repair_kills(claim.key)
+                self.loop.call_soon(self.kill, process, context=self.outside)
                 await asyncio.Event().wait()
 
     def write(self, sink: MemorySink, change: Change[Any], token: int) -> Result:

@@ -1,0 +1,72 @@
+"""Watches what simulated workers do with the messages that they hold: hide them, ack them, give them back."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from keywise.change import Delivery
+from keywise.testing.virtual import Process
+
+if TYPE_CHECKING:
+    from keywise.testing.world import World
+
+Receipt = str | int
+
+
+class Custody:
+    """Who has received which message, and when it was last asked for to stay hidden."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._receipts: dict[tuple[str, Receipt], object] = {}
+        self._held: dict[str, dict[Receipt, float]] = {}
+        self._extending: Counter[str] = Counter()
+        self._awake_since: dict[str, float] = {}
+        """When a process could last see to its messages: it was paused, or waited for the source, until then."""
+
+    def received(self, process: Process, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self._receipts[process.name, delivery.id] = delivery.receipt
+        self._hidden(process, deliveries)
+
+    def extending(self, process: Process, deliveries: list[Delivery]) -> None:
+        self._extending[process.name] += 1
+        self._hidden(process, deliveries)
+
+    def extended(self, process: Process) -> None:
+        self._extending[process.name] -= 1
+        self.awake(process)
+
+    def awake(self, process: Process) -> None:
+        self._awake_since[process.name] = self._world.now()
+
+    def acking(self, process: Process, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            if self._receipts.get((process.name, delivery.id)) != delivery.receipt:
+                self._world.auditor.violate(f"message {delivery.id} acked with an old receipt")
+        self.giving_back(process, deliveries)
+
+    def giving_back(self, process: Process, deliveries: list[Delivery]) -> None:
+        held = self._held.get(process.name, {})
+        for delivery in deliveries:
+            held.pop(delivery.id, None)
+
+    def left(self, process: Process) -> None:
+        """A worker that was told to stop has ended in time: it acked or gave back whatever it had."""
+        if held := self._held.pop(process.name, None):
+            self._world.auditor.violate(f"{process.name} left with messages {sorted(held, key=str)}")
+
+    def tick(self) -> None:
+        """What waits in a lane must not come back meanwhile, as far as its worker can help it."""
+        now, visibility_s = self._world.now(), self._world.source.visibility_s
+        for name, lanes in self._world.lanes():
+            if self._extending[name]:
+                continue
+            held, awake_since = self._held.get(name, {}), self._awake_since.get(name, 0.0)
+            for ticket in lanes.tickets():
+                since = max(held.get(ticket.delivery.id, now), awake_since)
+                if now - since > visibility_s:
+                    self._world.auditor.violate(f"{name} lets message {ticket.delivery.id} come back")
+
+    def _hidden(self, process: Process, deliveries: list[Delivery]) -> None:
+        held, now = self._held.setdefault(process.name, {}), self._world.now()
+        held.update((delivery.id, now) for delivery in deliveries)
