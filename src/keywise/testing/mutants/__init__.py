@@ -3,8 +3,9 @@
 from keywise.testing.mutants.acts import ACTS
 from keywise.testing.mutants.claims import CLAIMS
 from keywise.testing.mutants.commits import COMMITS
+from keywise.testing.mutants.flows import FLOWS
 from keywise.testing.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS)
+MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *FLOWS)
 
 __all__ = ["MUTANTS", "Mutant"]

@@ -1,0 +1,121 @@
+"""Variants of the way that work goes: what is tried together, when it stops, and what is made of an answer."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from msgspec.structs import replace
+
+from keywise.change import Change
+from keywise.consumer import Consumer
+from keywise.heartbeat import Heartbeat
+from keywise.lanes import Lanes, Ticket
+from keywise.leased import Leased
+from keywise.protocols import APPLIED, Grade, Ledger, Result
+from keywise.repair import Repair
+from keywise.rules import Claim, Entry
+from keywise.testing.mutants.mutant import Mutant
+from keywise.transacted import Ahead, OneTransaction
+from keywise.work import Job, TransactedWork
+
+_do_in, _do_some, _finish_job = TransactedWork._do_in, TransactedWork._do_some, Leased._finish_job
+_transact, _end, _truth, _begin = OneTransaction._transact, OneTransaction._end, Repair._truth, Heartbeat.begin
+
+
+class _Agreeable:
+    """A transaction that never tells that a commit was refused."""
+
+    def __init__(self, transaction: Any) -> None:
+        self._transaction = transaction
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        await self._transaction.commit(claims)
+        return []
+
+
+async def _refusal_ignored(self: TransactedWork, transaction: Any, jobs: list[Job]) -> None:
+    await _do_in(self, _Agreeable(transaction), jobs)  # type: ignore[arg-type]
+
+
+async def _refused_is_committed(self: TransactedWork, pending: list[Job]) -> None:
+    await _do_some(self, pending)
+    for job in pending:
+        job.committed = job.committed or (job.result is APPLIED and not job.undone)
+
+
+async def _lost_is_committed(self: TransactedWork, pending: list[Job]) -> None:
+    await _do_some(self, pending)
+    for job in pending:
+        if job.undone and job.result is APPLIED:
+            job.undone, job.committed = False, True
+
+
+async def _reads_ahead_blindly(
+    self: OneTransaction, source: Any, ahead: Ahead, batch: ExitStack, *, careful: bool
+) -> None:
+    async def end(*arguments: Any) -> Any:
+        vars(self).pop("_read", None)
+        return await _end(self, *arguments)
+
+    if ahead.deliveries:
+        vars(self).update(_read=lambda deliveries: ahead.readings, _end=end)
+    try:
+        await _transact(self, source, ahead, batch, careful=careful)
+    finally:
+        vars(self).pop("_read", None)
+        vars(self).pop("_end", None)
+
+
+def _never_overdue(self: Leased, job: Job, result: Result) -> None:
+    job.claim.overdue = False
+    _finish_job(self, job, result)
+
+
+def _failed_together(self: Leased, job: Job) -> list[Job]:
+    beside: list[Job] = []
+    while len(beside) + 1 < self._work.batch_max and not self._claimed.empty() and self._claimed.first() is not None:
+        following = self._claimed.get_nowait()
+        assert following is not None
+        beside.append(following)
+    return beside
+
+
+async def _work_on_and_on(self: Leased) -> None:
+    while (job := await self._claimed.get()) is not None:
+        await self._work_on([job, *self._beside(job)])
+
+
+async def _nothing_is_unknown(self: Repair, key: str, entry: Entry) -> Change[Any] | None:
+    return await _truth(self, key, replace(entry, unknown=None))
+
+
+async def _begin_unnoticed(self: Heartbeat, ledger: Ledger, claim: Claim) -> bool:
+    return claim.token in self._held if claim.order is None else await _begin(self, ledger, claim)
+
+
+def _keep_all(self: Lanes) -> list[Ticket]:
+    return []
+
+
+async def _never_extend(self: Consumer) -> None:
+    return None
+
+
+FLOWS = (
+    Mutant("a refused commit in a transaction is ignored", 9, TransactedWork, "_do_in", _refusal_ignored, Grade.ATOMIC),
+    Mutant("a refused change counts as done", 5, TransactedWork, "_do_some", _refused_is_committed, Grade.ATOMIC),
+    Mutant("a lost transaction counts as done", 5, TransactedWork, "_do_some", _lost_is_committed, Grade.ATOMIC),
+    Mutant(
+        "what was read ahead is worked on later", 5, OneTransaction, "_transact", _reads_ahead_blindly, Grade.ATOMIC
+    ),
+    Mutant("a holder does not see its deadline pass", 7, Leased, "_finish_job", _never_overdue),
+    Mutant("a change that failed takes others along", 17, Leased, "_beside", _failed_together),
+    Mutant("new work begins after the stop", 18, Leased, "_work_until_told", _work_on_and_on),
+    Mutant("a repair goes below an unknown write", 6, Repair, "_truth", _nothing_is_unknown),
+    Mutant("a repair begins unnoticed", 18, Heartbeat, "begin", _begin_unnoticed),
+    Mutant("a drain gives nothing back", 15, Lanes, "drain", _keep_all),
+    Mutant("held messages are not kept hidden", 5, Consumer, "_extend", _never_extend),
+)
