@@ -159,6 +159,12 @@ class Alarmed(Event, frozen=True, kw_only=True):
     advice: str
 
 
+class Calmed(Event, frozen=True, kw_only=True):
+    """What an alarm was about is over."""
+
+    cause: str
+
+
 class Draining(Event, frozen=True, kw_only=True):
     """No more is taken; running work is finished."""
 
@@ -170,7 +176,7 @@ class Stopped(Event, frozen=True, kw_only=True):
 Observer: TypeAlias = Callable[[Event], None]
 
 _WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, Alarmed)
-_NOTICES = (Started, Repaired, Paused, Resumed, Pruned, Draining, Stopped)
+_NOTICES = (Started, Repaired, Paused, Resumed, Pruned, Calmed, Draining, Stopped)
 
 
 class Log:

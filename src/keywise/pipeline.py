@@ -16,6 +16,7 @@ from keywise.change import Delivery, Outcome
 from keywise.clock import Clock, boot_time
 from keywise.envelope import Envelope, Readings
 from keywise.errors import UnavailableError
+from keywise.history import History
 from keywise.lanes import Ended, Endings, Ticket, grouped
 from keywise.limits import Debounce, Rate
 from keywise.protocols import AtomicSink, Governor, Grade, Historian, Ledger, Letter, Operator, Sink, Source
@@ -41,6 +42,8 @@ class Pipeline:
     settings: Settings
     owner: str
     observers: Sequence[events.Observer] = ()
+    history: History | None = None
+    """It watches besides the observers, and is written by the consumer; None: nothing is kept."""
     refetch: Callable[[str], Any] | None = None
     """Reads the current body of a key from the source of truth; None from it means that the key is gone."""
     pulse: Callable[[], Ledger] | None = None
@@ -58,7 +61,7 @@ class Pipeline:
         return Grade.ATOMIC if is_atomic(sink) else sink.grade  # type: ignore[union-attr]
 
     def emit(self, event: events.Event) -> None:
-        for observer in self.observers:
+        for observer in (*self.observers, self.history) if self.history is not None else self.observers:
             try:
                 observer(event)
             except Exception:

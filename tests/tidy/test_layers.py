@@ -20,7 +20,7 @@ LAYERS = {
         "clock",
         "address",
     },
-    "mechanisms": {"lanes", "heartbeat", "backoff", "envelope", "jobs", "news", "causes", "models"},
+    "mechanisms": {"lanes", "heartbeat", "backoff", "envelope", "jobs", "news", "causes", "models", "alarm"},
     "databases": {"databases"},
     "plugs": {"sources", "ledgers", "sinks", "origins"},
     "programs": {

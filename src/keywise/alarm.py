@@ -1,0 +1,69 @@
+"""Notices that upstream has begun to count again from a low number: then nearly everything that is new looks stale."""
+
+from collections import deque
+
+from keywise import events
+from keywise.change import Outcome
+
+WINDOW_S = 600.0
+FIRSTS_MIN = 100
+"""With fewer first deliveries in the window, nothing is said."""
+FIRSTS_ENOUGH = 1000
+"""Of more, only the newest are judged, so that a busy pipeline notices it soon."""
+STALE_SHARE = 0.95
+CALM_SHARE = 0.5
+AGAIN_S = 300.0
+"""How soon the same is said again."""
+
+CAUSE = "nearly every change that comes for the first time is stale: upstream may have begun to number from the start"
+ADVICE = (
+    "if it has, run keywise pause --all, wait until keywise status shows no claims, then keywise reset --era "
+    "and keywise resume --all; if old messages are being sent again on purpose, there is nothing to do"
+)
+
+
+class Restarts:
+    """An observer that counts first deliveries. Duplicates and redeliveries are no sign of anything."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, int, int]] = deque()
+        """When, how many were stale, and how many were applied."""
+        self._stale = self._applied = 0
+        self._said_at: float | None = None
+
+    def count(self, event: events.Settled, now: float) -> None:
+        if event.outcome is Outcome.STALE and event.firsts:
+            self._add(now, event.firsts, 0)
+        elif event.outcome is Outcome.APPLIED:
+            self._add(now, 0, event.changes)
+
+    def look(self, pipeline: str, now: float) -> events.Event | None:
+        """An alarm, or that it is over; None if there is nothing new to say."""
+        self._forget(now)
+        total = self._stale + self._applied
+        if total >= FIRSTS_MIN and self._stale >= STALE_SHARE * total:
+            if self._said_at is not None and now < self._said_at + AGAIN_S:
+                return None
+            self._said_at = now
+            return events.Alarmed(pipeline=pipeline, cause=CAUSE, advice=ADVICE)
+        if self._said_at is not None and self._applied and self._stale < CALM_SHARE * total:
+            self._said_at = None
+            return events.Calmed(pipeline=pipeline, cause="most changes that come for the first time are applied again")
+        return None
+
+    def _add(self, now: float, stale: int, applied: int) -> None:
+        self._counts.append((now, stale, applied))
+        self._stale += stale
+        self._applied += applied
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        counts = self._counts
+        while counts:
+            at, stale, applied = counts[0]
+            left = self._stale + self._applied - stale - applied
+            if at > now - WINDOW_S and left < FIRSTS_ENOUGH:
+                return
+            counts.popleft()
+            self._stale -= stale
+            self._applied -= applied

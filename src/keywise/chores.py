@@ -1,0 +1,67 @@
+"""What one consumer does besides its changes: it writes the history, and in turns with others it tidies up."""
+
+import asyncio
+from contextlib import suppress
+
+from keywise import events
+from keywise.errors import UnavailableError
+from keywise.pipeline import Pipeline
+
+FLUSH_S = 0.5
+
+
+class Chores:
+    """The chores of one pipeline in this process."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Write what has gathered, and end."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            tidying = group.create_task(self._tidy())
+            await self._keep_history()
+            tidying.cancel()
+
+    async def _keep_history(self) -> None:
+        pipeline, history = self._pipeline, self._pipeline.history
+        if history is None:
+            await self._stop.wait()
+            return
+        while not self._stop.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await self._stop.wait()
+            if (event := history.restarts.look(pipeline.name, pipeline.clock())) is not None:
+                pipeline.emit(event)
+            # The lines wait; whatever else cannot reach the ledger says so.
+            with suppress(UnavailableError):
+                await history.flush(pipeline.historian, pipeline.operator, is_last=self._stop.is_set())
+
+    async def _tidy(self) -> None:
+        pipeline, every_s = self._pipeline, self._pipeline.settings.chores_s
+        while True:
+            try:
+                await self._trim_history()
+                await self._prune()
+            except UnavailableError as error:
+                told = events.Unavailable(pipeline=pipeline.name, what="chores", cause=str(error), retry_s=every_s)
+                pipeline.emit(told)
+            await asyncio.sleep(every_s)
+
+    async def _trim_history(self) -> None:
+        pipeline, settings = self._pipeline, self._pipeline.settings
+        if await pipeline.governor.turn("trim history", settings.chores_s):
+            await pipeline.historian.trim(settings.history_age_s, settings.history_lines_max)
+
+    async def _prune(self) -> None:
+        pipeline, settings = self._pipeline, self._pipeline.settings
+        if settings.retention_s is None or not await pipeline.governor.turn("prune", settings.chores_s):
+            return
+        keys = await pipeline.ledger.prune(settings.retention_s)
+        if keys:
+            pipeline.emit(events.Pruned(pipeline=pipeline.name, keys=keys))

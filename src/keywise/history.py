@@ -1,0 +1,157 @@
+"""The history of a pipeline: an observer gathers what happened as lines, and they are written in batches."""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from keywise import events
+from keywise.alarm import Restarts
+from keywise.causes import storable
+from keywise.change import Outcome, Want, is_unversioned
+from keywise.clock import Clock, boot_time
+from keywise.protocols import Historian, Line, Operator
+
+LINES_MAX = 10_000
+"""Lines that wait to be written, at the most."""
+REFUSALS_MAX = 5000
+"""Refusals that are told one by one after a quiet time; a flood of them must not cost much, nor push out the rest."""
+REFUSALS_PER_S = 100.0
+WAIT_AGAIN_S = 60.0
+"""A key that waits is asked for twice a second: the same answer is told again only after so long."""
+WAITS_MAX = 10_000
+LEFT_OUT_AGAIN_S = 10.0
+
+ALARM, CALM = "alarm", "alarm over"
+
+Told: TypeAlias = tuple[str, str, int | None, str]
+"""What, key, version and detail."""
+
+
+class History:
+    """Gathers lines of one worker; `flush` writes them.
+
+    `keeps` is the setting `history`. Refusals and waits are told within an allowance, unless all is kept.
+    """
+
+    def __init__(self, owner: str, *, keeps: str = "events", clock: Clock = boot_time) -> None:
+        self.restarts = Restarts()
+        self._owner = owner
+        self._keeps = keeps
+        self._clock = clock
+        self._lines: deque[tuple[float, Told]] = deque()
+        self._left_out = 0
+        self._left_out_at = -LEFT_OUT_AGAIN_S
+        self._allowance = float(REFUSALS_MAX)
+        self._allowed_at = clock()
+        self._waits: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.Settled):
+            self._settled(event)
+        elif self._keeps == "none":
+            return
+        elif isinstance(event, events.Refused):
+            self._waits_for(event)
+        elif (tell := _TELL.get(type(event))) is not None:
+            self._add(self._clock(), tell(event))
+
+    async def flush(self, historian: Historian, operator: Operator, *, is_last: bool = False) -> None:
+        """Write what has gathered, by the store's clock. What cannot be written waits for the next time."""
+        self._tell_left_out(is_last)
+        taken = [self._lines.popleft() for _ in range(len(self._lines))]
+        if not taken:
+            return
+        try:
+            ahead_s = await operator.now() - self._clock()
+            await historian.record([Line(at + ahead_s, *told, self._owner) for at, told in taken])
+        except BaseException:
+            self._lines.extendleft(reversed(taken))
+            while len(self._lines) > LINES_MAX:
+                self._lines.popleft()
+                self._left_out += 1
+            raise
+
+    def _settled(self, event: events.Settled) -> None:
+        now = self._clock()
+        self.restarts.count(event, now)
+        if self._keeps == "none" or event.outcome is Outcome.DEAD:
+            return  # A dead letter was told when it was buried, with its cause.
+        wants = event.wants
+        if self._keeps != "all":
+            allowed = self._allowed(len(wants), now)
+            self._left_out += len(wants) - allowed
+            wants = wants[:allowed]
+        for want in wants:
+            self._add(now, _outcome(event.outcome, want))
+
+    def _waits_for(self, event: events.Refused) -> None:
+        now, wait = self._clock(), (event.key, event.answer)
+        if now < self._waits.get(wait, -WAIT_AGAIN_S) + WAIT_AGAIN_S:
+            return
+        self._waits[wait] = now
+        self._waits.move_to_end(wait)
+        if len(self._waits) > WAITS_MAX:
+            self._waits.popitem(last=False)
+        if self._keeps == "all" or self._allowed(1, now):
+            self._add(now, ("waits", event.key, event.version, event.answer))
+        else:
+            self._left_out += 1
+
+    def _allowed(self, wanted: int, now: float) -> int:
+        """How many of these may be told one by one."""
+        earned = (now - self._allowed_at) * REFUSALS_PER_S
+        self._allowance = min(REFUSALS_MAX, self._allowance + earned)
+        self._allowed_at = now
+        allowed = min(wanted, int(self._allowance))
+        self._allowance -= allowed
+        return allowed
+
+    def _add(self, at: float, told: Told) -> None:
+        if len(self._lines) >= LINES_MAX:
+            self._lines.popleft()
+            self._left_out += 1
+        self._lines.append((at, told))
+
+    def _tell_left_out(self, is_last: bool) -> None:
+        now = self._clock()
+        if self._left_out and (is_last or now >= self._left_out_at + LEFT_OUT_AGAIN_S):
+            detail = f"{self._left_out:,} lines: more happened than the history tells one by one"
+            self._left_out, self._left_out_at = 0, now
+            self._add(now, ("left out", "", None, detail))
+
+
+def standing_alarm(lines: Sequence[Line], since: float) -> Line | None:
+    """The newest alarm of a pipeline's lines, newest first; None if it is over, or older than that."""
+    newest = next((line for line in lines if line.what in (ALARM, CALM)), None)
+    return newest if newest is not None and newest.what == ALARM and newest.at >= since else None
+
+
+def _outcome(outcome: Outcome, want: Want) -> Told:
+    version = None if want.order is None or is_unversioned(want.order) else want.order[1]
+    return outcome.value, want.key, version, "a deletion" if want.deleted else ""
+
+
+def _failed(event: events.Failed) -> Told:
+    detail = f"try {event.attempts}, again in {event.retry_s:.3g} s: {event.cause}"
+    return "failed", event.key, event.version, storable(detail)
+
+
+def _took_over(event: events.TookOver) -> Told:
+    detail = f"{event.crashes} workers died alone with it" if event.crashes else ""
+    return "taken over", event.key, event.version, detail
+
+
+_TELL: dict[type[events.Event], Callable[[Any], Told]] = {
+    events.Failed: _failed,
+    events.Buried: lambda event: ("buried", event.key, event.version, storable(event.cause)),
+    events.TookOver: _took_over,
+    events.ClaimLost: lambda event: ("claim lost", event.key, None, ""),
+    events.Snoozed: lambda event: ("snoozed", event.key, event.version, f"for {event.wait_s:.3g} s"),
+    events.Repaired: lambda event: ("repaired", event.key, None, ""),
+    # The operator's act has a line of its own; this one says that a worker obeys.
+    events.Paused: lambda event: ("pause seen", "", None, ""),
+    events.Resumed: lambda event: ("resume seen", "", None, ""),
+    events.Pruned: lambda event: ("pruned", "", None, f"{event.keys:,} keys"),
+    events.Alarmed: lambda event: (ALARM, "", None, f"{event.cause}; {event.advice}"),
+    events.Calmed: lambda event: (CALM, "", None, event.cause),
+}
