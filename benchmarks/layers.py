@@ -23,7 +23,7 @@ from benchmarks.stopwatch import (
     watched_selector,
     watched_transaction,
 )
-from keywise import lanes, transacted
+from keywise import fold, transacted
 from keywise.consumer import Consumer
 from keywise.events import BatchClosed, Event, Started
 from keywise.pipeline import Pipeline
@@ -81,7 +81,7 @@ def drain_keywise(job: Job, bodies: list[bytes], folder: Path, stopwatch: Stopwa
     """keywise is watched at its plugs, and every connection that it opens is watched too."""
     connect = sqlite3.connect
     sqlite3.connect = functools.partial(connect, factory=watched_connection(stopwatch, {}))  # type: ignore[assignment]
-    vars(transacted)["fold"] = watched(lanes.fold, stopwatch, "fold")
+    vars(transacted)["fold"] = watched(fold.fold, stopwatch, "fold")
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(watched_selector(stopwatch))) as runner:
         profile = runner.run(_drain_watched(job, bodies, folder, stopwatch))
     sqlite3.connect = connect

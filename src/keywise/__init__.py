@@ -5,6 +5,7 @@ from keywise.change import Change, Delete, Ignore, Outcome, Put, version_of
 from keywise.configuration import load
 from keywise.errors import KeywiseError, OutcomeUnknownError, PermanentError, TransientError
 from keywise.events import Figures, Log
+from keywise.limits import Debounce, Rate, Snooze
 from keywise.protocols import Grade, Transaction
 from keywise.rules import Claim
 from keywise.settings import Settings
@@ -15,6 +16,7 @@ __all__ = [
     "App",
     "Change",
     "Claim",
+    "Debounce",
     "Delete",
     "Figures",
     "Grade",
@@ -25,8 +27,10 @@ __all__ = [
     "OutcomeUnknownError",
     "PermanentError",
     "Put",
+    "Rate",
     "Retry",
     "Settings",
+    "Snooze",
     "Transaction",
     "TransientError",
     "load",

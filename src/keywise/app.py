@@ -19,12 +19,15 @@ from keywise.consumer import Consumer, Way, way_of
 from keywise.envelope import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
 from keywise.errors import SettingsError
 from keywise.events import Log, Observer
+from keywise.limits import Debounce, Rate
 from keywise.models import encoded
 from keywise.pipeline import Pipeline, is_atomic
 from keywise.protocols import AtomicSink, Ledger, Sink, Source
 from keywise.rules import Policy
 from keywise.settings import Settings, seconds
 from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
+
+LANES = ("live", "bulk")
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -43,9 +46,12 @@ class PipelineDefinition:
     def __init__(self, app: "App", name: str, route: FieldRoute | FunctionRoute, settings: Settings) -> None:
         self.name = name
         self.settings = settings
+        self.debounce: Debounce | None = None
+        self.rate: Rate | None = None
         self._app = app
         self._route = route
         self._source_urls: list[str] = []
+        self._bulk: set[int] = set()
         self._sink_url: str | None = None
         self._handler: Callable[..., Any] | None = None
         self._decode: Callable[[bytes], Any] | None = None
@@ -55,9 +61,18 @@ class PipelineDefinition:
     def source_urls(self) -> Sequence[str]:
         return tuple(self._source_urls)
 
-    def source(self, url: str) -> Self:
-        """Take messages from here too."""
+    @property
+    def bulk(self) -> frozenset[int]:
+        """Which sources go behind the others; if all are bulk, none does."""
+        return frozenset(self._bulk) if len(self._bulk) < len(self._source_urls) else frozenset()
+
+    def source(self, url: str, *, lane: str = "live") -> Self:
+        """Take messages from here too. Those in the bulk lane go behind the others, but are never starved."""
+        if lane not in LANES:
+            raise SettingsError(f"lane={lane!r} is not known; write one of {', '.join(LANES)}")
         self._app._address(url, self.name)
+        if lane == "bulk":
+            self._bulk.add(len(self._source_urls))
         if url in self._source_urls:
             raise SettingsError(f"pipeline {self.name!r} has the source {shown(url)} already; name it once")
         self._source_urls.append(url)
@@ -105,7 +120,7 @@ class App:
         self._is_stopping = False
         self._address(ledger, "")
 
-    def pipeline(
+    def pipeline(  # noqa: PLR0913 - all the words that a pipeline is defined with
         self,
         name: str,
         *,
@@ -114,6 +129,8 @@ class App:
         deleted: Mapping[str, Sequence[Any]] | None = None,
         read: Read | None = None,
         retry: Retry | None = None,
+        debounce: Debounce | None = None,
+        rate: Rate | None = None,
         **options: Any,
     ) -> PipelineDefinition:
         """Define a pipeline. Its name is the scope of its keys: keep it, whatever else changes.
@@ -125,13 +142,16 @@ class App:
             raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
         if (read is None) == (key is None) or key == "":
             raise SettingsError(f"pipeline {name!r} needs either key= (and version=) or read=")
-        _check_types(key, version, deleted, retry)
+        _check_types(key, version, deleted)
+        _check_limits(retry, debounce, rate)
         route = FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
         if retry is not None:
             given = {"attempts_max": retry.attempts, "backoff": retry.backoff, "backoff_max": retry.max}
             options = {name: value for name, value in given.items() if f"{name}_s" not in options} | options
-        self.pipelines[name] = PipelineDefinition(self, name, route, settings_from(options))
-        return self.pipelines[name]
+        definition = PipelineDefinition(self, name, route, settings_from(options))
+        definition.debounce, definition.rate = debounce, rate
+        self.pipelines[name] = definition
+        return definition
 
     async def __aenter__(self) -> Self:
         return self
@@ -210,6 +230,9 @@ class App:
                 observers=self.observers,
                 refetch=definition._refetch,
                 pulse=self._pulse(name, policy) if work else None,
+                bulk=definition.bulk,
+                debounce=definition.debounce,
+                rate=definition.rate,
             )
 
     def ways(self, pipeline: Pipeline) -> list[tuple[str, Way]]:
@@ -221,7 +244,7 @@ class App:
         sink = self._sink(definition)
         intents = not is_atomic(sink) and (sink.grade == "plain" or sink.forgets_deletions)  # type: ignore[union-attr]
         settings = definition.settings
-        policy = Policy(intents, settings.redelivery_s, settings.retention_s)
+        policy = Policy(intents, settings.redelivery_s, settings.retention_s, definition.rate)
         ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), policy)
         if is_atomic(sink) and sink.database is not ledger.database:
             raise SettingsError(
@@ -289,7 +312,7 @@ class App:
         return definition.source_urls[0]
 
 
-def _check_types(key: object, version: object, deleted: object, retry: object) -> None:
+def _check_types(key: object, version: object, deleted: object) -> None:
     """People without a type checker get an answer too."""
     if (
         not isinstance(key, str | None)
@@ -297,8 +320,15 @@ def _check_types(key: object, version: object, deleted: object, retry: object) -
         or not isinstance(deleted, Mapping | None)
     ):
         raise SettingsError("key= and version= name fields; deleted= maps a field to the values that mean a deletion")
+
+
+def _check_limits(retry: object, debounce: object, rate: object) -> None:
     if not isinstance(retry, Retry | None):
         raise SettingsError(f"retry={retry!r} is no Retry; write retry=Retry(attempts=5)")
+    if not isinstance(debounce, Debounce | None):
+        raise SettingsError(f'debounce={debounce!r} is no Debounce; write debounce=Debounce("500ms", max_wait="5s")')
+    if not isinstance(rate, Rate | None):
+        raise SettingsError(f'rate={rate!r} is no Rate; write rate=Rate(1, per="1s")')
 
 
 def settings_from(options: Mapping[str, Any]) -> Settings:

@@ -38,6 +38,13 @@ def is_permanent(error: BaseException) -> bool:
     return isinstance(error, PermanentError | msgspec.ValidationError)
 
 
+def concerns_key(refusal: Refusal) -> bool:
+    """Whether newer changes of the key have to wait as well."""
+    return refusal.answer in (Answer.PAUSED, Answer.LIMITED)
+
+
 def look_again_s(refusal: Refusal, rng: random.Random) -> float:
-    """When to ask again for a key that somebody else holds."""
+    """When to ask again for a key that has to wait."""
+    if concerns_key(refusal):
+        return refusal.wait_s
     return min(max(refusal.wait_s, BUSY_LOOK_S / 100), BUSY_LOOK_S * (0.5 + rng.random()))

@@ -19,6 +19,9 @@ from keywise.rules import Claim
 from keywise.transacted import ClaimInTransaction, OneTransaction
 from keywise.work import SinkWork, TransactedWork, Work
 
+LOOK_S = 1.0
+"""How often an operator's word is looked for."""
+
 
 class Way(enum.StrEnum):
     """How batches go; decided once, at start, and printed."""
@@ -36,7 +39,8 @@ def way_of(pipeline: Pipeline, source: Source) -> Way:
         return Way.LEASED
     if sink.runs_user_code:
         return Way.CLAIMED_TRANSACTION
-    if source.database is sink.database:
+    has_to_wait = pipeline.debounce is not None or pipeline.rate is not None
+    if source.database is sink.database and not has_to_wait:
         return Way.ONE_TRANSACTION
     return Way.CLAIM_IN_TRANSACTION
 
@@ -55,9 +59,12 @@ class Consumer:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        self._lanes = Lanes(pipeline.settings.prefetch)
+        self._lanes = Lanes(pipeline.settings.prefetch, bulk=pipeline.bulk, debounce=pipeline.debounce)
         self._news, self._room = News(), News()
         self._stop = asyncio.Event()
+        self._going = asyncio.Event()
+        """Set, unless an operator has paused the whole pipeline."""
+        self._was_paused = False
         self._heartbeat = Heartbeat(
             lease_s=pipeline.settings.lease_s,
             margin_s=pipeline.settings.margin_s,
@@ -69,6 +76,7 @@ class Consumer:
     def stop(self) -> None:
         """Take no more, finish what has begun, give the rest back."""
         self._stop.set()
+        self._going.set()
         self._room.tell()
 
     async def run(self) -> None:
@@ -88,8 +96,9 @@ class Consumer:
         for way, (name, _) in zip(ways, self._pipeline.sources, strict=True):
             grade = self._pipeline.grade.value
             self._pipeline.emit(events.Started(pipeline=self._pipeline.name, way=way.value, grade=grade, source=name))
+        await self._look_at_standing()
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(self._extend())]
+            background = [group.create_task(self._extend()), group.create_task(self._keep_looking())]
             if beats_here:
                 background.append(group.create_task(self._heartbeat.run(self._pipeline.ledger)))
             feeding = [group.create_task(self._feed(i)) for i, way in enumerate(ways) if way is not Way.ONE_TRANSACTION]
@@ -101,10 +110,9 @@ class Consumer:
                 task.cancel()
 
     def _workers(self, ways: Sequence[Way]) -> list[Worker]:
-        """One worker per queue that shares the ledger's transaction, and one for all the others together."""
-        workers: list[Worker] = [
-            OneTransaction(self._pipeline, index) for index, way in enumerate(ways) if way is Way.ONE_TRANSACTION
-        ]
+        """One worker for all queues that share the ledger's transaction, and one for all the others together."""
+        inline = [index for index, way in enumerate(ways) if way is Way.ONE_TRANSACTION]
+        workers: list[Worker] = [OneTransaction(self._pipeline, inline, self._going)] if inline else []
         shared = next((way for way in ways if way is not Way.ONE_TRANSACTION), None)
         if shared is Way.CLAIM_IN_TRANSACTION:
             workers.append(ClaimInTransaction(self._pipeline, self._lanes, self._news, self._room))
@@ -124,8 +132,9 @@ class Consumer:
         pipeline, (name, source) = self._pipeline, self._pipeline.sources[index]
         unreachable = 0
         while not self._stop.is_set():
+            await self._going.wait()
             await self._make_room()
-            limit = min(self._lanes.room, pipeline.settings.batch_max)
+            limit = min(self._lanes.room_for(index), pipeline.settings.batch_max)
             if limit == 0:
                 await self._room.wait()
                 continue
@@ -158,6 +167,30 @@ class Consumer:
             await pipeline.insist("ledger", lambda: pipeline.ledger.bury(burials))
         pipeline.tell_unread(readings)
         await pipeline.ack(index, [delivery for delivery, _ in (*readings.malformed, *readings.ignored)])
+
+    async def _keep_looking(self) -> None:
+        """See what an operator has set, and tell what waits here."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self._look_at_standing()
+            live, bulk, busy, held = self._lanes.standing()
+            name = self._pipeline.name
+            self._pipeline.emit(events.Waiting(pipeline=name, live=live, bulk=bulk, busy=busy, held=held))
+
+    async def _look_at_standing(self) -> None:
+        """A paused pipeline takes nothing; if nobody can tell, the ledger refuses every single change all the same."""
+        try:
+            standing = await self._pipeline.governor.standing()
+        except UnavailableError:
+            return
+        if standing.is_paused and not self._stop.is_set():
+            self._going.clear()
+        else:
+            self._going.set()
+        if standing.is_paused != self._was_paused:
+            self._was_paused = standing.is_paused
+            kind = events.Paused if standing.is_paused else events.Resumed
+            self._pipeline.emit(kind(pipeline=self._pipeline.name))
 
     async def _extend(self) -> None:
         """Keep all held deliveries hidden while they wait or are worked on."""

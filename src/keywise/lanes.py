@@ -5,13 +5,18 @@ Nothing here awaits, reads a clock or talks to anybody: the consumer asks what t
 
 import enum
 import heapq
+import math
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from keywise.change import Change, Delivery, Order, Outcome, is_unversioned
+from keywise.limits import Debounce
+
+LIVE_BEFORE_BULK = 8
+"""So many live changes go before a bulk one that waits as well."""
 
 
 class Ticket(msgspec.Struct, gc=False):
@@ -42,6 +47,13 @@ class Lane(msgspec.Struct, gc=False):
     waiting: list[Ticket]
     state: State = State.READY
     due: float = 0.0
+    is_firm: bool = False
+    """What it is held for concerns the key, so that a newer change has to wait as well."""
+    is_bulk: bool = False
+    """Nothing of it came from a live source."""
+    first_at: float = math.inf
+    """When the first change arrived that is gathered, if bursts are gathered."""
+    last_at: float = 0.0
 
 
 Ended = tuple[Ticket, Outcome]
@@ -50,15 +62,21 @@ Endings = dict[Outcome, list[Ticket]]
 
 
 class Lanes:
-    """All lanes of one consumer, within a capacity."""
+    """All lanes of one consumer, within a capacity; live lanes go before bulk lanes, but not for ever."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, bulk: Collection[int] = (), debounce: Debounce | None = None) -> None:
         self.capacity = capacity
+        self._bulk = bulk
+        self._debounce = debounce
         self._lanes: dict[str, Lane] = {}
         self._tickets: dict[tuple[int, str | int], Ticket] = {}
         self._ready: deque[str] = deque()
+        self._ready_bulk: deque[str] = deque()
+        """Names here and in the other line may be outdated; the lane itself knows."""
         self._alone: deque[str] = deque()
         self._due: list[tuple[float, str]] = []
+        self._live_in_row = 0
+        self._bulk_tickets = 0
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -66,6 +84,12 @@ class Lanes:
     @property
     def room(self) -> int:
         return max(0, self.capacity - len(self._tickets))
+
+    def room_for(self, source: int) -> int:
+        """How many deliveries of a source find room; bulk leaves half of it to what is live."""
+        if source not in self._bulk:
+            return self.room
+        return max(0, min(self.room, self.capacity // 2 - self._bulk_tickets))
 
     @property
     def has_alone(self) -> bool:
@@ -75,9 +99,15 @@ class Lanes:
         """Everything that is held, worked on or waiting."""
         return list(self._tickets.values())
 
+    def standing(self) -> tuple[int, int, int, int]:
+        """How many deliveries are live, bulk, worked on, and held."""
+        busy = sum(lane.state is State.BUSY for lane in self._lanes.values())
+        held = sum(len(lane.waiting) for lane in self._lanes.values() if lane.state is State.HELD)
+        return len(self._tickets) - self._bulk_tickets, self._bulk_tickets, busy, held
+
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Join the lanes. A message that is here already only brings its newer receipt."""
-        known, lanes = self._tickets, self._lanes
+        known, lanes, is_simple = self._tickets, self._lanes, not self._bulk and self._debounce is None
         for ticket in tickets:
             identity, key = (ticket.source, ticket.delivery.id), ticket.change.key
             if identity in known:
@@ -87,19 +117,30 @@ class Lanes:
             known[identity] = ticket
             if key in lanes:
                 self._join(ticket, lanes[key])
-            else:
+            elif is_simple:
                 lanes[key] = Lane([ticket])
                 self._ready.append(key)
+            else:
+                lanes[key] = lane = Lane([], State.BUSY, is_bulk=True)
+                self._join(ticket, lane)
+                self._go_on(key, lane)
 
-    def take(self, limit: int, now: float) -> list[Ticket]:
+    def take(self, limit: int, now: float, bulk_limit: int | None = None) -> list[Ticket]:
         """The newest change of each ready lane, longest-waiting lanes first: never two of one key."""
         self._wake(now)
         taken: list[Ticket] = []
-        ready, lanes = self._ready, self._lanes
-        while ready and len(taken) < limit:
-            lane = lanes[ready.popleft()]
-            if lane.state is State.READY:
-                taken.append(self._start(lane))
+        ready, lanes, bulk_left = self._ready, self._lanes, limit if bulk_limit is None else bulk_limit
+        while len(taken) < limit:
+            is_bulk = self._is_turn_of_bulk(bulk_left)
+            line = self._ready_bulk if is_bulk else ready
+            if not line:
+                break
+            lane = lanes.get(line.popleft())
+            if lane is None or lane.state is not State.READY or lane.is_bulk is not is_bulk:
+                continue
+            taken.append(self._start(lane))
+            bulk_left -= is_bulk
+            self._live_in_row = 0 if is_bulk else self._live_in_row + 1
         return taken
 
     def take_alone(self) -> Ticket | None:
@@ -114,35 +155,36 @@ class Lanes:
         """The key is committed up to an order: this change and all its followers at or below it have ended."""
         key = ticket.change.key
         lane = self._lanes[key]
-        if not lane.waiting:
-            del self._lanes[key], self._tickets[ticket.source, ticket.delivery.id]
-            return [(ticket, outcome)]
         ended = [(ticket, outcome)]
-        ended += ((other, _follower(other, upto)) for other in lane.waiting if _is_at_or_below(other, upto))
-        lane.waiting = [other for other in lane.waiting if not _is_at_or_below(other, upto)]
+        if not lane.waiting and not self._bulk_tickets:
+            del self._lanes[key], self._tickets[ticket.source, ticket.delivery.id]
+            return ended
+        ended += ((other, outcome_of_follower(other, upto)) for other in lane.waiting if is_at_or_below(other, upto))
+        lane.waiting = [other for other in lane.waiting if not is_at_or_below(other, upto)]
         self._forget(ended)
         self._free(key, lane)
         return ended
 
     def bury(self, ticket: Ticket) -> list[Ended]:
         """Only this change has ended; the next newest of its lane has its turn."""
-        ended = [(ticket, Outcome.DEAD)]
-        self._forget(ended)
-        self._free(ticket.change.key, self._lanes[ticket.change.key])
-        return ended
+        self.leave(ticket)
+        return [(ticket, Outcome.DEAD)]
 
-    def hold(self, ticket: Ticket, due: float) -> None:
-        """The change goes back to its lane, and the lane waits."""
+    def leave(self, ticket: Ticket) -> None:
+        """A change that was taken goes away for now; the next newest of its lane has its turn."""
+        self._forget([(ticket, Outcome.BUSY)])
+        self._free(ticket.change.key, self._lanes[ticket.change.key])
+
+    def hold(self, ticket: Ticket, due: float, *, is_firm: bool = False) -> None:
+        """The change goes back to its lane, and the lane waits; a firm wait is for newer changes too."""
         key, lane = ticket.change.key, self._lanes[ticket.change.key]
         overtaken = any(other.change.order > ticket.change.order for other in lane.waiting)
         lane.waiting.append(ticket)
-        if overtaken:
+        if overtaken and not is_firm:
             # Something newer joined meanwhile, and the reason to wait does not concern it.
-            lane.state = State.READY
-            self._ready.append(key)
+            self._go_on(key, lane)
             return
-        lane.state, lane.due = State.HELD, due
-        heapq.heappush(self._due, (due, key))
+        self._hold(key, lane, due, is_firm)
 
     def quarantine(self, ticket: Ticket) -> None:
         """The change goes back to its lane, to be taken alone."""
@@ -156,20 +198,27 @@ class Lanes:
         while self._due:
             due, key = self._due[0]
             lane = self._lanes.get(key)
-            if lane is not None and lane.state is State.HELD and lane.due == due:
+            if lane is None or lane.state is not State.HELD or lane.due < due:
+                heapq.heappop(self._due)
+            elif lane.due > due:
+                # It was put off meanwhile.
+                heapq.heapreplace(self._due, (lane.due, key))
+            else:
                 return due
-            heapq.heappop(self._due)
         return None
 
     def surplus(self) -> list[Ticket]:
-        """Waiting changes above half of the capacity that a blocked key may use; they leave the lanes."""
-        excess = self._blocked() - self.capacity // 2
+        """Waiting changes above half of the room that blocked keys may use; they leave the lanes."""
+        excess, bulk_excess = self._blocked() - self.capacity // 2, 0
+        if self._bulk_tickets:
+            bulk_excess = self._blocked(bulk_only=True) - self.capacity // 4
         leaving: list[Ticket] = []
         for key, lane in list(self._lanes.items()):
             if lane.state is State.READY:
                 continue
-            while lane.waiting and len(leaving) < excess:
+            while lane.waiting and (excess > 0 or (lane.is_bulk and bulk_excess > 0)):
                 leaving.append(lane.waiting.pop())
+                excess, bulk_excess = excess - 1, bulk_excess - lane.is_bulk
             self._drop_if_empty(key, lane)
         return self._left(leaving)
 
@@ -182,16 +231,30 @@ class Lanes:
             self._drop_if_empty(key, lane)
         return self._left(leaving)
 
+    def _is_turn_of_bulk(self, bulk_left: int) -> bool:
+        if not self._ready_bulk or bulk_left <= 0:
+            return False
+        return not self._ready or self._live_in_row >= LIVE_BEFORE_BULK
+
     def _join(self, ticket: Ticket, lane: Lane) -> None:
+        key, is_bulk = ticket.change.key, ticket.source in self._bulk
+        self._bulk_tickets += is_bulk
         lane.waiting.append(ticket)
+        if self._debounce is not None:
+            # When the delivery was read is when it arrived here.
+            lane.first_at = min(lane.first_at, ticket.extended_at)
+            lane.last_at = ticket.extended_at
+        if lane.is_bulk and not is_bulk:
+            lane.is_bulk = False
+            if lane.state is State.READY:
+                self._ready.append(key)
         newest = all(ticket.change.order >= other.change.order for other in lane.waiting)
-        if lane.state is State.HELD and newest:
+        if lane.state is State.HELD and newest and not lane.is_firm:
             # What the lane waits for belongs to an older change.
-            lane.state = State.READY
-            self._ready.append(ticket.change.key)
+            self._go_on(key, lane)
 
     def _start(self, lane: Lane) -> Ticket:
-        lane.state = State.BUSY
+        lane.state, lane.first_at = State.BUSY, math.inf
         waiting = lane.waiting
         if len(waiting) == 1:
             return waiting.pop()
@@ -201,84 +264,54 @@ class Lanes:
     def _wake(self, now: float) -> None:
         while (due := self.next_due()) is not None and due <= now:
             _, key = heapq.heappop(self._due)
-            self._lanes[key].state = State.READY
-            self._ready.append(key)
+            self._make_ready(key, self._lanes[key])
 
     def _free(self, key: str, lane: Lane) -> None:
-        if lane.waiting:
-            lane.state = State.READY
-            self._ready.append(key)
-        else:
+        if not lane.waiting:
             del self._lanes[key]
+            return
+        lane.is_bulk = bool(self._bulk) and all(ticket.source in self._bulk for ticket in lane.waiting)
+        self._go_on(key, lane)
+
+    def _go_on(self, key: str, lane: Lane) -> None:
+        """Nothing stands in the way of the newest change any more, but more of a burst may be gathered."""
+        if self._debounce is None or lane.first_at == math.inf:
+            self._make_ready(key, lane)
+        else:
+            self._hold(key, lane, self._debounce.due(lane.first_at, lane.last_at), is_firm=False)
+
+    def _make_ready(self, key: str, lane: Lane) -> None:
+        lane.state = State.READY
+        (self._ready_bulk if lane.is_bulk else self._ready).append(key)
+
+    def _hold(self, key: str, lane: Lane, due: float, is_firm: bool) -> None:
+        if lane.state is not State.HELD or due < lane.due:
+            heapq.heappush(self._due, (due, key))
+        lane.state, lane.due, lane.is_firm = State.HELD, due, is_firm
 
     def _drop_if_empty(self, key: str, lane: Lane) -> None:
         if not lane.waiting and lane.state is not State.BUSY:
-            # A name left in the ready line would meet no lane, so a ready lane is taken out of it too.
             del self._lanes[key]
-            if lane.state is State.READY:
-                self._ready.remove(key)
 
-    def _blocked(self) -> int:
-        return sum(len(lane.waiting) for lane in self._lanes.values() if lane.state is not State.READY)
+    def _blocked(self, *, bulk_only: bool = False) -> int:
+        lanes = (lane for lane in self._lanes.values() if lane.state is not State.READY)
+        return sum(len(lane.waiting) for lane in lanes if lane.is_bulk or not bulk_only)
 
     def _forget(self, ended: Sequence[Ended]) -> None:
         for ticket, _ in ended:
             del self._tickets[ticket.source, ticket.delivery.id]
+            if self._bulk_tickets and ticket.source in self._bulk:
+                self._bulk_tickets -= 1
 
     def _left(self, tickets: list[Ticket]) -> list[Ticket]:
-        for ticket in tickets:
-            del self._tickets[ticket.source, ticket.delivery.id]
+        self._forget([(ticket, Outcome.BUSY) for ticket in tickets])
         return tickets
 
 
-class Fold(msgspec.Struct):
-    """A batch with one change per key, and who follows whom."""
-
-    survivors: list[Ticket]
-    followers: dict[str, list[Ticket]]
-    upto: dict[str, Order] = {}
-    """The order of the survivor, for each key with followers."""
-
-    def followed(self, apart: Container[str]) -> Iterator[Ended]:
-        """What ends together with the survivors that were committed: all but those of some keys."""
-        for key, others in self.followers.items():
-            if key not in apart:
-                upto = self.upto[key]
-                yield from ((other, _follower(other, upto)) for other in others)
-
-
-def fold(tickets: Sequence[Ticket]) -> Fold:
-    """The newest change of each key, for a batch that waits for nothing."""
-    newest: dict[str, Ticket] = {}
-    followers: dict[str, list[Ticket]] = {}
-    for ticket in tickets:
-        change = ticket.change
-        known = newest.setdefault(change.key, ticket)
-        if known is ticket:
-            continue
-        older = ticket
-        if change.order > known.change.order:
-            newest[change.key], older = ticket, known
-        followers.setdefault(change.key, []).append(older)
-    upto = {key: newest[key].change.order for key in followers}
-    for key, tickets_of_key in followers.items():
-        # A change that cannot be compared with the survivor follows nobody; it stays for the next batch.
-        followers[key] = [ticket for ticket in tickets_of_key if _is_at_or_below(ticket, upto[key])]
-    return Fold(list(newest.values()), followers, upto)
-
-
-def grouped(ended: Iterable[Ended]) -> Endings:
-    """What ended, by outcome."""
-    endings: Endings = {}
-    for ticket, outcome in ended:
-        endings.setdefault(outcome, []).append(ticket)
-    return endings
-
-
-def _is_at_or_below(ticket: Ticket, upto: Order) -> bool:
+def is_at_or_below(ticket: Ticket, upto: Order) -> bool:
     order = ticket.change.order
     return order <= upto and is_unversioned(order) == is_unversioned(upto)
 
 
-def _follower(ticket: Ticket, upto: Order) -> Outcome:
+def outcome_of_follower(ticket: Ticket, upto: Order) -> Outcome:
     return Outcome.DUPLICATE if ticket.change.order == upto else Outcome.SUPERSEDED

@@ -7,10 +7,11 @@ transaction (`TransactedWork`) goes this way too: only its commit is part of the
 import asyncio
 
 from keywise import events
-from keywise.causes import cause_of_refusal, look_again_s
+from keywise.causes import cause_of_refusal, concerns_key, look_again_s
 from keywise.change import Outcome
 from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat
+from keywise.jobs import Jobs
 from keywise.lanes import Ended, Lanes, Ticket
 from keywise.news import News
 from keywise.pipeline import Pipeline
@@ -19,14 +20,8 @@ from keywise.repair import Repair
 from keywise.rules import Answer, Certainty, Refusal, Terms
 from keywise.work import Job, Work
 
-
-class Jobs(asyncio.Queue[Job | None]):
-    """Claimed changes in their order; None tells a worker to end."""
-
-    def first(self) -> Job | None:
-        """What comes next, without taking it."""
-        first: Job | None = self._queue[0]  # type: ignore[attr-defined]
-        return first
+RESERVED_PART = 4
+"""Bulk changes leave one part in so many of all workers to live ones."""
 
 
 class Leased:
@@ -45,7 +40,12 @@ class Leased:
         self._stopping = False
         self._open = 0
         self._open_max = min(2 * work.side_by_side * work.batch_max, pipeline.settings.batch_max)
-        self._claimed = Jobs()
+        self._open_bulk = 0
+        self._open_bulk_max, self._live_workers = self._open_max, 0
+        if pipeline.has_both_lanes:
+            self._open_bulk_max = max(1, self._open_max - self._open_max // RESERVED_PART)
+            self._live_workers = work.side_by_side // RESERVED_PART
+        self._claimed: Jobs[Job] = Jobs()
         self._done: list[Job] = []
         self._done_news = News()
 
@@ -56,10 +56,12 @@ class Leased:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             committing = group.create_task(self._commit_until_told())
-            workers = [group.create_task(self._work_until_told()) for _ in range(self._work.side_by_side)]
+            workers = [
+                group.create_task(self._work_until_told(live_only=number < self._live_workers))
+                for number in range(self._work.side_by_side)
+            ]
             await self._claim_until_stopped()
-            for _ in workers:
-                self._claimed.put_nowait(None)
+            self._claimed.close()
             await asyncio.gather(*workers)
             await self._until_idle()
             committing.cancel()
@@ -74,7 +76,8 @@ class Leased:
                 await self._until_idle()
                 await self._repair.run(suspects)
             free = self._open_max - self._open
-            tickets = self._lanes.take(free, self._pipeline.clock())
+            bulk_free = min(free, self._open_bulk_max - self._open_bulk)
+            tickets = self._lanes.take(free, self._pipeline.clock(), bulk_free)
             if tickets:
                 await self._claim(tickets, alone=False)
             else:
@@ -116,7 +119,7 @@ class Leased:
         if not jobs:
             return
         pipeline, settings = self._pipeline, self._pipeline.settings
-        self._open += len(jobs)
+        self._count(jobs, 1)
         pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(jobs)))
         for job in jobs:
             claim = job.claim
@@ -130,7 +133,7 @@ class Leased:
             elif claim.attempts >= settings.attempts_max:
                 self._finish_job(job, _dead(f"the outcome of the last of {claim.attempts} tries is unknown"))
             else:
-                self._claimed.put_nowait(job)
+                self._claimed.put(job, is_bulk=self._is_bulk(job))
 
     async def _refuse(self, refused: list[tuple[Ticket, Refusal]]) -> None:
         pipeline, lanes, ended = self._pipeline, self._lanes, list[Ended]()
@@ -146,7 +149,7 @@ class Leased:
                     lanes.quarantine(ticket)
                 case _:
                     wait_s = look_again_s(refusal, pipeline.rng)
-                    lanes.hold(ticket, pipeline.clock() + wait_s)
+                    lanes.hold(ticket, pipeline.clock() + wait_s, is_firm=concerns_key(refusal))
                     pipeline.emit(pipeline.refused(ticket, refusal.answer, wait_s))
         if refused:
             await pipeline.settle(ended)
@@ -166,8 +169,8 @@ class Leased:
 
     # Work.
 
-    async def _work_until_told(self) -> None:
-        while (job := await self._claimed.get()) is not None:
+    async def _work_until_told(self, *, live_only: bool) -> None:
+        while (job := await self._claimed.get(live_only=live_only)) is not None:
             jobs = [job, *self._beside(job)]
             if self._stopping:
                 self._undo(jobs)
@@ -176,14 +179,10 @@ class Leased:
 
     def _beside(self, job: Job) -> list[Job]:
         """What can go into the same call. A change that failed before goes alone, or it would take others along."""
-        beside: list[Job] = []
-        while not job.claim.attempts and len(beside) + 1 < self._work.batch_max and not self._claimed.empty():
-            following = self._claimed.first()
-            if following is None or following.claim.attempts:
-                break
-            beside.append(following)
-            self._claimed.get_nowait()
-        return beside
+        if job.claim.attempts:
+            return []
+        limit = self._work.batch_max - 1
+        return self._claimed.take_beside(lambda one: not one.claim.attempts, limit, is_bulk=self._is_bulk(job))
 
     async def _work_on(self, jobs: list[Job]) -> None:
         ledger, heartbeat = self._pipeline.ledger, self._heartbeat
@@ -192,11 +191,17 @@ class Leased:
         timely = {job.claim.token for job in in_time}
         self._undo([job for job in jobs if job.claim.token not in timely])
         if in_time:
+            started = self._pipeline.clock()
             await self._work.do(in_time)
+            self._tell_handled(in_time, self._pipeline.clock() - started)
         for job in in_time:
             job.undone = job.undone or job.result.outcome is Outcome.BUSY
             job.claim.overdue = self._heartbeat.left_s([job.claim]) <= 0
             self._finish_job(job, job.result)
+
+    def _tell_handled(self, jobs: list[Job], seconds: float) -> None:
+        keys = [job.claim.key for job in jobs]
+        self._pipeline.emit(events.Handled(pipeline=self._pipeline.name, keys=keys, seconds=seconds))
 
     def _undo(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -216,7 +221,7 @@ class Leased:
             if jobs := self._done:
                 self._done = []
                 await self._conclude(jobs)
-                self._open -= len(jobs)
+                self._count(jobs, -1)
                 self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(jobs)))
                 self._news.tell()
                 self._room.tell()
@@ -289,8 +294,25 @@ class Leased:
         await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.release(claims))
         self._heartbeat.drop(claims)
         for job in jobs:
+            if job.result.wait_s is not None:
+                await self._snooze(job.ticket, job.result.wait_s)
+                continue
             wait_s = self._pipeline.retry_s(1) if job.result.outcome is Outcome.BUSY else 0.0
             self._lanes.hold(job.ticket, self._pipeline.clock() + wait_s)
+
+    async def _snooze(self, ticket: Ticket, wait_s: float) -> None:
+        """Back to the queue, however long it is: nothing is held for it here, and a restart does not wake it."""
+        pipeline, change = self._pipeline, ticket.change
+        self._lanes.leave(ticket)
+        pipeline.emit(events.Snoozed(pipeline=pipeline.name, key=change.key, version=change.version, wait_s=wait_s))
+        await pipeline.give_back([ticket], wait_s)
+
+    def _count(self, jobs: list[Job], sign: int) -> None:
+        self._open += sign * len(jobs)
+        self._open_bulk += sign * sum(map(self._is_bulk, jobs))
+
+    def _is_bulk(self, job: Job) -> bool:
+        return job.ticket.source in self._pipeline.bulk
 
     def _lose(self, job: Job) -> None:
         """Somebody else has the key now; ask again what became of it."""

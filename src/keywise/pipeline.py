@@ -16,8 +16,9 @@ from keywise.change import Delivery, Outcome
 from keywise.clock import Clock, boot_time
 from keywise.envelope import Envelope, Readings
 from keywise.errors import UnavailableError
+from keywise.fold import grouped
 from keywise.history import History
-from keywise.lanes import Ended, Endings, Ticket, grouped
+from keywise.lanes import Ended, Endings, Ticket
 from keywise.limits import Debounce, Rate
 from keywise.protocols import AtomicSink, Governor, Grade, Historian, Ledger, Letter, Operator, Sink, Source
 from keywise.rules import Answer
@@ -59,6 +60,11 @@ class Pipeline:
     def grade(self) -> Grade:
         sink = self.sink
         return Grade.ATOMIC if is_atomic(sink) else sink.grade  # type: ignore[union-attr]
+
+    @property
+    def has_both_lanes(self) -> bool:
+        """Whether some sources are bulk and others live; if all are bulk, nothing has to go first."""
+        return 0 < len(self.bulk) < len(self.sources)
 
     def emit(self, event: events.Event) -> None:
         for observer in (*self.observers, self.history) if self.history is not None else self.observers:

@@ -12,7 +12,7 @@ from keywise.heartbeat import Heartbeat
 from keywise.models import encoded
 from keywise.pipeline import Pipeline
 from keywise.protocols import Failure, Sink
-from keywise.rules import EMPTY, Certainty, Claim, Entry, Terms
+from keywise.rules import EMPTY, Certainty, Claim, Entry, Terms, in_era
 
 KEYS_A_ROUND = 10
 """Changes go on between rounds."""
@@ -103,6 +103,9 @@ class Repair:
             self._tell_failure(claim, cause_of_error(error))
             await pipeline.ledger.fail([Failure(claim, Certainty.UNKNOWN, 0.0)])
             return
+        if result.outcome is Outcome.BUSY:
+            await pipeline.ledger.release([claim])
+            return
         if result.outcome not in (Outcome.APPLIED, Outcome.SUPERSEDED):
             self._tell_failure(claim, result.cause)
             await pipeline.ledger.fail([Failure(claim, result.certainty, 0.0)])
@@ -119,6 +122,7 @@ class Repair:
         body = self._pipeline.refetch(key)
         if inspect.isawaitable(body):
             body = await body
+        standing = await self._pipeline.governor.standing()
         if body is None:
             return Change(key, mark or _LOWEST, deleted=True)
         raw = encoded(body)
@@ -127,6 +131,7 @@ class Repair:
             raise KeywiseError(
                 f"refetch({key!r}) returned the body of {change.key!r}; return the body of the key asked for"
             )
+        change.order = in_era(change, entry, standing).order or change.order
         unknown = entry.unknown if await self._pipeline.operator.now() < entry.unknown_until else None
         seen = [order for order in (mark, unknown) if order is not None]
         return change if all(change.order >= order for order in seen) else None

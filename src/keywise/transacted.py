@@ -3,22 +3,26 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from keywise import events
-from keywise.causes import cause_of_error, cause_of_refusal, is_permanent, look_again_s
+from keywise.causes import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
 from keywise.change import Change, Delivery, Outcome
 from keywise.envelope import Readings
 from keywise.errors import UnavailableError
-from keywise.lanes import Ended, Endings, Fold, Lanes, Ticket, fold, grouped
+from keywise.fold import Fold, fold, grouped
+from keywise.lanes import LIVE_BEFORE_BULK, Ended, Endings, Lanes, Ticket
+from keywise.limits import Snooze
 from keywise.news import News
 from keywise.pipeline import Pipeline
 from keywise.protocols import AtomicSink, Inlet, InlineSource, Transaction
 from keywise.rules import Answer, Refusal
 
 PEEK_AFTER_S = 0.0002
+BULK_PART = 4
+"""A batch of bulk changes is a part of this size of the largest batch: live changes may have to wait for its end."""
 
 
 class Worked(msgspec.Struct):
@@ -29,6 +33,10 @@ class Worked(msgspec.Struct):
     """Stale or duplicate."""
     waiting: list[tuple[Ticket, float]] = []
     """Busy, deferred or failed, with the seconds to wait."""
+    firm: set[str] = set()
+    """Keys of those whose newer changes have to wait as well."""
+    paused: int = 0
+    """How many of those that wait do so because an operator said so."""
     buried: list[Ticket] = []
     news: list[events.Event] = []
     """To be told once the transaction has committed."""
@@ -37,95 +45,133 @@ class Worked(msgspec.Struct):
 class Ahead(msgspec.Struct):
     """A batch that was read before it was its turn; it may be gone by then."""
 
+    source: int = 0
     deliveries: Sequence[Delivery] = ()
     readings: Readings = msgspec.field(default_factory=Readings)
 
 
 class OneTransaction:
-    """Receive, decide, write, mark and ack in one transaction: the queue lives in the ledger's database."""
+    """Receive, decide, write, mark and ack in one transaction: the queues live in the ledger's database."""
 
-    def __init__(self, pipeline: Pipeline, source: int) -> None:
+    def __init__(self, pipeline: Pipeline, sources: Sequence[int], going: asyncio.Event) -> None:
         self._pipeline = pipeline
-        self._index = source
+        self._live = [index for index in sources if index not in pipeline.bulk]
+        self._bulk = [index for index in sources if index in pipeline.bulk]
+        self._going = going
+        """Set, unless the whole pipeline is paused."""
+        self._live_in_row = 0
         self._stopping = False
-        self._waiting: asyncio.Task[bool] | None = None
+        self._waiting: list[asyncio.Task[bool]] = []
         self._ahead: asyncio.Task[Ahead] | None = None
 
     def stop(self) -> None:
         self._stopping = True
-        if self._waiting is not None:
-            self._waiting.cancel()
+        for waiting in self._waiting:
+            waiting.cancel()
 
     async def run(self) -> None:
-        source: InlineSource = self._pipeline.sources[self._index][1]  # type: ignore[assignment]
         unreachable = 0
         while not self._stopping:
             try:
-                if await source.arrived(0.0) or await self._arrived(source):
-                    await self._batch(source)
+                await self._going.wait()
+                if (index := await self._next()) is not None and not self._stopping:
+                    await self._batch(index)
                 unreachable = 0
+            except _AllPausedError:
+                # They stay where they are; whoever watches the pipeline tells when it goes on.
+                self._going.clear()
             except UnavailableError as error:
                 # If the transaction arrived all the same, its messages are gone with it.
                 unreachable += 1
                 await self._pipeline.pause("database", error, unreachable)
 
-    async def _arrived(self, source: InlineSource) -> bool:
+    async def _next(self) -> int | None:
+        """The source whose turn it is: live before bulk, but not for ever. None: look again."""
+        bulk_first = self._live_in_row >= LIVE_BEFORE_BULK
+        for index in (*self._bulk, *self._live) if bulk_first else (*self._live, *self._bulk):
+            if await self._source(index).arrived(0.0):
+                self._live_in_row = self._live_in_row + 1 if index in self._live else 0
+                return index
+        self._live_in_row = 0
+        await self._arrival()
+        return None
+
+    async def _arrival(self) -> None:
         """Wait for a message, or for the stop."""
-        waiting = self._waiting = asyncio.ensure_future(source.arrived(self._pipeline.settings.poll_s))
-        await asyncio.wait([waiting])
-        self._waiting = None
-        return not waiting.cancelled() and waiting.result()
+        poll_s = self._pipeline.settings.poll_s
+        sources = [self._source(index) for index in (*self._live, *self._bulk)]
+        self._waiting = [asyncio.ensure_future(source.arrived(poll_s)) for source in sources]
+        done, pending = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+        self._waiting = []
+        for waiting in pending:
+            waiting.cancel()
+        for waiting in done:
+            if not waiting.cancelled():
+                waiting.result()
 
-    async def _batch(self, source: InlineSource) -> None:
+    def _source(self, index: int) -> InlineSource:
+        source: Any = self._pipeline.sources[index][1]
+        return cast(InlineSource, source)
+
+    async def _batch(self, index: int) -> None:
         """The whole batch at once first; if one of its changes is bad, again and carefully."""
-        ahead = await self._read_ahead()
+        ahead = await self._read_ahead(index)
         try:
-            await self._transaction(source, ahead, careful=False)
+            await self._transaction(index, ahead, careful=False)
         except BadBatchError:
-            await self._transaction(source, ahead, careful=True)
+            await self._transaction(index, ahead, careful=True)
 
-    async def _transaction(self, source: InlineSource, ahead: "Ahead", *, careful: bool) -> None:
+    async def _transaction(self, index: int, ahead: "Ahead", *, careful: bool) -> None:
         with ExitStack() as batch:
-            await self._transact(source, ahead, batch, careful=careful)
+            await self._transact(index, ahead, batch, careful=careful)
 
-    async def _transact(self, source: InlineSource, ahead: "Ahead", batch: ExitStack, *, careful: bool) -> None:
-        pipeline, limit = self._pipeline, self._pipeline.settings.batch_max
+    async def _transact(self, index: int, ahead: "Ahead", batch: ExitStack, *, careful: bool) -> None:
+        pipeline, limit, source = self._pipeline, self._limit(index), self._source(index)
         async with pipeline.ledger.transaction() as transaction:
             inlet = source.inlet(transaction.connection)
             deliveries = await inlet.receive(limit, ahead.deliveries)
             if not deliveries:
                 return
             batch.enter_context(pipeline.batch(len(deliveries)))
-            readings = ahead.readings if deliveries is ahead.deliveries else self._read(deliveries)
+            readings = ahead.readings if deliveries is ahead.deliveries else self._read(index, deliveries)
             folded = fold(readings.tickets)
             worked = await transact(pipeline, transaction, folded.survivors, careful=careful)
-            ended = await self._end(transaction, inlet, readings, folded, worked)
+            if worked.paused and worked.paused == len(deliveries):
+                raise _AllPausedError
+            ended = await self._end(index, transaction, inlet, readings, folded, worked)
             if len(deliveries) == limit:
                 # The next batch is read and decoded while this one is made durable.
-                self._ahead = asyncio.create_task(self._peek(source, deliveries[-1]))
+                self._ahead = asyncio.create_task(self._peek(index, deliveries[-1]))
         for event in worked.news:
             pipeline.emit(event)
         pipeline.tell_unread(readings)
         pipeline.tell_ended(ended)
 
-    def _read(self, deliveries: Sequence[Delivery]) -> Readings:
-        return self._pipeline.envelope.read(deliveries, self._index, 0.0)
+    def _limit(self, index: int) -> int:
+        """Bulk batches are short where live changes may have to wait for them."""
+        limit = self._pipeline.settings.batch_max
+        return max(1, limit // BULK_PART) if index in self._bulk and self._live else limit
 
-    async def _peek(self, source: InlineSource, after: Delivery) -> "Ahead":
+    def _read(self, index: int, deliveries: Sequence[Delivery]) -> Readings:
+        return self._pipeline.envelope.read(deliveries, index, 0.0)
+
+    async def _peek(self, index: int, after: Delivery) -> "Ahead":
         # The commit has to be on its way first: its thread cannot begin while this one is busy.
         await asyncio.sleep(PEEK_AFTER_S)
         try:
-            deliveries = await source.peek(self._pipeline.settings.batch_max, after)
+            deliveries = await self._source(index).peek(self._limit(index), after)
         except UnavailableError:
             return Ahead()
-        return Ahead(deliveries, self._read(deliveries))
+        return Ahead(index, deliveries, self._read(index, deliveries))
 
-    async def _read_ahead(self) -> "Ahead":
-        ahead, self._ahead = self._ahead, None
-        return await ahead if ahead is not None else Ahead()
+    async def _read_ahead(self, index: int) -> "Ahead":
+        """What was read ahead, if it is from the source whose turn it is."""
+        task, self._ahead = self._ahead, None
+        ahead = await task if task is not None else Ahead()
+        return ahead if ahead.source == index else Ahead(index)
 
     async def _end(
-        self, transaction: Transaction, inlet: Inlet, readings: Readings, folded: Fold, worked: Worked
+        self, index: int, transaction: Transaction, inlet: Inlet, readings: Readings, folded: Fold, worked: Worked
     ) -> Endings:
         """Ack what has ended and put off the rest; followers of a buried change stay for the next batch."""
         ended = _endings(folded, worked)
@@ -133,7 +179,7 @@ class OneTransaction:
             together = [ticket, *folded.followers.get(ticket.change.key, ())]
             await inlet.release([one.delivery for one in together], wait_s)
         if readings.malformed:
-            unread = [self._pipeline.unread_letter(*bad, self._index) for bad in readings.malformed]
+            unread = [self._pipeline.unread_letter(*bad, index) for bad in readings.malformed]
             await transaction.bury([(None, letter) for letter in unread])
         gone = [ticket.delivery for tickets in ended.values() for ticket in tickets]
         gone += (delivery for delivery, _ in (*readings.malformed, *readings.ignored))
@@ -174,7 +220,9 @@ class ClaimInTransaction:
     async def run(self) -> None:
         unreachable = 0
         while not self._stopping:
-            tickets = self._lanes.take(self._pipeline.settings.batch_max, self._pipeline.clock())
+            limit = self._pipeline.settings.batch_max
+            bulk_limit = max(1, limit // BULK_PART) if self._pipeline.has_both_lanes else limit
+            tickets = self._lanes.take(limit, self._pipeline.clock(), bulk_limit)
             if not tickets:
                 await self._news.wait(self._pipeline.until(self._lanes.next_due()))
                 continue
@@ -216,8 +264,12 @@ class ClaimInTransaction:
         for ticket in worked.buried:
             ended += lanes.bury(ticket)
         for ticket, wait_s in worked.waiting:
-            lanes.hold(ticket, self._pipeline.clock() + wait_s)
+            lanes.hold(ticket, self._pipeline.clock() + wait_s, is_firm=ticket.change.key in worked.firm)
         return ended
+
+
+class _AllPausedError(Exception):
+    """Nothing of the batch may be worked on; it is left in the queue as it is."""
 
 
 class BadBatchError(Exception):
@@ -292,9 +344,15 @@ async def _refuse(
             await _bury(pipeline, transaction, worked, ticket, cause_of_refusal(refusal), tried=False)
         case _:
             worked.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))
+            worked.paused += refusal.answer is Answer.PAUSED
+            if concerns_key(refusal):
+                worked.firm.add(ticket.change.key)
 
 
 async def _fail(pipeline: Pipeline, transaction: Transaction, worked: Worked, ticket: Ticket, error: Exception) -> None:
+    if isinstance(error, Snooze):
+        worked.waiting.append((ticket, error.delay_s))
+        return
     cause = cause_of_error(error)
     [attempts] = await transaction.fail([ticket.change])
     if is_permanent(error) or attempts >= pipeline.settings.attempts_max:

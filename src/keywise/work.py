@@ -10,6 +10,7 @@ from keywise.change import Outcome
 from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat
 from keywise.lanes import Ticket
+from keywise.limits import Snooze
 from keywise.pipeline import Pipeline
 from keywise.protocols import APPLIED, AtomicSink, Result, Sink, Transaction
 from keywise.rules import Certainty, Claim
@@ -128,6 +129,9 @@ class TransactedWork:
             job.result, job.committed = APPLIED, True
         for index, error in errors.items():
             # The savepoint took back whatever the handler had written.
+            if isinstance(error, Snooze):
+                jobs[index].result = Result(Outcome.BUSY, str(error), wait_s=error.delay_s)
+                continue
             jobs[index].result = Result(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
 
 

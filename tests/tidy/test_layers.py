@@ -20,7 +20,7 @@ LAYERS = {
         "clock",
         "address",
     },
-    "mechanisms": {"lanes", "heartbeat", "backoff", "envelope", "jobs", "news", "causes", "models", "alarm"},
+    "mechanisms": {"lanes", "fold", "heartbeat", "backoff", "envelope", "jobs", "news", "causes", "models", "alarm"},
     "databases": {"databases"},
     "plugs": {"sources", "ledgers", "sinks", "origins"},
     "programs": {
@@ -55,7 +55,7 @@ MAY_IMPORT = {
 }
 
 # They decide, and others act.
-PURE = {"lanes", "rules"}
+PURE = {"lanes", "fold", "rules"}
 
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 

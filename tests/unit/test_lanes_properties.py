@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from keywise.change import Outcome
-from keywise.lanes import Lanes, Ticket, fold
+from keywise.fold import fold
+from keywise.lanes import Lanes, Ticket
 from unit.tickets import ticket
 
 KEYS = st.sampled_from("abc")

@@ -11,6 +11,7 @@ import msgspec
 
 from keywise.change import Change, Outcome
 from keywise.errors import OutcomeUnknownError, PermanentError, SettingsError, TransientError
+from keywise.limits import Snooze
 from keywise.protocols import APPLIED, Grade, Result, Transaction
 from keywise.rules import Certainty, Claim
 
@@ -92,6 +93,8 @@ class FunctionSink:
             return [NO_THREAD] * len(changes)
         try:
             await self._call(changes, claims)
+        except Snooze as snooze:
+            return [Result(Outcome.BUSY, str(snooze), wait_s=snooze.delay_s)] * len(changes)
         except Exception as error:
             failed = _failed(error)
             if len(changes) == 1 or failed.certainty is Certainty.UNKNOWN:
@@ -106,7 +109,7 @@ class FunctionSink:
         if self._signature.wants_claim:
             arguments.append(list(claims) if self._signature.is_batch else claims[0])
         if self._signature.is_async:
-            await _finished(self._handler(*arguments))
+            await _settled(await _finished(self._handler(*arguments)))
             return
         loop = asyncio.get_running_loop()
         await _settled(await _finished(loop.run_in_executor(self._threads, self._run, changes, arguments)))
@@ -145,7 +148,7 @@ class TransactedFunctionSink:
     async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
         argument = list(changes) if self._signature.is_batch else changes[0]
         if self._signature.is_async:
-            await _finished(self._handler(argument, transaction))
+            await _settled(await _finished(self._handler(argument, transaction)))
             return
         running = asyncio.ensure_future(asyncio.to_thread(self._handler, argument, transaction))
         try:
@@ -159,7 +162,9 @@ class TransactedFunctionSink:
 async def _settled(result: object) -> None:
     """A plain callable may return an awaitable, as decorated ones do: it has not run yet."""
     if inspect.isawaitable(result):
-        await _finished(result)
+        result = await _finished(result)
+    if isinstance(result, Snooze):
+        raise result
 
 
 async def _finished(running: Awaitable[object]) -> object:

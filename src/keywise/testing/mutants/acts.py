@@ -9,8 +9,9 @@ from keywise import transacted
 from keywise.change import Outcome
 from keywise.consumer import Consumer
 from keywise.errors import UnavailableError
+from keywise.fold import Fold
 from keywise.heartbeat import Heartbeat
-from keywise.lanes import Ended, Endings, Fold, Lane, Lanes, State, Ticket
+from keywise.lanes import Ended, Endings, Lane, Lanes, State, Ticket
 from keywise.leased import Leased
 from keywise.pipeline import Pipeline
 from keywise.protocols import Failure, Grade

@@ -1,0 +1,52 @@
+"""A batch that waits for nothing: the newest change of each key, and who follows it."""
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+
+import msgspec
+
+from keywise.change import Order
+from keywise.lanes import Ended, Endings, Ticket, is_at_or_below, outcome_of_follower
+
+
+class Fold(msgspec.Struct):
+    """A batch with one change per key, and who follows whom."""
+
+    survivors: list[Ticket]
+    followers: dict[str, list[Ticket]]
+    upto: dict[str, Order] = {}
+    """The order of the survivor, for each key with followers."""
+
+    def followed(self, apart: Container[str]) -> Iterator[Ended]:
+        """What ends together with the survivors that were committed: all but those of some keys."""
+        for key, others in self.followers.items():
+            if key not in apart:
+                upto = self.upto[key]
+                yield from ((other, outcome_of_follower(other, upto)) for other in others)
+
+
+def fold(tickets: Sequence[Ticket]) -> Fold:
+    """The newest change of each key, for a batch that waits for nothing."""
+    newest: dict[str, Ticket] = {}
+    followers: dict[str, list[Ticket]] = {}
+    for ticket in tickets:
+        change = ticket.change
+        known = newest.setdefault(change.key, ticket)
+        if known is ticket:
+            continue
+        older = ticket
+        if change.order > known.change.order:
+            newest[change.key], older = ticket, known
+        followers.setdefault(change.key, []).append(older)
+    upto = {key: newest[key].change.order for key in followers}
+    for key, tickets_of_key in followers.items():
+        # A change that cannot be compared with the survivor follows nobody; it stays for the next batch.
+        followers[key] = [ticket for ticket in tickets_of_key if is_at_or_below(ticket, upto[key])]
+    return Fold(list(newest.values()), followers, upto)
+
+
+def grouped(ended: Iterable[Ended]) -> Endings:
+    """What ended, by outcome."""
+    endings: Endings = {}
+    for ticket, outcome in ended:
+        endings.setdefault(outcome, []).append(ticket)
+    return endings
