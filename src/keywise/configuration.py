@@ -17,9 +17,14 @@ from typing import Any
 from keywise.address import Filled, shown
 from keywise.app import App, PipelineDefinition, Retry
 from keywise.errors import KeywiseError, SettingsError
+from keywise.limits import Debounce, Rate
 from keywise.settings import Settings
 
-TABLES = {"retry": (Retry, 'retry = { attempts = 5, backoff = "500ms", max = "1m" }')}
+TABLES = {
+    "retry": (Retry, 'retry = { attempts = 5, backoff = "500ms", max = "1m" }'),
+    "debounce": (Debounce, 'debounce = { quiet = "500ms", max_wait = "5s" }'),
+    "rate": (Rate, 'rate = { n = 1, per = "1s" }'),
+}
 """Words whose value is a table: what becomes of it, and what to write."""
 FUNCTIONS = ("read", "apply", "refetch")
 WORDS = {"sources", "sink", "key", "version", "deleted", *FUNCTIONS, *TABLES}

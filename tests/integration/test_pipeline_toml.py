@@ -70,7 +70,9 @@ def test_every_command_takes_a_file_by_argument_option_or_variable(folder):
     assert folder.keywise("dead", "drop", "1", "--yes", *app, app=None).status == 0
 
 
-def test_functions_are_found_in_the_folder_where_the_command_is_given_too(folder):
+def test_functions_are_found_in_the_folder_where_the_command_is_given_too(folder, monkeypatch):
+    """Also if Python itself does not look there, as with the installed command."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
     (folder.path / "conf/mailing.py").rename(folder.path / "mailing.py")
     done(folder.keywise("status", app="conf/pipeline.toml"))
 

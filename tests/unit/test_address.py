@@ -31,6 +31,8 @@ def test_a_url_is_shown_without_its_password(url: str, told: str):
 def test_a_url_from_the_environment_is_shown_as_it_was_written():
     url = Filled(f"amqp://host/{SECRET}", "amqp://host/${QUEUE}", [SECRET])
     assert (shown(url), f"{url!r}") == ("amqp://host/${QUEUE}", "'amqp://host/${QUEUE}'")
+    with pytest.raises(AddressError, match=r"^amqp://host/\$\{QUEUE\} has two .* write amqp:///host/\$\{QUEUE\}$"):
+        Address(url, "shop", {}).file()
     assert (url, str(url)) == (f"amqp://host/{SECRET}", f"amqp://host/{SECRET}")
     assert shown(Filled("amqp://u:x@host", "amqp://u:${PASSWORD}@host", ["x"])) == "amqp://u:***@host"
 
@@ -67,4 +69,4 @@ def test_an_adapter_that_refuses_a_url_tells_nothing_from_the_environment(writte
 def test_words_of_the_url_itself_and_short_values_are_not_hidden():
     written = "sqlite:///shop.db?visble=${X}"
     with pytest.raises(SettingsError, match="unknown option 'visble'; did you mean visibility"):
-        adapters.connect("sources", Address(Filled(written.replace("${X}", "o"), written, ["o"]), "shop", {}))
+        adapters.connect("sources", Address(Filled(written.replace("${X}", "y"), written, ["y"]), "shop", {}))

@@ -120,6 +120,8 @@ OWN_MISTAKES = {
     ),
     "a word like no other": (IN_SEARCH + "xyz = 1", "unknown setting 'xyz'; known are: apply, attempts_max, backoff,"),
     "a parameter's name": (IN_SEARCH + "name = 'a'\nself = 1", "[pipeline.search]: unknown setting 'name'; "),
+    "a name with a space": ("ledger = 'memory://'\n[pipeline.'a b']", ": [pipeline.\"a b\"]: pipeline 'a b' needs"),
+    "a name without one": ("ledger = 'memory://'\n[pipeline.a-b_1]", ": [pipeline.a-b_1]: pipeline 'a-b_1' needs"),
     "one source without a list": (
         IN_SEARCH + "sources = 'memory://'",
         '[pipeline.search]: sources is no list; write sources = ["sqlite:///shop.db"]',
@@ -138,6 +140,19 @@ OWN_MISTAKES = {
     "retry as a number": (
         IN_SEARCH + "retry = 5",
         "[pipeline.search]: retry is no table; write retry = { attempts = 5,",
+    ),
+    "a rate without a number": (
+        IN_SEARCH + "rate = { per = '1s' }",
+        '[pipeline.search]: rate: n is missing; write rate = { n = 1, per = "1s" }',
+    ),
+    "a rate of nothing": (IN_SEARCH + "rate = { n = 0 }", "[pipeline.search]: rate: Rate(n=0) must be a whole number"),
+    "a debounce that waits too little": (
+        IN_SEARCH + "debounce = { quiet = '5s', max_wait = '1s' }",
+        "[pipeline.search]: debounce: Debounce: max_wait=1.0 is below quiet=5.0; raise it",
+    ),
+    "an unknown word of debounce": (
+        IN_SEARCH + "debounce = { quiet = '5s', maxwait = '1s' }",
+        "[pipeline.search]: debounce: unknown setting 'maxwait'; did you mean max_wait?",
     ),
     "a function without a module": (
         IN_SEARCH + "apply = 'index'",
