@@ -182,12 +182,19 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
 
 def first_parameter_type(function: Callable[..., Any]) -> Any:
     """The annotation of the first parameter; Any if it has none."""
-    parameters = list(inspect.signature(function).parameters)
-    if not parameters:
-        raise SettingsError(f"{function!r} takes no parameter; it has to take the message")
     plain = function.func if isinstance(function, functools.partial) else function
     annotated = plain if inspect.isroutine(plain) else type(plain).__call__
-    return get_type_hints(annotated).get(parameters[0], Any)
+    try:
+        parameters = list(inspect.signature(function).parameters)
+        hints = get_type_hints(annotated)
+    except (NameError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"the parameters of {function!r} cannot be read: {error}; write a function whose annotations are "
+            "names of its module"
+        ) from error
+    if not parameters:
+        raise SettingsError(f"{function!r} takes no parameter; it has to take the message")
+    return hints.get(parameters[0], Any)
 
 
 class _Ignored(Exception):

@@ -75,6 +75,22 @@ MISTAKES: dict[str, tuple[Callable[[App], object], str]] = {
         lambda app: app.pipeline("search", read=sys.modules["toml_shop"].read_later),
         "read = 'toml_shop:read_later'",
     ),
+    "a read whose type nobody knows": (
+        lambda app: app.pipeline("search", read=sys.modules["toml_shop"].read_unknown),
+        "read = 'toml_shop:read_unknown'",
+    ),
+    "a read without parameters that can be looked at": (
+        lambda app: app.pipeline("search", read=max),
+        "read = 'builtins:max'",
+    ),
+    "a handler whose type nobody knows": (
+        lambda app: app.pipeline("search", key="id").apply(sys.modules["toml_shop"].index_unknown),
+        "key = 'id'\napply = 'toml_shop:index_unknown'",
+    ),
+    "a handler without parameters that can be looked at": (
+        lambda app: app.pipeline("search", key="id").apply(max),
+        "key = 'id'\napply = 'builtins:max'",
+    ),
     "a handler without a change": (
         lambda app: app.pipeline("search", key="id").apply(sys.modules["toml_shop"].index_nothing),
         "key = 'id'\napply = 'toml_shop:index_nothing'",

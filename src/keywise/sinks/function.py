@@ -31,8 +31,14 @@ class Signature(msgspec.Struct, frozen=True):
 
 def signature_of(handler: Callable[..., Any]) -> Signature:
     """Read a handler's parameters: a change or a list of them, then perhaps a transaction or a claim."""
-    parameters = list(inspect.signature(handler).parameters.values())
-    hints = get_type_hints(handler)
+    try:
+        parameters = list(inspect.signature(handler).parameters.values())
+        hints = get_type_hints(handler)
+    except (NameError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"the parameters of {_name(handler)} cannot be read: {error}; write a function whose annotations are "
+            "names of its module"
+        ) from error
     if not parameters:
         raise SettingsError(f"{_name(handler)} takes no parameter; write def {_name(handler)}(change: Change[...])")
     kinds = [hints.get(parameter.name) for parameter in parameters]
