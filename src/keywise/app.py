@@ -19,6 +19,7 @@ from keywise.consumer import Consumer, Way, way_of
 from keywise.envelope import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
 from keywise.errors import SettingsError
 from keywise.events import Log, Observer
+from keywise.history import History
 from keywise.limits import Debounce, Rate
 from keywise.models import encoded
 from keywise.pipeline import Pipeline, is_atomic
@@ -71,10 +72,10 @@ class PipelineDefinition:
         if lane not in LANES:
             raise SettingsError(f"lane={lane!r} is not known; write one of {', '.join(LANES)}")
         self._app._address(url, self.name)
-        if lane == "bulk":
-            self._bulk.add(len(self._source_urls))
         if url in self._source_urls:
             raise SettingsError(f"pipeline {self.name!r} has the source {shown(url)} already; name it once")
+        if lane == "bulk":
+            self._bulk.add(len(self._source_urls))
         self._source_urls.append(url)
         return self
 
@@ -216,6 +217,7 @@ class App:
                 await stack.enter_async_context(source)
                 definition.settings.check_visibility(source.visibility_s, shown(url))
                 sources.append((shown(url), source))
+            owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
             yield Pipeline(
                 name=name,
                 sources=sources,
@@ -226,8 +228,9 @@ class App:
                 sink=sink,
                 envelope=definition._envelope(),
                 settings=definition.settings,
-                owner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+                owner=owner,
                 observers=self.observers,
+                history=History(owner, keeps=definition.settings.history) if work else None,
                 refetch=definition._refetch,
                 pulse=self._pulse(name, policy) if work else None,
                 bulk=definition.bulk,

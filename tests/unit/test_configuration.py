@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keywise import App, Retry
+from keywise import App, Debounce, Rate, Retry
 from keywise.app import PipelineDefinition
 from keywise.errors import AddressError
 from unit.toml_folder import Folder, folder_in
@@ -47,6 +47,12 @@ def retries(app: App, shop: ModuleType) -> None:
     app.pipeline("search", key="id", retry=Retry(attempts=3, backoff="1s", max=30))
     app.pipeline("other", key="id", attempts_max=2, backoff_s=2.0)
     app.pipeline("third", key="id", attempts_max=2, backoff_s=2.0)
+
+
+def limits(app: App, shop: ModuleType) -> None:
+    pipeline = app.pipeline("search", key="id", rate=Rate(3, per="10s"), debounce=Debounce("500ms", max_wait=5))
+    pipeline.source("memory://?queue=a").source("memory://?queue=b", lane="bulk").source("memory://", lane="live")
+    app.pipeline("other", key="id", rate=Rate(2))
 
 
 def functions(app: App, shop: ModuleType) -> None:
@@ -109,6 +115,24 @@ DEFINITIONS: dict[str, tuple[Callable[[App, ModuleType], None], str]] = {
         retry = { attempts = 2 }
         """,
     ),
+    "limits and lanes": (
+        limits,
+        """
+        [pipeline.search]
+        key = "id"
+        sources = [
+            "memory://?queue=a",
+            { url = "memory://?queue=b", lane = "bulk" },
+            { url = "memory://", lane = "live" },
+        ]
+        rate = { n = 3, per = "10s" }
+        debounce = { quiet = "500ms", max_wait = 5 }
+
+        [pipeline.other]
+        key = "id"
+        rate.n = 2
+        """,
+    ),
     "functions": (
         functions,
         """
@@ -156,7 +180,13 @@ def test_a_file_makes_the_app_that_python_makes(folder: Folder, define: Callable
     assert [type(one) for one in loaded.observers] == [type(one) for one in written.observers]
 
 
-@pytest.mark.parametrize("text", ["lease = '44s'", "key = 'other'", "sink = 'memory://'", "sources = ['memory://']"])
+OTHERS = (
+    *("lease = '44s'", "key = 'other'", "sink = 'memory://'", "sources = ['memory://']", "rate = { n = 1 }"),
+    *("debounce = { quiet = 1, max_wait = 2 }", "sources = [{ url = 'memory://', lane = 'bulk' }]"),
+)
+
+
+@pytest.mark.parametrize("text", OTHERS)
 def test_apps_that_differ_are_told_apart(folder: Folder, text: str):
     """Or the test above would prove nothing."""
     base = 'ledger = "memory://"\n[pipeline.search]\nkey = "id"\n'

@@ -62,6 +62,18 @@ MISTAKES: dict[str, tuple[Callable[[App], object], str]] = {
         lambda app: app.pipeline("search", key="id", lease="45s", lease_s=45),
         "key = 'id'\nlease = '45s'\nlease_s = 45",
     ),
+    "an unknown lane": (
+        lambda app: app.pipeline("search", key="id").source("memory://", lane="slow"),
+        "key = 'id'\nsources = [{ url = 'memory://', lane = 'slow' }]",
+    ),
+    "a lane that is no text": (
+        lambda app: app.pipeline("search", key="id").source("memory://", lane=[1]),
+        "key = 'id'\nsources = [{ url = 'memory://', lane = [1] }]",
+    ),
+    "an unknown history": (
+        lambda app: app.pipeline("search", key="id", history=["all"]),
+        "key = 'id'\nhistory = ['all']",
+    ),
     "a sink that is no URL": (lambda app: app.pipeline("search", key="id").sink("shop"), "key = 'id'\nsink = 'shop'"),
     "two targets": (
         lambda app: app.pipeline("search", key="id").sink("memory://").apply(sys.modules["toml_shop"].index),
