@@ -9,7 +9,10 @@ from keywise.settings import seconds
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """At most `n` dispatches of one key in any stretch of `per`, by all workers together; retries count too."""
+    """`n` dispatches of one key at once, then one in every n-th part of `per`, by all workers together.
+
+    Retries and repairs count too.
+    """
 
     n: int
     per: float | str = "1s"
