@@ -7,16 +7,17 @@ import sys
 import time
 import traceback
 from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from keywise import events
 from keywise.app import App
-from keywise.change import Outcome
 from keywise.cli.loading import VARIABLE, JsonOption, chosen, load
-from keywise.cli.speech import cell, complain, display, plain, table, tell_json
+from keywise.cli.showing import shown
+from keywise.cli.speech import cell, complain, display, plain, screen, table, tell_json
+from keywise.cli.view import Sight, View
 from keywise.errors import KeywiseError, UnavailableError
 from keywise.protocols import Source
 
@@ -41,12 +42,15 @@ def run(
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="Stop when all queues are empty and all work is done.")
     ] = False,
+    is_plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the view, also in a terminal.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Work on messages until SIGTERM or SIGINT.
 
     The first signal drains: what has begun is finished, the rest is given back.
     A second one leaves at once.
+
+    In a terminal, a view of the figures is drawn meanwhile; elsewhere they are lines of the log.
 
     \b
     Example:
@@ -55,56 +59,15 @@ def run(
       keywise run pipeline.toml
     """
     loaded = load(app, "keywise run shop:app")
-    names = chosen(loaded, pipelines or ())
+    names, began_at = chosen(loaded, pipelines or ()), time.monotonic()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    watch = Watch(names)
-    loaded.observers[:] = [*map(_without_starts, loaded.observers), watch]
-    status = _finish(_work(loaded, names, watch, until_empty))
-    if watch.sources:
-        _tell(watch, json)
+    view = View(names)
+    loaded.observers[:] = [*map(_without_starts, loaded.observers), view, _announce]
+    showing = shown(view, screen(stderr=True), logging.getLogger("keywise").info, plain=is_plain)
+    status = _finish(_work(loaded, names, view, until_empty), showing)
+    if view.sources:
+        _tell(view, json, time.monotonic() - began_at)
     leave(status)
-
-
-class Pipeline:
-    """What was seen of one pipeline."""
-
-    def __init__(self) -> None:
-        self.grade = ""
-        self.sources: list[dict[str, str]] = []
-        self.figures = events.Figures()
-        self.ignored = 0
-
-    def told(self) -> dict[str, Any]:
-        """For scripts; every outcome that a change can end with is named."""
-        ends = (Outcome.APPLIED, Outcome.STALE, Outcome.DUPLICATE, Outcome.SUPERSEDED, Outcome.DEAD)
-        outcomes = {end.value: self.figures.outcomes[end.value] for end in ends} | {"ignored": self.ignored}
-        retries = self.figures.events[events.Failed.__name__]
-        return {"grade": self.grade, "sources": self.sources, "outcomes": outcomes, "failed_tries": retries}
-
-
-class Watch:
-    """An observer that says at the start what can be promised, and counts what happens."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.pipelines = {name: Pipeline() for name in names}
-        self.sources = 0
-        """So many have started."""
-        self.stirred = False
-        """Something happened since this was last set."""
-        self.started_at = time.monotonic()
-
-    def __call__(self, event: events.Event) -> None:
-        self.stirred = True
-        pipeline = self.pipelines[event.pipeline]
-        pipeline.figures(event)
-        match event:
-            case events.Started():
-                self.sources += 1
-                pipeline.grade = event.grade
-                pipeline.sources.append({"source": event.source, "way": event.way})
-                _announce(event)
-            case events.Ignored():
-                pipeline.ignored += event.changes
 
 
 def leave(status: int) -> NoReturn:
@@ -118,10 +81,10 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-async def _work(app: App, names: Sequence[str], watch: Watch, until_empty: bool) -> None:
+async def _work(app: App, names: Sequence[str], view: View, until_empty: bool) -> None:
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_stop_when_empty(app, names, watch)) if until_empty else None
+            watching = group.create_task(_stop_when_empty(app, names, view)) if until_empty else None
             await app.run(*names)
             if watching is not None:
                 watching.cancel()
@@ -129,15 +92,15 @@ async def _work(app: App, names: Sequence[str], watch: Watch, until_empty: bool)
         raise errors.exceptions[0] from None
 
 
-async def _stop_when_empty(app: App, names: Sequence[str], watch: Watch) -> None:
+async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
     async with AsyncExitStack() as stack:
         opened = [await stack.enter_async_context(app.open(name, work=False)) for name in names]
         sources = [source for pipeline in opened for _, source in pipeline.sources]
         wait_s = LOOK_S
         while True:
-            watch.stirred = False
+            view.stirred = False
             await asyncio.sleep(wait_s)
-            if watch.stirred or watch.sources < len(sources):
+            if view.stirred or view.sources < len(sources):
                 continue
             looked_at = time.monotonic()
             if await _are_empty(sources):
@@ -155,10 +118,11 @@ async def _are_empty(sources: Sequence[Source]) -> bool:
         return False
 
 
-def _finish(work: Coroutine[Any, Any, None]) -> int:
+def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[None]) -> int:
     """Run to the end; the loop is never closed, because closing it would wait for handlers that hang."""
     try:
-        asyncio.new_event_loop().run_until_complete(work)
+        with showing:
+            asyncio.new_event_loop().run_until_complete(work)
     except KeywiseError as error:
         complain(error)
         return 1
@@ -177,16 +141,18 @@ def _without_starts(observer: events.Observer) -> events.Observer:
     return lambda event: None if isinstance(event, events.Started) else observer(event)
 
 
-def _announce(event: events.Started) -> None:
-    promise = PROMISES.get(event.grade, "")
-    line = f"{event.pipeline}: {event.grade} ({promise}), {event.way}, from {event.source}"
-    print(plain(line), file=sys.stderr, flush=True)
+def _announce(event: events.Event) -> None:
+    """Say at the start what can be promised."""
+    if isinstance(event, events.Started):
+        promise = PROMISES.get(event.grade, "")
+        line = f"{event.pipeline}: {event.grade} ({promise}), {event.way}, from {event.source}"
+        print(plain(line), file=sys.stderr, flush=True)
 
 
-def _tell(watch: Watch, json: bool) -> None:
-    told = {name: pipeline.told() for name, pipeline in watch.pipelines.items()}
+def _tell(view: View, json: bool, seconds: float) -> None:
+    told = {sight.pipeline: _told(sight) for sight in view.look()}
     if json:
-        tell_json({"pipelines": told, "seconds": round(time.monotonic() - watch.started_at, 3)})
+        tell_json({"pipelines": told, "seconds": round(seconds, 3)})
         return
     outcomes = next(iter(told.values()))["outcomes"]
     summary = table("pipeline", *outcomes, "failed tries", numbers=(*outcomes, "failed tries"))
@@ -194,3 +160,12 @@ def _tell(watch: Watch, json: bool) -> None:
         counts = (f"{number:,}" for number in (*pipeline["outcomes"].values(), pipeline["failed_tries"]))
         summary.add_row(cell(name), *counts)
     display(summary)
+
+
+def _told(sight: Sight) -> dict[str, Any]:
+    return {
+        "grade": sight.grade,
+        "sources": sight.sources,
+        "outcomes": sight.outcomes,
+        "failed_tries": sight.failed_tries,
+    }

@@ -1,0 +1,190 @@
+"""How a look at a run is drawn: a block of lines for each pipeline in a terminal, or one line of a log."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.cells import chop_cells
+from rich.text import Text
+
+from keywise import events
+from keywise.cli.speech import count, duration, plain
+from keywise.cli.view import WINDOW_S, Notice, Sight
+
+SLOW_SHOWN = 3
+LABEL_WIDTH = 11
+NOTICE_LINES = 3
+KEY_MAX, CAUSE_MAX = 40, 300
+"""Characters of a key and of a cause; whoever sends messages chooses how long they are."""
+
+STATE_STYLES = {"running": "green", "paused": "bold yellow", "draining": "yellow"}
+
+
+def frame(sights: Sequence[Sight], width: int, height: int) -> Text:
+    """All pipelines that have started, in lines that fit; if there are too many for the height, without what is long.
+
+    The last line is empty: whatever is written after the frame, a prompt for example, begins in a line of its own.
+    """
+    sights = [sight for sight in sights if sight.sources]
+    blocks = [list(_block(sight, width)) for sight in sights]
+    if sum(map(len, blocks)) >= height:
+        blocks = [list(_block(sight, width, brief=True)) for sight in sights]
+    lines = [line for block in blocks for line in block]
+    if len(lines) >= height:
+        lines = [*lines[: max(0, height - 2)], Text("…", "dim")]
+    return Text("\n", no_wrap=True).join((*lines, Text()))
+
+
+def line(sight: Sight) -> str:
+    """One pipeline in one line, for logs."""
+    ended = [f"{number:,} {outcome}" for outcome, number in sight.outcomes.items() if number]
+    total = count(sight.changes, "change")
+    if sight.state == "stopped":
+        parts = [f"{total} in {span(sight.seconds)}, {rate(sight.rate_average)}"]
+    else:
+        rates = (f"{rate(sight.rate_now)} now", f"{rate(sight.rate_average)} on average")
+        parts = [", ".join((total, *rates, *_lag(sight)))]
+    parts += [", ".join(ended)] if ended else []
+    parts += [count(sight.failed_tries, "failed try", "failed tries")] if sight.failed_tries else []
+    parts += [f"lanes {_lanes(sight.lanes)}"] if sight.lanes and sight.state != "stopped" else []
+    parts += [f"slowest {', '.join(_slowest(sight))}"] if sight.slowest else []
+    state = "" if sight.state == "running" else f" {sight.state},"
+    return plain(f"{sight.pipeline}:{state} {'; '.join(parts)}")
+
+
+def rate(changes_a_second: float) -> str:
+    """`6,250/s`, and a small one to the tenth."""
+    is_small = 0.05 <= changes_a_second < 10
+    return f"{changes_a_second:.1f}/s" if is_small else f"{changes_a_second:,.0f}/s"
+
+
+def span(seconds: float) -> str:
+    """A length of time that may be short: `40 ms`, `1.2 s`, `3 min 5 s`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
+def _block(sight: Sight, width: int, *, brief: bool = False) -> Iterator[Text]:
+    yield from _packed(_head(sight), width, "  ")
+    yield from _labelled("rate", _rates(sight), width)
+    yield from _labelled("changes", _outcomes(sight), width)
+    if sight.lanes is not None and sight.state != "stopped":
+        yield from _labelled("lanes", _lanes(sight.lanes).split(", "), width)
+    for alarm in sight.alarms:
+        yield from _noticed("ALARM", alarm, sight.now, width, "bold red")
+    if brief:
+        return
+    if sight.slowest:
+        yield from _labelled("slowest", _slowest(sight), width)
+    for warning in sight.warnings:
+        yield from _noticed("warning", warning, sight.now, width, "yellow")
+
+
+def _head(sight: Sight) -> list[Text]:
+    ways = dict.fromkeys(source["way"] for source in sight.sources)
+    facts = [Text(plain(sight.pipeline), "bold"), Text(sight.state, STATE_STYLES.get(sight.state, "dim"))]
+    if sight.grade:
+        facts.append(Text(plain(sight.grade)))
+    return [*facts, *(Text(plain(way), "dim") for way in ways), Text(duration(round(sight.seconds)), "dim")]
+
+
+def _rates(sight: Sight) -> list[str]:
+    average = f"average {rate(sight.rate_average)}"
+    return [average] if sight.state == "stopped" else [f"now {rate(sight.rate_now)}", average, *_lag(sight)]
+
+
+def _outcomes(sight: Sight) -> list[Text]:
+    told = [(outcome, number) for outcome, number in sight.outcomes.items() if number or outcome != "ignored"]
+    if sight.failed_tries:
+        told.append(("failed tries", sight.failed_tries))
+    return [Text(f"{name} {number:,}", _style(name, number)) for name, number in told]
+
+
+def _style(name: str, number: int) -> str:
+    if not number:
+        return "dim"
+    return {"dead": "red", "failed tries": "yellow"}.get(name, "")
+
+
+def _lag(sight: Sight) -> list[str]:
+    if sight.lag_s is not None:
+        return [f"lag {span(sight.lag_s)}"]
+    return [f"idle for {span(sight.idle_s)}"] if sight.idle_s is not None and sight.idle_s > WINDOW_S else []
+
+
+def _lanes(lanes: events.Waiting) -> str:
+    return f"live {lanes.live:,}, bulk {lanes.bulk:,}, busy {lanes.busy:,}, held {lanes.held:,}"
+
+
+def _slowest(sight: Sight) -> list[str]:
+    return [
+        f"{span(call.seconds)} {_key(call.key)}{f' and {call.others:,} more' if call.others else ''}"
+        for call in sight.slowest[:SLOW_SHOWN]
+    ]
+
+
+def _noticed(label: str, notice: Notice, now: float, width: int, style: str) -> Iterator[Text]:
+    times = f"{notice.times:,} times, last " if notice.times > 1 else ""
+    told = f"{times}{duration(round(now - notice.at))} ago: {_told(notice.event)}"
+    room = max(2, width - LABEL_WIDTH)
+    words = [Text(part) for word in told.split(" ") for part in chop_cells(word, room)]
+    lines = _packed(words, room, " ")
+    if len(lines) > NOTICE_LINES:
+        lines = [*lines[: NOTICE_LINES - 1], Text(" ").join(lines[NOTICE_LINES - 1 :])]
+        lines[-1].truncate(room, overflow="ellipsis")
+    for text in lines:
+        text.stylize(style)
+    yield from _beside(label, lines, style)
+
+
+def _told(event: events.Event) -> str:
+    match event:
+        case events.Failed():
+            again = f"again in {span(event.retry_s)}"
+            return f"{_key(event.key)} failed, try {event.attempts}, {again}: {_cause(event.cause)}"
+        case events.Buried():
+            return f"{_key(event.key) if event.key else 'a message'} became a dead letter: {_cause(event.cause)}"
+        case events.TookOver():
+            return f"{_key(event.key)} was taken over from a holder whose lease ran out"
+        case events.ClaimLost():
+            return f"{_key(event.key)} is somebody else's: its claim was lost"
+        case events.Unavailable():
+            return f"{_cause(event.what)} cannot be reached: {_cause(event.cause)}"
+        case events.Alarmed():
+            return f"{_cause(event.cause)}; {_cause(event.advice)}"
+    return plain(events.described(event))
+
+
+def _key(key: str) -> str:
+    return _cut(plain(key[: KEY_MAX + 1]), KEY_MAX)
+
+
+def _cause(cause: str) -> str:
+    return _cut(plain(cause[: CAUSE_MAX + 1]), CAUSE_MAX)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _labelled(label: str, facts: Iterable[str | Text], width: int) -> Iterator[Text]:
+    texts = [Text(fact) if isinstance(fact, str) else fact for fact in facts]
+    yield from _beside(label, _packed(texts, width - LABEL_WIDTH, "  "), "dim")
+
+
+def _beside(label: str, lines: Iterable[Text], style: str) -> Iterator[Text]:
+    """The label stands before the first line, and nothing before the others."""
+    for number, text in enumerate(lines):
+        yield Text().append(f"{'' if number else f'  {label}':<{LABEL_WIDTH}}", style).append_text(text)
+
+
+def _packed(facts: Iterable[Text], width: int, gap: str) -> list[Text]:
+    """As many facts in a line as fit; none is broken, and one that is wider than a line is cut."""
+    lines: list[Text] = []
+    for fact in facts:
+        fact.truncate(max(1, width), overflow="ellipsis")
+        if lines and lines[-1].cell_len + len(gap) + fact.cell_len <= width:
+            lines[-1].append(gap).append_text(fact)
+        else:
+            # A style of the whole text would colour what is appended too.
+            lines.append(Text().append_text(fact))
+    return lines

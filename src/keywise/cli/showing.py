@@ -1,0 +1,192 @@
+"""Shows a view while the run works: drawn again and again in a terminal, or as lines of a log.
+
+A thread of its own does it, so that neither a slow terminal holds up the work nor a busy event loop the view.
+"""
+
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from keywise.cli.drawing import frame, line
+from keywise.cli.view import View
+
+DRAW_S = 0.25
+LINE_S = 5.0
+"""In a log, a pipeline where something happens has a line so often."""
+LEAVE_S = 2.0
+"""A terminal that takes nothing any more is left alone after so long."""
+LINES_MAX = 10_000
+"""So many lines of others wait for the next drawing at most."""
+
+
+@contextmanager
+def shown(view: View, console: Console, tell: Callable[[str], None], *, plain: bool = False) -> Iterator[None]:
+    """Show the view as long as this lasts: on the console if it is a terminal, else by telling lines."""
+    over = threading.Event()
+    with ExitStack() as stack:
+        if plain or not can_draw(console):
+            work = partial(_tell, view, tell, over)
+        else:
+            work = partial(_draw, view, console, stack.enter_context(diverted(console)), over)
+        thread = threading.Thread(target=_guarded, args=(work, stack.close), name="keywise-view", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(LEAVE_S)
+
+
+def can_draw(console: Console) -> bool:
+    """Whether there is a real terminal; variables that force colours make none of a file."""
+    return console.file.isatty() and not console.is_dumb_terminal
+
+
+class Lines:
+    """Lines that others wrote while the view is drawn; whoever writes never waits for the terminal."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: deque[str] = deque()
+        self._left_out = 0
+
+    def add(self, text: str) -> None:
+        with self._lock:
+            if len(self._kept) < LINES_MAX:
+                self._kept.append(text)
+            else:
+                self._left_out += 1
+
+    def taken(self) -> list[str]:
+        """What was added since this was last asked."""
+        with self._lock:
+            kept, self._kept = self._kept, deque()
+            left_out, self._left_out = self._left_out, 0
+        return [*kept, *([f"({left_out:,} lines were too many)"] if left_out else [])]
+
+
+class Diversion:
+    """Stands in for stdout or stderr: whole lines go to `Lines`, and everything else is as with the real stream."""
+
+    def __init__(self, stream: Any, lines: Lines) -> None:
+        self._stream, self._lines = stream, lines
+        self._lock = threading.Lock()
+        self._rest = ""
+        self._is_over = False
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            if self._is_over:
+                self._stream.write(text)
+                return len(text)
+            *whole, self._rest = (self._rest + text).split("\n")
+            for one in whole:
+                self._lines.add(one)
+        return len(text)
+
+    def writelines(self, texts: Any) -> None:
+        for text in texts:
+            self.write(text)
+
+    def flush(self) -> None:
+        if self._is_over:
+            self._stream.flush()
+
+    def end(self) -> None:
+        """Whoever still writes to this writes to the real stream."""
+        with self._lock:
+            self._is_over = True
+            rest, self._rest = self._rest, ""
+        if rest:
+            self._stream.write(rest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def diverted(console: Console) -> Iterator[Lines]:
+    """Collect what is printed and logged to the terminal meanwhile, because it would tear the view."""
+    lines = Lines()
+    with ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None and stream.isatty():
+                stack.enter_context(_diversion(name, stream, lines))
+        try:
+            yield lines
+        finally:
+            # Most was drawn already; this came after the last drawing.
+            console.file.writelines(f"{text}\n" for text in lines.taken())
+
+
+@contextmanager
+def _diversion(name: str, stream: Any, lines: Lines) -> Iterator[None]:
+    diversion = Diversion(stream, lines)
+    handlers = [handler for handler in _stream_handlers() if handler.stream is stream]
+    setattr(sys, name, diversion)
+    for handler in handlers:
+        handler.setStream(diversion)
+    try:
+        yield
+    finally:
+        setattr(sys, name, stream)
+        for handler in handlers:
+            if handler.stream is diversion:
+                handler.setStream(stream)
+        diversion.end()
+
+
+def _stream_handlers() -> list[Any]:
+    known = [logging.root, *logging.root.manager.loggerDict.values()]
+    loggers = [one for one in known if isinstance(one, logging.Logger)]
+    return [one for logger in loggers for one in logger.handlers if isinstance(one, logging.StreamHandler)]
+
+
+def _draw(view: View, console: Console, lines: Lines, over: threading.Event) -> None:
+    def look() -> Text:
+        return frame(view.look(), console.width, console.height)
+
+    live = Live(look(), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    with live:
+        # It stays visible: a process that is killed could not bring it back.
+        console.show_cursor(True)
+        is_over = False
+        while not is_over:
+            is_over = over.wait(DRAW_S)
+            if texts := lines.taken():
+                live.update(look())
+                console.print(Text.from_ansi("\n".join(texts)), soft_wrap=True)
+            else:
+                live.update(look(), refresh=True)
+
+
+def _tell(view: View, tell: Callable[[str], None], over: threading.Event) -> None:
+    told: dict[str, object] = {}
+    is_over = False
+    while not is_over:
+        is_over = over.wait(LINE_S)
+        for sight in view.look():
+            happened = (sight.changes, sight.failed_tries, sight.state, len(sight.alarms))
+            # An idle pipeline is no news, day after day.
+            if sight.sources and (is_over or told.get(sight.pipeline) != happened):
+                told[sight.pipeline] = happened
+                tell(line(sight))
+
+
+def _guarded(work: Callable[[], None], give_up: Callable[[], None]) -> None:
+    """Whoever watches must not be able to stop what is watched."""
+    try:
+        work()
+    except Exception:
+        give_up()
+        logging.getLogger("keywise").exception("the view failed; the work goes on without it")

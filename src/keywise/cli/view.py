@@ -1,0 +1,235 @@
+"""What a run looks like in figures: an observer that collects them, and what one look at them finds."""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import msgspec
+
+from keywise import events
+from keywise.change import Outcome
+from keywise.clock import Clock
+
+WINDOW_S = 5.0
+"""The rate of now is counted over so long."""
+RECENT_S = 60.0
+"""A slow call is forgotten after so long."""
+SLOW_MAX = 20
+"""So many slow keys are remembered; more than are shown, because they are forgotten one by one."""
+NOTICES_MAX = 3
+"""So many warnings, and so many alarms, are remembered of each pipeline."""
+
+ENDS = (Outcome.APPLIED, Outcome.STALE, Outcome.DUPLICATE, Outcome.SUPERSEDED, Outcome.DEAD)
+"""Every outcome that a change can end with."""
+
+_WARNINGS = (events.Failed, events.Buried, events.TookOver, events.ClaimLost, events.Unavailable)
+_STATES = {events.Draining: "draining", events.Stopped: "stopped"}
+
+
+class Slow(msgspec.Struct, frozen=True):
+    """The last call for a key, which was among the longest; `others` were in the same call."""
+
+    key: str
+    others: int
+    seconds: float
+    at: float
+
+
+class Notice(msgspec.Struct):
+    """A warning or an alarm, and how often the same one came in a row."""
+
+    event: events.Event
+    at: float
+    times: int = 1
+
+    def is_same(self, event: events.Event) -> bool:
+        return type(event) is type(self.event) and _subject(event) == _subject(self.event)
+
+
+class Sight(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at one pipeline."""
+
+    pipeline: str
+    state: str
+    """`starting`, `running`, `paused`, `draining` or `stopped`."""
+    grade: str
+    sources: Sequence[dict[str, str]]
+    seconds: float
+    """Since it started, until now or until it stopped."""
+    changes: int
+    """That have ended or were ignored."""
+    rate_now: float
+    rate_average: float
+    lag_s: float | None
+    """How old the last change was when it ended; None if nothing has ended lately."""
+    idle_s: float | None
+    """How long ago the last change ended; None if none has."""
+    outcomes: dict[str, int]
+    failed_tries: int
+    lanes: events.Waiting | None
+    slowest: Sequence[Slow]
+    """The longest first."""
+    warnings: Sequence[Notice]
+    """The newest last, as are alarms."""
+    alarms: Sequence[Notice]
+    now: float
+    """By the clock that `at` is told by."""
+
+
+class View:
+    """An observer that keeps the figures of a run; looks may come from another thread."""
+
+    def __init__(self, names: Sequence[str], *, clock: Clock = time.monotonic, wall: Clock = time.time) -> None:
+        self.sources = 0
+        """So many have started."""
+        self.stirred = False
+        """Something happened since this was last set."""
+        self._clock, self._wall = clock, wall
+        self._lock = threading.Lock()
+        self._seen = {name: _Seen(name, clock()) for name in names}
+
+    def __call__(self, event: events.Event) -> None:
+        seen = self._seen.get(event.pipeline)
+        if seen is None:
+            return
+        # What is held is told again and again, also while nothing happens.
+        if not isinstance(event, events.Waiting):
+            self.stirred = True
+        with self._lock:
+            self.sources += isinstance(event, events.Started)
+            seen.take(event, self._clock(), self._wall)
+
+    def look(self) -> list[Sight]:
+        """All pipelines as they are now."""
+        with self._lock:
+            now = self._clock()
+            return [seen.look(now) for seen in self._seen.values()]
+
+
+class _Seen:
+    """What was seen of one pipeline."""
+
+    def __init__(self, name: str, now: float) -> None:
+        self._name = name
+        self._grade = ""
+        self._sources: list[dict[str, str]] = []
+        self._state = "starting"
+        self._is_paused = False
+        self._started_at = now
+        self._stopped_at: float | None = None
+        self._outcomes: Counter[str] = Counter()
+        self._failed_tries = 0
+        self._changes = 0
+        self._looks = deque([(now, 0)])
+        self._ended_at: float | None = None
+        self._lag_s: float | None = None
+        self._lanes: events.Waiting | None = None
+        self._slow: dict[str, Slow] = {}
+        self._slow_floor_s = 0.0
+        self._warnings: deque[Notice] = deque(maxlen=NOTICES_MAX)
+        self._alarms: deque[Notice] = deque(maxlen=NOTICES_MAX)
+
+    def take(self, event: events.Event, now: float, wall: Clock) -> None:
+        match event:
+            case events.Settled():
+                self._count(event.outcome.value, event.changes, now)
+                if event.sent_at:
+                    self._lag_s = max(0.0, wall() - event.sent_at)
+            case events.Handled():
+                self._time(event, now)
+            case events.Waiting():
+                self._lanes = event
+            case events.Ignored():
+                self._count("ignored", event.changes, now)
+            case events.Paused() | events.Resumed():
+                self._is_paused = isinstance(event, events.Paused)
+            case events.Started():
+                self._start(event, now)
+            case events.Alarmed():
+                _note(self._alarms, event, now)
+            case events.Draining() | events.Stopped():
+                self._state = _STATES[type(event)]
+                self._stopped_at = now if isinstance(event, events.Stopped) else None
+            case _ if isinstance(event, _WARNINGS):
+                self._failed_tries += isinstance(event, events.Failed)
+                _note(self._warnings, event, now)
+
+    def look(self, now: float) -> Sight:
+        seconds = (self._stopped_at or now) - self._started_at
+        idle_s = None if self._ended_at is None else now - self._ended_at
+        return Sight(
+            pipeline=self._name,
+            state="paused" if self._is_paused and self._state == "running" else self._state,
+            grade=self._grade,
+            sources=tuple(self._sources),
+            seconds=seconds,
+            changes=self._changes,
+            rate_now=self._rate(now),
+            rate_average=self._changes / seconds if seconds > 0 else 0.0,
+            lag_s=self._lag_s if idle_s is not None and idle_s <= WINDOW_S else None,
+            idle_s=idle_s,
+            outcomes={end.value: self._outcomes[end.value] for end in ENDS} | {"ignored": self._outcomes["ignored"]},
+            failed_tries=self._failed_tries,
+            lanes=self._lanes,
+            slowest=self._slowest(now),
+            warnings=[msgspec.structs.replace(notice) for notice in self._warnings],
+            alarms=[msgspec.structs.replace(notice) for notice in self._alarms],
+            now=now,
+        )
+
+    def _start(self, event: events.Started, now: float) -> None:
+        if not self._sources:
+            self._started_at = now
+            self._looks = deque([(now, self._changes)])
+        self._state = "running"
+        self._grade = event.grade
+        self._sources.append({"source": event.source, "way": event.way})
+
+    def _count(self, outcome: str, changes: int, now: float) -> None:
+        self._outcomes[outcome] += changes
+        self._changes += changes
+        self._ended_at = now
+
+    def _time(self, event: events.Handled, now: float) -> None:
+        """Most calls are no match for those that are remembered, and cost one comparison."""
+        key = event.keys[0] if event.keys else ""
+        slow = self._slow
+        if event.seconds <= self._slow_floor_s and key not in slow:
+            return
+        slow[key] = Slow(key, len(event.keys) - 1, event.seconds, now)
+        if len(slow) > SLOW_MAX:
+            del slow[min(slow, key=lambda one: slow[one].seconds)]
+        self._slow_floor_s = _floor_s(slow)
+
+    def _slowest(self, now: float) -> list[Slow]:
+        recent = {key: call for key, call in self._slow.items() if now - call.at <= RECENT_S}
+        if len(recent) < len(self._slow):
+            self._slow, self._slow_floor_s = recent, _floor_s(recent)
+        return sorted(recent.values(), key=lambda call: -call.seconds)
+
+    def _rate(self, now: float) -> float:
+        """Over the last looks, the oldest of which is at least a window old."""
+        looks = self._looks
+        while len(looks) > 1 and now - looks[1][0] >= WINDOW_S:
+            looks.popleft()
+        since, before = looks[0]
+        looks.append((now, self._changes))
+        return (self._changes - before) / (now - since) if now > since else 0.0
+
+
+def _floor_s(slow: dict[str, Slow]) -> float:
+    """A call that did not take longer needs no place."""
+    return min(call.seconds for call in slow.values()) if len(slow) >= SLOW_MAX else 0.0
+
+
+def _note(notices: deque[Notice], event: events.Event, now: float) -> None:
+    last = notices[-1] if notices else None
+    if last is not None and last.is_same(event):
+        last.event, last.at, last.times = event, now, last.times + 1
+    else:
+        notices.append(Notice(event, now))
+
+
+def _subject(event: events.Event) -> tuple[object, ...]:
+    return tuple(getattr(event, name, None) for name in ("key", "what", "cause"))
