@@ -65,7 +65,7 @@ class Snooze(KeywiseError):
     def __init__(self, delay: float | str) -> None:
         self.delay_s = seconds(delay)
         if not 0 < self.delay_s < float("inf"):
-            raise SettingsError(f"Snooze({delay!r}) must be above zero, and finite")
+            raise SettingsError(f"Snooze({delay!r}) must be above zero, and finite; write for example 500ms or 5s")
         super().__init__(f"snoozed for {self.delay_s:g} s")
 
 
@@ -73,5 +73,6 @@ def _normalise(value: Any, name: str) -> None:
     """Durations become seconds once, so that equal ones are equal."""
     duration_s = seconds(getattr(value, name))
     if not 0 < duration_s < float("inf"):
-        raise SettingsError(f"{type(value).__name__}: {name}={getattr(value, name)!r} must be above zero, and finite")
+        written = f"{type(value).__name__}: {name}={getattr(value, name)!r}"
+        raise SettingsError(f"{written} must be above zero, and finite; write for example 500ms or 5s")
     msgspec.structs.force_setattr(value, name, duration_s)
