@@ -12,7 +12,7 @@ from keywise.consumer import Way
 from keywise.protocols import Grade
 from keywise.testing import MUTANTS, Mutant, World, hunt, run_seed, run_seeds
 from keywise.testing.faults import KINDS
-from keywise.testing.simulate import SEEDS_A_CHUNK, Tally, quiet, simulate
+from keywise.testing.seeds import SEEDS_A_CHUNK, Tally, quiet, simulate
 
 FIRST_SEEDS = range(60)
 REMEMBERED = Path(__file__).with_name("seeds.txt")

@@ -14,7 +14,7 @@ from keywise.cli.speech import cell, complain, count, display, fail, plain, prog
 from keywise.protocols import Grade
 
 if TYPE_CHECKING:
-    from keywise.testing.simulate import Hunt, Tally
+    from keywise.testing.seeds import Hunt, Tally
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
 
 
 def _replay(seed: int, grade: Grade, json: bool) -> None:
-    from keywise.testing.simulate import quiet, run_seed
+    from keywise.testing.seeds import quiet, run_seed
 
     with quiet():
         run = run_seed(seed, grade)
@@ -83,8 +83,8 @@ def _replay(seed: int, grade: Grade, json: bool) -> None:
 
 
 def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool) -> None:
-    from keywise.testing.simulate import Tally, cores
-    from keywise.testing.simulate import simulate as run_side_by_side
+    from keywise.testing.seeds import Tally, cores
+    from keywise.testing.seeds import simulate as run_side_by_side
 
     started = time.monotonic()
     by_grade = {grade: Tally(grade) for grade in grades}
@@ -169,7 +169,7 @@ def _faults(tallies: Iterable["Tally"]) -> dict[str, int]:
 
 def _hunt(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool) -> None:
     from keywise.testing.mutants import MUTANTS
-    from keywise.testing.simulate import cores, hunt_all
+    from keywise.testing.seeds import cores, hunt_all
 
     names = [mutant.name for mutant in MUTANTS if mutant.grade in grades]
     hunts: list[Hunt] = []

@@ -2,7 +2,7 @@
 
 from keywise.testing.faults import Faults
 from keywise.testing.mutants import MUTANTS, Mutant
-from keywise.testing.simulate import Hunt, Run, Tally, hunt, run_seed, run_seeds
+from keywise.testing.seeds import Hunt, Run, Tally, hunt, run_seed, run_seeds
 from keywise.testing.virtual import Process, VirtualLoop
 from keywise.testing.world import World
 
