@@ -57,6 +57,7 @@ class PipelineDefinition:
         self._handler: Callable[..., Any] | None = None
         self._decode: Callable[[bytes], Any] | None = None
         self._refetch: Callable[[str], Any] | None = None
+        self._lookup: Callable[[str], Any] | None = None
 
     @property
     def source_urls(self) -> Sequence[str]:
@@ -97,6 +98,14 @@ class PipelineDefinition:
     def refetch(self, function: Handler) -> Handler:
         """Read the current body of a key from the source of truth, to repair suspect keys: decorate it."""
         self._refetch = function
+        return function
+
+    def lookup(self, function: Handler) -> Handler:
+        """Read what a handler's store holds of a key, to compare it with the truth: decorate it.
+
+        It returns the body, or those of its fields that the store keeps; None if the key is not there.
+        """
+        self._lookup = function
         return function
 
     def _only_one_target(self) -> None:
@@ -232,6 +241,7 @@ class App:
                 observers=self.observers,
                 history=History(owner, keeps=definition.settings.history) if work else None,
                 refetch=definition._refetch,
+                lookup=definition._lookup,
                 pulse=self._pulse(name, policy) if work else None,
                 bulk=definition.bulk,
                 debounce=definition.debounce,

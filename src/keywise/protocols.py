@@ -6,6 +6,7 @@ adapters turn their client library's errors into it, and never retry on their ow
 """
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, Self
@@ -226,6 +227,39 @@ class AtomicSink(Opened, Protocol):
         """Write all changes or raise; the caller then rolls back and finds the bad one."""
 
 
+class Content(msgspec.Struct, frozen=True):
+    """What a sink holds of one key."""
+
+    body: bytes | Mapping[str, Any]
+    """The whole body, or those of its fields that the sink keeps."""
+    version: int | None = None
+    """None if the sink does not keep it."""
+
+
+class Readable(Protocol):
+    """What a sink has besides if its content can be compared with the source of truth."""
+
+    async def read(self, keys: Sequence[str]) -> Mapping[str, Content]:
+        """What it holds of these keys; one that it does not hold is left out."""
+
+
+class Sought(msgspec.Struct, frozen=True):
+    """Which dead letters are looked for; without anything, all of them."""
+
+    since: float = -math.inf
+    """Buried at this moment of the store's clock, or later."""
+    until: float = math.inf
+    """Buried before."""
+    cause: str = ""
+    """Part of their cause."""
+
+    def covers(self, buried_at: float, letter: Letter) -> bool:
+        return self.since <= buried_at < self.until and self.cause in letter.cause
+
+
+EVERY_LETTER = Sought()
+
+
 class Census(msgspec.Struct, frozen=True):
     """A ledger's scope in figures."""
 
@@ -250,7 +284,7 @@ class Operator(Protocol):
     async def mend(self, claim: Claim, written: Want | None) -> None:
         """End a repair under an exclusion."""
 
-    async def letters(self, limit: int) -> list[tuple[int, float, Letter]]:
+    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
         """Dead letters, newest first: number, when it was buried, and what."""
 
     async def drop(self, numbers: Sequence[int]) -> int:
@@ -280,6 +314,9 @@ class Governor(Protocol):
 
     async def keys(self, after: str, limit: int) -> list[str]:
         """Known keys after one, in their order."""
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        """Keys after one that a claim is held on now, in their order."""
 
     async def turn(self, chore: str, every_s: float) -> bool:
         """True for one worker per interval: it has the turn at a chore."""

@@ -90,4 +90,4 @@ def test_a_broken_promise_is_told_with_what_was_seen():
 
 
 def test_the_whole_suite_tells_how_many_promises_were_kept():
-    assert run(check_sink(SINKS["memory.py"]["memory conditional"])) == 10
+    assert run(check_sink(SINKS["memory.py"]["memory conditional"])) == 12

@@ -72,6 +72,10 @@ class SqliteGovernor:
         scope = self._scope.number
         return [str(key) for (key,) in self._database.read(_KEYS, (scope, after, scope, after, limit))]
 
+    async def held(self, after: str, limit: int) -> list[str]:
+        wanted = (self._scope.number, after, self._database.now(), limit)
+        return [str(key) for (key,) in self._database.read(_HELD_KEYS, wanted)]
+
     async def turn(self, chore: str, every_s: float) -> bool:
         def act(connection: sqlite3.Connection) -> bool:
             now = self._database.now()
@@ -94,6 +98,9 @@ def _without(pauses: tuple[Pause, ...], keys: str, is_pattern: bool) -> tuple[Pa
 
 
 _HELD = "select 1 from keywise_active where scope = ? and token != 0 and lease_until > ? limit 1"
+_HELD_KEYS = (
+    "select key from keywise_active where scope = ? and key > ? and token != 0 and lease_until > ? order by key limit ?"
+)
 _HIGHEST = (
     "select max(era) from (select max(era) era from keywise_marks where scope = ? "
     "union all select max(json_extract(entry, '$.era')) from keywise_active where scope = ?)"

@@ -49,7 +49,11 @@ create index keywise_lines_by_key on keywise_lines (scope, key, id);
 create index keywise_lines_by_scope on keywise_lines (scope, id);
 """
 
-VERSIONS = (FIRST, SECOND)
+THIRD = """
+create index keywise_letters_by_time on keywise_letters (scope, buried_at);
+"""
+
+VERSIONS = (FIRST, SECOND, THIRD)
 """What leads from each version of the schema to the next one. A script that was released is never changed."""
 
 

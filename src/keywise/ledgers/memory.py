@@ -11,7 +11,7 @@ from keywise.address import Address
 from keywise.change import Want
 from keywise.databases.memory import MemoryDatabase
 from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
-from keywise.protocols import Answers, Burial, Census, Failure, Letter, Line, Transaction
+from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Line, Sought, Transaction
 from keywise.standing import PLAIN, Pause, Standing
 
 SCHEMES = ("memory",)
@@ -125,9 +125,10 @@ class MemoryLedger:
         async with self.database.exclusive():
             self._set(claim.key, rules.mend(self._entry(claim.key), claim, written, self._now()))
 
-    async def letters(self, limit: int) -> list[tuple[int, float, Letter]]:
+    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
         numbered = sorted(self._scope.letters.items(), reverse=True)
-        return [(number, buried_at, letter) for number, (buried_at, letter) in numbered[:limit]]
+        found = [(number, *kept) for number, kept in numbered if sought.covers(*kept)]
+        return found[:limit]
 
     async def drop(self, numbers: Sequence[int]) -> int:
         known = [number for number in numbers if number in self._scope.letters]
@@ -173,6 +174,10 @@ class MemoryLedger:
 
     async def keys(self, after: str, limit: int) -> list[str]:
         return sorted(key for key in self._scope.entries if key > after)[:limit]
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        entries, now = self._scope.entries.items(), self._now()
+        return sorted(key for key, entry in entries if key > after and entry.token and entry.lease_until > now)[:limit]
 
     async def turn(self, chore: str, every_s: float) -> bool:
         async with self.database.exclusive():

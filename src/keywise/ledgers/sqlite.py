@@ -21,7 +21,7 @@ from keywise.databases.sqlite_governor import SqliteGovernor
 from keywise.databases.sqlite_historian import SqliteHistorian
 from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
 from keywise.errors import UnavailableError
-from keywise.protocols import Answers, Burial, Census, Failure, Letter, Transaction
+from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
 from keywise.standing import PLAIN
 
 T = TypeVar("T")
@@ -157,8 +157,9 @@ class SqliteLedger:
 
         await self._write(act)
 
-    async def letters(self, limit: int) -> list[tuple[int, float, Letter]]:
-        rows: Any = self.database.read(_LETTERS, (self.scope.number, limit))
+    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
+        since, until = max(sought.since, -_FOREVER_S), min(sought.until, _FOREVER_S)
+        rows: Any = self.database.read(_LETTERS, (self.scope.number, since, until, sought.cause, limit))
         return [
             (number, buried_at, Letter(cause, body, key, version, _headers(headers), sent_at, source))
             for number, buried_at, cause, body, key, version, headers, sent_at, source in rows
@@ -345,9 +346,10 @@ def _headers(text: str | None) -> dict[str, str] | None:
 
 
 _ERA = itemgetter(1)
+_FOREVER_S = 1e15
 _LETTERS = (
     "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
-    "where scope = ? order by id desc limit ?"
+    "where scope = ? and buried_at >= ? and buried_at < ? and instr(cause, ?) order by buried_at desc, id desc limit ?"
 )
 _SUSPECTS = "select key from keywise_active where scope = ? and doubtful_since <= ? order by doubtful_since limit ?"
 _CENSUS = (

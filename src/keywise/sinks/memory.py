@@ -1,16 +1,16 @@
 """A store in the memory of one process that plays all three grades and records every accepted write."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
 
 from keywise.address import Address
-from keywise.change import Change, Order
+from keywise.change import Change, Order, is_unversioned
 from keywise.clock import Clock, boot_time
 from keywise.databases.memory import MemoryDatabase
 from keywise.errors import AddressError
-from keywise.protocols import APPLIED, SUPERSEDED, Grade, Result, Transaction
+from keywise.protocols import APPLIED, SUPERSEDED, Content, Grade, Result, Transaction
 from keywise.rules import Claim
 from keywise.settings import seconds
 
@@ -67,6 +67,9 @@ class MemorySink:
         self.writes.append(Write(change.key, change.order, change.deleted, token))
         return APPLIED
 
+    async def read(self, keys: Sequence[str]) -> dict[str, Content]:
+        return _contents(self.stored, keys)
+
     def _held(self, key: str) -> Stored | None:
         held = self.stored.get(key)
         if held is None or not held.deleted or self._forget_deletions_s is None:
@@ -97,6 +100,18 @@ class MemoryTable:
             self.database.set(self.stored, change.key, stored)
             write = Write(change.key, change.order, change.deleted, 0)
             self.database.set(self.writes, self.database.number(), write)
+
+    async def read(self, keys: Sequence[str]) -> dict[str, Content]:
+        return _contents(self.stored, keys)
+
+
+def _contents(stored: Mapping[str, Stored], keys: Sequence[str]) -> dict[str, Content]:
+    held = [(key, stored[key]) for key in keys if key in stored]
+    return {
+        key: Content(one.body, None if is_unversioned(one.order) else one.order[1])
+        for key, one in held
+        if not one.deleted
+    }
 
 
 def connect(address: Address) -> MemorySink | MemoryTable:

@@ -11,7 +11,7 @@ from keywise.address import Address
 from keywise.change import Change
 from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
 from keywise.errors import PermanentError, SettingsError
-from keywise.protocols import Transaction
+from keywise.protocols import Content, Transaction
 
 SCHEMES = ("sqlite",)
 
@@ -47,6 +47,10 @@ class SqliteSink:
             f"insert into {_quoted(table)} ({', '.join(map(_quoted, stored))}) "  # noqa: S608 - names are checked
             f"values ({', '.join('?' * len(stored))}) on conflict ({_quoted(key)}) do update set {updates}"
         )
+        self._select = (
+            f"select {', '.join(map(_quoted, stored))} from {_quoted(table)} "  # noqa: S608
+            f"where {_quoted(key)} in (select value from json_each(?))"
+        )
         self._delete = f"delete from {_quoted(table)} where {_quoted(key)} = ?"  # noqa: S608
 
     async def __aenter__(self) -> Self:
@@ -67,6 +71,16 @@ class SqliteSink:
                     transaction.connection.executemany(self._delete, gone)
         except _REFUSALS as error:
             raise PermanentError(f"table {self._table} refuses it: {error}") from error
+
+    async def read(self, keys: Sequence[str]) -> dict[str, Content]:
+        rows: Any = self.database.read(self._select, (msgspec.json.encode(keys).decode(),))
+        return {key: Content(self._body(stored), version) for key, version, *stored in rows}
+
+    def _body(self, stored: list[Any]) -> bytes | dict[str, Any]:
+        if self._columns:
+            return dict(zip(self._columns, stored, strict=True))
+        [body] = stored
+        return body if isinstance(body, bytes) else str(body).encode()
 
     def _row(self, change: Change[Any]) -> tuple[object, ...]:
         if not self._columns:

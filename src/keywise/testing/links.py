@@ -9,7 +9,7 @@ from keywise.change import Delivery, Want
 from keywise.databases.memory import MemoryDatabase
 from keywise.errors import UnavailableError
 from keywise.ledgers.memory import MemoryLedger, MemoryTransaction
-from keywise.protocols import Answers, Burial, Census, Failure, Inlet, Letter, Transaction
+from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Inlet, Letter, Sought, Transaction
 from keywise.rules import Claim, Entry, Refusal, Terms
 from keywise.sources.memory import MemorySource
 from keywise.testing.virtual import Process, outside
@@ -225,8 +225,8 @@ class LinkedLedger:
 
         await self._link.call(act)
 
-    async def letters(self, limit: int) -> list[tuple[int, float, Letter]]:
-        return await self._ledger.letters(limit)
+    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
+        return await self._ledger.letters(limit, sought)
 
     async def drop(self, numbers: Sequence[int]) -> int:
         return await self._ledger.drop(numbers)

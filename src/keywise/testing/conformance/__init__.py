@@ -22,6 +22,7 @@ from keywise.testing.conformance.sinks import (
     APPLY_PROMISES,
     ATOMIC_PROMISES,
     CONDITIONAL_PROMISES,
+    READING_PROMISES,
     MakeSink,
     SinkBench,
 )
@@ -80,12 +81,13 @@ def ledger_promises() -> list[Promise[LedgerBench]]:
 
 
 async def sink_promises(make: MakeSink) -> list[Promise[SinkBench]]:
-    """What a sink of this grade promises."""
+    """What a sink of this grade promises: more if it can be read."""
     async with make() as bench:
+        reading = READING_PROMISES if hasattr(bench.sink, "read") else ()
         if bench.transaction is not None:
-            return list(ATOMIC_PROMISES)
+            return [*ATOMIC_PROMISES, *reading]
         is_conditional = bench.sink.grade is Grade.CONDITIONAL
-    return [*APPLY_PROMISES, *(CONDITIONAL_PROMISES if is_conditional else ())]
+    return [*APPLY_PROMISES, *(CONDITIONAL_PROMISES if is_conditional else ()), *reading]
 
 
 async def _check(promises: list[Promise[Bench]], make: Callable[..., AbstractAsyncContextManager[Bench]]) -> int:

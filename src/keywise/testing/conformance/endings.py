@@ -1,7 +1,9 @@
 """What every ledger promises about the end of a claim: commit, failure, release, burial, repair and forgetting."""
 
+from collections.abc import Sequence
+
 from keywise.change import Want, order_of
-from keywise.protocols import Burial, Failure, Letter
+from keywise.protocols import Burial, Failure, Letter, Sought
 from keywise.rules import Answer, Certainty, Terms
 from keywise.testing.conformance.ledgers import (
     CLOCK_S,
@@ -218,6 +220,43 @@ async def letters_are_listed_and_dropped_by_number(bench: LedgerBench) -> None:
 
 
 @ENDING_PROMISES.add(PLAIN)
+async def letters_are_found_by_time_and_cause(bench: LedgerBench) -> None:
+    """Since is included, until is not, and part of a cause is enough; the limit counts what was found."""
+    for cause in ("first 50%", "second", "first again"):
+        await bench.ledger.bury([Burial(Letter(cause, b""))])
+        bench.advance(100.0)
+    [(_, last, _), (_, middle, _), (_, first, _)] = await bench.ledger.letters(10)
+    for sought, wanted in (
+        (Sought(since=middle), ["first again", "second"]),
+        (Sought(until=middle), ["first 50%"]),
+        (Sought(since=first, until=last), ["second", "first 50%"]),
+        (Sought(cause="first"), ["first again", "first 50%"]),
+        (Sought(cause="0%"), ["first 50%"]),
+        (Sought(cause="%"), ["first 50%"]),
+        (Sought(since=middle, cause="second"), ["second"]),
+        (Sought(cause="third"), []),
+    ):
+        same(f"what {sought} found", _causes(await bench.another.letters(10, sought)), wanted)
+    same("the newest of those", _causes(await bench.ledger.letters(1, Sought(cause="first"))), ["first again"])
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def keys_that_are_held_are_listed(bench: LedgerBench) -> None:
+    """A key is listed while its claim is held, in the order of keys, and not once the lease is over."""
+    for key in ("c", "a", "b"):
+        await bench.take(1, key=key)
+    await bench.committed(1, key="idle")
+    governor = bench.another.governor
+    same("all that are held", await governor.held("", 10), ["a", "b", "c"])
+    same("the first two", await governor.held("", 2), ["a", "b"])
+    same("those after one", await governor.held("a", 10), ["b", "c"])
+    await bench.ledger.fail([Failure(await bench.take(1, key="d"), Certainty.UNKNOWN, 0.0)])
+    same("with one whose holder gave up", await governor.held("b", 10), ["c", "d"])
+    bench.expire()
+    same("after the leases", await governor.held("", 10), [])
+
+
+@ENDING_PROMISES.add(PLAIN)
 async def suspects_are_listed_after_a_while(bench: LedgerBench) -> None:
     """A key is suspect at once, and listed once it has been quiet for as long as was asked."""
     for key in ("x", "y", "z"):
@@ -316,3 +355,7 @@ async def a_call_about_nothing_does_nothing(bench: LedgerBench) -> None:
     same("drops", await bench.ledger.drop([]), 0)
     await bench.ledger.fail([])
     await bench.ledger.release([])
+
+
+def _causes(found: Sequence[tuple[int, float, Letter]]) -> list[str]:
+    return [letter.cause for letter in letters_of(found)]
