@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 import sys
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,15 +13,17 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from examples.publishing_house import house, press, report
+from examples.publishing_house.countdown import Countdown
 from examples.publishing_house.press import Event
-from examples.publishing_house.progress import Progress
 
 import keywise
+from keywise.cli.showing import shown
+from keywise.cli.view import View
 
 
 def main() -> int:
     options = _options()
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(file=sys.stdout, soft_wrap=True, highlight=False)
     events = press.deliveries(options.events, options.documents)
     if options.check and not house.database_in(options.folder).exists():
         sys.exit(f"there is nothing to check in {options.folder}; run it without --check first")
@@ -35,15 +37,13 @@ async def _publish(console: Console, events: Sequence[Event], folder: Path) -> N
     """Send and apply side by side, until every event has been settled."""
     documents = len({event.content_id for event in events})
     console.print(f"{len(events):,} events about {documents:,} documents: bursts, duplicates, reordering, stragglers")
-    started = time.perf_counter()
+    view = View(["search"])
     async with house.house_in(folder) as app:
-        with Progress(console, len(events), when_done=app.stop) as progress:
-            app.observers.append(progress)
+        app.observers += [view, Countdown(len(events), when_done=app.stop)]
+        with shown(view, console, partial(console.print, markup=False)):
             async with asyncio.TaskGroup() as group:
                 group.create_task(app.run(handle_signals=False))
                 group.create_task(_send(app, events))
-    outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in progress.outcomes.most_common())
-    console.print(f"{outcomes}, in {time.perf_counter() - started:.1f} s")
 
 
 async def _send(app: keywise.App, events: Sequence[Event]) -> None:

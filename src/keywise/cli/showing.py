@@ -122,6 +122,7 @@ def diverted(console: Console) -> Iterator[Lines]:
             stream = getattr(sys, name)
             if stream is not None and stream.isatty():
                 stack.enter_context(_diversion(name, stream, lines))
+        assert not isinstance(console.file, Diversion), "the console needs a file of its own: Console(file=sys.stderr)"
         try:
             yield lines
         finally:
@@ -164,10 +165,8 @@ def _draw(view: View, console: Console, lines: Lines, over: threading.Event) -> 
         while not is_over:
             is_over = over.wait(DRAW_S)
             if texts := lines.taken():
-                live.update(look())
                 console.print(Text.from_ansi("\n".join(texts)), soft_wrap=True)
-            else:
-                live.update(look(), refresh=True)
+            live.update(look(), refresh=True)
 
 
 def _tell(view: View, tell: Callable[[str], None], over: threading.Event) -> None:
