@@ -121,6 +121,20 @@ def test_prints_and_logs_are_whole_lines_above_the_view(terminal, view):
     assert "logged" in lines
 
 
+def test_the_view_goes_on_while_lines_come_all_the_time(terminal, view, monkeypatch):
+    monkeypatch.setattr(Lines, "taken", lambda self: ["again"])
+    with shown_on(terminal, view):
+        terminal.wait_for(lambda text: "again" in text)
+        settle(view, 5)
+        terminal.wait_for(lambda text: "applied 5" in text)
+
+
+def test_a_console_that_would_write_to_its_own_stand_in_is_refused(terminal, view):
+    refused = pytest.raises(AssertionError, match="file of its own")
+    with redirect_stdout(terminal), refused, shown(view, Console(force_terminal=True), never):
+        pass
+
+
 def test_what_is_written_without_an_end_of_line_is_not_lost(terminal, view):
     with shown_on(terminal, view):
         sys.stdout.write("no end")
