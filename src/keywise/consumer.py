@@ -7,6 +7,7 @@ from typing import Protocol
 
 from keywise import events
 from keywise.change import Delivery
+from keywise.chores import Chores
 from keywise.envelope import Readings
 from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat, Pulse
@@ -99,6 +100,8 @@ class Consumer:
         await self._look_at_standing()
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self._extend()), group.create_task(self._keep_looking())]
+            chores = Chores(self._pipeline)
+            group.create_task(chores.run())
             if beats_here:
                 background.append(group.create_task(self._heartbeat.run(self._pipeline.ledger)))
             feeding = [group.create_task(self._feed(i)) for i, way in enumerate(ways) if way is not Way.ONE_TRANSACTION]
@@ -106,6 +109,7 @@ class Consumer:
             working = [group.create_task(worker.run()) for worker in workers]
             await self._stop.wait()
             await self._drain(feeding, workers, working)
+            chores.stop()
             for task in background:
                 task.cancel()
 

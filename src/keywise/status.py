@@ -1,17 +1,28 @@
 """What an operator asks: the figures of a pipeline, and the story of one key with what would happen to it next."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from keywise.change import VERSION_MAX, VERSION_MIN, Order, Want, is_unversioned, order_of
 from keywise.consumer import way_of
+from keywise.history import standing_alarm
 from keywise.pipeline import Pipeline, is_atomic
-from keywise.protocols import Grade
-from keywise.rules import Entry, Policy, Terms, decide
+from keywise.protocols import Grade, Line
+from keywise.rules import Entry, Policy, Terms, decide_under, era_of
+from keywise.standing import PLAIN, Pause, Standing
+
+Dated = TypeVar("Dated", Pause, Line)
 
 LETTERS_MAX = 1000
 """A key's dead letters are looked for among so many of the newest."""
+LINES_SHOWN = 20
+ALARM_S = 3600.0
+"""An alarm is shown for so long, unless it is over."""
+ALARM_LINES = 1000
+"""It is looked for among so many of the newest lines that concern the whole pipeline."""
 
 
 class SourceFigures(msgspec.Struct, frozen=True):
@@ -33,6 +44,10 @@ class Figures(msgspec.Struct, frozen=True):
     claims: int
     suspects: int
     dead: int
+    era: int = 0
+    pauses: list[Pause] = []
+    alarms: list[Line] = []
+    """Of the last hour, and not over."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -91,6 +106,15 @@ class Suspicion(msgspec.Struct, frozen=True):
     """Not before; None: this pipeline has no refetch, so nobody repairs it."""
 
 
+class Limit(msgspec.Struct, frozen=True):
+    """How often the key may be dispatched."""
+
+    n: int
+    per_s: float
+    next_at: float | None
+    """Not before; None: now."""
+
+
 class BuriedLetter(msgspec.Struct, frozen=True):
     """A dead letter of the key."""
 
@@ -128,14 +152,23 @@ class Story(msgspec.Struct, frozen=True):
     letters_are_all: bool
     """False: there are so many dead letters that only the newest were looked at."""
     next: list[Meeting]
+    era: int
+    """What changes of the key belong to now."""
+    pauses: list[Pause]
+    """Those that cover the key."""
+    limit: Limit | None
+    history: list[Line]
+    """Newest first, and not more than were asked for."""
 
 
-async def figures_of(pipeline: Pipeline) -> Figures:
-    """Count what is queued, remembered and set aside."""
+async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
+    """Count what is queued, remembered and set aside. `wall` is the time now."""
     sources = [
         SourceFigures(name, way_of(pipeline, source).value, await source.depth()) for name, source in pipeline.sources
     ]
-    census = await pipeline.operator.census()
+    census, standing = await pipeline.operator.census(), await pipeline.governor.standing()
+    now = await pipeline.operator.now()
+    alarm = standing_alarm(await pipeline.historian.history("", ALARM_LINES), now - ALARM_S)
     return Figures(
         pipeline=pipeline.name,
         grade=pipeline.grade,
@@ -145,13 +178,17 @@ async def figures_of(pipeline: Pipeline) -> Figures:
         claims=census.claims,
         suspects=census.suspects,
         dead=census.dead,
+        era=standing.era,
+        pauses=_on_the_wall(standing.pauses, wall - now),
+        alarms=_on_the_wall([alarm] if alarm is not None else [], wall - now),
     )
 
 
-async def story_of(pipeline: Pipeline, key: str, wall: float) -> Story | None:
+async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> Story | None:
     """Tell what the ledger remembers of a key; None if that is nothing at all. `wall` is the time now."""
     operator = pipeline.operator
-    entry, now = await operator.inspect(key), await operator.now()
+    entry, now, standing = await operator.inspect(key), await operator.now(), await pipeline.governor.standing()
+    history = await pipeline.historian.history(key, max(1, lines))
     newest = await operator.letters(LETTERS_MAX)
     ahead_s = wall - now
     letters = [
@@ -159,9 +196,11 @@ async def story_of(pipeline: Pipeline, key: str, wall: float) -> Story | None:
         for number, buried_at, letter in newest
         if letter.key == key
     ]
-    if entry is None and not letters:
+    pauses = [pause for pause in standing.pauses if pause.covers(key)]
+    if entry is None and not letters and not history and all(pause.is_pattern for pause in pauses):
         return None
     entry = entry or Entry()
+    policy = Policy(redelivery_s=pipeline.settings.redelivery_s, rate=pipeline.rate)
     return Story(
         pipeline=pipeline.name,
         grade=pipeline.grade,
@@ -174,24 +213,36 @@ async def story_of(pipeline: Pipeline, key: str, wall: float) -> Story | None:
         suspicion=_suspicion(entry, pipeline, ahead_s),
         letters=letters,
         letters_are_all=len(newest) < LETTERS_MAX,
-        next=meetings(entry, now, Policy(redelivery_s=pipeline.settings.redelivery_s), _terms(pipeline)),
+        next=meetings(entry, now, policy, _terms(pipeline), standing, key),
+        era=era_of(entry, standing),
+        pauses=_on_the_wall(pauses, ahead_s),
+        limit=_limit(entry, pipeline, now, ahead_s),
+        history=_on_the_wall(history[:lines], ahead_s),
     )
 
 
-def meetings(entry: Entry, now: float, policy: Policy, terms: Terms | None) -> list[Meeting]:
+def meetings(
+    entry: Entry, now: float, policy: Policy, terms: Terms | None, standing: Standing = PLAIN, key: str = ""
+) -> list[Meeting]:
     """What a change would meet now, from the lowest version to the highest; equal answers are told together."""
+
+    def meet(version: int | None) -> Meeting:
+        refusal = decide_under(standing, entry, Want(key, order_of(version)), now, policy, terms)
+        answer, wait_s = (refusal.answer.value, refusal.wait_s) if refusal is not None else ("granted", 0.0)
+        return Meeting(version, version, answer, wait_s, versioned=version is not None)
+
     if any(is_unversioned(order) for order in _named(entry)):
-        return list(_meetings_without_version(entry, now, policy, terms))
+        return [meet(None), replace(meet(0), lowest=None, highest=None)]
     found: list[Meeting] = []
     for version in _telling_versions(entry):
-        meeting = _meet(entry, version, now, policy, terms)
+        meeting = meet(version)
         last = found[-1] if found else None
         if last is not None and (last.answer, last.wait_s) == (meeting.answer, meeting.wait_s):
-            found[-1] = msgspec.structs.replace(last, highest=version)
+            found[-1] = replace(last, highest=version)
         else:
             found.append(meeting)
-    found[0] = msgspec.structs.replace(found[0], lowest=None)
-    found[-1] = msgspec.structs.replace(found[-1], highest=None)
+    found[0] = replace(found[0], lowest=None)
+    found[-1] = replace(found[-1], highest=None)
     return found
 
 
@@ -203,19 +254,6 @@ def _telling_versions(entry: Entry) -> Sequence[int]:
 
 def _named(entry: Entry) -> list[Order]:
     return [order for order in (entry.mark, entry.intent, entry.unknown, entry.tried) if order is not None]
-
-
-def _meet(entry: Entry, version: int | None, now: float, policy: Policy, terms: Terms | None) -> Meeting:
-    era = entry.mark[0] if entry.mark is not None else 0
-    refusal = decide(entry, Want("", order_of(version, era)), now, policy, terms)
-    answer, wait_s = (refusal.answer.value, refusal.wait_s) if refusal is not None else ("granted", 0.0)
-    return Meeting(version, version, answer, wait_s, versioned=version is not None)
-
-
-def _meetings_without_version(entry: Entry, now: float, policy: Policy, terms: Terms | None) -> Iterator[Meeting]:
-    yield _meet(entry, None, now, policy, terms)
-    versioned = _meet(entry, 0, now, policy, terms)
-    yield msgspec.structs.replace(versioned, lowest=None, highest=None)
 
 
 def _terms(pipeline: Pipeline) -> Terms | None:
@@ -230,7 +268,7 @@ def _mark(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Mark | None:
     if entry.mark is None:
         return None
     (era, _, generation), settings = entry.mark, pipeline.settings
-    is_idle = Entry(entry.mark, entry.deleted, entry.updated_at) == entry
+    is_idle = Entry(entry.mark, entry.deleted, entry.updated_at) == replace(entry, era=0, rate_at=0.0)
     touched_at = entry.updated_at + ahead_s
     return Mark(
         era=era,
@@ -277,6 +315,19 @@ def _suspicion(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Suspicion | 
     since = entry.suspect_at + ahead_s
     repair_at = since + pipeline.settings.horizon_s if pipeline.refetch is not None else None
     return Suspicion(entry.suspect, since, repair_at)
+
+
+def _limit(entry: Entry, pipeline: Pipeline, now: float, ahead_s: float) -> Limit | None:
+    rate = pipeline.rate
+    if rate is None:
+        return None
+    next_at = entry.rate_at - rate.burst_s
+    return Limit(rate.n, float(rate.per), next_at + ahead_s if next_at > now else None)
+
+
+def _on_the_wall(dated: Sequence[Dated], ahead_s: float) -> list[Dated]:
+    """Moments of the store's clock as those of the wall clock."""
+    return [replace(one, at=one.at + ahead_s) for one in dated]
 
 
 def _version(order: Order | None) -> int | None:

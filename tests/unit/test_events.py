@@ -27,6 +27,7 @@ LEVELS = {
     events.Resumed(pipeline="p"): logging.INFO,
     events.Pruned(pipeline="p", keys=3): logging.INFO,
     events.Alarmed(pipeline="p", cause="no", advice="do"): logging.WARNING,
+    events.Calmed(pipeline="p", cause="fresh again"): logging.INFO,
     events.Unavailable(pipeline="p", what="ledger", cause="no", retry_s=1.0): logging.WARNING,
     events.Draining(pipeline="p"): logging.INFO,
     events.Stopped(pipeline="p"): logging.INFO,

@@ -55,7 +55,7 @@ def test_a_fresh_pipeline_has_only_a_grade_and_a_way():
         app = App("memory://")
         app.pipeline("pages", key="id", version="v").source("memory://").sink("memory://")
         async with app.open("pages", work=False) as pipeline:
-            return await figures_of(pipeline)
+            return await figures_of(pipeline, WALL)
 
     source = SourceFigures("memory://", "one transaction", 0)
     expected = Figures("pages", Grade.ATOMIC, [source], keys=0, tombstones=0, claims=0, suspects=0, dead=0)
@@ -77,7 +77,7 @@ def test_figures_count_what_is_queued_remembered_and_set_aside():
             answers = await pipeline.ledger.claim(wants, TERMS)
             await pipeline.ledger.commit(answers.granted[:2])
             await pipeline.ledger.bury([Burial(Letter("broken", b""))])
-            return await figures_of(pipeline)
+            return await figures_of(pipeline, WALL)
 
     found = run(act())
     assert [source.depth for source in found.sources] == [2, 0]

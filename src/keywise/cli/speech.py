@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -117,6 +118,15 @@ def stamp(at: float) -> str:
 def iso(at: float | None) -> str | None:
     """A moment for scripts."""
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+def with_moments(told: Any, names: Collection[str]) -> Any:
+    """What scripts get, with the moments that have these names as ISO 8601 text."""
+    if isinstance(told, list):
+        return [with_moments(one, names) for one in told]
+    if not isinstance(told, dict):
+        return told
+    return {name: iso(value) if name in names else with_moments(value, names) for name, value in told.items()}
 
 
 def duration(span_s: float) -> str:

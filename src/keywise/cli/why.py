@@ -3,16 +3,32 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from keywise.app import App
 from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
-from keywise.cli.speech import cell, count, display, duration, fail, iso, moment, refuse, screen, table, tell_json
-from keywise.status import LETTERS_MAX, Meeting, Story, story_of
+from keywise.cli.speech import (
+    cell,
+    count,
+    display,
+    duration,
+    fail,
+    moment,
+    refuse,
+    screen,
+    stamp,
+    table,
+    tell_json,
+    with_moments,
+)
+from keywise.cli.status import told_pause
+from keywise.protocols import Line
+from keywise.status import LETTERS_MAX, LINES_SHOWN, Meeting, Story, story_of
 
 LETTERS_SHOWN = 10
 MOMENTS = {"now", "at", "kept_until", "since", "until", "next_at", "repair_at"}
@@ -25,19 +41,32 @@ MEETS = {
     "busy": "waits for the key{wait}",
     "deferred": "waits for the newer write whose outcome is unknown{wait}",
     "alone": "is applied, with nothing beside it, because the last holder died at work",
+    "paused": "waits until its key is resumed",
+    "limited": "waits for the rate of its key{wait}",
     "mixed": "becomes a dead letter: versioned and unversioned changes of one key have no order",
 }
+
+REASONS = {
+    "stale": "something newer was committed already",
+    "duplicate": "this version was committed already",
+    "superseded": "something newer was committed while it waited",
+    "claim lost": "somebody else has the key since",
+    "taken over": "from a worker whose lease ran out",
+}
+"""Why a line of the history says what it says."""
 
 
 def why(
     key: Annotated[str, typer.Argument(metavar="KEY")],
     app: AppOption = None,
     pipeline: PipelineOption = None,
+    lines: Annotated[int, typer.Option("--lines", metavar="N", min=0, help="How much of its history.")] = LINES_SHOWN,
     json: JsonOption = False,
 ) -> None:
     """Explain one key, and what happens next.
 
-    Shows its mark, claim, failed tries, suspicion and dead letters, and what a change to it would meet now.
+    Shows its mark, claim, failed tries, suspicion and dead letters, whether it is paused or limited,
+    what a change to it would meet now, and what happened to it, newest first: which versions were refused, and why.
 
     Exits with status 1 if no pipeline knows the key.
 
@@ -47,12 +76,14 @@ def why(
     """
     loaded = load(app)
     names = chosen(loaded, [pipeline])
+    if not key:
+        refuse("the key is empty; name one, as in keywise why page-17")
     if not _is_text(key):
         refuse(f"{key!r} is no UTF-8 text, so it cannot be a key")
     warn_of_memory(loaded)
-    stories = asyncio.run(_stories(loaded, names, key))
+    stories = asyncio.run(_stories(loaded, names, key, lines))
     if json:
-        tell_json({"key": key, "pipelines": [_for_scripts(msgspec.to_builtins(story)) for story in stories]})
+        tell_json({"key": key, "pipelines": [with_moments(msgspec.to_builtins(story), MOMENTS) for story in stories]})
     for story in stories if not json else ():
         _tell(story)
     if not stories:
@@ -62,11 +93,11 @@ def why(
         )
 
 
-async def _stories(app: App, names: list[str], key: str) -> list[Story]:
+async def _stories(app: App, names: list[str], key: str, lines: int) -> list[Story]:
     stories = []
     for name in names:
         async with app.open(name, work=False) as opened:
-            story = await story_of(opened, key, time.time())
+            story = await story_of(opened, key, time.time(), lines)
             if story is not None:
                 stories.append(story)
     return stories
@@ -84,12 +115,16 @@ def _tell(story: Story) -> None:
         facts.add_row("", f"{_range(meeting):<24} {MEETS[meeting.answer].format(wait=wait)}")
     screen().print(cell(f"{story.key!r} in {story.pipeline} ({story.grade})", "bold"))
     display(facts)
+    if story.history:
+        print()
+        display(_history(story))
     print()
 
 
 def _facts(story: Story) -> Iterator[tuple[str, str]]:
     """What is known, as lines with a name; only what is there, or whose absence says something."""
     yield from _about_mark(story)
+    yield from _about_orders(story)
     yield from _about_claim(story)
     yield from _about_tries(story)
     yield from _about_suspicion(story)
@@ -107,6 +142,34 @@ def _about_mark(story: Story) -> Iterator[tuple[str, str]]:
     yield "mark", f"{_named(mark.version)}{era}{generation}{when}"
     kept = "kept for ever" if mark.kept_until is None else f"kept until {moment(mark.kept_until, story.now)}"
     yield "tombstone", f"{'yes: the newest change is a deletion' if mark.deleted else 'no'}; {kept}"
+
+
+def _about_orders(story: Story) -> Iterator[tuple[str, str]]:
+    """What an operator has set, or the pipeline limits."""
+    if story.era:
+        is_new = story.mark is None or story.mark.era < story.era
+        yield "era", f"{story.era}{'; whatever comes next is newer than all before' if is_new else ''}"
+    if not story.pauses:
+        yield "paused", "no"
+    for pause in story.pauses:
+        yield "paused", told_pause(pause, story.now)
+    limit = story.limit
+    if limit is not None:
+        due = "now" if limit.next_at is None else f"not before {moment(limit.next_at, story.now)}"
+        yield "rate", f"at most {limit.n:,} in {duration(limit.per_s)}; the next one {due}"
+
+
+def _history(story: Story) -> Table:
+    """What happened, newest first."""
+    told = table("history", "what", "version", "by", "detail", numbers=("version",), fold=("detail",))
+    for line in story.history:
+        version = "" if line.version is None else str(line.version)
+        told.add_row(stamp(line.at), cell(line.what), version, cell(line.by), cell(_reason(line)))
+    return told
+
+
+def _reason(line: Line) -> str:
+    return "; ".join(part for part in (REASONS.get(line.what, ""), line.detail) if part)
 
 
 def _about_claim(story: Story) -> Iterator[tuple[str, str]]:
@@ -180,15 +243,6 @@ def _range(meeting: Meeting) -> str:
 
 def _named(version: int | None) -> str:
     return "no version" if version is None else f"version {version}"
-
-
-def _for_scripts(told: Any) -> Any:
-    """Moments as ISO 8601 text."""
-    if isinstance(told, list):
-        return [_for_scripts(one) for one in told]
-    if not isinstance(told, dict):
-        return told
-    return {name: iso(value) if name in MOMENTS else _for_scripts(value) for name, value in told.items()}
 
 
 def _is_text(key: str) -> bool:

@@ -24,6 +24,7 @@ from keywise.testing.custody import Custody
 from keywise.testing.faults import Faults
 from keywise.testing.judge import Judge
 from keywise.testing.links import Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
+from keywise.testing.office import Office
 from keywise.testing.stores import LinkedSink, LinkedTable
 from keywise.testing.trouble import Trouble
 from keywise.testing.virtual import Process, VirtualLoop
@@ -217,7 +218,7 @@ class World:
                 sources=[("queue", source)],
                 ledger=ledger,
                 operator=ledger,
-                governor=self.ledger,
+                governor=Office(self.database, "sim", self.policy),
                 historian=self.ledger,
                 sink=sink,
                 envelope=Envelope(route, body_max_bytes=1000),
