@@ -57,7 +57,7 @@ class Auditor:
         self._queued: set[int] = set()
         self._letters: set[int] = set()
         self._buried_bodies: set[bytes] = set()
-        self._letters_of: Counter[bytes] = Counter()
+        self.letters_of: Counter[bytes] = Counter()
         self._ends: dict[int, float] = {}
         """When the lease of a token ends if no clock jumps."""
         self._overdue: set[int] = set()
@@ -132,6 +132,9 @@ class Auditor:
             freed = earlier is not None and earlier.token and (later is None or later.token != earlier.token)
             if freed and earlier is not None and earlier.token != claim.token:
                 self.violate(f"{claim.key} released by somebody who does not hold it")
+            inherited = earlier.unknown if earlier is not None and earlier.token == claim.token else None
+            if inherited is not None and (later is None or later.unknown is None):
+                self.violate(f"{claim.key} released, and its unknown write is forgotten")
 
     def mended(self, claim: Claim, before: Entry | None, after: Entry | None) -> None:
         """Only the holder ends a repair, and only what was there when it began is put right by it."""
@@ -295,9 +298,9 @@ class Auditor:
                 continue
             self._letters.add(number)
             self._buried_bodies.add(letter.body)
-            self._letters_of[letter.body] += 1
+            self.letters_of[letter.body] += 1
             copies = sum(body == letter.body for body in self._world.bodies.values())
-            if self._world.is_one_transaction and self._letters_of[letter.body] > copies:
+            if self._world.is_one_transaction and self.letters_of[letter.body] > copies:
                 self.violate(f"{letter.key or 'a malformed message'} {letter.version} is buried twice")
             self.note(f"dead letter {letter.key} {letter.version}: {letter.cause}")
             if letter.key:

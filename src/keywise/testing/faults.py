@@ -12,6 +12,7 @@ KINDS = (
     "lost ack",
     "lost before",
     "lost after",
+    "lost renewal",
     "slow call",
     "slow begin",
     "crash",
@@ -37,6 +38,7 @@ class Rates(msgspec.Struct, frozen=True):
     reorder: float
     delay: float
     lost: float
+    lost_renewal: float
     slow: float
     slow_begin: float
     crash: float
@@ -93,6 +95,7 @@ def _draw(rng: random.Random) -> Rates:
         reorder=often(1.0),
         delay=often(0.3),
         lost=often(0.12),
+        lost_renewal=often(0.6, never=0.7),
         slow=0.0 if zombies else often(0.25 if rng.random() < 0.2 else 0.06),
         slow_begin=often(0.5, never=0.6),
         crash=0.0 if zombies else often(0.05),

@@ -48,9 +48,10 @@ class Judge:
         return world.grade is Grade.CONDITIONAL or world.auditor.committed.get(key) == order
 
     def kills_max(self, killer: workload.Sent) -> int:
-        """Deaths are counted anew for each copy, after a restore, and after something newer was set aside."""
+        """Deaths are counted anew for each copy, after a restore, and after it or something newer was set aside."""
         world = self._world
         copies = sum(body == killer.body for body in world.bodies.values()) + world.faults.injected["restore"]
+        copies += world.auditor.letters_of[killer.body]
         newer = sum(
             (sent.poison or sent.killer) and sent.key == killer.key and sent.order > killer.order
             for sent in world.changes

@@ -175,6 +175,9 @@ class LinkedLedger:
             self._auditor.renewed([claim for claim in claims if claim not in lost], lease_s)
             return lost
 
+        faults = self._link.world.faults
+        if faults.happens("lost renewal", faults.rates.lost_renewal):
+            raise UnavailableError("the heartbeat's connection was lost")
         return await self._link.call(act)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
@@ -203,7 +206,13 @@ class LinkedLedger:
         return await self._link.call(lambda: self._ledger.bury(burials))
 
     async def prune(self, retention_s: float) -> int:
-        return await self._ledger.prune(retention_s)
+        async def act() -> int:
+            pruned = await self._ledger.prune(retention_s)
+            world = self._link.world
+            self._auditor.pruned(world.database.before, world.entries(), retention_s)
+            return pruned
+
+        return await self._link.call(act)
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transaction()
@@ -244,7 +253,7 @@ class LinkedLedger:
         session = Session(database)
 
         async def begin() -> None:
-            await asyncio.sleep(world.faults.begin_s())
+            await asyncio.sleep(world.trouble.begin_late_s())
             await database.begin()
             session.is_open = True
             if process.is_dead:

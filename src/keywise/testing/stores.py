@@ -37,9 +37,7 @@ class LinkedSink:
         try:
             await world.meet_killers(self._link.process, changes)
             await world.meet_deadly_repairs(self._link.process, claims)
-            running = asyncio.ensure_future(self._run(changes, claims))
-            running.add_done_callback(_thrown_away)
-            results = await (asyncio.shield(running) if world.has_threads else running)
+            results = await (self._in_thread(changes, claims) if world.has_threads else self._run(changes, claims))
             return results
         finally:
             world.auditor.call_ended(call)
@@ -47,9 +45,15 @@ class LinkedSink:
                 if result.outcome is Outcome.FAILED:
                     world.auditor.tries[change.key, change.order] += 1
 
+    async def _in_thread(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+        running = asyncio.ensure_future(self._run(changes, claims))
+        running.add_done_callback(_thrown_away)
+        return await asyncio.shield(running)
+
     async def _run(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
         """A handler thinks for a while before it writes."""
         await asyncio.sleep(self._link.world.rng.choice((0.0, 0.001, 0.5)))
+        self._link.world.trouble.meanwhile(self._link.process)
         return await self._link.call(lambda: self._apply(changes, claims))
 
     async def _apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from keywise.testing.world import World
 
 PAUSE_MAX_S = 25.0
+JUMP_MAX_S = 20.0
 
 
 class Trouble:
@@ -45,10 +46,21 @@ class Trouble:
                 consumer.stop()
         if faults.happens("purge", rates.purge):
             self._purge()
-        if faults.happens("clock jump", rates.jump * (4 if self._world.grade is Grade.ATOMIC else 1)):
-            self._world.store_ahead_s += self._world.rng.uniform(1.0, 15.0)
-            self._world.auditor.excused_until = self._world.store_now() + self._world.settings.lease_s + PAUSE_MAX_S
+        if faults.happens("clock jump", rates.jump):
+            self._jump()
         self._disturb_ledger()
+
+    def begin_late_s(self) -> float:
+        """How long a transaction waits for others; whoever waits has a claim that should not end meanwhile."""
+        faults = self._world.faults
+        late_s = faults.begin_s()
+        if late_s and faults.happens("clock jump", faults.rates.jump * 10):
+            self._jump()
+        return late_s
+
+    def _jump(self) -> None:
+        self._world.store_ahead_s += self._world.rng.uniform(1.0, JUMP_MAX_S)
+        self._world.auditor.excused_until = self._world.store_now() + self._world.settings.lease_s + PAUSE_MAX_S
 
     def _disturb_ledger(self) -> None:
         if self._world.faults.rates.prune and self._world.faults.happens("prune", 0.05):
@@ -103,4 +115,7 @@ class Trouble:
                 self._world.custody.awake(process)
                 process.resume()
 
-        self._world.loop.call_later(self._world.rng.uniform(0.5, PAUSE_MAX_S), resume, context=self._world.outside)
+        # Most of what goes wrong needs a pause that is longer than a lease, and than messages stay hidden.
+        shortest_s = self._world.rng.choice((0.5, 14.0))
+        pause_s = self._world.rng.uniform(shortest_s, PAUSE_MAX_S)
+        self._world.loop.call_later(pause_s, resume, context=self._world.outside)

@@ -10,6 +10,7 @@ from keywise.testing.faults import Faults
 KEYS = 6
 SENDING_S = 90.0
 MEETING = "key-meeting"
+QUIET = "key-quiet"
 STUBBORN = 10**9
 """A change that fails so often is as good as poisonous."""
 
@@ -28,6 +29,8 @@ class Sent(msgspec.Struct):
     """So many tries fail first."""
     malformed: bool = False
     unversioned: bool = False
+    delay_s: float = 0.0
+    """How long the queue holds it back, if nothing else delays it."""
     purged: bool = False
     """Somebody took it out of the queue by hand."""
 
@@ -60,7 +63,11 @@ def draw(faults: Faults) -> list[Sent]:
     _in_order(changes, rng)
     for sent in changes:
         _afflict(sent, faults, rng)
-    return changes if rates.reorder == 0 else _displaced(changes, faults)
+    if rates.reorder:
+        _displace(changes, faults)
+    if rates.prune and not rates.jump and rng.random() < 0.5:
+        changes += _quiet(rng, len(changes))
+    return sorted(changes, key=lambda sent: sent.at)
 
 
 def truth(changes: list[Sent], dead: set[tuple[str, Order]]) -> dict[str, Sent]:
@@ -103,8 +110,15 @@ def _afflict(sent: Sent, faults: Faults, rng: random.Random) -> None:
         sent.flaky = rng.randint(1, 2)
 
 
-def _displaced(changes: list[Sent], faults: Faults) -> list[Sent]:
+def _quiet(rng: random.Random, number: int) -> list[Sent]:
+    """A key that is left alone until it could be forgotten; then an older version arrives, sent in time."""
+    newer = Sent(number, QUIET, 2, deleted=rng.random() < 0.5, at=rng.uniform(0.0, 30.0))
+    older = Sent(number + 1, QUIET, 1, deleted=False, at=newer.at + rng.uniform(10.0, 29.0))
+    older.delay_s = rng.uniform(20.0, 29.0)
+    return [newer, older]
+
+
+def _displace(changes: list[Sent], faults: Faults) -> None:
     for sent in changes:
         if faults.happens("reorder", faults.rates.reorder * 0.3):
             sent.at = max(0.0, sent.at + faults.rng.uniform(-3.0, 3.0) * faults.rng.choice((1, 1, 4)))
-    return sorted(changes, key=lambda sent: sent.at)
