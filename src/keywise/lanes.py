@@ -89,7 +89,7 @@ class Lanes:
         """How many deliveries of a source find room; bulk leaves half of it to what is live."""
         if source not in self._bulk:
             return self.room
-        return max(0, min(self.room, self.capacity // 2 - self._bulk_tickets))
+        return max(0, min(self.room, max(1, self.capacity // 2) - self._bulk_tickets))
 
     @property
     def has_alone(self) -> bool:
@@ -216,6 +216,9 @@ class Lanes:
         for key, lane in list(self._lanes.items()):
             if lane.state is State.READY:
                 continue
+            if excess > 0 or bulk_excess > 0:
+                # The oldest leave: they come back stale, while the newest would be a write of its own.
+                lane.waiting.sort(key=lambda ticket: ticket.change.order, reverse=True)
             while lane.waiting and (excess > 0 or (lane.is_bulk and bulk_excess > 0)):
                 leaving.append(lane.waiting.pop())
                 excess, bulk_excess = excess - 1, bulk_excess - lane.is_bulk

@@ -8,32 +8,39 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from keywise.change import Outcome
 from keywise.fold import fold
-from keywise.lanes import Lanes, Ticket
+from keywise.lanes import LIVE_BEFORE_BULK, Lanes, Ticket
+from keywise.limits import Debounce
 from unit.tickets import ticket
 
 KEYS = st.sampled_from("abc")
 VERSIONS = st.integers(1, 6)
+LIVE, BULK = 0, 1
+SOURCES = st.sampled_from([LIVE, BULK])
+DEBOUNCES = st.sampled_from([None, None, Debounce(1.0, max_wait=3.0)])
 
 
 class Day(RuleBasedStateMachine):
     """Everything that a consumer does with its lanes, beside a plain list of what is where."""
 
-    @initialize(capacity=st.integers(1, 12))
-    def begin(self, capacity: int) -> None:
-        self.lanes = Lanes(capacity)
+    @initialize(capacity=st.integers(1, 12), bulk=st.sampled_from([(), (BULK,)]), debounce=DEBOUNCES)
+    def begin(self, capacity: int, bulk: tuple[int, ...], debounce: Debounce | None) -> None:
+        self.lanes = Lanes(capacity, bulk=bulk, debounce=debounce)
+        self.bulk, self.debounce = bulk, debounce
         self.now = 0.0
+        self.firm: dict[str, float] = {}
+        """Until when nothing of a key may be taken."""
         self.numbers = 0
         self.inside: dict[int, Ticket] = {}
         self.working: list[Ticket] = []
 
     # What happens.
 
-    @rule(changes=st.lists(st.tuples(KEYS, VERSIONS), min_size=1, max_size=6))
-    def messages_arrive(self, changes: list[tuple[str, int]]) -> None:
+    @rule(changes=st.lists(st.tuples(KEYS, VERSIONS, SOURCES), min_size=1, max_size=6))
+    def messages_arrive(self, changes: list[tuple[str, int, int]]) -> None:
         arrived = []
-        for key, version in changes:
+        for key, version, source in changes:
             self.numbers += 1
-            arrived.append(ticket(key, version, self.numbers))
+            arrived.append(ticket(key, version, self.numbers, source=source, at=self.now))
         self.lanes.add(arrived)
         self.inside.update({one.delivery.id: one for one in arrived})
 
@@ -42,14 +49,23 @@ class Day(RuleBasedStateMachine):
     def a_message_arrives_again(self, data: st.DataObject) -> None:
         known = self.inside[data.draw(st.sampled_from(sorted(self.inside)))]
         self.numbers += 1
-        again = ticket(known.change.key, known.change.version, known.delivery.id, receipt=self.numbers)
+        again = ticket(
+            known.change.key,
+            known.change.version,
+            known.delivery.id,
+            receipt=self.numbers,
+            source=known.source,
+            at=self.now,
+        )
         self.lanes.add([again])
         assert known.delivery.receipt == self.numbers
 
-    @rule(limit=st.integers(0, 4))
-    def a_batch_is_taken(self, limit: int) -> None:
-        taken = self.lanes.take(limit, self.now)
+    @rule(limit=st.integers(0, 4), bulk_limit=st.none() | st.integers(0, 4))
+    def a_batch_is_taken(self, limit: int, bulk_limit: int | None) -> None:
+        mixed = {one.change.key for one in self.inside.values() if one.source not in self.bulk}
+        taken = self.lanes.take(limit, self.now, bulk_limit)
         assert len(taken) <= limit
+        assert bulk_limit is None or sum(one.change.key not in mixed for one in taken) <= bulk_limit
         for one in taken:
             self._begun(one)
 
@@ -80,9 +96,19 @@ class Day(RuleBasedStateMachine):
         self._left([one])
 
     @precondition(lambda self: self.working)
-    @rule(data=st.data(), wait_s=st.sampled_from([0.0, 1.0, 5.0]))
-    def work_has_to_wait(self, data: st.DataObject, wait_s: float) -> None:
-        self.lanes.hold(self._any_worker(data), self.now + wait_s)
+    @rule(data=st.data(), wait_s=st.sampled_from([0.0, 1.0, 5.0]), is_firm=st.booleans())
+    def work_has_to_wait(self, data: st.DataObject, wait_s: float, is_firm: bool) -> None:
+        one = self._any_worker(data)
+        self.lanes.hold(one, self.now + wait_s, is_firm=is_firm)
+        if is_firm:
+            self.firm[one.change.key] = self.now + wait_s
+
+    @precondition(lambda self: self.working)
+    @rule(data=st.data())
+    def work_goes_away_for_now(self, data: st.DataObject) -> None:
+        one = self._any_worker(data)
+        self.lanes.leave(one)
+        self._left([one])
 
     @precondition(lambda self: self.working)
     @rule(data=st.data())
@@ -95,11 +121,13 @@ class Day(RuleBasedStateMachine):
         leaving = self.lanes.surplus()
         assert all(id(one) not in working for one in leaving), "what is worked on stays"
         self._left(leaving)
+        self._forget_firm_keys_that_left()
         assert self.lanes.surplus() == []
 
     @rule()
     def everything_that_waits_leaves(self) -> None:
         self._left(self.lanes.drain())
+        self._forget_firm_keys_that_left()
         assert len(self.inside) == len(self.working)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 10.0]))
@@ -118,6 +146,20 @@ class Day(RuleBasedStateMachine):
     @invariant()
     def one_change_of_a_key_is_worked_on_at_a_time(self) -> None:
         assert all(count == 1 for count in Counter(one.change.key for one in self.working).values())
+
+    @invariant()
+    def room_and_counts_are_those_of_what_is_inside(self) -> None:
+        bulk = sum(one.source in self.bulk for one in self.inside.values())
+        live_and_bulk = self.lanes.standing()[:2]
+        assert live_and_bulk == (len(self.inside) - bulk, bulk)
+        if self.bulk:
+            assert self.lanes.room_for(BULK) == max(0, min(self.lanes.room, max(1, self.lanes.capacity // 2) - bulk))
+        assert self.lanes.room_for(LIVE) == self.lanes.room
+
+    @invariant()
+    def no_key_waits_for_longer_than_it_was_told(self) -> None:
+        due = self.lanes.next_due()
+        assert due is None or due <= self.now + 5.0
 
     def teardown(self) -> None:
         """Whatever happened, all that is left can be brought to its end."""
@@ -138,7 +180,13 @@ class Day(RuleBasedStateMachine):
     def _begun(self, one: Ticket) -> None:
         same = [other for other in self.inside.values() if other.change.key == one.change.key]
         assert one.change.order == max(other.change.order for other in same), "the newest goes first"
+        assert self.firm.pop(one.change.key, 0.0) <= self.now, "a firm wait holds for every change of its key"
         self.working.append(one)
+
+    def _forget_firm_keys_that_left(self) -> None:
+        """What comes back later is asked for anew."""
+        here = {one.change.key for one in self.inside.values()}
+        self.firm = {key: until for key, until in self.firm.items() if key in here}
 
     def _any_worker(self, data: st.DataObject) -> Ticket:
         return self.working.pop(data.draw(st.integers(0, len(self.working) - 1)))
@@ -150,6 +198,26 @@ class Day(RuleBasedStateMachine):
 
 Day.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 test_no_ticket_is_lost_or_doubled_on_any_day = Day.TestCase
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 30)), min_size=1, max_size=60),
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+)
+def test_neither_line_starves_the_other(changes: list[tuple[bool, int]], limits: list[int]):
+    """Between two bulk changes, while one waits, never more live ones than allowed; live ones wait for one at most."""
+    lanes = Lanes(1000, bulk={BULK})
+    tickets = [ticket(f"{is_bulk} {key}", 1, n, source=int(is_bulk)) for n, (is_bulk, key) in enumerate(changes)]
+    lanes.add(tickets)
+    order: list[bool] = []
+    for place in range(200):
+        taken = lanes.take(limits[place % len(limits)], 0.0)
+        order += [one.source == BULK for one in taken]
+    assert len(order) == len({one.change.key for one in tickets})
+    while any(order) and not all(order):
+        row = order.index(True)
+        assert row == LIVE_BEFORE_BULK or not any(is_bulk is False for is_bulk in order[row:]), order
+        order = order[row + 1 :]
 
 
 @given(st.lists(st.tuples(KEYS, VERSIONS), max_size=12))
