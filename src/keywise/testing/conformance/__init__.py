@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from keywise.protocols import Grade
 from keywise.testing.conformance.endings import ENDING_PROMISES
+from keywise.testing.conformance.governors import GOVERNOR_PROMISES, HISTORIAN_PROMISES
 from keywise.testing.conformance.histories import HISTORY_PROMISES
 from keywise.testing.conformance.inlets import INLET_PROMISES
 from keywise.testing.conformance.ledgers import CLAIM_PROMISES, LedgerBench, MakeLedger
@@ -77,7 +78,14 @@ async def source_promises(make: MakeSource) -> list[Promise[SourceBench]]:
 
 def ledger_promises() -> list[Promise[LedgerBench]]:
     """What every ledger promises."""
-    return [*CLAIM_PROMISES, *ENDING_PROMISES, *TRANSACTION_PROMISES, *HISTORY_PROMISES]
+    return [
+        *CLAIM_PROMISES,
+        *ENDING_PROMISES,
+        *TRANSACTION_PROMISES,
+        *GOVERNOR_PROMISES,
+        *HISTORIAN_PROMISES,
+        *HISTORY_PROMISES,
+    ]
 
 
 async def sink_promises(make: MakeSink) -> list[Promise[SinkBench]]:
