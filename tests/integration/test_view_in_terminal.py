@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from integration.command import Folder, command, environment
+from integration.command import LIMIT_S, Folder, command, environment
 from integration.terminal import Terminal
 from integration.test_cli_run import HANGING
 from integration.test_publishing_house import MAIN, ROOT
@@ -129,3 +129,23 @@ def test_the_publishing_house_shows_the_view_and_ends_as_it_does_elsewhere(tmp_p
     assert "rate     average " in frame
     assert "keywise: 0\n" in report and report.rstrip().endswith("house.py:app")
     assert terminal.shows_cursor
+
+
+def test_the_status_is_watched_until_ctrl_c(folder):
+    terminal = start(folder, "status", "--watch", "--every", "100ms", "--pipeline", "mails")
+    terminal.wait_for(lambda text: "mails         0  leased" in text)
+    folder.keywise("send", "mails", '{"id": "a", "v": 1}')
+    terminal.wait_for(lambda text: "mails         1  leased" in text)
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.text and "Abort" not in terminal.text
+
+
+def test_a_watched_status_as_json_is_one_line_for_each_look(folder):
+    process = folder.start("status", "--watch", "--every", "100ms", "--json")
+    told = [json.loads(process.stdout.readline()) for _ in range(3)]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, err.strip()) == (0, "")
+    assert [one["pipelines"][0]["pipeline"] for one in told] == ["pages"] * 3
+    assert told[0]["at"] < told[1]["at"] < told[2]["at"]

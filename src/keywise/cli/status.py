@@ -10,6 +10,7 @@ from keywise.address import shown
 from keywise.app import App
 from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
 from keywise.cli.speech import cell, count, display, moment, screen, table, tell_json, with_moments
+from keywise.cli.watching import EveryOption, WatchOption, looking
 from keywise.standing import EVERYTHING, Pause
 from keywise.status import Figures, figures_of
 
@@ -17,7 +18,13 @@ PAUSES_SHOWN = 5
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
 
 
-def status(app: AppOption = None, pipeline: PipelineOption = None, json: JsonOption = False) -> None:
+def status(
+    app: AppOption = None,
+    pipeline: PipelineOption = None,
+    watch: WatchOption = False,
+    every: EveryOption = None,
+    json: JsonOption = False,
+) -> None:
     """Show each pipeline in figures.
 
     Its grade, how many messages, keys, tombstones, live claims, suspects and dead letters there are,
@@ -26,12 +33,18 @@ def status(app: AppOption = None, pipeline: PipelineOption = None, json: JsonOpt
     \b
     Example:
       keywise status --app shop:app
+      keywise status --app shop:app --watch --every 2s
     """
     loaded = load(app)
     warn_of_memory(loaded)
-    found = asyncio.run(_gathered(loaded, chosen(loaded, [pipeline])))
+    names = chosen(loaded, [pipeline])
+    looking(lambda: _look(loaded, names, json), watch=watch, every=every, json=json)
+
+
+def _look(app: App, names: list[str], json: bool) -> None:
+    found = asyncio.run(_gathered(app, names))
     if json:
-        tell_json({"ledger": shown(loaded.ledger_url), "pipelines": with_moments(msgspec.to_builtins(found), {"at"})})
+        tell_json({"ledger": shown(app.ledger_url), "pipelines": with_moments(msgspec.to_builtins(found), {"at"})})
     else:
         _tell(found, time.time())
 
