@@ -135,8 +135,7 @@ class Consumer:
         """Keep the lanes filled from one source, within their capacity."""
         pipeline, (name, source) = self._pipeline, self._pipeline.sources[index]
         unreachable = 0
-        while not self._stop.is_set():
-            await self._going.wait()
+        while await self._is_going():
             await self._make_room()
             limit = min(self._lanes.room_for(index), pipeline.settings.batch_max)
             if limit == 0:
@@ -150,6 +149,11 @@ class Consumer:
                 await pipeline.pause(name, error, unreachable)
                 continue
             await self._take_in(index, deliveries)
+
+    async def _is_going(self) -> bool:
+        """Wait while the pipeline is paused; False once it is stopped, paused or not."""
+        await self._going.wait()
+        return not self._stop.is_set()
 
     async def _take_in(self, index: int, deliveries: Sequence[Delivery]) -> None:
         pipeline = self._pipeline

@@ -35,8 +35,8 @@ class Worked(msgspec.Struct):
     """Busy, deferred or failed, with the seconds to wait."""
     firm: set[str] = set()
     """Keys of those whose newer changes have to wait as well."""
-    paused: int = 0
-    """How many of those that wait do so because an operator said so."""
+    paused: bool = False
+    """Some of those that wait do so because an operator said so."""
     buried: list[Ticket] = []
     news: list[events.Event] = []
     """To be told once the transaction has committed."""
@@ -136,7 +136,7 @@ class OneTransaction:
             readings = ahead.readings if deliveries is ahead.deliveries else self._read(index, deliveries)
             folded = fold(readings.tickets)
             worked = await transact(pipeline, transaction, folded.survivors, careful=careful)
-            if worked.paused and worked.paused == len(deliveries):
+            if worked.paused and (await pipeline.governor.standing()).is_paused:
                 raise _AllPausedError
             ended = await self._end(index, transaction, inlet, readings, folded, worked)
             if len(deliveries) == limit:
@@ -150,7 +150,7 @@ class OneTransaction:
     def _limit(self, index: int) -> int:
         """Bulk batches are short where live changes may have to wait for them."""
         limit = self._pipeline.settings.batch_max
-        return max(1, limit // BULK_PART) if index in self._bulk and self._live else limit
+        return max(1, limit // BULK_PART) if index in self._bulk and self._pipeline.has_both_lanes else limit
 
     def _read(self, index: int, deliveries: Sequence[Delivery]) -> Readings:
         return self._pipeline.envelope.read(deliveries, index, 0.0)
@@ -269,7 +269,7 @@ class ClaimInTransaction:
 
 
 class _AllPausedError(Exception):
-    """Nothing of the batch may be worked on; it is left in the queue as it is."""
+    """The whole pipeline is paused; the batch is left in the queue as it is."""
 
 
 class BadBatchError(Exception):
@@ -344,7 +344,7 @@ async def _refuse(
             await _bury(pipeline, transaction, worked, ticket, cause_of_refusal(refusal), tried=False)
         case _:
             worked.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))
-            worked.paused += refusal.answer is Answer.PAUSED
+            worked.paused = worked.paused or refusal.answer is Answer.PAUSED
             if concerns_key(refusal):
                 worked.firm.add(ticket.change.key)
 
