@@ -244,6 +244,12 @@ class Auditor:
         self._queued.discard(number)
         self.note(f"message {number} is taken out of the queue by hand")
 
+    def has_ended(self, body: bytes) -> bool:
+        """Something at or above it is committed, or it is a dead letter: it may be acked."""
+        sent = self._world.sent_by_body[body]
+        mark = self.committed.get(sent.key)
+        return body in self._buried_bodies or (not sent.malformed and mark is not None and mark >= sent.order)
+
     # After every step of a server.
 
     def look(self) -> None:
@@ -313,12 +319,12 @@ class Auditor:
         for number in self._queued - queued:
             body = self._world.bodies[number]
             sent = self._world.sent_by_body[body]
-            done = body in self._buried_bodies
-            mark = self.committed.get(sent.key)
-            if not done and not sent.malformed and (mark is None or mark < sent.order):
-                self.violate(f"{sent.key} {sent.version} acked before anything at or above it was committed")
-            if not done and sent.malformed:
+            if self.has_ended(body):
+                continue
+            if sent.malformed:
                 self.violate(f"malformed message {number} acked without a dead letter")
+            else:
+                self.violate(f"{sent.key} {sent.version} acked before anything at or above it was committed")
         self._queued = queued
 
     def _overlap(self, call: Call, process: Process, keys: tuple[str, ...]) -> None:

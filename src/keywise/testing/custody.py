@@ -43,6 +43,8 @@ class Custody:
         for delivery in deliveries:
             if self._receipts.get((process.name, delivery.id)) != delivery.receipt:
                 self._world.auditor.violate(f"message {delivery.id} acked with an old receipt")
+            if not self._world.auditor.has_ended(delivery.body):
+                self._world.auditor.violate(f"message {delivery.id} acked before its change has ended")
         self.giving_back(process, deliveries)
 
     def giving_back(self, process: Process, deliveries: list[Delivery]) -> None:

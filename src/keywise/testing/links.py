@@ -175,8 +175,7 @@ class LinkedLedger:
             self._auditor.renewed([claim for claim in claims if claim not in lost], lease_s)
             return lost
 
-        faults = self._link.world.faults
-        if faults.happens("lost renewal", faults.rates.lost_renewal):
+        if self._link.world.trouble.loses_renewal(self._link.process):
             raise UnavailableError("the heartbeat's connection was lost")
         return await self._link.call(act)
 
@@ -253,7 +252,7 @@ class LinkedLedger:
         session = Session(database)
 
         async def begin() -> None:
-            await asyncio.sleep(world.trouble.begin_late_s())
+            await asyncio.sleep(world.trouble.begin_late_s(process))
             await database.begin()
             session.is_open = True
             if process.is_dead:

@@ -20,6 +20,7 @@ class Trouble:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._snapshot: tuple[dict[str, Entry], int] | None = None
+        self._deaf_until: dict[Process, float] = {}
 
     def meanwhile(self, process: Process) -> None:
         """A process has sent a call: the worst moment to be stopped, so it happens more often than by chance."""
@@ -50,13 +51,19 @@ class Trouble:
             self._jump()
         self._disturb_ledger()
 
-    def begin_late_s(self) -> float:
-        """How long a transaction waits for others; whoever waits has a claim that should not end meanwhile."""
+    def begin_late_s(self, process: Process) -> float:
+        """How long a transaction waits for others; sometimes its claims end meanwhile, and nobody tells it."""
         faults = self._world.faults
         late_s = faults.begin_s()
-        if late_s and faults.happens("clock jump", faults.rates.jump * 10):
+        if late_s and faults.happens("clock jump", faults.rates.jump * 40):
             self._jump()
+            self._deaf_until[process] = self._world.now() + late_s
         return late_s
+
+    def loses_renewal(self, process: Process) -> bool:
+        faults = self._world.faults
+        is_deaf = self._world.now() < self._deaf_until.get(process, 0.0)
+        return faults.happens("lost renewal", 1.0 if is_deaf else faults.rates.lost_renewal)
 
     def _jump(self) -> None:
         self._world.store_ahead_s += self._world.rng.uniform(1.0, JUMP_MAX_S)

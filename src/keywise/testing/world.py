@@ -264,7 +264,7 @@ class World:
         for sent in self.changes:
             await asyncio.sleep(max(0.0, sent.at - self.now()))
             copies = 2 if faults.happens("duplicate", faults.rates.duplicate) else 1
-            delay_s = self._delay_s() if faults.happens("delay", faults.rates.delay) else 0.0
+            delay_s = self._delay_s() if faults.happens("delay", faults.rates.delay) else sent.delay_s
             self._sent_now(sent)
             await self.source.send([sent.body] * copies, delay_s=delay_s)
             self.bodies.update((number, message.body) for number, message in self.messages().items())
