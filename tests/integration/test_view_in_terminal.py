@@ -66,7 +66,11 @@ def test_hostile_keys_and_causes_are_shown_and_not_obeyed_and_lines_stay_whole(f
     lines = terminal.text.splitlines()
     assert lines.count("printed by the handler") == 2
     assert [line for line in lines if line.startswith("MINE buried pipeline='mails'")]
-    frame = terminal.text.rpartition("mails  stopped")[2].partition("\npipe")[0].splitlines()
+    frame, _, summary = (
+        part.splitlines() for part in terminal.text.rpartition("mails  stopped")[2].partition("\npipe")
+    )
+    assert all(cell_len(line) <= columns for line in summary)
+    assert " ".join(summary).count(" dead ") == 1, "no column is cut off"
     assert all(cell_len(line) <= columns for line in frame)
     assert TOLD[:20] in "".join(line.strip() for line in frame)
 

@@ -137,6 +137,8 @@ def test_only_the_slowest_are_remembered_and_only_for_a_while(run):
     run.handle("quick", 0.1)
     keys = [call.key for call in run.look().slowest]
     assert keys == [f"k{number}" for number in range(SLOW_MAX + 4, 4, -1)]
+    run.handle(keys[0], 0.01)
+    assert run.look().slowest[-1].key == keys[0], "its last call counts, though it was quick"
     run.time.passed = RECENT_S + 1.0
     assert run.look().slowest == []
     run.handle("quick", 0.1)

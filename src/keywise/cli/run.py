@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.table import Table
 
 from keywise import events
 from keywise.app import App
@@ -23,6 +24,9 @@ from keywise.protocols import Source
 
 LOOK_S = 0.1
 """Whether the queues are empty is looked at after so long without a batch."""
+
+WIDE = 80
+"""Columns that the summary needs in a terminal."""
 
 PROMISES = {
     "atomic": "each effect exactly once",
@@ -154,12 +158,25 @@ def _tell(view: View, json: bool, seconds: float) -> None:
     if json:
         tell_json({"pipelines": told, "seconds": round(seconds, 3)})
         return
-    outcomes = next(iter(told.values()))["outcomes"]
-    summary = table("pipeline", *outcomes, "failed tries", numbers=(*outcomes, "failed tries"))
-    for name, pipeline in told.items():
-        counts = (f"{number:,}" for number in (*pipeline["outcomes"].values(), pipeline["failed_tries"]))
-        summary.add_row(cell(name), *counts)
-    display(summary)
+    counts = {name: one["outcomes"] | {"failed tries": one["failed_tries"]} for name, one in told.items()}
+    display(_summary(counts) if screen().width >= WIDE else _upright_summary(counts))
+
+
+def _summary(counts: dict[str, dict[str, int]]) -> Table:
+    columns = tuple(next(iter(counts.values())))
+    summary = table("pipeline", *columns, numbers=columns)
+    for name, numbers in counts.items():
+        summary.add_row(cell(name), *(f"{number:,}" for number in numbers.values()))
+    return summary
+
+
+def _upright_summary(counts: dict[str, dict[str, int]]) -> Table:
+    """The same for a narrow terminal, which would cut columns off."""
+    summary = table("pipeline", "changes", "number", numbers=("number",))
+    for name, numbers in counts.items():
+        for what, number in numbers.items():
+            summary.add_row(cell(name), what, f"{number:,}")
+    return summary
 
 
 def _told(sight: Sight) -> dict[str, Any]:

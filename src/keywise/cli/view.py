@@ -3,7 +3,8 @@
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -22,9 +23,6 @@ NOTICES_MAX = 3
 
 ENDS = (Outcome.APPLIED, Outcome.STALE, Outcome.DUPLICATE, Outcome.SUPERSEDED, Outcome.DEAD)
 """Every outcome that a change can end with."""
-
-_WARNINGS = (events.Failed, events.Buried, events.TookOver, events.ClaimLost, events.Unavailable)
-_STATES = {events.Draining: "draining", events.Stopped: "stopped"}
 
 
 class Slow(msgspec.Struct, frozen=True):
@@ -85,9 +83,9 @@ class View:
         """So many have started."""
         self.stirred = False
         """Something happened since this was last set."""
-        self._clock, self._wall = clock, wall
+        self._clock = clock
         self._lock = threading.Lock()
-        self._seen = {name: _Seen(name, clock()) for name in names}
+        self._seen = {name: _Seen(name, clock(), wall) for name in names}
 
     def __call__(self, event: events.Event) -> None:
         seen = self._seen.get(event.pipeline)
@@ -96,9 +94,11 @@ class View:
         # What is held is told again and again, also while nothing happens.
         if not isinstance(event, events.Waiting):
             self.stirred = True
-        with self._lock:
-            self.sources += isinstance(event, events.Started)
-            seen.take(event, self._clock(), self._wall)
+        take = seen.takers.get(type(event))
+        if take is not None:
+            with self._lock:
+                take(event, self._clock())
+                self.sources += isinstance(event, events.Started)
 
     def look(self) -> list[Sight]:
         """All pipelines as they are now."""
@@ -110,8 +110,9 @@ class View:
 class _Seen:
     """What was seen of one pipeline."""
 
-    def __init__(self, name: str, now: float) -> None:
+    def __init__(self, name: str, now: float, wall: Clock) -> None:
         self._name = name
+        self._wall = wall
         self._grade = ""
         self._sources: list[dict[str, str]] = []
         self._state = "starting"
@@ -129,31 +130,24 @@ class _Seen:
         self._slow_floor_s = 0.0
         self._warnings: deque[Notice] = deque(maxlen=NOTICES_MAX)
         self._alarms: deque[Notice] = deque(maxlen=NOTICES_MAX)
-
-    def take(self, event: events.Event, now: float, wall: Clock) -> None:
-        match event:
-            case events.Settled():
-                self._count(event.outcome.value, event.changes, now)
-                if event.sent_at:
-                    self._lag_s = max(0.0, wall() - event.sent_at)
-            case events.Handled():
-                self._time(event, now)
-            case events.Waiting():
-                self._lanes = event
-            case events.Ignored():
-                self._count("ignored", event.changes, now)
-            case events.Paused() | events.Resumed():
-                self._is_paused = isinstance(event, events.Paused)
-            case events.Started():
-                self._start(event, now)
-            case events.Alarmed():
-                _note(self._alarms, event, now)
-            case events.Draining() | events.Stopped():
-                self._state = _STATES[type(event)]
-                self._stopped_at = now if isinstance(event, events.Stopped) else None
-            case _ if isinstance(event, _WARNINGS):
-                self._failed_tries += isinstance(event, events.Failed)
-                _note(self._warnings, event, now)
+        self.takers: dict[type[events.Event], Callable[[Any, float], None]] = {
+            events.Settled: self._settle,
+            events.Ignored: self._ignore,
+            events.Handled: self._time,
+            events.Waiting: self._wait,
+            events.Paused: self._pause,
+            events.Resumed: self._pause,
+            events.Started: self._start,
+            events.Draining: self._end,
+            events.Stopped: self._end,
+            events.Failed: self._fail,
+            events.Buried: self._warn,
+            events.TookOver: self._warn,
+            events.ClaimLost: self._warn,
+            events.Unavailable: self._warn,
+            events.Alarmed: self._alarm,
+        }
+        """What is done at each kind of event that changes a figure; there are many others."""
 
     def look(self, now: float) -> Sight:
         seconds = (self._stopped_at or now) - self._started_at
@@ -177,6 +171,34 @@ class _Seen:
             alarms=[msgspec.structs.replace(notice) for notice in self._alarms],
             now=now,
         )
+
+    def _settle(self, event: events.Settled, now: float) -> None:
+        self._count(event.outcome.value, event.changes, now)
+        if event.sent_at:
+            self._lag_s = max(0.0, self._wall() - event.sent_at)
+
+    def _ignore(self, event: events.Ignored, now: float) -> None:
+        self._count("ignored", event.changes, now)
+
+    def _wait(self, event: events.Waiting, now: float) -> None:
+        self._lanes = event
+
+    def _pause(self, event: events.Paused | events.Resumed, now: float) -> None:
+        self._is_paused = isinstance(event, events.Paused)
+
+    def _end(self, event: events.Draining | events.Stopped, now: float) -> None:
+        self._state = "stopped" if isinstance(event, events.Stopped) else "draining"
+        self._stopped_at = now if isinstance(event, events.Stopped) else None
+
+    def _fail(self, event: events.Failed, now: float) -> None:
+        self._failed_tries += 1
+        self._warn(event, now)
+
+    def _warn(self, event: events.Event, now: float) -> None:
+        _note(self._warnings, event, now)
+
+    def _alarm(self, event: events.Alarmed, now: float) -> None:
+        _note(self._alarms, event, now)
 
     def _start(self, event: events.Started, now: float) -> None:
         if not self._sources:
