@@ -47,3 +47,7 @@ class OutcomeUnknownError(KeywiseError):
 
 class LetterError(KeywiseError):
     """A dead letter that does not exist, or that may not be replayed because something newer was applied."""
+
+
+class ActError(KeywiseError):
+    """An act of an operator's that was refused or could not be done; the message says what became of it."""

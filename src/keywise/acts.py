@@ -1,0 +1,210 @@
+"""What an operator does to a pipeline; every act leaves a line in the history that says who and why.
+
+The line is written right after the act: whoever is killed in between has acted, and left no line.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+
+from keywise.causes import storable
+from keywise.change import VERSION_MIN, Change, Want
+from keywise.errors import ActError
+from keywise.force import Force
+from keywise.patience import Grip
+from keywise.pipeline import Pipeline
+from keywise.protocols import Grade, Line
+from keywise.repair import Repair
+from keywise.rules import EMPTY, Policy, Refusal, doubtful_since
+from keywise.standing import EVERYTHING, Pause
+from keywise.truth import needs_refetch
+
+LOOK_S = 0.2
+"""How often the end of claims is looked for."""
+PAGE = 1000
+SUSPECTS_PAGE = 100
+
+
+class Mandate(msgspec.Struct, frozen=True):
+    """Who acts, and why."""
+
+    who: str
+    why: str = ""
+
+
+class Acts:
+    """The operator's verbs on one pipeline."""
+
+    def __init__(self, pipeline: Pipeline, mandate: Mandate, grip: Grip) -> None:
+        self._pipeline = pipeline
+        self._mandate = Mandate(storable(mandate.who), storable(mandate.why))
+        self._grip = grip
+        self._force = Force(pipeline, grip)
+
+    async def record(self, what: str, key: str = "", version: int | None = None, detail: str = "") -> None:
+        """Add a line to the history; what there is to say comes before the reason."""
+        mandate = self._mandate
+        detail = storable("; ".join(part for part in (detail, mandate.why) if part))
+        at = await self._pipeline.operator.now()
+        await self._pipeline.historian.record([Line(at, what, key, version, detail, mandate.who)])
+
+    # Pauses.
+
+    async def pause(self, keys: str, *, is_pattern: bool) -> Pause | None:
+        """Pause a key or a pattern; return the pause that it renews, if there was one."""
+        governor, mandate = self._pipeline.governor, self._mandate
+        standing = await governor.standing()
+        before = next((one for one in standing.pauses if (one.keys, one.is_pattern) == (keys, is_pattern)), None)
+        at = await self._pipeline.operator.now()
+        await governor.pause(Pause(keys, is_pattern, at, mandate.who, mandate.why))
+        await self._record_pause("paused", keys, is_pattern)
+        return before
+
+    async def resume(self, keys: str, *, is_pattern: bool) -> bool:
+        """End a pause, named as it was made; False if there is none."""
+        if not await self._pipeline.governor.resume(keys, is_pattern):
+            return False
+        await self._record_pause("resumed", keys, is_pattern)
+        return True
+
+    async def _record_pause(self, what: str, keys: str, is_pattern: bool) -> None:
+        if not is_pattern:
+            await self.record(what, keys)
+        else:
+            await self.record(what, detail="every key" if keys == EVERYTHING else f"keys like {keys!r}")
+
+    async def until_free(self, keys: str, *, is_pattern: bool) -> None:
+        """Wait until no claim on these keys is held."""
+        pause = Pause(keys, is_pattern)
+        while held := [key async for key in self._held() if pause.covers(key)]:
+            await self._wait_for(held)
+
+    async def _wait_for(self, held: Sequence[str]) -> None:
+        entry = await self._pipeline.operator.inspect(held[0]) or EMPTY
+        others = f", and {len(held) - 1:,} more" if len(held) > 1 else ""
+        await self._grip.patience.wait(f"{held[0]!r} is held by {entry.owner}{others}", LOOK_S)
+
+    async def _held(self) -> AsyncIterator[str]:
+        """Of claims there are never more than workers have open, so the pages are few."""
+        after = ""
+        while page := await self._pipeline.governor.held(after, PAGE):
+            for key in page:
+                yield key
+            after = page[-1]
+
+    # Eras.
+
+    async def reset(self, key: str) -> int:
+        """Raise the era of one key: its mark stays, and whatever comes next wins."""
+        self._check_era()
+        if await self._pipeline.operator.inspect(key) is None:
+            raise ActError(f"nothing is known of {key!r}, so whatever comes next wins anyway; nothing was reset")
+        async with self._grip.taken(Want(key, None)) as claim:
+            assert not isinstance(claim, Refusal), "an exclusion is never stale"
+            era = await self._pipeline.governor.reset(claim)
+        if era is None:
+            raise ActError(f"the claim on {key!r} was lost; nothing was reset, try again")
+        await self.record("reset", key, detail=f"era {era}")
+        return era
+
+    async def raise_era(self) -> int:
+        """Raise the era of a pipeline that is paused as a whole, once no claim is held any more."""
+        governor = self._pipeline.governor
+        self._check_era()
+        while True:
+            if not (await governor.standing()).is_paused:
+                raise ActError(
+                    f"pipeline {self._pipeline.name!r} is not paused, so a worker could mix both numberings; "
+                    "first keywise pause --all --wait"
+                )
+            era = await governor.raise_era()
+            if era is not None:
+                break
+            if held := await governor.held("", PAGE):
+                await self._wait_for(held)
+        await self.record("era raised", detail=f"era {era}")
+        return era
+
+    def _check_era(self) -> None:
+        if self._pipeline.grade is Grade.CONDITIONAL:
+            raise ActError(
+                f"the sink of pipeline {self._pipeline.name!r} compares versions itself, and one 64-bit version has no "
+                "room for an era: it would refuse what comes next; send the new numbering to a fresh target, as a "
+                "pipeline of its own"
+            )
+
+    # Writes.
+
+    async def force(self, key: str, *, older: bool = False) -> Change[Any]:
+        """Write what the source of truth says once more."""
+        change = await self._force.again(key, older=older)
+        await self.record("forced", key, change.version, "a deletion" if change.deleted else "")
+        return change
+
+    async def remove(self, key: str) -> Change[Any]:
+        """Delete a key; the next real change to it wins."""
+        change = await self._force.removal(key)
+        # The lowest order of an era stands for no version at all.
+        await self.record("removed", key, change.version if change.version != VERSION_MIN else None)
+        return change
+
+    # Chores.
+
+    async def prune(self) -> int:
+        """Forget keys that no delivery can reach any more; return how many."""
+        retention_s = self._pipeline.settings.retention_s
+        if retention_s is None:
+            raise ActError(
+                f"pipeline {self._pipeline.name!r} declares no retention, so nothing is ever forgotten; say how long "
+                f'keys are remembered at the least: app.pipeline({self._pipeline.name!r}, retention="30d", ...)'
+            )
+        keys = await self._pipeline.ledger.prune(retention_s)
+        await self.record("pruned", detail=f"{keys:,} keys")
+        return keys
+
+    async def repairs(self, keys: Sequence[str]) -> AsyncIterator[tuple[str, str]]:
+        """Repair these keys, or all suspects: each with why it could not be; that is empty if it was."""
+        needs_refetch(self._pipeline)
+        repair = Repair(self._pipeline, self._grip.heartbeat, despite_pause=True)
+        if keys:
+            for key in dict.fromkeys(keys):
+                yield key, await self._repair(repair, key)
+            return
+        seen: set[str] = set()
+        while True:
+            found = await self._pipeline.operator.suspects(SUSPECTS_PAGE + len(seen), 0.0)
+            fresh = [key for key in found if key not in seen]
+            if not fresh:
+                return
+            for key in fresh:
+                seen.add(key)
+                yield key, await self._repair(repair, key)
+
+    async def _repair(self, repair: Repair, key: str) -> str:
+        cause = await self._not_yet(key) or (await repair.run([key])).get(key, "")
+        if not cause:
+            await self.record("repaired", key)
+        return cause
+
+    async def _not_yet(self, key: str) -> str:
+        """Why a key is not to be repaired now."""
+        settings, operator = self._pipeline.settings, self._pipeline.operator
+        entry = await operator.inspect(key) or EMPTY
+        since = doubtful_since(entry, Policy(redelivery_s=settings.redelivery_s))
+        if since is None:
+            return "it is not suspect"
+        wait_s = since + settings.horizon_s - await operator.now()
+        if wait_s > 0:
+            return f"a call of an earlier holder may still land; repair it in {wait_s:.0f} s"
+        return ""
+
+
+async def keys_like(pipeline: Pipeline, pattern: str) -> int | None:
+    """How many keys are known, if a pattern covers every one of them; None if it does not."""
+    pause, after, count = Pause(pattern, is_pattern=True), "", 0
+    while page := await pipeline.governor.keys(after, PAGE):
+        if not all(pause.covers(key) for key in page):
+            return None
+        after, count = page[-1], count + len(page)
+    return count

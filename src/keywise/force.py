@@ -1,0 +1,181 @@
+"""Writes one key by an operator's word: its current state once more, or its deletion, under a claim of its own.
+
+What is written is above the mark and below the next version from upstream, so the mark never falls and the next
+real change wins.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from keywise.causes import cause_of_error
+from keywise.change import UNVERSIONED_GENERATION, VERSION_MIN, Change, Order, Outcome, is_unversioned
+from keywise.errors import ActError, UnavailableError
+from keywise.patience import Grip
+from keywise.pipeline import Pipeline, is_atomic
+from keywise.protocols import Failure, Result, Sink
+from keywise.rules import EMPTY, Answer, Certainty, Claim, Entry, Refusal, era_of, in_era
+from keywise.standing import Standing
+from keywise.transacted import write_all
+from keywise.truth import is_same_version, needs_refetch, truth_of
+
+OVERTAKEN_S = 0.05
+KEYS_LOOKED_AT = 20
+
+
+class Force:
+    """Writes single keys through the sink of a pipeline. Nothing else is at work on a key meanwhile."""
+
+    def __init__(self, pipeline: Pipeline, grip: Grip) -> None:
+        self._pipeline = pipeline
+        self._grip = grip
+
+    async def again(self, key: str, *, older: bool = False) -> Change[Any]:
+        """Read the truth and write it; return what was written. Truth that is older than the mark needs `older`."""
+        needs_refetch(self._pipeline)
+        return await self._write(lambda: self._truth(key, older))
+
+    async def removal(self, key: str) -> Change[Any]:
+        """Delete a key from the sink, whatever the source of truth says; return what was written."""
+        return await self._write(lambda: self._deletion(key))
+
+    async def _truth(self, key: str, older: bool) -> Change[Any]:
+        entry, standing = await self._look(key)
+        change = await truth_of(self._pipeline, key)
+        if change is None:
+            return await self._deletion(key)
+        change.order = in_era(change, entry, standing).order or change.order
+        mark = entry.mark
+        if mark is None or change.order > mark:
+            return change
+        if not is_same_version(change.order, mark) and not older:
+            raise ActError(
+                f"refetch({key!r}) returned {_version(change.order)}, which is older than the mark at "
+                f"{_version(mark)}; nothing was written; --older writes it all the same"
+            )
+        change.order = above(mark)
+        return change
+
+    async def _deletion(self, key: str) -> Change[Any]:
+        entry, standing = await self._look(key)
+        era = era_of(entry, standing)
+        if entry.mark is not None and entry.mark[0] == era:
+            return Change(key, above(entry.mark), deleted=True)
+        return Change(key, await self._lowest(era), deleted=True)
+
+    async def _look(self, key: str) -> tuple[Entry, Standing]:
+        pipeline = self._pipeline
+        return await pipeline.operator.inspect(key) or EMPTY, await pipeline.governor.standing()
+
+    async def _lowest(self, era: int) -> Order:
+        """Below all that upstream can send; a pipeline without versions has a lowest order of its own."""
+        for key in await self._pipeline.governor.keys("", KEYS_LOOKED_AT):
+            entry = await self._pipeline.operator.inspect(key)
+            if entry is not None and entry.mark is not None:
+                return (era, VERSION_MIN, UNVERSIONED_GENERATION if is_unversioned(entry.mark) else 0)
+        return (era, VERSION_MIN, 0)
+
+    async def _write(self, plan: Callable[[], Awaitable[Change[Any]]]) -> Change[Any]:
+        """Plan, take the key and write; if the key has moved in between, plan again."""
+        while True:
+            change = await plan()
+            async with self._grip.taken(change) as claim:
+                if not isinstance(claim, Refusal) and claim.order == change.order:
+                    await self._write_under(claim, change)
+                    return change
+                if not isinstance(claim, Refusal):
+                    await self._pipeline.ledger.release([claim])
+                elif claim.answer is Answer.MIXED:
+                    raise ActError(
+                        f"some changes of {change.key!r} have a version and some have none, so nobody can order them; "
+                        f"nothing was written; keywise reset begins anew with the next one"
+                    )
+            await self._grip.patience.wait(f"{change.key!r} changes all the time", OVERTAKEN_S)
+
+    async def _write_under(self, claim: Claim, change: Change[Any]) -> None:
+        pipeline = self._pipeline
+        if claim.crashes >= pipeline.settings.crashes_max:
+            await pipeline.ledger.release([claim])
+            raise ActError(f"{claim.crashes} processes died while they wrote {change.key!r}; nothing was written")
+        if not await self._grip.heartbeat.begin(pipeline.ledger, claim):
+            raise ActError(f"the claim on {change.key!r} was lost before the write began; nothing was written")
+        if is_atomic(pipeline.sink):
+            await self._transact(claim, change)
+        else:
+            await self._end(claim, await self._apply(claim, change))
+
+    async def _transact(self, claim: Claim, change: Change[Any]) -> None:
+        """Effect and mark in one transaction; whatever goes wrong takes both back."""
+        ledger, sink = self._pipeline.ledger, self._pipeline.sink
+        assert is_atomic(sink)
+        try:
+            async with self._grip.heartbeat.limit([claim]), ledger.transaction() as transaction:
+                for error in (await write_all(transaction, sink, [change])).values():
+                    raise error
+                if await transaction.commit([claim]):
+                    raise ActError("somebody else has the key by now")
+        except Exception as error:
+            with suppress(UnavailableError):
+                await ledger.release([claim])
+            if isinstance(error, UnavailableError):
+                raise  # It may have arrived; the mark tells, and once more does no harm.
+            cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else _told(error)
+            raise ActError(f"{change.key!r}: {cause}; nothing was written") from error
+
+    async def _apply(self, claim: Claim, change: Change[Any]) -> Result:
+        sink: Sink = self._pipeline.sink  # type: ignore[assignment]
+        try:
+            async with self._grip.heartbeat.limit([claim]):
+                [result] = await sink.apply([change], [claim])
+        except Exception as error:
+            cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else _told(error)
+            result = Result(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
+        claim.overdue = self._grip.heartbeat.left_s([claim]) <= 0
+        return result
+
+    async def _end(self, claim: Claim, result: Result) -> None:
+        pipeline, key = self._pipeline, claim.key
+        if result.outcome is Outcome.APPLIED:
+            if await pipeline.insist("ledger", lambda: pipeline.ledger.commit([claim])):
+                raise ActError(
+                    f"{key!r} was written, but somebody else had taken the key by then; {self._doubt()} "
+                    f"(see keywise why)"
+                )
+            return
+        cause = result.cause or result.outcome.value
+        if result.outcome is Outcome.FAILED and result.certainty is not Certainty.CLEAN:
+            failure = Failure(claim, result.certainty, 0.0)
+            await pipeline.insist("ledger", lambda: pipeline.ledger.fail([failure]))
+            if result.certainty is Certainty.UNKNOWN:
+                raise ActError(
+                    f"{key!r}: {cause}; nobody knows whether it was written, so its claim stays until its lease of "
+                    f"{pipeline.settings.lease_s:g} s runs out, and {self._doubt()}"
+                )
+            raise ActError(f"{key!r}: {cause}; it may have been written in part; {self._doubt()}")
+        await pipeline.insist("ledger", lambda: pipeline.ledger.release([claim]))
+        if result.outcome is Outcome.SUPERSEDED:
+            cause = "the sink holds something newer"
+        raise ActError(f"{key!r}: {cause}; nothing was written")
+
+    def _doubt(self) -> str:
+        """What a write of unknown outcome means for the key."""
+        sink: Sink = self._pipeline.sink  # type: ignore[assignment]
+        if sink.grade == "plain" or sink.forgets_deletions:
+            return "the key counts as suspect then, unless a newer change settles it: keywise repair puts it right"
+        return "the sink itself refuses whatever is older than it holds"
+
+
+def above(mark: Order) -> Order:
+    """The next order that upstream cannot send: newer than the mark, and older than the next version."""
+    era, version, generation = mark
+    if is_unversioned(mark):
+        return (era, version + 1, generation)
+    return (era, version, generation + 1)
+
+
+def _version(order: Order) -> str:
+    return "a state without a version" if is_unversioned(order) else f"version {order[1]}"
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, ActError) else cause_of_error(error)

@@ -1,0 +1,106 @@
+"""How an operator's act waits: for a key that somebody holds or a rate that is used up, and not for ever."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from keywise.causes import look_again_s
+from keywise.change import Want
+from keywise.errors import ActError
+from keywise.heartbeat import Heartbeat, Pulse
+from keywise.pipeline import Pipeline
+from keywise.rules import EMPTY, Answer, Claim, Refusal, Terms
+
+FINAL = (Answer.STALE, Answer.DUPLICATE, Answer.MIXED, Answer.FORGOTTEN)
+"""Answers that no waiting changes."""
+
+
+class Patience:
+    """How long an act waits in all, and who is told what for."""
+
+    def __init__(self, pipeline: Pipeline, wait_s: float, tell: Callable[[str], None]) -> None:
+        self._clock = pipeline.clock
+        self._wait_s = wait_s
+        self._until = pipeline.clock() + wait_s
+        self._tell = tell
+
+    async def wait(self, cause: str, look_s: float) -> None:
+        """Wait a little; once the time is up, raise `ActError` with the cause."""
+        left_s = self._until - self._clock()
+        if left_s <= 0:
+            raise ActError(f"{cause}; waited {self._wait_s:g} s, wait longer with --wait")
+        self._tell(cause)
+        await asyncio.sleep(min(look_s, left_s))
+
+
+class Grip:
+    """Takes keys for an operator, who may have paused them for that, and keeps the claims alive."""
+
+    def __init__(self, pipeline: Pipeline, patience: Patience, heartbeat: Heartbeat) -> None:
+        self.heartbeat = heartbeat
+        self.patience = patience
+        self._pipeline = pipeline
+
+    @asynccontextmanager
+    async def taken(self, want: Want) -> AsyncIterator[Claim | Refusal]:
+        """The claim, kept alive inside the block, or the answer that no waiting changes.
+
+        Whoever is inside ends the claim in the ledger.
+        """
+        pipeline = self._pipeline
+        terms = Terms(pipeline.owner, pipeline.settings.lease_s, alone=True, despite_pause=True)
+        while True:
+            asked_at = pipeline.clock()
+            answers = await pipeline.ledger.claim([want], terms)
+            if answers.granted:
+                break
+            refusal = answers.refused[want.key]
+            if refusal.answer in FINAL:
+                yield refusal
+                return
+            await self.patience.wait(await self._told(want.key, refusal), look_again_s(refusal, pipeline.rng))
+        [claim] = answers.granted
+        self.heartbeat.hold([claim], asked_at)
+        try:
+            yield claim
+        finally:
+            self.heartbeat.drop([claim])
+
+    async def _told(self, key: str, refusal: Refusal) -> str:
+        """What the key waits for, and who holds it."""
+        entry = await self._pipeline.operator.inspect(key) or EMPTY
+        if refusal.answer is Answer.LIMITED:
+            return f"the rate of {key!r} is used up"
+        if refusal.answer is Answer.DEFERRED:
+            return f"a newer change of {key!r} was tried and is not settled: it may be in the sink"
+        if entry.token == 0:
+            return f"a change of {key!r} has failed, and its next try is not due"
+        if entry.abandoned:
+            return f"{entry.owner} does not know whether its write to {key!r} landed, so its lease has to run out"
+        return f"{key!r} is held by {entry.owner}"
+
+
+@asynccontextmanager
+async def beating(pipeline: Pipeline) -> AsyncIterator[Heartbeat]:
+    """A heartbeat for what one command holds: in a thread of its own, or on the loop where there is but one."""
+    settings = pipeline.settings
+    heartbeat = Heartbeat(
+        lease_s=settings.lease_s,
+        margin_s=settings.margin_s,
+        runtime_max_s=settings.runtime_max_s,
+        clock=pipeline.clock,
+        lost=lambda claim: None,  # Whatever runs under it is cancelled, and says so.
+    )
+    if pipeline.pulse is not None:
+        pulse = Pulse(heartbeat, pipeline.pulse)
+        pulse.start()
+        try:
+            yield heartbeat
+        finally:
+            pulse.stop()
+        return
+    task = asyncio.create_task(heartbeat.run(pipeline.ledger))
+    try:
+        yield heartbeat
+    finally:
+        task.cancel()
