@@ -1,0 +1,114 @@
+"""The sample messages that a handler is simulated with: each is read as the pipeline reads it, and checked."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from keywise.app import PipelineDefinition
+from keywise.change import Change, Delivery, is_unversioned
+from keywise.envelope import FieldRoute
+from keywise.errors import SettingsError
+from keywise.models import encoded
+
+MESSAGES_MAX = 200
+KEYS = ("apple", "banana", "cherry")
+VERSIONS = (1, 2, 3, 4)
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One message, and what it says; no change if the pipeline ignores it."""
+
+    body: bytes
+    change: Change[Any] | None
+
+    @property
+    def label(self) -> str:
+        """How people call it in a story about its key."""
+        if self.change is None:
+            return "a message that is ignored"
+        return label_of(self.change)
+
+
+def label_of(change: Change[Any]) -> str:
+    named = "the change" if change.version is None else f"version {change.version}"
+    return f"{named} (a deletion)" if change.deleted else named
+
+
+def samples_of(
+    definition: PipelineDefinition, messages: Callable[[], Iterable[Any]] | Iterable[Any] | None
+) -> "Samples":
+    """Read the messages that were given, or make some; raises `SettingsError` about what cannot be simulated."""
+    given = _made(definition) if messages is None else messages() if callable(messages) else messages
+    bodies = [encoded(body) for body in given]
+    if not bodies:
+        raise SettingsError("there is no message to simulate with; give some bodies in messages=")
+    if len(bodies) > MESSAGES_MAX:
+        raise SettingsError(f"{len(bodies)} messages are too many to simulate with; give at most {MESSAGES_MAX}")
+    samples = Samples(_in_order([_read(definition, number, body) for number, body in enumerate(bodies, start=1)]))
+    samples.check()
+    return samples
+
+
+class Samples:
+    """All messages, those of one key from its oldest version to its newest."""
+
+    def __init__(self, ordered: Sequence[Sample]) -> None:
+        self.ordered = ordered
+        self.by_body = {sample.body: sample for sample in ordered}
+        self.keys = list(dict.fromkeys(one.change.key for one in ordered if one.change is not None))
+
+    def check(self) -> None:
+        """Refuse messages whose end depends on which of them comes first."""
+        bodies: dict[tuple[str, object], bytes] = {}
+        unversioned: dict[str, bool] = {}
+        for sample in self.ordered:
+            change = sample.change
+            if change is None:
+                continue
+            if bodies.setdefault((change.key, change.order), sample.body) != sample.body:
+                raise SettingsError(
+                    f"two messages say different things of key {change.key!r} at {label_of(change)}, so the one that "
+                    "comes first wins; give each a version of its own"
+                )
+            if unversioned.setdefault(change.key, is_unversioned(change.order)) != is_unversioned(change.order):
+                raise SettingsError(
+                    f"messages of key {change.key!r} have a version and have none; give all of them one"
+                )
+
+
+def _read(definition: PipelineDefinition, number: int, body: bytes) -> Sample:
+    readings = definition._envelope().read([Delivery(number, 0, body, 0.0)], 0, 0.0)
+    for _, cause in readings.malformed:
+        raise SettingsError(f"message {number} cannot be read by pipeline {definition.name!r}: {cause}")
+    return Sample(body, readings.tickets[0].change if readings.tickets else None)
+
+
+def _in_order(samples: list[Sample]) -> list[Sample]:
+    """Each key's messages by version, in the places that messages of this key had."""
+    by_key: dict[str, list[Sample]] = {}
+    for sample in samples:
+        if sample.change is not None:
+            by_key.setdefault(sample.change.key, []).append(sample)
+    for of_key in by_key.values():
+        of_key.sort(key=lambda one: one.change.order if one.change is not None else (0, 0, 0))
+    return [one if one.change is None else by_key[one.change.key].pop(0) for one in samples]
+
+
+def _made(definition: PipelineDefinition) -> list[dict[str, Any]]:
+    """Bodies with just the fields that the pipeline names."""
+    route = definition._route
+    if not isinstance(route, FieldRoute):
+        raise SettingsError(
+            f"pipeline {definition.name!r} reads its messages with a function, so none can be made up; "
+            "give some bodies in messages="
+        )
+    fields = route.fields
+    if fields.version is None:
+        return [{fields.key: key} for key in KEYS]
+    made: list[dict[str, Any]] = [{fields.key: key, fields.version: v} for v in VERSIONS for key in KEYS]
+    for field, values in fields.deleted.items():
+        # One key is deleted and comes back, another one stays deleted.
+        for number in (len(KEYS) + 1, len(made) - 1):
+            made[number][field] = next(iter(values))
+    return made
