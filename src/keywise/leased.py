@@ -181,8 +181,10 @@ class Leased:
         """What can go into the same call. A change that failed before goes alone, or it would take others along."""
         if job.claim.attempts:
             return []
-        limit = self._work.batch_max - 1
-        return self._claimed.take_beside(lambda one: not one.claim.attempts, limit, is_bulk=self._is_bulk(job))
+        is_bulk = self._is_bulk(job)
+        is_short = is_bulk and self._pipeline.has_both_lanes
+        limit = self._work.short_max if is_short else self._work.batch_max
+        return self._claimed.take_beside(lambda one: not one.claim.attempts, limit - 1, is_bulk=is_bulk)
 
     async def _work_on(self, jobs: list[Job]) -> None:
         ledger, heartbeat = self._pipeline.ledger, self._heartbeat

@@ -325,8 +325,9 @@ async def write_all(transaction: Transaction, sink: AtomicSink, changes: Sequenc
         except UnavailableError:
             raise
         except Exception as error:
-            if end - start == 1:
-                errors[start] = error
+            if end - start == 1 or isinstance(error, Snooze):
+                # A snooze is no error: nobody is to blame for it, so nobody is looked for.
+                errors |= dict.fromkeys(range(start, end), error)
             else:
                 middle = (start + end) // 2
                 pending += [(start, middle), (middle, end)]

@@ -14,7 +14,7 @@ from keywise.limits import Snooze
 from keywise.pipeline import Pipeline
 from keywise.protocols import APPLIED, AtomicSink, Result, Sink, Transaction
 from keywise.rules import Certainty, Claim
-from keywise.transacted import write_all
+from keywise.transacted import BULK_PART, write_all
 
 FIRST_SLICE = 8
 SLICE_S = 0.1
@@ -39,6 +39,10 @@ class Work(Protocol):
     side_by_side: int
     batch_max: int
 
+    @property
+    def short_max(self) -> int:
+        """How many bulk changes are done at once while live ones may have to wait for them."""
+
     async def do(self, jobs: Sequence[Job]) -> None:
         """Set each job's result."""
 
@@ -51,6 +55,10 @@ class SinkWork:
         self.batch_max = sink.batch_max
         self._sink = sink
         self._heartbeat = heartbeat
+
+    @property
+    def short_max(self) -> int:
+        return max(1, self.batch_max // BULK_PART)
 
     async def do(self, jobs: Sequence[Job]) -> None:
         claims = [job.claim for job in jobs]
@@ -77,6 +85,10 @@ class TransactedWork:
         self._heartbeat = heartbeat
         self._slice = FIRST_SLICE
         self._has_begun = False
+
+    @property
+    def short_max(self) -> int:
+        return self._slice
 
     async def do(self, jobs: Sequence[Job]) -> None:
         """Slow handlers get short transactions: others wait for the database meanwhile."""

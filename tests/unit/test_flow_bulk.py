@@ -1,0 +1,170 @@
+"""Live changes go before bulk ones, each way of a batch; bulk goes on however many live ones come."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from keywise.change import Change
+from keywise.rules import Entry
+from unit.flow_rig import FlowRig
+from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, Running
+from unit.test_consumer import every_way, page
+
+TAKES_S = 0.1
+
+
+def slow(rig: FlowRig) -> None:
+    """Every write takes its time."""
+
+    async def take_time(change: Change) -> None:
+        await rig.pass_s(TAKES_S)
+
+    rig.sink.behaviour = take_time
+
+
+def bulk_pages(count: int) -> list[dict[str, object]]:
+    return [page(f"b{number}", 1) for number in range(count)]
+
+
+@every_way
+def test_a_live_change_waits_for_no_more_than_a_short_batch_of_bulk(way: str):
+    rig = FlowRig(way, bulk=True, batch_max=40, prefetch=80, concurrency=4, lease_s=600.0, runtime_max_s=600.0)
+    rig.sink.batch_max = 10
+    slow(rig)
+
+    async def story() -> None:
+        await rig.send_bulk(*bulk_pages(200))
+        async with Running(rig):
+            await rig.until(lambda: len(rig.order) > 15)
+            await rig.send(page("live", 1))
+            sent = len(rig.order)
+            await rig.until(lambda: "live" in rig.order)
+            between = rig.order.index("live") - sent
+            assert between <= 10, "a quarter of the largest batch"
+            await rig.until(lambda: "live" in rig.stored, limit_s=2.0)
+            rig.sink.behaviour = None
+            await rig.until_empty()
+
+    rig.play(story())
+    assert len(rig.stored) == 201
+
+
+@every_way
+def test_live_changes_that_wait_as_well_go_first(way: str):
+    rig = FlowRig(way, bulk=True, batch_max=8, prefetch=16, concurrency=1)
+
+    async def story() -> None:
+        await rig.send_bulk(*bulk_pages(20))
+        await rig.send(*(page(f"a{number}", 1) for number in range(4)))
+        async with Running(rig):
+            await rig.until_empty()
+
+    rig.play(story())
+    assert sorted(rig.order[:4]) == ["a0", "a1", "a2", "a3"]
+    assert len(rig.stored) == 24
+
+
+@every_way
+@pytest.mark.parametrize("handlers", [1, 2, 8])
+def test_bulk_goes_on_under_live_load_that_never_ends(way: str, handlers: int):
+    """More live changes come than can be written, and still bulk has its share; but not more than that."""
+    rig = FlowRig(way, bulk=True, batch_max=8, prefetch=32, concurrency=handlers, lease_s=600.0, runtime_max_s=600.0)
+    rig.sink.batch_max = 1 if way.startswith("leased") else 8
+    slow(rig)
+
+    async def press() -> None:
+        for turn in itertools.count():
+            await rig.send(*(page(f"a{turn}.{number}", 1) for number in range(max(8, 2 * handlers))))
+            await rig.pass_s(TAKES_S)
+
+    async def story() -> None:
+        await rig.send_bulk(*bulk_pages(1000))
+        pressing = asyncio.get_running_loop().create_task(press())
+        async with Running(rig):
+            await rig.pass_s(30.0)
+            pressing.cancel()
+            share = sum(key.startswith("b") for key in rig.order) / len(rig.order)
+            assert 1 / 40 <= share <= 1 / 4
+            rig.sink.behaviour = None
+
+    rig.play(story())
+
+
+@every_way
+def test_bulk_alone_is_not_slowed_down(way: str):
+    """Where nothing live waits, every worker and every batch is for bulk."""
+    rig = FlowRig(way, bulk=True, batch_max=40, prefetch=80, concurrency=8)
+    rig.sink.batch_max = 1 if way.startswith("leased") else 40
+    slow(rig)
+
+    async def story() -> None:
+        await rig.send_bulk(*bulk_pages(48))
+        async with Running(rig):
+            await rig.until_empty()
+
+    rig.play(story())
+    side_by_side = 6 if way.startswith("leased") else 1
+    assert max(rig.times) <= 48 * TAKES_S / side_by_side + 1.0
+
+
+@every_way
+def test_if_all_queues_are_bulk_none_goes_behind(way: str):
+    rig = FlowRig(way, bulk=True, batch_max=40, prefetch=80)
+    rig.more["bulk"] = frozenset({0, 1})
+
+    async def story() -> None:
+        await rig.send(*(page(f"a{number}", 1) for number in range(40)))
+        await rig.send_bulk(*bulk_pages(40))
+        async with Running(rig):
+            await rig.until_empty()
+
+    rig.play(story())
+    assert len(rig.stored) == 80
+
+
+@every_way
+def test_a_newer_live_change_wins_over_bulk_and_an_older_one_loses(way: str):
+    rig = FlowRig(way, bulk=True)
+
+    async def story() -> None:
+        await rig.send_bulk(page("a", 5), page("b", 1))
+        await rig.send(page("a", 3), page("b", 2))
+        async with Running(rig):
+            await rig.until_empty()
+
+    rig.play(story())
+    assert rig.stored == {"a": 5, "b": 2}
+    assert sum(rig.outcomes.values()) == 4
+
+
+@pytest.mark.parametrize("way", [CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED])
+def test_bulk_that_is_blocked_leaves_room_to_bulk_and_live(way: str):
+    """Rule 15, on both lanes."""
+    rig = FlowRig(way, bulk=True, batch_max=8, prefetch=16, surplus_s=30.0)
+
+    async def story() -> None:
+        entries = rig.database.scope("test").entries
+        async with Running(rig):
+            for number in range(12):
+                entries[f"b{number}"] = Entry(token=7, owner="other", lease_until=1000.0, abandoned=True)
+            await rig.send_bulk(*bulk_pages(40))
+            await rig.send(page("a", 1))
+            await rig.until(lambda: len(rig.stored) == 29, limit_s=10.0)
+
+    rig.play(story())
+    assert rig.letters == []
+
+
+def test_bulk_in_the_ledgers_database_has_short_batches_though_live_comes_from_elsewhere():
+    rig = FlowRig(ONE_TRANSACTION, batch_max=40, prefetch=80)
+    elsewhere = FlowRig(LEASED).source
+    rig.more |= {"sources": [("live", elsewhere), ("bulk", rig.bulk_source)], "bulk": frozenset({1})}
+
+    async def story() -> None:
+        await rig.send_bulk(*bulk_pages(100))
+        async with Running(rig):
+            await rig.until_empty()
+
+    rig.play(story())
+    assert max(rig.sink.calls) == 10
