@@ -1,0 +1,122 @@
+"""Rates and eras as the rules decide them: a burst and then an even pace; and whatever was, a new era is newer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from keywise import rules
+from keywise.change import VERSION_MAX, VERSION_MIN, Want, order_of
+from keywise.entry import Answer, Certainty, Entry, Policy, Terms, Verdict
+from keywise.limits import Rate
+from keywise.standing import EVERYTHING, PLAIN, Pause, Standing
+
+TERMS = Terms("w1", 30.0)
+PER_S = 60.0
+versions = st.integers(VERSION_MIN, VERSION_MAX) | st.integers(-3, 3)
+rates = st.builds(Rate, st.integers(1, 5), st.just(PER_S))
+
+
+def dispatched(rate: Rate, waits: list[float]) -> list[float]:
+    """When a key is dispatched that is asked for after each wait: every time the rate allows it."""
+    entry, now, found = rules.EMPTY, 0.0, []
+    policy = Policy(rate=rate)
+    for version, wait_s in enumerate(waits):
+        now += wait_s
+        want = Want("a", order_of(version))
+        if rules.decide(entry, want, now, policy, TERMS) is None:
+            entry, claim = rules.grant(entry, want, version + 1, now, TERMS, policy)
+            entry, _ = rules.commit(entry, claim, now, policy)
+            found.append(now)
+    return found
+
+
+@given(rate=rates, waits=st.lists(st.floats(0.0, PER_S), max_size=60))
+def test_no_stretch_has_more_than_a_burst_and_an_even_pace(rate, waits):
+    times = dispatched(rate, waits)
+    for start in range(len(times)):
+        for end in range(start, len(times)):
+            evenly = (times[end] - times[start]) / rate.interval_s
+            assert end - start + 1 <= rate.n + evenly + 1e-6
+
+
+@given(rate=rates)
+def test_a_burst_is_as_large_as_the_rate_and_comes_back_after_the_whole_stretch(rate):
+    assert len(dispatched(rate, [0.0] * (rate.n + 5))) == rate.n
+    assert len(dispatched(rate, [0.0] * 9 + [PER_S + 4.0] + [0.0] * 9)) == 2 * rate.n
+
+
+@given(rate=rates, waits=st.lists(st.floats(0.0, PER_S), max_size=20))
+def test_after_the_wait_that_was_told_a_dispatch_is_allowed(rate, waits):
+    entry, now, policy = rules.EMPTY, 0.0, Policy(rate=rate)
+    for wait_s in waits:
+        now += wait_s
+        entry = rules.charged(entry, now, policy)
+    refusal = rules.decide(entry, Want("a", order_of(1)), now, policy, TERMS)
+    if refusal is not None:
+        assert refusal.answer is Answer.LIMITED
+        again = rules.decide(entry, Want("a", order_of(1)), now + refusal.wait_s + 1e-6, policy, TERMS)
+        assert again is None
+
+
+@pytest.mark.parametrize("ending", ["commit", "fail", "release", "bury"])
+def test_a_dispatch_stays_charged_whatever_becomes_of_it(ending):
+    policy = Policy(rate=Rate(1, per=PER_S))
+    entry, claim = rules.grant(None, Want("a", order_of(1)), 1, 0.0, TERMS, policy)
+    after = {
+        "commit": lambda: rules.commit(entry, claim, 1.0, policy)[0],
+        "fail": lambda: rules.fail(entry, claim, Certainty.CLEAN, 0.0, 1.0, policy),
+        "release": lambda: rules.release(entry, claim),
+        "bury": lambda: rules.bury(entry, claim, Certainty.CLEAN, 1.0, policy),
+    }[ending]()
+    refusal = rules.decide(after, Want("a", order_of(2)), 2.0, policy, TERMS)
+    assert refusal is not None and (refusal.answer, refusal.wait_s) == (Answer.LIMITED, PER_S - 2.0)
+
+
+def test_without_a_rate_nothing_is_charged():
+    assert rules.charged(rules.EMPTY, 5.0, Policy()) == rules.EMPTY
+
+
+@given(mark=versions, next_one=versions, key_era=st.integers(0, 3), era=st.integers(0, 3))
+def test_after_a_reset_any_version_is_granted_and_marks_in_the_new_era(mark, next_one, key_era, era):
+    standing, before = Standing(era=era), Entry((key_era, mark, 0), token=7)
+    [held] = [rules.grant(replace(before, token=0), Want("a", None), 9, 0.0, TERMS, Policy())]
+    entry = rules.reset(*held, standing)
+    assert entry is not None
+    assert entry.mark == before.mark and entry.token == 0
+    want = rules.in_era(Want("a", order_of(next_one)), entry, standing)
+    assert rules.decide_under(standing, entry, Want("a", order_of(next_one)), 0.0, Policy(), TERMS) is None
+    entry, claim = rules.grant(entry, want, 10, 0.0, TERMS, Policy())
+    entry, verdict = rules.commit(entry, claim, 0.0, Policy())
+    assert verdict is Verdict.COMMITTED
+    assert entry is not None and entry.mark == (1 + max(era, key_era), next_one, 0)
+    assert entry.era == 0, "the mark says it now, so an idle entry stays small"
+
+
+@given(mark=versions, version=versions, era=st.integers(1, 3))
+def test_a_standing_era_puts_all_that_was_behind_it(mark, version, era):
+    standing = Standing(era=era)
+    assert rules.decide_under(standing, Entry((0, mark, 0)), Want("a", order_of(version)), 0.0, Policy()) is None
+    within = rules.decide_under(standing, Entry((era, mark, 0)), Want("a", order_of(version)), 0.0, Policy())
+    plain = rules.decide(Entry((0, mark, 0)), Want("a", order_of(version)), 0.0, Policy())
+    assert within == plain, "upstream, which knows no era, is told the mark as it knows it"
+
+
+@given(era=st.integers(1, 3), version=versions)
+def test_a_change_that_names_its_era_keeps_it(era, version):
+    want = Want("a", order_of(version, era))
+    assert rules.in_era(want, Entry((5, 0, 0)), Standing(era=4)) is want
+    assert rules.in_era(Want("a", None), None, Standing(era=4)).order is None
+
+
+@pytest.mark.parametrize("pause", [Pause("a"), Pause("?", is_pattern=True), Pause(EVERYTHING, is_pattern=True)])
+def test_a_pause_refuses_what_would_be_granted_and_nothing_else(pause):
+    paused, entry = Standing(pauses=(pause,)), Entry((0, 5, 0))
+    for version in (4, 5, 6):
+        want = Want("a", order_of(version))
+        plain = rules.decide_under(PLAIN, entry, want, 0.0, Policy(), TERMS)
+        found = rules.decide_under(paused, entry, want, 0.0, Policy(), TERMS)
+        assert found is not None
+        assert found.answer is (Answer.PAUSED if plain is None else plain.answer)
+    despite = replace(TERMS, despite_pause=True)
+    assert rules.decide_under(paused, entry, Want("a", order_of(6)), 0.0, Policy(), despite) is None
