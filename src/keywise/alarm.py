@@ -12,6 +12,7 @@ FIRSTS_ENOUGH = 1000
 """Of more, only the newest are judged, so that a busy pipeline notices it soon."""
 STALE_SHARE = 0.95
 CALM_SHARE = 0.5
+CALM_MIN = 20
 AGAIN_S = 300.0
 """How soon the same is said again."""
 
@@ -45,8 +46,11 @@ class Restarts:
             if self._said_at is not None and now < self._said_at + AGAIN_S:
                 return None
             self._said_at = now
+            # Only what comes from now on says whether it goes on or is over.
+            self._counts.clear()
+            self._stale = self._applied = 0
             return events.Alarmed(pipeline=pipeline, cause=CAUSE, advice=ADVICE)
-        if self._said_at is not None and self._applied and self._stale < CALM_SHARE * total:
+        if self._said_at is not None and total >= CALM_MIN and self._stale < CALM_SHARE * total:
             self._said_at = None
             return events.Calmed(pipeline=pipeline, cause="most changes that come for the first time are applied again")
         return None

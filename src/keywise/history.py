@@ -22,6 +22,8 @@ WAITS_MAX = 10_000
 LEFT_OUT_AGAIN_S = 10.0
 
 ALARM, CALM = "alarm", "alarm over"
+ENDS_ALARM = (CALM, "era raised")
+"""An operator who raises the era has done what an alarm asks for."""
 
 Told: TypeAlias = tuple[str, str, int | None, str]
 """What, key, version and detail."""
@@ -122,7 +124,7 @@ class History:
 
 def standing_alarm(lines: Sequence[Line], since: float) -> Line | None:
     """The newest alarm of a pipeline's lines, newest first; None if it is over, or older than that."""
-    newest = next((line for line in lines if line.what in (ALARM, CALM)), None)
+    newest = next((line for line in lines if line.what in (ALARM, *ENDS_ALARM)), None)
     return newest if newest is not None and newest.what == ALARM and newest.at >= since else None
 
 

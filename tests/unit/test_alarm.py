@@ -1,7 +1,7 @@
 """Numbering that restarted is noticed by what it does: nearly everything that is new is stale."""
 
 from keywise import events
-from keywise.alarm import AGAIN_S, FIRSTS_ENOUGH, FIRSTS_MIN, WINDOW_S, Restarts
+from keywise.alarm import AGAIN_S, CALM_MIN, FIRSTS_ENOUGH, FIRSTS_MIN, WINDOW_S, Restarts
 from keywise.change import Outcome
 
 
@@ -84,18 +84,22 @@ def test_an_alarm_is_over_when_changes_are_applied_again():
     bench = Bench()
     bench.settle(Outcome.STALE, FIRSTS_MIN)
     assert bench.said() == "Alarmed"
-    bench.settle(Outcome.APPLIED, FIRSTS_MIN // 2)
+    bench.settle(Outcome.APPLIED, CALM_MIN - 1)
+    assert bench.said() is None, "that may be chance"
+    bench.settle(Outcome.STALE, CALM_MIN)
     assert bench.said() is None, "half of them are no end"
-    bench.settle(Outcome.APPLIED, FIRSTS_MIN)
+    bench.settle(Outcome.APPLIED, CALM_MIN)
     assert [bench.said(), bench.said()] == ["Calmed", None]
     bench.now += WINDOW_S
     bench.settle(Outcome.STALE, FIRSTS_MIN)
     assert bench.said() == "Alarmed", "the next one is said at once"
 
 
-def test_silence_is_no_end():
+def test_silence_is_no_end_and_nothing_to_repeat():
     bench = Bench()
-    bench.settle(Outcome.STALE, FIRSTS_MIN)
+    bench.settle(Outcome.STALE, 2 * FIRSTS_MIN)
     assert bench.said() == "Alarmed"
+    bench.now += AGAIN_S + 1.0
+    assert bench.said() is None, "an operator may have paused it meanwhile"
     bench.now += 10 * WINDOW_S
     assert bench.said() is None
