@@ -111,13 +111,8 @@ class Acts:
     async def raise_era(self) -> int:
         """Raise the era of a pipeline that is paused as a whole, once no claim is held any more."""
         governor = self._pipeline.governor
-        self._check_era()
         while True:
-            if not (await governor.standing()).is_paused:
-                raise ActError(
-                    f"pipeline {self._pipeline.name!r} is not paused, so a worker could mix both numberings; "
-                    "first keywise pause --all --wait"
-                )
+            await self.check_pause()
             era = await governor.raise_era()
             if era is not None:
                 break
@@ -125,6 +120,15 @@ class Acts:
                 await self._wait_for(held)
         await self.record("era raised", detail=f"era {era}")
         return era
+
+    async def check_pause(self) -> None:
+        """Refuse to raise the era of a pipeline that is at work, or whose sink knows none."""
+        self._check_era()
+        if not (await self._pipeline.governor.standing()).is_paused:
+            raise ActError(
+                f"pipeline {self._pipeline.name!r} is not paused, so a worker could mix both numberings; "
+                "first keywise pause --all --wait"
+            )
 
     def _check_era(self) -> None:
         if self._pipeline.grade is Grade.CONDITIONAL:

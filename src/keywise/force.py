@@ -77,6 +77,7 @@ class Force:
 
     async def _write(self, plan: Callable[[], Awaitable[Change[Any]]]) -> Change[Any]:
         """Plan, take the key and write; if the key has moved in between, plan again."""
+        self._grip.patience.renew()
         while True:
             change = await plan()
             async with self._grip.taken(change) as claim:

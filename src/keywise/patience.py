@@ -18,17 +18,24 @@ FINAL = (Answer.STALE, Answer.DUPLICATE, Answer.MIXED, Answer.FORGOTTEN)
 class Patience:
     """How long an act waits in all, and who is told what for."""
 
-    def __init__(self, pipeline: Pipeline, wait_s: float, tell: Callable[[str], None]) -> None:
+    def __init__(self, pipeline: Pipeline, wait_s: float, tell: Callable[[str], None], advice: str = "") -> None:
         self._clock = pipeline.clock
         self._wait_s = wait_s
-        self._until = pipeline.clock() + wait_s
+        self._until: float | None = None
         self._tell = tell
+        self._advice = f"; {advice}" if advice else ""
+
+    def renew(self) -> None:
+        """Begin with another key."""
+        self._until = None
 
     async def wait(self, cause: str, look_s: float) -> None:
         """Wait a little; once the time is up, raise `ActError` with the cause."""
+        if self._until is None:
+            self._until = self._clock() + self._wait_s
         left_s = self._until - self._clock()
         if left_s <= 0:
-            raise ActError(f"{cause}; waited {self._wait_s:g} s, wait longer with --wait")
+            raise ActError(f"{cause}; waited {self._wait_s:g} s{self._advice}")
         self._tell(cause)
         await asyncio.sleep(min(look_s, left_s))
 

@@ -23,7 +23,7 @@ class Desk:
     async def acts(self, wait_s: float = 30.0) -> AsyncIterator[Acts]:
         pipeline = self.rig.pipeline("operator")
         async with beating(pipeline) as heartbeat:
-            grip = Grip(pipeline, Patience(pipeline, wait_s, self.told.append), heartbeat)
+            grip = Grip(pipeline, Patience(pipeline, wait_s, self.told.append, "wait longer with --wait"), heartbeat)
             yield Acts(pipeline, Mandate(WHO, WHY), grip)
 
     async def act(self, verb: str, *arguments: Any, wait_s: float = 30.0, **options: Any) -> Any:

@@ -7,6 +7,11 @@ import typer
 
 from keywise import __version__
 from keywise.cli.dead import app as dead
+from keywise.cli.force import force, remove
+from keywise.cli.pause import pause, resume
+from keywise.cli.prune import prune
+from keywise.cli.repair import repair
+from keywise.cli.reset import reset
 from keywise.cli.run import run
 from keywise.cli.send import send
 from keywise.cli.simulate import simulate
@@ -25,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, send, status, why):
+for command in (run, send, status, why, pause, resume, reset, force, remove, repair, prune):
     app.command()(command)
 app.add_typer(dead, name="dead")
 app.command()(simulate)

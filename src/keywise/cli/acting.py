@@ -1,0 +1,164 @@
+"""What all acts of an operator share on the command line: who and why, one pipeline, waiting in sight, a question."""
+
+import asyncio
+import getpass
+import os
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from keywise.acts import Acts, Mandate
+from keywise.app import App
+from keywise.change import Change
+from keywise.cli.loading import chosen, load, warn_of_memory
+from keywise.cli.run import leave
+from keywise.cli.speech import agreed, complain, fail, plain, progress, refuse
+from keywise.errors import KeywiseError, SettingsError
+from keywise.patience import Grip, Patience, beating
+from keywise.pipeline import Pipeline
+from keywise.settings import seconds
+
+T = TypeVar("T")
+
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
+OneOption = Annotated[
+    str | None, typer.Option("--pipeline", metavar="NAME", help="The pipeline, if the app has more than one.")
+]
+WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the history.")]
+WhoOption = Annotated[
+    str, typer.Option("--who", metavar="NAME", envvar="KEYWISE_WHO", help="Who acts; user@host without it.")
+]
+WaitOption = Annotated[
+    str, typer.Option("--wait", metavar="DURATION", help="How long to wait for a key that is held, or for its rate.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+WAIT = "30s"
+
+
+class Call(msgspec.Struct, frozen=True):
+    """The options that every act has."""
+
+    app: str | None
+    pipeline: str | None
+    why: str = ""
+    who: str = ""
+    wait: str | None = WAIT
+    """None: as long as a claim can last."""
+
+
+def perform(call: Call, act: Callable[[Acts, Pipeline], Coroutine[Any, Any, T]]) -> T:
+    """Act on the one pipeline that is meant."""
+    loaded = load(call.app)
+    name = the_one(loaded, call.pipeline)
+    wait_s = None if call.wait is None else duration_of(call.wait, "--wait")
+    warn_of_memory(loaded)
+    try:
+        return asyncio.run(_performed(loaded, name, call, wait_s, act))
+    except KeywiseError as error:
+        # A handler that hangs in its thread must not keep the command from ending.
+        complain(error)
+        leave(1)
+
+
+async def _performed(
+    app: App, name: str, call: Call, wait_s: float | None, act: Callable[[Acts, Pipeline], Coroutine[Any, Any, T]]
+) -> T:
+    with telling() as tell:
+        async with app.open(name) as pipeline:
+            # What happens is told by the command itself, and recorded as the operator's act.
+            pipeline.observers, pipeline.history = (), None
+            async with beating(pipeline) as heartbeat:
+                acts = Acts(pipeline, mandate(call), Grip(pipeline, _patience(pipeline, wait_s, tell), heartbeat))
+                return await act(acts, pipeline)
+
+
+def _patience(pipeline: Pipeline, wait_s: float | None, tell: Callable[[str], None]) -> Patience:
+    if wait_s is None:
+        return Patience(pipeline, pipeline.settings.runtime_max_s + pipeline.settings.lease_s, tell)
+    return Patience(pipeline, wait_s, tell, "wait longer with --wait")
+
+
+def mandate(call: Call) -> Mandate:
+    """Who acts and why: the user of this machine, unless something else was said."""
+    return Mandate(call.who or f"{_user()}@{socket.gethostname()}", call.why)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def the_one(app: App, name: str | None) -> str:
+    """The pipeline that is meant; an act never guesses."""
+    names = chosen(app, [name])
+    if len(names) > 1:
+        refuse(f"this app has more than one pipeline; say which with --pipeline: {', '.join(names)}")
+    return names[0]
+
+
+def duration_of(text: str, option: str) -> float:
+    try:
+        return seconds(text)
+    except SettingsError as error:
+        refuse(f"{option}: {error}")
+
+
+def checked_key(key: str) -> str:
+    """A key that there can be."""
+    if not key:
+        refuse("the key is empty; name one, as in page-17")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        refuse(f"{key!r} is no UTF-8 text, so it cannot be a key")
+    return key
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on only after a yes; without a terminal nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        refuse(f"{question} Without a terminal nobody can be asked, so nothing was done; pass --yes")
+    if not agreed(plain(question)):
+        fail("nothing was done")
+
+
+@contextmanager
+def telling() -> Iterator[Callable[[str], None]]:
+    """Say on stderr what is waited for: with a clock in a terminal, and once each without one."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with progress(*columns) as bar:
+        last = ""
+
+        def tell(cause: str) -> None:
+            nonlocal last
+            if not bar.disable:
+                for task in bar.task_ids or [bar.add_task("", total=None)]:
+                    bar.update(task, description=plain(cause))
+            elif cause != last:
+                print(plain(f"waiting: {cause}"), file=sys.stderr)
+            last = cause
+
+        yield tell
+
+
+def written(change: Change[Any]) -> dict[str, Any]:
+    """What was written, for scripts."""
+    era, _, generation = change.order
+    return {
+        "key": change.key,
+        "era": era,
+        "version": change.version,
+        "generation": max(0, generation),
+        "deleted": change.deleted,
+    }

@@ -1,0 +1,99 @@
+"""`keywise force` and `keywise remove`: write one key by an operator's word."""
+
+from typing import Annotated, Any
+
+import typer
+
+from keywise.acts import Acts
+from keywise.change import VERSION_MIN, Change, is_unversioned
+from keywise.cli.acting import (
+    WAIT,
+    Call,
+    KeyArgument,
+    OneOption,
+    WaitOption,
+    WhoOption,
+    WhyOption,
+    checked_key,
+    perform,
+    written,
+)
+from keywise.cli.loading import AppOption, JsonOption
+from keywise.cli.speech import plain, tell_json
+from keywise.pipeline import Pipeline
+
+
+def force(  # noqa: PLR0913 - all the words that the command understands
+    key: KeyArgument,
+    *,
+    older: Annotated[bool, typer.Option("--older", help="Write even if it is older than the mark.")] = False,
+    wait: WaitOption = WAIT,
+    app: AppOption = None,
+    pipeline: OneOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Write a key again, as the source of truth has it now.
+
+    Reads it with refetch, takes the key in its turn, and writes it above the mark: the next version still wins.
+    It works on a paused key too.
+
+    \b
+    Example:
+      keywise force page-17 --why 'edited by hand' --app shop:app
+    """
+
+    async def act(acts: Acts, opened: Pipeline) -> tuple[str, Change[Any]]:
+        return opened.name, await acts.force(checked_key(key), older=older)
+
+    name, change = perform(Call(app, pipeline, why, who, wait), act)
+    if json:
+        tell_json({"pipeline": name} | written(change))
+    else:
+        what = "its deletion, because refetch has no such key" if change.deleted else "what refetch returned"
+        print(plain(f"forced {key!r} in {name}: wrote {what}, at {_order(change)}"))
+
+
+def remove(  # noqa: PLR0913 - all the words that the command understands
+    key: KeyArgument,
+    *,
+    wait: WaitOption = WAIT,
+    app: AppOption = None,
+    pipeline: OneOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Delete a key from the sink; its next version brings it back.
+
+    Takes the key in its turn, and writes the deletion above the mark. It works on a paused key too.
+
+    \b
+    Example:
+      keywise remove page-17 --why 'published by mistake' --app shop:app
+    """
+
+    async def act(acts: Acts, opened: Pipeline) -> tuple[str, Change[Any]]:
+        return opened.name, await acts.remove(checked_key(key))
+
+    name, change = perform(Call(app, pipeline, why, who, wait), act)
+    if json:
+        tell_json({"pipeline": name} | written(change))
+        return
+    next_one = "its next version brings it back"
+    if is_unversioned(change.order) and change.order[1] != VERSION_MIN:
+        next_one = "without versions nothing is newer, so keywise reset has to let the next change win"
+    print(plain(f"removed {key!r} from {name}, at {_order(change)}; {next_one}"))
+
+
+def _order(change: Change[Any]) -> str:
+    era, version, generation = change.order
+    parts = [f"era {era}"] if era else []
+    if version == VERSION_MIN:
+        parts.append("the lowest order")
+    elif change.version is None:
+        parts.append("no version")
+    else:
+        parts += [f"version {version}", *([f"generation {generation}"] if generation else [])]
+    return ", ".join(parts)

@@ -1,0 +1,151 @@
+"""`keywise pause` and `keywise resume`: keys that are not to be worked on."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from keywise.acts import Acts, keys_like
+from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, YesOption, checked_key, confirm, perform
+from keywise.cli.loading import AppOption, JsonOption
+from keywise.cli.speech import count, fail, plain, refuse, tell_json
+from keywise.pipeline import Pipeline
+from keywise.standing import EVERYTHING, Standing
+
+KeyOption = Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")]
+PatternOption = Annotated[
+    str | None, typer.Option("--pattern", metavar="PATTERN", help="All keys like this, with *, ? and [abc].")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="The whole pipeline.")]
+
+
+def pause(  # noqa: PLR0913 - all the words that the command understands
+    key: KeyOption = None,
+    *,
+    pattern: PatternOption = None,
+    every: AllOption = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no claim on these keys is held any more.")] = False,
+    yes: YesOption = False,
+    app: AppOption = None,
+    pipeline: OneOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Let no work begin on a key, on keys like a pattern, or on all.
+
+    Their messages wait, and what has begun is finished. Pausing again renews the pause, and says so.
+
+    \b
+    Example:
+      keywise pause page-17 --why 'wrong prices' --app shop:app
+      keywise pause --pattern 'page-*' --wait --app shop:app
+      keywise pause --all --wait --yes --app shop:app
+    """
+    keys, is_pattern = meant(key, pattern, every)
+
+    async def act(acts: Acts, opened: Pipeline) -> dict[str, Any]:
+        if is_pattern:
+            await _ask("Pause", keys, opened, every=every, yes=yes)
+        before = await acts.pause(keys, is_pattern=is_pattern)
+        if not json:
+            again = f"; it was paused already, by {before.by or 'somebody'}" if before is not None else ""
+            print(plain(f"paused {named(keys, is_pattern)} in {opened.name}{again}"), flush=True)
+        if wait:
+            await acts.until_free(keys, is_pattern=is_pattern)
+        told = {"pipeline": opened.name, "paused": keys, "is_pattern": is_pattern, "was_paused": before is not None}
+        return told | {"claims": 0} if wait else told
+
+    told = perform(Call(app, pipeline, why, who, None), act)
+    if json:
+        tell_json(told)
+    elif wait:
+        print("no claim is held any more")
+
+
+def resume(  # noqa: PLR0913 - all the words that the command understands
+    key: KeyOption = None,
+    *,
+    pattern: PatternOption = None,
+    every: AllOption = False,
+    yes: YesOption = False,
+    app: AppOption = None,
+    pipeline: OneOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
+    json: JsonOption = False,
+) -> None:
+    """End a pause, named as it was made.
+
+    Exits with status 1 if there is no such pause.
+
+    \b
+    Example:
+      keywise resume page-17 --app shop:app
+      keywise resume --pattern 'page-*' --app shop:app
+      keywise resume --all --yes --app shop:app
+    """
+    keys, is_pattern = meant(key, pattern, every)
+
+    async def act(acts: Acts, opened: Pipeline) -> tuple[str, Standing, bool]:
+        standing = await opened.governor.standing()
+        if is_pattern and any((one.keys, one.is_pattern) == (keys, True) for one in standing.pauses):
+            await _ask("Resume", keys, opened, every=every, yes=yes)
+        ended = await acts.resume(keys, is_pattern=is_pattern)
+        return opened.name, await opened.governor.standing(), ended
+
+    name, standing, ended = perform(Call(app, pipeline, why, who), act)
+    others = _others(standing, keys, is_pattern)
+    if not ended:
+        fail(f"{named(keys, is_pattern)} is not paused in {name}; {others or 'nothing is'}")
+    if json:
+        tell_json({"pipeline": name, "resumed": keys, "is_pattern": is_pattern, "pauses": len(standing.pauses)})
+        return
+    print(plain(f"resumed {named(keys, is_pattern)} in {name}"))
+    if others:
+        note_that(others)
+
+
+def meant(key: str | None, pattern: str | None, every: bool) -> tuple[str, bool]:
+    """The keys that are meant, and whether they are a pattern; exactly one of the three ways names them."""
+    if (key is not None) + (pattern is not None) + every != 1:
+        refuse("name a key, or say --pattern 'page-*', or --all")
+    if key is not None:
+        return checked_key(key), False
+    if every or (pattern is not None and set(pattern) == {EVERYTHING}):
+        return EVERYTHING, True
+    return checked_key(pattern or ""), True
+
+
+def named(keys: str, is_pattern: bool) -> str:
+    if not is_pattern:
+        return repr(keys)
+    return "every key" if keys == EVERYTHING else f"keys like {keys!r}"
+
+
+def note_that(note: str) -> None:
+    """A note on stderr that is no error."""
+    print(plain(f"Note: {note}"), file=sys.stderr)
+
+
+async def _ask(verb: str, keys: str, opened: Pipeline, *, every: bool, yes: bool) -> None:
+    """A pattern that covers every known key is asked for."""
+    if yes:
+        return
+    known = await keys_like(opened, keys)
+    if known is not None and (known or every or keys == EVERYTHING):
+        told = named(keys, True)
+        told = f"{told}, which is every key" if keys != EVERYTHING else told
+        confirm(f"{verb} {told} of {opened.name} ({count(known, 'known key')})?", yes=yes)
+
+
+def _others(standing: Standing, keys: str, is_pattern: bool) -> str:
+    """What else is paused that somebody may have meant; empty if that is nothing."""
+    if is_pattern:
+        meant = standing.pauses
+    else:
+        meant = tuple(one for one in standing.pauses if one.covers(keys))
+    patterns = [named(one.keys, True) for one in meant if one.is_pattern]
+    count_of_keys = sum(not one.is_pattern for one in meant)
+    told = [*patterns[:5], *([count(count_of_keys, "key")] if count_of_keys else [])]
+    return f"still paused: {', '.join(told)}" if told else ""

@@ -1,0 +1,35 @@
+"""`keywise prune`: forget keys that no delivery can reach any more."""
+
+from keywise.acts import Acts
+from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, perform
+from keywise.cli.loading import AppOption, JsonOption
+from keywise.cli.speech import count, duration, plain, tell_json
+from keywise.pipeline import Pipeline
+
+
+def prune(
+    app: AppOption = None,
+    pipeline: OneOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Forget keys that no delivery can reach any more.
+
+    Needs a retention, as retention="30d" in app.pipeline; workers prune by themselves then.
+    Keys with a claim, an unknown write or a suspicion stay.
+
+    \b
+    Example:
+      keywise prune --app shop:app
+    """
+
+    async def act(acts: Acts, opened: Pipeline) -> tuple[str, int, float]:
+        pruned = await acts.prune()
+        return opened.name, pruned, opened.settings.retention_s or 0.0
+
+    name, keys, retention_s = perform(Call(app, pipeline, why, who), act)
+    if json:
+        tell_json({"pipeline": name, "pruned": keys, "retention_s": retention_s})
+    else:
+        print(plain(f"pruned {count(keys, 'key')} of {name}, older than {duration(retention_s)} and a redelivery"))

@@ -1,0 +1,56 @@
+"""`keywise repair`: put suspect keys right now, without waiting for a worker to do it."""
+
+from typing import Annotated, Any
+
+import typer
+
+from keywise.acts import Acts
+from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, checked_key, perform
+from keywise.cli.loading import AppOption, JsonOption
+from keywise.cli.speech import complain, count, plain, tell_json
+from keywise.pipeline import Pipeline
+
+
+def repair(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="These only; all suspects without.")] = None,
+    app: AppOption = None,
+    pipeline: OneOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Write suspect keys again from the source of truth.
+
+    Needs refetch. A key is repaired once no call of an earlier holder can land any more (the setting horizon);
+    until then it is told how long that takes. Exits with status 1 if something was not repaired.
+
+    \b
+    Example:
+      keywise repair --app shop:app
+      keywise repair page-17 page-18 --app shop:app
+    """
+    wanted = [checked_key(key) for key in keys or []]
+
+    async def act(acts: Acts, opened: Pipeline) -> dict[str, Any]:
+        repaired, left = list[str](), dict[str, str]()
+        async for key, cause in acts.repairs(wanted):
+            if cause:
+                left[key] = cause
+            else:
+                repaired.append(key)
+            if not json:
+                print(plain(f"repaired {key!r}") if not cause else plain(f"left {key!r}: {cause}"), flush=True)
+        return {
+            "pipeline": opened.name,
+            "repaired": repaired,
+            "left": [{"key": k, "cause": c} for k, c in left.items()],
+        }
+
+    told = perform(Call(app, pipeline, why, who), act)
+    if json:
+        tell_json(told)
+    elif not told["repaired"] and not told["left"]:
+        print(plain(f"no key of {told['pipeline']} is suspect"))
+    if told["left"]:
+        complain(f"{count(len(told['left']), 'key')} could not be repaired")
+        raise typer.Exit(1)

@@ -1,0 +1,65 @@
+"""`keywise reset`: a new era, for one key or for a whole pipeline, after upstream's numbering has restarted."""
+
+from typing import Annotated, Any
+
+import typer
+
+from keywise.acts import Acts
+from keywise.cli.acting import (
+    WAIT,
+    Call,
+    OneOption,
+    WaitOption,
+    WhoOption,
+    WhyOption,
+    YesOption,
+    checked_key,
+    confirm,
+    perform,
+)
+from keywise.cli.loading import AppOption, JsonOption
+from keywise.cli.speech import count, plain, refuse, tell_json
+from keywise.pipeline import Pipeline
+
+
+def reset(  # noqa: PLR0913 - all the words that the command understands
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")] = None,
+    *,
+    era: Annotated[bool, typer.Option("--era", help="All keys; the whole pipeline has to be paused.")] = False,
+    wait: WaitOption = WAIT,
+    yes: YesOption = False,
+    app: AppOption = None,
+    pipeline: OneOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Begin a new era: whatever comes next wins.
+
+    The mark of a key stays, and the next change to it is newer whatever its version.
+    With --era it is so for all keys: pause the pipeline, let it drain, raise the era, send the new numbering, resume.
+    A sink that compares versions itself knows no era, and needs a fresh target instead.
+
+    \b
+    Example:
+      keywise reset page-17 --why 'restored from a backup' --app shop:app
+      keywise reset --era --wait 60s --app shop:app
+    """
+    if (key is not None) == era:
+        refuse("name a key, as in keywise reset page-17, or say --era for all of them")
+
+    async def act(acts: Acts, opened: Pipeline) -> dict[str, Any]:
+        if key is not None:
+            return {"pipeline": opened.name, "key": key, "era": await acts.reset(checked_key(key))}
+        await acts.check_pause()
+        known = count((await opened.operator.census()).keys, "known key")
+        queued = count(sum([await source.depth() for _, source in opened.sources]), "queued message")
+        confirm(f"Begin a new era of {opened.name}, with {known}? The new numbering begins with {queued}.", yes=yes)
+        return {"pipeline": opened.name, "key": None, "era": await acts.raise_era()}
+
+    told = perform(Call(app, pipeline, why, who, wait), act)
+    if json:
+        tell_json(told)
+    else:
+        what = repr(key) if key is not None else "every key"
+        print(plain(f"{what} of {told['pipeline']} is in era {told['era']}: whatever comes next wins"))
