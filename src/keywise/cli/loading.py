@@ -49,7 +49,7 @@ def load(target: str | None, example: str = "--app shop:app") -> App:
             f"{target!r} names no app; write module:attribute, for example shop:app or path/to/shop.py:app, "
             "or the path of a TOML file"
         )
-    module = _imported(place)
+    module = imported(place)
     found = getattr(module, name, None)
     if isinstance(found, App):
         return found
@@ -92,7 +92,8 @@ def _configured(path: str) -> App:
         fail(str(error))
 
 
-def _imported(place: str) -> ModuleType:
+def imported(place: str) -> ModuleType:
+    """A module by its name or its file; exits with status 2 if there is none, and with 1 if it is broken."""
     try:
         return _from_file(Path(place)) if place.endswith(".py") else _by_name(place)
     except KeywiseError as error:

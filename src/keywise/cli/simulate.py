@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from keywise.cli.loading import JsonOption
 from keywise.cli.speech import cell, complain, count, display, fail, plain, progress, refuse, screen, table, tell_json
+from keywise.cli.trial import SEEDS as SEEDS_OF_OWN
+from keywise.cli.trial import Wanted, simulate_own
 from keywise.protocols import Grade
 
 if TYPE_CHECKING:
@@ -31,8 +33,17 @@ class Choice(enum.StrEnum):
 
 
 def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each parameter
+    app: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="APP", help="Simulate a handler of this app, as shop:app, shop.py:app or pipeline.toml."
+        ),
+    ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help=f"Per grade ({SEEDS}), or at most per mutant ({SEEDS_A_MUTANT}).")
+        int | None,
+        typer.Option(
+            min=1, help=f"Per grade ({SEEDS}), at most per mutant ({SEEDS_A_MUTANT}), or of a handler ({SEEDS_OF_OWN})."
+        ),
     ] = None,
     first_seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="Where to begin.")] = 0,
     grade: Annotated[Choice, typer.Option(help="What the simulated sink can promise.")] = Choice.ALL,
@@ -41,21 +52,48 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     replay: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="Print the trace of one seed; needs --grade.")
     ] = None,
+    pipeline: Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: whose handler; needed if many.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="SEED", min=0, help="Of APP: run this one only.")] = None,
+    messages: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of APP: sample bodies, a list or function, or a file of lines.")
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of APP: the function that reads the store.")
+    ] = None,
+    reset: Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that empties it.")] = None,
+    zombies: Annotated[bool, typer.Option("--zombies", help="Of APP: also stop workers inside the handler.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check every promise under simulated faults.
+    """Check every promise under simulated faults, or a handler of yours.
 
     Real consumers run on virtual time, with crashes, pauses, lost calls and more.
+    With APP, its handler runs in them, and its store has to end up as it does without faults;
+    the names messages, state and reset in the module of the app say with what, if no option does.
 
-    Exits with status 1 if a promise was broken, or if a mutant was not found.
+    Exits with status 1 if a promise was broken, if a mutant was not found, or if the store did not end up right.
 
     \b
     Example:
+      keywise simulate shop:app
+      keywise simulate shop:app --seed 17
       keywise simulate --seeds 500
       keywise simulate --replay 17 --grade plain
       keywise simulate --mutants
     """
     grades = [one for one in Grade if grade in (Choice.ALL, one.value)]
+    if app is not None:
+        if mutants or replay is not None or jobs is not None or len(grades) == 1:
+            refuse(
+                "a handler is simulated without --mutants, --replay, --jobs and --grade; to see one seed add --seed 17"
+            )
+        first, number = (first_seed, seeds or SEEDS_OF_OWN) if seed is None else (seed, 1)
+        wanted = Wanted(app, pipeline, messages, state, reset, zombies)
+        simulate_own(wanted, range(first, first + number), json)
+        return
+    if zombies or any(one is not None for one in (pipeline, seed, messages, state, reset)):
+        refuse(
+            "--pipeline, --seed, --messages, --state, --reset and --zombies need an APP, as keywise simulate shop:app"
+        )
     if replay is not None:
         if len(grades) > 1:
             refuse("a seed is replayed on one grade; add --grade atomic, --grade conditional or --grade plain")

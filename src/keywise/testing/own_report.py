@@ -1,5 +1,6 @@
 """What a simulation of a handler found, in words: what the store should hold, what it holds, and why."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from keywise.testing.own_watch import Line, Watch
 LINES_MAX = 24
 DIFFERENCES_MAX = 5
 TEXT_MAX = 300
+WIDTH = 100
 
 REPEATED = (
     "The handler ran more than once for one change. "
@@ -57,7 +59,7 @@ class Finding(msgspec.Struct, frozen=True):
             lines += ["", f"What happened{f' to {self.key!r}' if self.key is not None else ''}:"]
             lines += [f"  {line}" for line in self.story]
         if self.advice:
-            lines += ["", self.advice]
+            lines += ["", textwrap.fill(self.advice, WIDTH)]
         return "\n".join(lines)
 
 
@@ -82,8 +84,9 @@ class Report(msgspec.Struct):
         return not self.findings
 
     def __str__(self) -> str:
-        counted = f"{self.messages} messages of {self.keys} keys"
-        lines = [f"{self.pipeline} ({self.grade}): {counted}, {self.seeds} seeds, {self.calls} calls of the handler"]
+        counts = ((self.messages, "message"), (self.keys, "key"), (self.seeds, "seed"), (self.calls, "call"))
+        messages, keys, seeds, calls = (f"{number:,} {noun if number == 1 else noun + 's'}" for number, noun in counts)
+        lines = [f"{self.pipeline} ({self.grade}): {messages} of {keys}, {seeds}, {calls} of the handler"]
         if self.faults:
             lines.append("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(self.faults.items())))
         lines += [f"set aside also without any fault: {one}" for one in self.set_aside]
@@ -91,9 +94,9 @@ class Report(msgspec.Struct):
             return "\n".join([*lines, "The store ends up right in every seed."])
         first = self.findings[0]
         if first.seed is not None:
-            seeds = sorted(one.seed for one in self.findings if one.seed is not None)
-            told = ", ".join(map(str, seeds[:10])) + (", …" if len(seeds) > 10 else "")
-            lines.append(f"It does not end up right in {len(seeds)} of {self.seeds} seeds: {told}")
+            wrong = sorted(one.seed for one in self.findings if one.seed is not None)
+            told = ", ".join(map(str, wrong[:10])) + (", …" if len(wrong) > 10 else "")
+            lines.append(f"The store does not end up right in {len(wrong)} of {seeds}: {told}")
         return "\n".join([*lines, "", str(first)])
 
 

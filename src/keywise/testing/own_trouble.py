@@ -57,12 +57,12 @@ class Trouble:
 
     def meanwhile(self, worker: Worker) -> None:
         """A worker has sent a call: it may die before the answer comes, or stop for longer than its lease."""
-        if worker.process.is_dead or worker.process.is_paused:
+        if worker.process.is_dead or worker.process.is_paused or not worker.handed:
             return
         if self._may_die(worker) and self.happens("death in a call"):
-            self._world.kill(worker, worker.keys(), "dies")
+            self._world.kill(worker, [], "dies")
         elif self._may_pause(worker, worker.inside) and self.happens("pause"):
-            self._world.pause(worker, worker.keys())
+            self._world.pause(worker)
 
     def dies(self, worker: Worker, when: str) -> bool:
         return self._may_die(worker) and self.happens(f"death {when} the handler")

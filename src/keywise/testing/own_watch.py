@@ -31,6 +31,7 @@ class Worker:
     inside: list[str] = field(default_factory=list)
     """Keys whose handler is at work."""
     handed: dict[str, None] = field(default_factory=dict)
+    """Keys whose messages it holds, and has not settled."""
     sessions: list[Session] = field(default_factory=list)
     effects: list[Change[Any]] = field(default_factory=list)
     """What handlers have written in the open transaction."""
@@ -38,9 +39,6 @@ class Worker:
     @property
     def name(self) -> str:
         return self.process.name
-
-    def keys(self) -> list[str]:
-        return list(self.handed)
 
 
 class Watch:
@@ -125,6 +123,7 @@ class Watch:
         match event:
             case events.Settled():
                 for want in event.wants:
+                    worker.handed.pop(want.key, None)
                     self.note([want.key], _settled(_label(want.order), event.outcome))
             case events.Failed():
                 self.failed.append(event)

@@ -91,6 +91,7 @@ class WiredSource:
         await self._wire.call(lambda: self._source.ack(deliveries), lost)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        self._wire.world.given_back(self._wire.worker, deliveries)
         await self._wire.call(lambda: self._source.release(deliveries, delay_s))
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:

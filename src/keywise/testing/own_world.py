@@ -255,7 +255,7 @@ class OwnWorld:
             self.kill(worker, keys, "dies before the handler runs")
             await asyncio.Event().wait()
         if self.trouble.pauses_before(worker):
-            self.pause(worker, keys)
+            self.pause(worker)
             await asyncio.sleep(0)
 
     async def _after(self, worker: Worker, keys: list[str]) -> None:
@@ -264,7 +264,7 @@ class OwnWorld:
             self.kill(worker, keys, f"dies after the handler has run, {told}")
             await asyncio.Event().wait()
         if self.trouble.pauses_after(worker, keys):
-            self.pause(worker, keys)
+            self.pause(worker)
             await asyncio.sleep(0)
         if self.trouble.answer_is_lost(keys):
             self.watch.note(keys, f"the handler of {worker.name} has run, but the answer of its last call is lost")
@@ -277,13 +277,15 @@ class OwnWorld:
         self._fallen.append(worker)
         self._workers.remove(worker)
         self.watch.note(keys, f"{worker.name} {how}")
+        self.watch.note([key for key in worker.handed if key not in keys], f"{worker.name} dies")
         for session in worker.sessions:
             session.end()
         self.loop.call_later(self.rng.uniform(0.1, 5.0), self._start, context=self._outside)
 
-    def pause(self, worker: Worker, keys: Sequence[str]) -> None:
+    def pause(self, worker: Worker) -> None:
         """As SIGSTOP, or a long collection of garbage: its lease runs out meanwhile."""
         self.trouble.fell(worker)
+        keys = list(worker.handed)
         pause_s = self.settings.lease_s * self.rng.uniform(1.2, 3.0)
         worker.process.pause()
         self.watch.note(keys, f"{worker.name} stops for {pause_s:.0f} s, which is longer than its lease")
@@ -305,6 +307,12 @@ class OwnWorld:
             if sample.change is not None:
                 worker.handed[sample.change.key] = None
         self.tell_of(worker, deliveries, "{worker} is handed {label}")
+
+    def given_back(self, worker: Worker, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            sample = self.trial.samples.by_body[delivery.body]
+            if sample.change is not None:
+                worker.handed.pop(sample.change.key, None)
 
     def tell_of(self, worker: Worker, deliveries: Sequence[Delivery], text: str) -> None:
         for delivery in deliveries:
