@@ -94,6 +94,16 @@ def test_no_line_is_wider_than_the_terminal(width, key):
         assert cell_len(text) <= width
 
 
+def test_a_warning_is_folded_and_takes_three_lines_at_most():
+    found = sights("mails", key="k" * 36, cause="why " * 100)
+    lines = drawn(found, 40)
+    start = next(number for number, text in enumerate(lines) if "warning" in text)
+    warning = [text[11:] for text in lines[start : start + 3]]
+    assert "k" * 36 in "".join(warning), "a word that is wider than the terminal is broken and not cut"
+    assert warning[-1].endswith("…")
+    assert lines[start + 3].startswith("  warning")
+
+
 @pytest.mark.parametrize("width", [80, 40])
 def test_control_characters_and_markup_of_keys_causes_and_names_are_shown_as_they_are(width):
     found = sights(EVIL, key=EVIL, cause=EVIL)

@@ -165,14 +165,26 @@ def test_whoever_prints_does_not_wait_for_a_terminal_that_takes_nothing(monkeypa
 
 
 def test_a_view_that_cannot_be_drawn_does_not_stop_what_is_watched(terminal, view, monkeypatch, caplog):
+    printed = threading.Event()
+
     def broken(*_: object) -> None:
+        printed.wait(LIMIT_S)
         raise ZeroDivisionError("no frame")
 
     monkeypatch.setattr(showing, "frame", broken)
     with shown_on(terminal, view):
         print("the work")
+        printed.set()
         terminal.wait_for(lambda text: "the work\n" in text)
     assert "the view failed" in caplog.text
+
+
+def test_a_line_does_not_wait_for_the_next_drawing(terminal, view, monkeypatch):
+    monkeypatch.setattr(showing, "DRAW_S", 10 * LIMIT_S)
+    with shown_on(terminal, view):
+        for text in ("one", "two"):
+            print(text)
+            terminal.wait_for(lambda written, text=text: f"{text}\n" in written)
 
 
 @pytest.mark.parametrize("forced", [{}, {"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}], ids=str)

@@ -20,6 +20,8 @@ from keywise.cli.drawing import frame, line
 from keywise.cli.view import View
 
 DRAW_S = 0.25
+TOGETHER_S = 0.02
+"""Lines of others wait so long for more of them."""
 LINE_S = 5.0
 """In a log, a pipeline where something happens has a line so often."""
 LEAVE_S = 2.0
@@ -31,18 +33,20 @@ LINES_MAX = 10_000
 @contextmanager
 def shown(view: View, console: Console, tell: Callable[[str], None], *, plain: bool = False) -> Iterator[None]:
     """Show the view as long as this lasts: on the console if it is a terminal, else by telling lines."""
-    over = threading.Event()
+    over = awake = threading.Event()
     with ExitStack() as stack:
         if plain or not can_draw(console):
             work = partial(_tell, view, tell, over)
         else:
-            work = partial(_draw, view, console, stack.enter_context(diverted(console)), over)
+            lines = stack.enter_context(diverted(console))
+            work, awake = partial(_draw, view, console, lines, over), lines.arrived
         thread = threading.Thread(target=_guarded, args=(work, stack.close), name="keywise-view", daemon=True)
         thread.start()
         try:
             yield
         finally:
             over.set()
+            awake.set()
             thread.join(LEAVE_S)
 
 
@@ -55,6 +59,8 @@ class Lines:
     """Lines that others wrote while the view is drawn; whoever writes never waits for the terminal."""
 
     def __init__(self) -> None:
+        self.arrived = threading.Event()
+        """There is something to take."""
         self._lock = threading.Lock()
         self._kept: deque[str] = deque()
         self._left_out = 0
@@ -65,9 +71,11 @@ class Lines:
                 self._kept.append(text)
             else:
                 self._left_out += 1
+        self.arrived.set()
 
     def taken(self) -> list[str]:
         """What was added since this was last asked."""
+        self.arrived.clear()
         with self._lock:
             kept, self._kept = self._kept, deque()
             left_out, self._left_out = self._left_out, 0
@@ -163,7 +171,9 @@ def _draw(view: View, console: Console, lines: Lines, over: threading.Event) -> 
         console.show_cursor(True)
         is_over = False
         while not is_over:
-            is_over = over.wait(DRAW_S)
+            # A line is shown soon, because the process may not live long after it; many are shown together.
+            lines.arrived.wait(DRAW_S)
+            is_over = over.wait(TOGETHER_S)
             if texts := lines.taken():
                 console.print(Text.from_ansi("\n".join(texts)), soft_wrap=True)
             live.update(look(), refresh=True)
