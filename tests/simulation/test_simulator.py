@@ -30,6 +30,12 @@ QUICK_MUTANTS = {
     "a bad change takes its batch along": 40,
     "an unknown outcome is released": 60,
     "suspects are not repaired": 20,
+    "a lost transaction counts as done": 30,
+    "a change that failed takes others along": 60,
+    "new work begins after the stop": 60,
+    "a repair goes below an unknown write": 20,
+    "a drain gives nothing back": 20,
+    "held messages are not kept hidden": 20,
 }
 
 
