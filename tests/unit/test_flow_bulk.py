@@ -8,7 +8,7 @@ import pytest
 from keywise.change import Change
 from keywise.rules import Entry
 from unit.flow_rig import FlowRig
-from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, Running
+from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, Running
 from unit.test_consumer import every_way, page
 
 TAKES_S = 0.1
@@ -168,3 +168,47 @@ def test_bulk_in_the_ledgers_database_has_short_batches_though_live_comes_from_e
 
     rig.play(story())
     assert max(rig.sink.calls) == 10
+
+
+@pytest.mark.parametrize("way", [LEASED, LEASED_CONDITIONAL])
+def test_bulk_handlers_that_hang_leave_workers_and_claims_to_live_changes(way: str):
+    rig = FlowRig(way, bulk=True, concurrency=4, lease_s=600.0, runtime_max_s=600.0, drain_s=1.0)
+    rig.sink.batch_max = 1
+
+    async def hang(change: Change) -> None:
+        await rig.pass_s(500.0 if change.key.startswith("b") else TAKES_S)
+
+    rig.sink.behaviour = hang
+
+    async def story() -> None:
+        await rig.send_bulk(*bulk_pages(50))
+        async with Running(rig):
+            await rig.until(lambda: len(rig.order) == 3)
+            await rig.send(*(page(f"a{number}", 1) for number in range(10)))
+            await rig.until(lambda: len(rig.stored) == 10, limit_s=3.0)
+            assert sum(key.startswith("b") for key in rig.order) == 3
+
+    rig.play(story())
+
+
+def test_bulk_goes_on_though_the_only_worker_always_finds_a_live_change():
+    """Each call takes all that is claimed, and something live is claimed during each call."""
+    rig = FlowRig(LEASED, bulk=True, concurrency=1, batch_max=40, prefetch=80)
+    rig.sink.batch_max = 40
+    slow(rig)
+
+    async def press() -> None:
+        for turn in itertools.count():
+            await rig.send(page(f"a{turn}", 1))
+            await rig.pass_s(TAKES_S / 2)
+
+    async def story() -> None:
+        async with Running(rig):
+            pressing = asyncio.get_running_loop().create_task(press())
+            await rig.until(lambda: len(rig.order) > 3)
+            await rig.send_bulk(*bulk_pages(50))
+            await rig.until(lambda: "b0" in rig.stored, limit_s=600.0)
+            pressing.cancel()
+            rig.sink.behaviour = None
+
+    rig.play(story())

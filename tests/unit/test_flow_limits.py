@@ -97,6 +97,20 @@ def test_a_worker_says_why_a_key_waits_and_for_how_long():
     assert 9.0 < refused.wait_s <= 10.0
 
 
+def test_a_limited_key_is_not_asked_for_again_with_every_newer_change():
+    rig = FlowRig(LEASED, rate=Rate(1, per="10s"))
+
+    async def story() -> None:
+        async with Running(rig):
+            for version in range(30):
+                await rig.send(page("a", version))
+                await rig.pass_s(0.3)
+            await rig.until_empty()
+
+    rig.play(story())
+    assert (rig.stored, len(rig.of(events.Refused))) == ({"a": 29}, 1)
+
+
 # Debounce.
 
 
