@@ -33,7 +33,7 @@ QUICK_MUTANTS = {
     "a lost transaction counts as done": 30,
     "a change that failed takes others along": 60,
     "new work begins after the stop": 60,
-    "a repair goes below an unknown write": 20,
+    "a repair goes below an unknown write": 120,
     "a drain gives nothing back": 20,
     "held messages are not kept hidden": 20,
 }

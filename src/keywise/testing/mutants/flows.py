@@ -75,16 +75,11 @@ def _never_overdue(self: Leased, job: Job, result: Result) -> None:
 
 
 def _failed_together(self: Leased, job: Job) -> list[Job]:
-    beside: list[Job] = []
-    while len(beside) + 1 < self._work.batch_max and not self._claimed.empty() and self._claimed.first() is not None:
-        following = self._claimed.get_nowait()
-        assert following is not None
-        beside.append(following)
-    return beside
+    return self._claimed.take_beside(lambda one: True, self._work.batch_max - 1, is_bulk=self._is_bulk(job))
 
 
-async def _work_on_and_on(self: Leased) -> None:
-    while (job := await self._claimed.get()) is not None:
+async def _work_on_and_on(self: Leased, *, live_only: bool) -> None:
+    while (job := await self._claimed.get(live_only=live_only)) is not None:
         await self._work_on([job, *self._beside(job)])
 
 
