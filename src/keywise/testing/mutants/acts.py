@@ -26,8 +26,8 @@ _claim, _conclude, _fail, _hold = Leased._claim, Leased._conclude, Leased._fail,
 _batch, _end, _until_idle = ClaimInTransaction._batch, OneTransaction._end, Leased._until_idle
 
 
-def _two_of_one_key(self: Lanes, limit: int, now: float) -> list[Ticket]:
-    taken = _take(self, limit, now)
+def _two_of_one_key(self: Lanes, limit: int, now: float, bulk_limit: int | None = None) -> list[Ticket]:
+    taken = _take(self, limit, now, bulk_limit)
     for ticket in list(taken):
         if waiting := self._lanes[ticket.change.key].waiting:
             taken.append(waiting.pop())
@@ -79,11 +79,10 @@ async def _ack_before_transaction(self: ClaimInTransaction, tickets: list[Ticket
     await _batch(self, tickets)
 
 
-async def _all_acked(
-    self: OneTransaction, transaction: Any, inlet: Any, readings: Any, folded: Fold, worked: Worked
-) -> Endings:
+async def _all_acked(self: OneTransaction, *arguments: Any) -> Endings:
+    *others, worked = arguments
     done = replace(worked, applied=[*worked.applied, *(ticket for ticket, _ in worked.waiting)], waiting=[])
-    return await _end(self, transaction, inlet, readings, folded, done)
+    return await _end(self, *others, done)
 
 
 async def _malformed_acked(self: Consumer, index: int, readings: Any) -> None:
@@ -173,6 +172,7 @@ _transact = transacted.transact
 
 class _Nobody:
     token = 0
+    order = (0, 0, 0)
 
 
 _NOBODY = _Nobody()

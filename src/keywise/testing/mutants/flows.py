@@ -54,16 +54,16 @@ async def _lost_is_committed(self: TransactedWork, pending: list[Job]) -> None:
 
 
 async def _reads_ahead_blindly(
-    self: OneTransaction, source: Any, ahead: Ahead, batch: ExitStack, *, careful: bool
+    self: OneTransaction, index: int, ahead: Ahead, batch: ExitStack, *, careful: bool
 ) -> None:
     async def end(*arguments: Any) -> Any:
         vars(self).pop("_read", None)
         return await _end(self, *arguments)
 
     if ahead.deliveries:
-        vars(self).update(_read=lambda deliveries: ahead.readings, _end=end)
+        vars(self).update(_read=lambda *_: ahead.readings, _end=end)
     try:
-        await _transact(self, source, ahead, batch, careful=careful)
+        await _transact(self, index, ahead, batch, careful=careful)
     finally:
         vars(self).pop("_read", None)
         vars(self).pop("_end", None)
