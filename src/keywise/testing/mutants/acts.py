@@ -82,7 +82,7 @@ async def _ack_before_transaction(self: ClaimInTransaction, tickets: list[Ticket
 async def _all_acked(self: OneTransaction, *arguments: Any) -> Endings:
     *others, worked = arguments
     done = replace(worked, applied=[*worked.applied, *(ticket for ticket, _ in worked.waiting)], waiting=[])
-    return await _end(self, *others, done)
+    return await _end(self, *others, done)  # type: ignore[call-arg]
 
 
 async def _malformed_acked(self: Consumer, index: int, readings: Any) -> None:

@@ -37,7 +37,7 @@ class _Agreeable:
 
 
 async def _refusal_ignored(self: TransactedWork, transaction: Any, jobs: list[Job]) -> None:
-    await _do_in(self, _Agreeable(transaction), jobs)  # type: ignore[arg-type]
+    await _do_in(self, _Agreeable(transaction), jobs)
 
 
 async def _refused_is_committed(self: TransactedWork, pending: list[Job]) -> None:
