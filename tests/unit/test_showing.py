@@ -185,6 +185,8 @@ def test_a_line_does_not_wait_for_the_next_drawing(terminal, view, monkeypatch):
         for text in ("one", "two"):
             print(text)
             terminal.wait_for(lambda written, text=text: f"{text}\n" in written)
+        settle(view, 7)
+    assert "applied 7" in terminal.getvalue(), "nor does the end"
 
 
 @pytest.mark.parametrize("forced", [{}, {"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}], ids=str)
@@ -224,6 +226,14 @@ def test_a_pipeline_has_a_line_when_something_happened_and_none_while_it_is_idle
             assert looks.acquire(timeout=LIMIT_S)
         assert len(told) == 2
     assert len(told) == 3, "and the last one"
+
+
+def test_lines_that_were_taken_are_no_news():
+    lines = Lines()
+    assert (lines.arrived.is_set(), lines.taken()) == (False, [])
+    lines.add("a")
+    assert (lines.arrived.is_set(), lines.taken()) == (True, ["a"])
+    assert (lines.arrived.is_set(), lines.taken()) == (False, [])
 
 
 def test_a_stand_in_is_like_the_stream_it_stands_for():
