@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from keywise.causes import storable
 from keywise.change import VERSION_MIN, Change, Want
@@ -33,6 +34,13 @@ class Mandate(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+async def record(pipeline: Pipeline, mandate: Mandate, line: Line) -> None:
+    """Add a line to the history of a pipeline, as of now; what it says comes before the reason."""
+    detail = storable("; ".join(part for part in (line.detail, mandate.why) if part))
+    at = await pipeline.operator.now()
+    await pipeline.historian.record([replace(line, at=at, detail=detail, by=storable(mandate.who))])
+
+
 class Acts:
     """The operator's verbs on one pipeline."""
 
@@ -43,11 +51,8 @@ class Acts:
         self._force = Force(pipeline, grip)
 
     async def record(self, what: str, key: str = "", version: int | None = None, detail: str = "") -> None:
-        """Add a line to the history; what there is to say comes before the reason."""
-        mandate = self._mandate
-        detail = storable("; ".join(part for part in (detail, mandate.why) if part))
-        at = await self._pipeline.operator.now()
-        await self._pipeline.historian.record([Line(at, what, key, version, detail, mandate.who)])
+        """Add a line to the history."""
+        await record(self._pipeline, self._mandate, Line(0.0, what, key, version, detail))
 
     # Pauses.
 

@@ -58,10 +58,10 @@ class Force:
 
     async def _deletion(self, key: str) -> Change[Any]:
         entry, standing = await self._look(key)
-        era = era_of(entry, standing)
-        if entry.mark is not None and entry.mark[0] == era:
-            return Change(key, above(entry.mark), deleted=True)
-        return Change(key, await self._lowest(era), deleted=True)
+        era, now = era_of(entry, standing), await self._pipeline.operator.now()
+        seen = [order for order in (entry.mark, unsettled(entry, now)) if order is not None and order[0] == era]
+        order = above(max(seen)) if seen else await self._lowest(era)
+        return Change(key, order, deleted=True)
 
     async def _look(self, key: str) -> tuple[Entry, Standing]:
         pipeline = self._pipeline
@@ -86,6 +86,8 @@ class Force:
                     return change
                 if not isinstance(claim, Refusal):
                     await self._pipeline.ledger.release([claim])
+                elif claim.answer is Answer.DEFERRED:
+                    continue
                 elif claim.answer is Answer.MIXED:
                     raise ActError(
                         f"some changes of {change.key!r} have a version and some have none, so nobody can order them; "
@@ -172,6 +174,13 @@ def above(mark: Order) -> Order:
     if is_unversioned(mark):
         return (era, version + 1, generation)
     return (era, version, generation + 1)
+
+
+def unsettled(entry: Entry, now: float) -> Order | None:
+    """What may be in the sink though it is not committed, and nobody is at work on: a removal is meant for it too."""
+    if entry.token and (entry.abandoned or now >= entry.lease_until) and entry.intent is not None:
+        return max(entry.intent, entry.unknown or entry.intent)
+    return entry.unknown
 
 
 def _version(order: Order) -> str:

@@ -50,7 +50,7 @@ class Grip:
 
     @asynccontextmanager
     async def taken(self, want: Want) -> AsyncIterator[Claim | Refusal]:
-        """The claim, kept alive inside the block, or the answer that no waiting changes.
+        """The claim, kept alive inside the block, or the answer that calls for another want.
 
         Whoever is inside ends the claim in the ledger.
         """
@@ -66,6 +66,9 @@ class Grip:
                 yield refusal
                 return
             await self.patience.wait(await self._told(want.key, refusal), look_again_s(refusal, pipeline.rng))
+            if refusal.answer is Answer.DEFERRED and want.order is not None:
+                yield refusal
+                return
         [claim] = answers.granted
         self.heartbeat.hold([claim], asked_at)
         try:

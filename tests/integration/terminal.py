@@ -50,6 +50,9 @@ class Terminal:
         while not is_there(self.text):
             assert self._read(until - time.monotonic()), f"it ended, or took too long:\n{self.text}"
 
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
     def end(self) -> int:
         """Read until the process has ended; its exit status."""
         until = time.monotonic() + LIMIT_S

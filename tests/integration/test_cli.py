@@ -13,6 +13,7 @@ import pytest
 import keywise
 from integration.command import LIMIT_S, Folder, command, environment
 
+ACTS = ("pause", "resume", "reset", "force", "remove", "repair", "prune")
 ODD_KEY = 'it\'s "odd"\n\x1b[31m[red]x[/red] :smile: \U0001f600'
 
 
@@ -31,13 +32,13 @@ def test_the_version_is_printed(folder):
 
 def test_help_lists_every_command_with_one_line_each(folder):
     answer = folder.keywise("--help")
-    for name in ("run", "send", "status", "why", "dead", "simulate"):
+    for name in ("run", "send", "status", "why", "dead", "simulate", *ACTS):
         assert f"\n  {name} " in answer.out
     assert "..." not in answer.out.partition("Commands:")[2], "no line is cut"
 
 
 @pytest.mark.parametrize(
-    "name", ["run", "send", "status", "why", "simulate", "dead list", "dead show", "dead replay", "dead drop"]
+    "name", ["run", "send", "status", "why", "simulate", "dead list", "dead show", "dead replay", "dead drop", *ACTS]
 )
 def test_every_command_has_an_example_and_json(folder, name):
     answer = folder.keywise(*name.split(), "--help")
@@ -162,7 +163,7 @@ def test_a_stale_dead_letter_is_refused_and_stays(folder):
     folder.work()
     folder.keywise("send", "mails", body("a", 5))
     folder.work()
-    refused = folder.keywise("dead", "replay", "--all")
+    refused = folder.keywise("dead", "replay", "--all", "--yes")
     assert (refused.status, refused.out) == (1, "replayed 1 letter\n")
     assert "version 1 of 'a'" in refused.err and "mark is version 5" in refused.err
     assert [one["key"] for one in folder.keywise("dead", "list", "--json").json["letters"]] == ["a"]
@@ -204,12 +205,10 @@ def test_dead_letters_are_listed_newest_first_and_shown_whole(folder):
     assert body("key-2", 2, broken=True) in folder.keywise("dead", "show", "2").out
 
 
-def test_a_dead_letter_is_dropped_after_a_yes(folder):
+def test_dead_letters_are_dropped(folder):
     folder.keywise("send", "mails", body("a", 1, bad=True), body("b", 1, bad=True))
     folder.work()
-    kept = folder.keywise("dead", "drop", "1", stdin="n\n")
-    assert (kept.status, kept.out) == (1, "")
-    assert folder.keywise("dead", "drop", "1", stdin="y\n").out == "dropped 1 letter\n"
+    assert folder.keywise("dead", "drop", "1", "--yes").out == "dropped 1 letter\n"
     assert folder.keywise("dead", "drop", "2", "--yes", "--json").json == {"dropped": 1}
     gone = folder.keywise("dead", "drop", "1", "2", "--yes")
     assert (gone.status, gone.err) == (1, "Error: no dead letter has the number 1 or 2; see keywise dead list\n")

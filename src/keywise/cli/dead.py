@@ -3,19 +3,31 @@
 import asyncio
 import base64
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 import typer
 from rich.text import Text
 
+from keywise.acts import Mandate, record
 from keywise.app import App
-from keywise.change import Want
+from keywise.cli.acting import Call, WhoOption, WhyOption, YesOption, confirm, mandate
+from keywise.cli.letters import (
+    CauseOption,
+    Filter,
+    Found,
+    SinceOption,
+    UntilOption,
+    by_number,
+    filter_of,
+    meant,
+    newest,
+    send_again,
+    summary,
+)
 from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
 from keywise.cli.speech import (
-    agreed,
     cell,
     complain,
     count,
@@ -30,35 +42,26 @@ from keywise.cli.speech import (
     table,
     tell_json,
 )
-from keywise.errors import LetterError, MalformedError
+from keywise.errors import LetterError
 from keywise.pipeline import Pipeline
-from keywise.protocols import Letter
-from keywise.rules import Answer, Policy, decide
+from keywise.protocols import Line
 
 T = TypeVar("T")
 
-PAGE = 100
-"""Letters are looked through in stretches that double."""
-
 app = typer.Typer(help="Look at dead letters, send them again, or forget them.", no_args_is_help=True)
 
-Numbers = Annotated[list[int], typer.Argument(metavar="NUMBER", help="As shown by keywise dead list.")]
-
-
-class Found(msgspec.Struct):
-    """A dead letter, and where it lies."""
-
-    pipeline: Pipeline
-    number: int
-    at: float
-    """By the wall clock."""
-    letter: Letter
+Numbers = Annotated[list[int] | None, typer.Argument(metavar="NUMBER", help="As shown by keywise dead list.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All letters, the oldest first.")]
 
 
 @app.command("list")
-def list_letters(
+def list_letters(  # noqa: PLR0913 - all the words that the command understands
+    *,
     app: AppOption = None,
     pipeline: PipelineOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    cause: CauseOption = "",
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
     json: JsonOption = False,
 ) -> None:
@@ -67,19 +70,21 @@ def list_letters(
     \b
     Example:
       keywise dead list --app shop:app --limit 5
+      keywise dead list --since 2h --cause Timeout --app shop:app
     """
+    wanted = filter_of(since, until, cause)
 
     async def look(pipelines: list[Pipeline]) -> tuple[list[Found], int]:
-        found = [one for opened in pipelines for one in await _newest(opened, limit)]
+        found = [one for opened in pipelines for one in await newest(opened, limit, wanted)]
         found = sorted(found, key=lambda one: one.at, reverse=True)[:limit]
         return found, sum([(await opened.operator.census()).dead for opened in pipelines])
 
     found, total = _with_pipelines(app, pipeline, look)
     if json:
-        tell_json({"dead": total, "letters": [_summary(one) for one in found]})
+        tell_json({"dead": total, "letters": [summary(one) for one in found]})
         return
     if not found:
-        print("no dead letters")
+        print("no dead letters" if not total or not wanted else f"none of {count(total, 'dead letter')} is like that")
         return
     made = table(
         "number", "when", "pipeline", "key", "version", "cause", numbers=("number", "version"), fold=("cause",)
@@ -94,27 +99,48 @@ def list_letters(
 
 
 @app.command("show")
-def show(
-    number: Annotated[int, typer.Argument(metavar="NUMBER", help="As shown by keywise dead list.")],
+def show(  # noqa: PLR0913 - all the words that the command understands
+    number: Annotated[
+        int | None, typer.Argument(metavar="NUMBER", help="As shown by keywise dead list; the newest without it.")
+    ] = None,
+    *,
     app: AppOption = None,
     pipeline: PipelineOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    cause: CauseOption = "",
     json: JsonOption = False,
 ) -> None:
     """Show one dead letter: its cause, headers and body.
 
+    Without a number it is the newest that --since, --until and --cause allow.
+
     \b
     Example:
       keywise dead show 12 --app shop:app
+      keywise dead show --cause Timeout --app shop:app
     """
+    wanted = filter_of(since, until, cause)
+    if number is not None and wanted:
+        refuse("a number names one letter; leave out --since, --until and --cause")
 
     async def look(pipelines: list[Pipeline]) -> Found:
-        [found] = await _letters(pipelines, [number])
-        return found
+        if number is not None:
+            [found] = await by_number(pipelines, [number])
+            return found
+        letters = [one for opened in pipelines for one in await newest(opened, 1, wanted)]
+        if not letters:
+            fail("no dead letter is like that; see keywise dead list")
+        return max(letters, key=lambda one: one.at)
 
     found = _with_pipelines(app, pipeline, look)
     if json:
         tell_json(_whole(found))
-        return
+    else:
+        _show(found)
+
+
+def _show(found: Found) -> None:
     letter, now = found.letter, time.time()
     facts = table("", "", fold=("",))
     facts.show_header = False
@@ -132,56 +158,74 @@ def show(
 
 
 @app.command("replay")
-def replay(
-    numbers: Annotated[list[int] | None, typer.Argument(metavar="NUMBER", help="Of the letters to send.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All letters, the oldest first.")] = False,
+def replay(  # noqa: PLR0913 - all the words that the command understands
+    numbers: Numbers = None,
+    *,
+    every: AllOption = False,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    cause: CauseOption = "",
+    yes: YesOption = False,
     app: AppOption = None,
     pipeline: PipelineOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
     json: JsonOption = False,
 ) -> None:
     """Send dead letters again, if they are still news.
 
     A letter at or below the mark of its key is refused, as is one that still cannot be read;
-    refused letters stay, and the exit status is 1.
+    refused letters stay, and the exit status is 1. More than one letter is asked for first.
 
     \b
     Example:
       keywise dead replay 12 13 --app shop:app
       keywise dead replay --all --pipeline pages --app shop:app
+      keywise dead replay --since 2h --cause Timeout --yes --app shop:app
     """
-    if bool(numbers) == every:
-        refuse("name the letters to replay, as in keywise dead replay 12, or say --all")
+    wanted = _checked("replay", numbers, every, filter_of(since, until, cause))
+    by = mandate(Call(app, pipeline, why, who))
 
     async def act(pipelines: list[Pipeline]) -> tuple[list[Found], list[tuple[Found, str]]]:
-        letters = await (_all(pipelines) if every else _letters(pipelines, numbers or []))
+        letters = await meant(pipelines, numbers or [], wanted)
+        if len(letters) > 1:
+            confirm(f"Send {count(len(letters), 'letter')} again?", yes=yes)
         replayed, refused = [], []
-        for found in sorted(letters, key=lambda one: one.number):
+        for found in letters:
             try:
                 await send_again(found)
             except LetterError as error:
                 refused.append((found, str(error)))
             else:
                 replayed.append(found)
+                await _record(found, "replayed", by)
         return replayed, refused
 
     replayed, refused = _with_pipelines(app, pipeline, act)
     if json:
-        told = [{"number": found.number, "cause": cause} for found, cause in refused]
-        tell_json({"replayed": [found.number for found in replayed], "refused": told})
+        stay = [{"number": found.number, "cause": told} for found, told in refused]
+        tell_json({"replayed": [found.number for found in replayed], "refused": stay})
     else:
         print(f"replayed {count(len(replayed), 'letter')}")
-        for _, cause in refused:
-            complain(cause)
+        for _, told in refused:
+            complain(told)
     if refused:
         raise typer.Exit(1)
 
 
 @app.command("drop")
-def drop(
-    numbers: Numbers,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+def drop(  # noqa: PLR0913 - all the words that the command understands
+    numbers: Numbers = None,
+    *,
+    every: AllOption = False,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    cause: CauseOption = "",
+    yes: YesOption = False,
     app: AppOption = None,
     pipeline: PipelineOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
     json: JsonOption = False,
 ) -> None:
     """Forget dead letters for ever.
@@ -189,13 +233,20 @@ def drop(
     \b
     Example:
       keywise dead drop 12 13 --app shop:app
+      keywise dead drop --until 30d --yes --app shop:app
     """
+    wanted = _checked("drop", numbers, every, filter_of(since, until, cause))
+    by = mandate(Call(app, pipeline, why, who))
 
     async def act(pipelines: list[Pipeline]) -> int:
-        found = await _letters(pipelines, numbers)
-        if not yes and not agreed(f"Forget {count(len(found), 'letter')} for ever?"):
-            fail("nothing was dropped; answer y, or pass --yes")
-        return sum([await one.pipeline.operator.drop([one.number]) for one in found])
+        letters, dropped = await meant(pipelines, numbers or [], wanted), 0
+        if letters:
+            confirm(f"Forget {count(len(letters), 'letter')} for ever?", yes=yes)
+        for found in letters:
+            if await found.pipeline.operator.drop([found.number]):
+                dropped += 1
+                await _record(found, "dropped", by)
+        return dropped
 
     dropped = _with_pipelines(app, pipeline, act)
     if json:
@@ -204,36 +255,19 @@ def drop(
         print(f"dropped {count(dropped, 'letter')}")
 
 
-async def send_again(found: Found) -> None:
-    """Send a letter's body to the pipeline's first source, then forget the letter: a crash between only duplicates."""
-    pipeline, letter = found.pipeline, found.letter
-    try:
-        change = pipeline.envelope.read_one(letter.body)
-    except MalformedError as error:
-        raise LetterError(
-            f"letter {found.number} cannot be read: {error}; it stays, drop it if it is of no use"
-        ) from error
-    entry, now = await pipeline.operator.inspect(change.key), await pipeline.operator.now()
-    refusal = decide(entry, Want(change.key, change.order), now, Policy())
-    if refusal is not None and refusal.mark is not None:
-        raise LetterError(_told(found.number, change.key, change.version, refusal.answer, refusal.mark[1]))
-    [url, source], *_ = pipeline.sources
-    if url.startswith("memory:"):
-        raise LetterError(
-            f"letter {found.number} would end with this command: {pipeline.name} reads from {url}; it stays"
+def _checked(verb: str, numbers: list[int] | None, every: bool, wanted: Filter) -> Filter:
+    """Letters are named by number, or with --all, or by what they are like."""
+    if bool(numbers) == (every or bool(wanted)):
+        refuse(
+            f"name the letters to {verb}, as in keywise dead {verb} 12, or say --all, or which with "
+            "--since, --until and --cause"
         )
-    await source.send([letter.body])
-    await pipeline.operator.drop([found.number])
+    return wanted
 
 
-def _told(number: int, key: str, version: int | None, answer: Answer, mark: int) -> str:
-    what = f"letter {number} has version {version} of {key!r}"
-    if answer is Answer.MIXED:
-        return f"letter {number} of {key!r} cannot be ordered: some of its changes have a version and some have none"
-    if version is None:
-        return f"letter {number} is refused: {key!r} was applied already, and without a version that is once; it stays"
-    applied = "is applied already" if answer is Answer.DUPLICATE else f"is stale: its mark is version {mark}"
-    return f"{what}, which {applied}; it stays, drop it with keywise dead drop {number}"
+async def _record(found: Found, what: str, by: Mandate) -> None:
+    letter = found.letter
+    await record(found.pipeline, by, Line(0.0, what, letter.key, letter.version, f"letter {found.number}"))
 
 
 def _with_pipelines(target: str | None, name: str | None, act: Callable[[list[Pipeline]], Coroutine[Any, Any, T]]) -> T:
@@ -249,54 +283,9 @@ async def _opened(app: App, names: list[str], act: Callable[[list[Pipeline]], Co
         return await act([await stack.enter_async_context(app.open(name, work=False)) for name in names])
 
 
-async def _newest(pipeline: Pipeline, limit: int) -> list[Found]:
-    ahead_s = time.time() - await pipeline.operator.now()
-    letters = await pipeline.operator.letters(limit)
-    return [Found(pipeline, number, buried_at + ahead_s, letter) for number, buried_at, letter in letters]
-
-
-async def _all(pipelines: Iterable[Pipeline]) -> list[Found]:
-    counted = [(opened, (await opened.operator.census()).dead) for opened in pipelines]
-    return [one for opened, dead in counted if dead for one in await _newest(opened, dead)]
-
-
-async def _letters(pipelines: list[Pipeline], numbers: list[int]) -> list[Found]:
-    """The letters with these numbers; one that does not exist, or exists twice, ends the command."""
-    found = [one for opened in pipelines for one in await _search(opened, set(numbers))]
-    known = [one.number for one in found]
-    missing = sorted(set(numbers) - set(known))
-    if missing:
-        fail(f"no dead letter has the number {' or '.join(map(str, missing))}; see keywise dead list")
-    if len(known) > len(set(known)):
-        refuse("more than one pipeline has a letter of that number; say which with --pipeline")
-    return found
-
-
-async def _search(pipeline: Pipeline, numbers: set[int]) -> list[Found]:
-    limit = PAGE
-    while True:
-        letters = await _newest(pipeline, limit)
-        found = [one for one in letters if one.number in numbers]
-        if len(letters) < limit or len(found) == len(numbers):
-            return found
-        limit *= 2
-
-
-def _summary(found: Found) -> dict[str, Any]:
-    letter = found.letter
-    return {
-        "number": found.number,
-        "at": iso(found.at),
-        "pipeline": found.pipeline.name,
-        "key": letter.key or None,
-        "version": letter.version,
-        "cause": letter.cause,
-    }
-
-
 def _whole(found: Found) -> dict[str, Any]:
     letter = found.letter
-    told = _summary(found) | {
+    told = summary(found) | {
         "source": letter.source,
         "sent_at": iso(letter.sent_at),
         "headers": dict(letter.headers or {}),

@@ -1,0 +1,161 @@
+"""Finds the dead letters that a command is about: by number, by time, by cause, or all of them."""
+
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from keywise.change import Want
+from keywise.cli.speech import fail, iso, refuse
+from keywise.errors import LetterError, MalformedError, SettingsError
+from keywise.pipeline import Pipeline
+from keywise.protocols import Letter, Sought
+from keywise.rules import Answer, Policy, Terms, decide_under
+from keywise.settings import seconds
+
+PAGE = 100
+"""Letters are looked through in stretches that double."""
+
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="Buried since: 2h ago as 2h, or 2026-01-31T12:00.")
+]
+UntilOption = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="Buried before: 2h ago as 2h, or 2026-01-31T12:00.")
+]
+CauseOption = Annotated[str, typer.Option("--cause", metavar="TEXT", help="With this in their cause.")]
+
+
+class Found(msgspec.Struct):
+    """A dead letter, and where it lies."""
+
+    pipeline: Pipeline
+    number: int
+    at: float
+    """By the wall clock."""
+    letter: Letter
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """Which letters are meant, by the wall clock."""
+
+    since: float | None = None
+    until: float | None = None
+    cause: str = ""
+
+    def __bool__(self) -> bool:
+        return self != Filter()
+
+    def sought(self, ahead_s: float) -> Sought:
+        """By the clock of a store that the wall clock is ahead of."""
+        given = {"since": self.since, "until": self.until}
+        return Sought(cause=self.cause, **{name: at - ahead_s for name, at in given.items() if at is not None})
+
+
+def filter_of(since: str | None, until: str | None, cause: str) -> Filter:
+    """What the options say; a moment that cannot be read ends the command."""
+    now = time.time()
+    return Filter(_moment(since, "--since", now), _moment(until, "--until", now), cause)
+
+
+def _moment(text: str | None, option: str, now: float) -> float | None:
+    """A duration is so long ago; a time without a zone is UTC, as everything that is shown."""
+    if text is None:
+        return None
+    try:
+        return now - seconds(text)
+    except SettingsError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text.removesuffix(" UTC"))
+    except ValueError:
+        refuse(f"{option}: {text!r} is no time; write 90m or 2d for so long ago, or 2026-01-31T12:00")
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+async def newest(pipeline: Pipeline, limit: int, wanted: Filter) -> list[Found]:
+    """The newest letters of a pipeline that are wanted."""
+    ahead_s = time.time() - await pipeline.operator.now()
+    letters = await pipeline.operator.letters(limit, wanted.sought(ahead_s))
+    return [Found(pipeline, number, buried_at + ahead_s, letter) for number, buried_at, letter in letters]
+
+
+async def meant(pipelines: list[Pipeline], numbers: list[int], wanted: Filter) -> list[Found]:
+    """The letters with these numbers, or all that are wanted; the oldest first."""
+    found = await by_number(pipelines, numbers) if numbers else await _all(pipelines, wanted)
+    return sorted(found, key=lambda one: one.number)
+
+
+async def _all(pipelines: Iterable[Pipeline], wanted: Filter) -> list[Found]:
+    counted = [(opened, (await opened.operator.census()).dead) for opened in pipelines]
+    return [one for opened, dead in counted if dead for one in await newest(opened, dead, wanted)]
+
+
+async def by_number(pipelines: list[Pipeline], numbers: list[int]) -> list[Found]:
+    """The letters with these numbers; one that does not exist, or exists twice, ends the command."""
+    found = [one for opened in pipelines for one in await _search(opened, set(numbers))]
+    known = [one.number for one in found]
+    missing = sorted(set(numbers) - set(known))
+    if missing:
+        fail(f"no dead letter has the number {' or '.join(map(str, missing))}; see keywise dead list")
+    if len(known) > len(set(known)):
+        refuse("more than one pipeline has a letter of that number; say which with --pipeline")
+    return found
+
+
+async def _search(pipeline: Pipeline, numbers: set[int]) -> list[Found]:
+    limit = PAGE
+    while True:
+        letters = await newest(pipeline, limit, Filter())
+        found = [one for one in letters if one.number in numbers]
+        if len(letters) < limit or len(found) == len(numbers):
+            return found
+        limit *= 2
+
+
+async def send_again(found: Found) -> None:
+    """Send a letter's body to the pipeline's first source, then forget the letter: a crash between only duplicates."""
+    pipeline, letter = found.pipeline, found.letter
+    try:
+        change = pipeline.envelope.read_one(letter.body)
+    except MalformedError as error:
+        raise LetterError(
+            f"letter {found.number} cannot be read: {error}; it stays, drop it if it is of no use"
+        ) from error
+    entry, now = await pipeline.operator.inspect(change.key), await pipeline.operator.now()
+    standing, terms = await pipeline.governor.standing(), Terms("", 1.0, despite_pause=True)
+    refusal = decide_under(standing, entry, Want(change.key, change.order), now, Policy(), terms)
+    if refusal is not None and refusal.mark is not None:
+        raise LetterError(_told(found.number, change.key, change.version, refusal.answer, refusal.mark[1]))
+    [url, source], *_ = pipeline.sources
+    if url.startswith("memory:"):
+        raise LetterError(
+            f"letter {found.number} would end with this command: {pipeline.name} reads from {url}; it stays"
+        )
+    await source.send([letter.body])
+    await pipeline.operator.drop([found.number])
+
+
+def _told(number: int, key: str, version: int | None, answer: Answer, mark: int) -> str:
+    what = f"letter {number} has version {version} of {key!r}"
+    if answer is Answer.MIXED:
+        return f"letter {number} of {key!r} cannot be ordered: some of its changes have a version and some have none"
+    if version is None:
+        return f"letter {number} is refused: {key!r} was applied already, and without a version that is once; it stays"
+    applied = "is applied already" if answer is Answer.DUPLICATE else f"is stale: its mark is version {mark}"
+    return f"{what}, which {applied}; it stays, drop it with keywise dead drop {number}"
+
+
+def summary(found: Found) -> dict[str, Any]:
+    """A letter in a few words, for scripts."""
+    letter = found.letter
+    return {
+        "number": found.number,
+        "at": iso(found.at),
+        "pipeline": found.pipeline.name,
+        "key": letter.key or None,
+        "version": letter.version,
+        "cause": letter.cause,
+    }
