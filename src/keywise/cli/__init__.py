@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from keywise import __version__
+from keywise.cli.check import app as check
 from keywise.cli.dead import app as dead
 from keywise.cli.force import force, remove
 from keywise.cli.pause import pause, resume
@@ -33,6 +34,7 @@ app = typer.Typer(
 for command in (run, send, status, why, pause, resume, reset, force, remove, repair, prune):
     app.command()(command)
 app.add_typer(dead, name="dead")
+app.add_typer(check, name="check")
 app.command()(simulate)
 
 

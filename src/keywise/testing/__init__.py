@@ -1,22 +1,55 @@
-"""For tests: simulated worlds with faults, virtual time, and broken variants that must be found."""
+"""For tests: your handler under faults, your adapter held to its promises, and the simulator of keywise itself.
 
+`__all__` is the promise.
+"""
+
+from keywise.testing.conformance import (
+    BrokenPromiseError,
+    Checked,
+    Conformance,
+    LedgerBench,
+    SinkBench,
+    SourceBench,
+    UncheckedError,
+    Verdict,
+    check_ledger,
+    check_sink,
+    check_source,
+)
 from keywise.testing.faults import Faults
 from keywise.testing.mutants import MUTANTS, Mutant
+from keywise.testing.own import simulate
+from keywise.testing.own_report import Difference, Finding, Report
 from keywise.testing.seeds import Hunt, Run, Tally, hunt, run_seed, run_seeds
 from keywise.testing.virtual import Process, VirtualLoop
 from keywise.testing.world import World
 
 __all__ = [
     "MUTANTS",
+    "BrokenPromiseError",
+    "Checked",
+    "Conformance",
+    "Difference",
     "Faults",
+    "Finding",
     "Hunt",
+    "LedgerBench",
     "Mutant",
     "Process",
+    "Report",
     "Run",
+    "SinkBench",
+    "SourceBench",
     "Tally",
+    "UncheckedError",
+    "Verdict",
     "VirtualLoop",
     "World",
+    "check_ledger",
+    "check_sink",
+    "check_source",
     "hunt",
     "run_seed",
     "run_seeds",
+    "simulate",
 ]

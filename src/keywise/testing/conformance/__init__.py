@@ -2,15 +2,16 @@
 
 Write a factory that makes a fresh bench each time, and run the suite in a test of yours:
 
-    async def test_my_queue_keeps_its_promises():
-        await check_source(make_my_queue)
+    def test_my_queue_keeps_its_promises():
+        asyncio.run(check_source(make_my_queue))
 
-A promise that is broken raises `BrokenPromiseError`, which says what was promised and what was seen instead.
+Or give a URL, if the plug is known by one.
+All promises are checked; then `BrokenPromiseError` says which are broken, and what was seen instead.
+What is returned tells promise by promise which are kept; the error has it as its `report`.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from keywise.protocols import Grade
 from keywise.testing.conformance.endings import ENDING_PROMISES
@@ -18,7 +19,8 @@ from keywise.testing.conformance.governors import GOVERNOR_PROMISES, HISTORIAN_P
 from keywise.testing.conformance.histories import HISTORY_PROMISES
 from keywise.testing.conformance.inlets import INLET_PROMISES
 from keywise.testing.conformance.ledgers import CLAIM_PROMISES, LedgerBench, MakeLedger
-from keywise.testing.conformance.promise import BrokenPromiseError, Promise
+from keywise.testing.conformance.promise import BrokenPromiseError, Promise, UncheckedError
+from keywise.testing.conformance.report import Checked, Conformance, NotConformingError, Verdict, hold
 from keywise.testing.conformance.sinks import (
     APPLY_PROMISES,
     ATOMIC_PROMISES,
@@ -29,16 +31,23 @@ from keywise.testing.conformance.sinks import (
 )
 from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES, MakeSource, SourceBench
 from keywise.testing.conformance.transactions import TRANSACTION_PROMISES
+from keywise.testing.conformance.urls import Playground
 
 __all__ = [
     "BrokenPromiseError",
+    "Checked",
+    "Conformance",
     "LedgerBench",
     "MakeLedger",
     "MakeSink",
     "MakeSource",
+    "NotConformingError",
+    "Playground",
     "Promise",
     "SinkBench",
     "SourceBench",
+    "UncheckedError",
+    "Verdict",
     "check_ledger",
     "check_sink",
     "check_source",
@@ -47,22 +56,29 @@ __all__ = [
     "source_promises",
 ]
 
-Bench = TypeVar("Bench")
+
+async def check_source(connect: MakeSource | str, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
+    """Hold a source to all its promises; raise `BrokenPromiseError` in the end if one is broken."""
+    if isinstance(connect, str):
+        async with _played("sources", connect) as playground:
+            return await check_source(playground.source, tell=tell)
+    return await hold("source", await source_promises(connect), connect, tell)
 
 
-async def check_source(make: MakeSource) -> int:
-    """Hold a source to all its promises; return how many they are."""
-    return await _check(await source_promises(make), make)
+async def check_ledger(connect: MakeLedger | str, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
+    """Hold a ledger to all its promises; raise `BrokenPromiseError` in the end if one is broken."""
+    if isinstance(connect, str):
+        async with _played("ledgers", connect) as playground:
+            return await check_ledger(playground.ledger, tell=tell)
+    return await hold("ledger", ledger_promises(), connect, tell)
 
 
-async def check_ledger(make: MakeLedger) -> int:
-    """Hold a ledger to all its promises; return how many they are."""
-    return await _check(ledger_promises(), make)
-
-
-async def check_sink(make: MakeSink) -> int:
-    """Hold a sink to the promises of its grade; return how many they are."""
-    return await _check(await sink_promises(make), make)
+async def check_sink(connect: MakeSink | str, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
+    """Hold a sink to the promises of its grade; raise `BrokenPromiseError` in the end if one is broken."""
+    if isinstance(connect, str):
+        async with _played("sinks", connect) as playground:
+            return await check_sink(playground.sink, tell=tell)
+    return await hold("sink", await sink_promises(connect), connect, tell)
 
 
 async def source_promises(make: MakeSource) -> list[Promise[SourceBench]]:
@@ -98,7 +114,10 @@ async def sink_promises(make: MakeSink) -> list[Promise[SinkBench]]:
     return [*APPLY_PROMISES, *(CONDITIONAL_PROMISES if is_conditional else ()), *reading]
 
 
-async def _check(promises: list[Promise[Bench]], make: Callable[..., AbstractAsyncContextManager[Bench]]) -> int:
-    for promise in promises:
-        await promise(make)
-    return len(promises)
+@asynccontextmanager
+async def _played(role: str, url: str) -> AsyncIterator[Playground]:
+    playground = Playground(role, url)
+    try:
+        yield playground
+    finally:
+        await playground.clean()

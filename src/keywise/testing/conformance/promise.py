@@ -10,6 +10,15 @@ Bench = TypeVar("Bench")
 class BrokenPromiseError(AssertionError):
     """A plug broke a promise of its protocol; the message says which one, and what was seen instead."""
 
+    def __init__(self, message: str, seen: str = "") -> None:
+        super().__init__(message)
+        self.seen = seen
+        """What was seen instead, without the promise."""
+
+
+class UncheckedError(Exception):
+    """A promise cannot be checked on this bench; the message says why."""
+
 
 class Promise(Generic[Bench]):
     """One sentence of a protocol, with its check. Calling it with a factory makes a fresh bench and checks it there."""
@@ -29,7 +38,7 @@ class Promise(Generic[Bench]):
             try:
                 await self._check(bench)
             except AssertionError as error:
-                raise BrokenPromiseError(f"{self.text} But {error}") from error
+                raise BrokenPromiseError(f"{self.text} But {error}", str(error)) from error
 
 
 class Promises(list[Promise[Bench]]):

@@ -1,0 +1,119 @@
+"""`keywise check`: hold a source, a ledger or a sink to the promises of its protocol."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+from keywise.cli.loading import JsonOption
+from keywise.cli.speech import cell, fail, plain, progress, screen, tell_json
+
+if TYPE_CHECKING:
+    from keywise.testing.conformance import Checked, Conformance, Playground
+
+app = typer.Typer(help="Hold a source, a ledger or a sink to the promises of its protocol.", no_args_is_help=True)
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="As in an app, without the name of a queue or table.")]
+
+
+@app.command()
+def source(url: Url, json: JsonOption = False) -> None:
+    """Check a queue: messages come until they are acked, and to one consumer at a time.
+
+    It writes to queues with a name of its own, and removes them afterwards.
+
+    Exits with status 1 if a promise is broken.
+
+    \b
+    Example:
+      keywise check source sqlite:///shop.db
+    """
+    _check("sources", url, json)
+
+
+@app.command()
+def ledger(url: Url, json: JsonOption = False) -> None:
+    """Check a ledger: one holder a key, newest wins, and answers as the ledger in memory gives them.
+
+    It writes to scopes with a name of its own, and removes them afterwards.
+
+    Exits with status 1 if a promise is broken.
+
+    \b
+    Example:
+      keywise check ledger sqlite:///shop.db
+    """
+    _check("ledgers", url, json)
+
+
+@app.command()
+def sink(url: Url, json: JsonOption = False) -> None:
+    """Check a store, by its grade: changes arrive whole, deletions delete, and older ones are refused.
+
+    It writes to tables with a name of its own, and removes them afterwards.
+
+    Exits with status 1 if a promise is broken.
+
+    \b
+    Example:
+      keywise check sink sqlite:///shop.db
+    """
+    _check("sinks", url, json)
+
+
+def _check(role: str, url: str, json: bool) -> None:
+    from keywise.testing.conformance import Playground, Verdict
+
+    playground = Playground(role, url)
+    if not json:
+        print(plain(f"writes to {playground}"))
+    report = _with_progress(playground, role, json)
+    if json:
+        tell_json(_told(report, playground))
+    else:
+        print(report.summary)
+    if broken := report.of(Verdict.BROKEN):
+        if json:
+            raise typer.Exit(1)
+        fail(f"{len(broken)} of {len(report.checked)} promises are broken; protocols.py says what each of them means")
+
+
+def _with_progress(playground: "Playground", role: str, json: bool) -> "Conformance":
+    bar = progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with bar:
+        task = bar.add_task("promises", total=None)
+
+        def tell(checked: "Checked", total: int) -> None:
+            bar.update(task, advance=1, total=total)
+            if not json:
+                screen().print(cell(str(checked)))
+
+        return asyncio.run(_checked(playground, role, tell))
+
+
+async def _checked(playground: "Playground", role: str, tell: "Callable[[Checked, int], None]") -> "Conformance":
+    from keywise.testing import conformance
+    from keywise.testing.conformance.report import NotConformingError, hold
+
+    bench: Any = {"sources": playground.source, "ledgers": playground.ledger, "sinks": playground.sink}[role]
+    try:
+        promises: Any = conformance.ledger_promises()
+        if role != "ledgers":
+            of_role = conformance.source_promises if role == "sources" else conformance.sink_promises
+            promises = await of_role(bench)
+        return await hold(role[:-1], promises, bench, lambda checked: tell(checked, len(promises)))
+    except NotConformingError as error:
+        return error.report
+    finally:
+        await playground.clean()
+
+
+def _told(report: "Conformance", playground: "Playground") -> dict[str, Any]:
+    from keywise.testing.conformance import Verdict
+
+    counts = {verdict.value: len(report.of(verdict)) for verdict in Verdict}
+    promises = msgspec.to_builtins(report.checked)
+    return {"role": report.role, "wrote_to": playground.prefix, **counts, "promises": promises}

@@ -1,0 +1,90 @@
+"""`keywise check` says what it will write, tells promise by promise, and exits with status 1 if one is broken."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from integration.command import LIMIT_S, Answer, Folder, environment
+
+BROKEN = """
+import sys
+from keywise.cli import main
+from keywise.sources.memory import MemorySource
+
+async def ack(self, deliveries):
+    pass
+
+MemorySource.ack = ack
+sys.argv = ["keywise", "check", "source", "memory://", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def check_broken(*arguments: str) -> Answer:
+    """A queue in memory that never forgets."""
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN, *arguments],
+        env=environment(None),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def test_every_promise_has_a_line_after_what_will_be_written(folder):
+    answer = folder.keywise("check", "sink", "sqlite:///shop.db")
+    assert (answer.status, answer.err) == (0, "")
+    first, *lines, end = answer.out.splitlines()
+    assert first.startswith("writes to tables named check_")
+    assert first.endswith("in sqlite:///shop.db; they are removed afterwards")
+    assert all(line.startswith("kept ") for line in lines)
+    assert end == f"{len(lines)} promises kept, 0 broken"
+    assert not (folder.path / "shop.db").exists()
+
+
+def test_scripts_get_every_promise_by_name(folder):
+    told = folder.keywise("check", "source", "memory://", "--json").json
+    assert (told["role"], told["broken"], told["unchecked"]) == ("source", 0, 0)
+    assert told["kept"] == len(told["promises"]) > 20
+    assert {"name": "an_empty_queue_gives_nothing", "verdict": "kept", "why": ""}.items() <= told["promises"][2].items()
+
+
+def test_a_broken_promise_is_told_and_ends_with_status_1():
+    answer = check_broken()
+    assert answer.status == 1
+    [line] = [one for one in answer.out.splitlines() if one.startswith("broken") and "Acked is forgotten" in one]
+    assert " But what came after the ack was [" in line
+    assert "promises are broken" in answer.err
+
+
+def test_a_broken_promise_is_told_to_scripts_too():
+    answer = check_broken("--json")
+    assert answer.status == 1
+    [one] = [one for one in answer.json["promises"] if one["name"] == "an_acked_message_never_comes_back"]
+    assert one["verdict"] == "broken"
+    assert one["why"].startswith("what came after the ack was [")
+
+
+@pytest.mark.parametrize(
+    ("role", "url", "told"),
+    [
+        ("source", "sqlite:///shop.db?queue=live", "leave queue= out"),
+        ("sink", "sqlite:///shop.db?table=pages", "leave table= out"),
+        ("ledger", "sqlite://shop.db", "has two slashes where a file needs three"),
+        ("ledger", "nonsense", "is no URL"),
+    ],
+)
+def test_what_could_be_somebody_elses_is_refused_before_anything_is_written(folder, role, url, told):
+    answer = folder.keywise("check", role, url)
+    assert (answer.status, answer.out) == (1, "")
+    assert told in answer.err
+    assert not (folder.path / "shop.db").exists()
