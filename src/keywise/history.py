@@ -13,7 +13,7 @@ from keywise.protocols import Historian, Line, Operator
 
 LINES_MAX = 10_000
 """Lines that wait to be written, at the most."""
-REFUSALS_MAX = 5000
+REFUSALS_MAX = 2000
 """Refusals that are told one by one after a quiet time; a flood of them must not cost much, nor push out the rest."""
 REFUSALS_PER_S = 100.0
 WAIT_AGAIN_S = 60.0

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from docs.pages import ROOT, Page, make_targets, page, pages
+from keywise import events
 from keywise.cli import app as command_line
 from keywise.settings import Settings
 from keywise.testing.mutants import MUTANTS
@@ -80,6 +81,15 @@ def setting_faults(text: str) -> list[str]:
     return found
 
 
+def event_faults(text: str) -> list[str]:
+    found = []
+    for kind in events.Event.__subclasses__():
+        row, fields_of_kind = row_of(text, kind.__name__), set(kind.__struct_fields__) - {"pipeline"}
+        if not row or set(re.findall(r"`(\w+)`", row[-1])) != fields_of_kind:
+            found.append(f"{kind.__name__} has the fields {sorted(fields_of_kind)}, the page says {row or 'nothing'}")
+    return found
+
+
 def mutant_faults(text: str) -> list[str]:
     return [
         f"rule {mutant.rule} does not name the mutant {mutant.name!r}"
@@ -129,6 +139,13 @@ def sentence_faults(one: Page) -> list[str]:
 
 def test_every_setting_is_told_with_its_default():
     expect_none(setting_faults(page("docs/reference/settings.md").text))
+
+
+def test_every_event_is_told_with_its_fields():
+    text = page("docs/reference/events.md").text
+    expect_none(event_faults(text))
+    assert len(event_faults(text.replace("| `Buried` |", "| `Burned` |"))) == 1
+    assert len(event_faults(text.replace("`attempts`, `retry_s` |", "`retry_s` |"))) == 1
 
 
 def test_every_command_is_told_with_all_its_options():
