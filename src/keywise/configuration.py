@@ -26,7 +26,7 @@ TABLES = {
     "rate": (Rate, 'rate = { n = 1, per = "1s" }'),
 }
 """Words whose value is a table: what becomes of it, and what to write."""
-FUNCTIONS = ("read", "apply", "refetch")
+FUNCTIONS = ("read", "apply", "refetch", "lookup")
 WORDS = {"sources", "sink", "key", "version", "deleted", *FUNCTIONS, *TABLES}
 SETTINGS = {field.name for field in fields(Settings)}
 SOURCES = 'sources = ["sqlite:///shop.db"]'
@@ -66,6 +66,8 @@ def _define(app: App, name: str, table: Mapping[str, Any], folder: Path) -> Pipe
         pipeline.apply(functions["apply"])
     if "refetch" in functions:
         pipeline.refetch(functions["refetch"])
+    if "lookup" in functions:
+        pipeline.lookup(functions["lookup"])
     return pipeline
 
 

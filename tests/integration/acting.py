@@ -116,6 +116,12 @@ class Office(Folder):
         with closing(sqlite3.connect(self.path / file, timeout=30)) as store:
             return store.execute(statement).fetchall()
 
+    def execute(self, *statements: str) -> None:
+        """Somebody else writes the shop's file."""
+        with closing(sqlite3.connect(self.path / "shop.db", timeout=30)) as file, file:
+            for statement in statements:
+                file.execute(statement)
+
     def stored(self) -> dict[str, int]:
         """The table of pages."""
         found = self.rows("shop.db", "select name from sqlite_master where name = 'stored'")

@@ -13,7 +13,7 @@ import pytest
 import keywise
 from integration.command import LIMIT_S, Folder, command, environment
 
-ACTS = ("pause", "resume", "reset", "force", "remove", "repair", "prune")
+ACTS = ("pause", "resume", "reset", "force", "remove", "repair", "reconcile", "prune")
 ODD_KEY = 'it\'s "odd"\n\x1b[31m[red]x[/red] :smile: \U0001f600'
 
 

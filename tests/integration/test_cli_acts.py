@@ -237,3 +237,42 @@ def test_what_is_missing_is_said_with_what_to_write(office):
         assert wrong.status == 2 and "name a key" in wrong.err
     assert office.keywise("force", "", "--pipeline", "pages").status == 2
     assert office.keywise("force", "a", "--pipeline", "pages", "--wait", "soon").status == 2
+
+
+def test_a_table_is_reconciled_with_the_truth_and_put_right(office):
+    office.send("pages", *(page(key, 5) for key in ("same", "lost", "odd", "gone", "old")))
+    office.keywise("run", "shop:app", "--until-empty")
+    office.execute("delete from stored where key = 'lost'", "update stored set body = '{}' where key = 'odd'")
+    truth = {key: page(key, 5) for key in ("same", "lost", "odd")} | {"old": page("old", 6), ODD_KEY: page(ODD_KEY, 1)}
+    office.tell_truth(**truth)
+    office.write("keys.txt", f"same\n\n{json.dumps(ODD_KEY)}\n")
+    office.start_worker()
+    found = office.keywise("reconcile", "--pipeline", "pages", "--keys-from", "keys.txt", "--json")
+    *lines, summary = map(json.loads, found.out.splitlines())
+    kinds = {"lost": "missing", "odd": "different", "gone": "should be gone", "old": "older", ODD_KEY: "missing"}
+    assert (found.status, {line["key"]: line["kind"] for line in lines}) == (1, kinds)
+    differences = {"different": 1, "missing": 2, "older": 1, "should be gone": 1}
+    assert summary == {"looked": 6, "changing": 0, "repaired": 0, "differences": differences}
+    asked = office.keywise("reconcile", "--pipeline", "pages", "--keys-from", "-", "--repair", stdin=f"{ODD_KEY!r}\n")
+    assert asked.status == 2 and "Write 4 keys of pages again?" in asked.err
+    assert "'lost' is missing in the sink: the truth has version 5" in asked.out
+    mended = office.act("reconcile", "--pipeline", "pages", "--keys-from", "keys.txt", "--repair", "--yes", *WHY)
+    assert f"repaired {ODD_KEY!r}" in mended.out and "\x1b" not in mended.out
+    assert office.stored() == {"same": 5, "lost": 5, "odd": 5, "old": 6, ODD_KEY: 1}
+    assert len(office.lines("forced")) == 5
+    assert office.act("reconcile", "--pipeline", "pages").out == "looked at 6 keys: 0 differences\n"
+
+
+def test_the_store_of_a_handler_is_reconciled_with_a_lookup(office):
+    office.send("mails", page("a", 5), page("b", 5))
+    office.keywise("run", "shop:app", "--until-empty")
+    office.tell_truth(a=page("a", 5), b=page("b", 4))
+    found = office.keywise("reconcile", "--pipeline", "mails", "--repair", "--yes")
+    assert found.status == 1
+    assert "'b' is different in the sink: the truth has version 4; v" in found.out
+    assert "older than the mark at version 5" in found.out and "1 difference" in found.err
+    office.write("shop.py", (office.path / "shop.py").read_text().replace("@mails.lookup", ""))
+    blind = office.keywise("reconcile", "--pipeline", "mails")
+    assert blind.status == 1 and "decorate it with .lookup" in blind.err
+    missing = office.keywise("reconcile", "--pipeline", "pages", "--keys-from", "nowhere.txt")
+    assert missing.status == 2 and "no file 'nowhere.txt'" in missing.err

@@ -59,6 +59,7 @@ def functions(app: App, shop: ModuleType) -> None:
     pipeline = app.pipeline("search", read=shop.read)
     pipeline.apply(shop.index)
     pipeline.refetch(shop.refetch)
+    pipeline.lookup(shop.lookup)
 
 
 def several(app: App, shop: ModuleType) -> None:
@@ -140,6 +141,7 @@ DEFINITIONS: dict[str, tuple[Callable[[App, ModuleType], None], str]] = {
         read = "toml_shop:read"
         apply = "toml_shop:index"
         refetch = "toml_shop:refetch"
+        lookup = "toml_shop:lookup"
         """,
     ),
     "several pipelines": (

@@ -37,6 +37,9 @@ def index_unknown(change: "Unknown") -> None: ...
 
 
 async def refetch(key: str) -> None: ...
+
+
+def lookup(key: str) -> None: ...
 """
 
 

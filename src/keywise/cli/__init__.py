@@ -11,6 +11,7 @@ from keywise.cli.dead import app as dead
 from keywise.cli.force import force, remove
 from keywise.cli.pause import pause, resume
 from keywise.cli.prune import prune
+from keywise.cli.reconcile import reconcile
 from keywise.cli.repair import repair
 from keywise.cli.reset import reset
 from keywise.cli.run import run
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, send, status, why, pause, resume, reset, force, remove, repair, prune):
+for command in (run, send, status, why, pause, resume, reset, force, remove, repair, reconcile, prune):
     app.command()(command)
 app.add_typer(dead, name="dead")
 app.add_typer(check, name="check")

@@ -1,0 +1,173 @@
+"""`keywise reconcile`: compare a sink with the source of truth, and put differences right."""
+
+import json as json_lines
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+
+from keywise.acts import Acts
+from keywise.cli.acting import (
+    WAIT,
+    Call,
+    OneOption,
+    WaitOption,
+    WhoOption,
+    WhyOption,
+    YesOption,
+    checked_key,
+    confirm,
+    perform,
+)
+from keywise.cli.loading import AppOption, JsonOption
+from keywise.cli.speech import complain, count, plain, progress, refuse
+from keywise.errors import ActError
+from keywise.pipeline import Pipeline
+from keywise.reconcile import Difference, Kind, Reconcile
+
+REPAIRS_MAX = 100_000
+"""Keys that one run puts right, at the most: they are remembered until the question is answered."""
+
+
+def reconcile(  # noqa: PLR0913 - all the words that the command understands
+    *,
+    repair: Annotated[bool, typer.Option("--repair", help="Write what differs again from the truth.")] = False,
+    keys_from: Annotated[
+        str | None,
+        typer.Option("--keys-from", metavar="FILE", help="More keys, one per line or as JSON text; - for stdin."),
+    ] = None,
+    wait: WaitOption = WAIT,
+    yes: YesOption = False,
+    app: AppOption = None,
+    pipeline: OneOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Compare the sink with the source of truth, key by key.
+
+    Reads the truth with refetch, and the sink by itself or with lookup. Keys that change meanwhile are no differences.
+    With --json each difference is one line, and the last line sums up. Exits with status 1 if something differs.
+
+    \b
+    Example:
+      keywise reconcile --app shop:app
+      keywise reconcile --repair --yes --why 'after the outage' --app shop:app
+      keywise reconcile --keys-from ids.txt --json --app shop:app
+    """
+    report, place = Report(json), _checked_place(keys_from)
+
+    async def act(acts: Acts, opened: Pipeline) -> None:
+        walk = Reconcile(opened)
+        known = (await opened.operator.census()).keys
+        with progress(TextColumn("{task.completed:,} keys"), BarColumn(), TimeElapsedColumn()) as bar:
+            task = bar.add_task("", total=known)
+            async for found in walk.differences(_keys(place)):
+                report.tell(found)
+                bar.update(task, completed=walk.looked)
+        report.looked, report.changing = walk.looked, walk.changing
+        if repair and report.wrong:
+            confirm(f"Write {count(len(report.wrong), 'key')} of {opened.name} again?", yes=yes)
+            await report.put_right(acts)
+
+    perform(Call(app, pipeline, why, who, wait), act)
+    report.sum_up()
+    if report.is_wrong:
+        raise typer.Exit(1)
+
+
+class Report:
+    """What was found, and what became of it."""
+
+    def __init__(self, json: bool) -> None:
+        self.looked = 0
+        self.changing = 0
+        self.wrong: list[str] = []
+        self._json = json
+        self._kinds: Counter[Kind] = Counter()
+        self._repaired = 0
+
+    @property
+    def is_wrong(self) -> bool:
+        return sum(self._kinds.values()) > self._repaired
+
+    def tell(self, found: Difference) -> None:
+        self._kinds[found.kind] += 1
+        if found.kind is not Kind.FAILED and len(self.wrong) < REPAIRS_MAX:
+            self.wrong.append(found.key)
+        self._say(msgspec.to_builtins(found), _told(found))
+
+    async def put_right(self, acts: Acts) -> None:
+        for key in self.wrong:
+            try:
+                await acts.force(key)
+            except ActError as error:
+                self._say({"key": key, "kind": "left", "detail": str(error)}, f"left: {error}")
+            else:
+                self._repaired += 1
+                self._say({"key": key, "kind": "repaired"}, f"repaired {key!r}")
+
+    def sum_up(self) -> None:
+        kinds = {kind.value: number for kind, number in sorted(self._kinds.items())}
+        summary = {"looked": self.looked, "changing": self.changing, "repaired": self._repaired, "differences": kinds}
+        found = sum(kinds.values())
+        self._say(summary, f"looked at {count(self.looked, 'key')}: {count(found, 'difference')}")
+        if self.changing and not self._json:
+            print(f"{count(self.changing, 'key')} changed all the time; look again")
+        if self.is_wrong and not self._json:
+            left = count(found - self._repaired, "difference")
+            complain(f"{left} left" if self._repaired else f"{left}; --repair writes these keys again from the truth")
+
+    def _say(self, told: dict[str, Any], text: str) -> None:
+        print(json_lines.dumps(told) if self._json else plain(text), flush=True)
+
+
+def _told(found: Difference) -> str:
+    versions = [
+        f"{name} version {version}"
+        for name, version in (("the truth has", found.truth), ("the sink holds", found.held))
+        if version is not None
+    ]
+    more = ": " + "; ".join([*versions, *([found.detail] if found.detail else [])]) if versions or found.detail else ""
+    return f"{found.key!r} {'cannot be read' if found.kind is Kind.FAILED else f'is {_KINDS[found.kind]}'}{more}"
+
+
+_KINDS = {
+    Kind.MISSING: "missing in the sink",
+    Kind.EXTRA: "in the sink, and should be gone",
+    Kind.OLDER: "older in the sink",
+    Kind.NEWER: "newer in the sink",
+    Kind.DIFFERENT: "different in the sink",
+}
+
+
+def _checked_place(place: str | None) -> str | None:
+    """A missing file is told before anything is looked at."""
+    if place is not None and place != "-" and not Path(place).is_file():
+        refuse(f"there is no file {place!r}; write one key per line, or name - for stdin")
+    return place
+
+
+def _keys(place: str | None) -> Iterator[str]:
+    """Keys of a file, one per line; a line that is JSON text may hold any character."""
+    if place is None:
+        return
+    with nullcontext(sys.stdin) if place == "-" else Path(place).open(encoding="utf-8") as lines:
+        for line in lines:
+            if text := line.rstrip("\n"):
+                yield checked_key(_unquoted(text))
+
+
+def _unquoted(text: str) -> str:
+    if not text.startswith('"'):
+        return text
+    try:
+        return str(msgspec.json.decode(text, type=str))
+    except (msgspec.MsgspecError, UnicodeError):
+        return text

@@ -1,0 +1,191 @@
+"""Compares what a sink holds with the source of truth, key by key, while the pipeline may be at work."""
+
+import asyncio
+import enum
+import inspect
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from keywise.causes import cause_of_error
+from keywise.change import Change, Order, is_unversioned
+from keywise.errors import KeywiseError, MalformedError, SettingsError, UnavailableError
+from keywise.models import encoded
+from keywise.pipeline import Pipeline
+from keywise.protocols import Content
+from keywise.rules import EMPTY, Entry
+from keywise.truth import needs_refetch, truth_of
+
+PAGE = 200
+"""Keys in memory at once."""
+LOOKS = 3
+"""A difference counts only if nothing happened to its key during one of so many looks."""
+LOOK_AGAIN_S = 0.5
+
+
+class Kind(enum.StrEnum):
+    """How the sink differs from the truth."""
+
+    MISSING = "missing"
+    EXTRA = "should be gone"
+    OLDER = "older"
+    NEWER = "newer"
+    DIFFERENT = "different"
+    FAILED = "failed"
+    """Truth or sink could not be read."""
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One key that the sink does not hold as the truth has it."""
+
+    key: str
+    kind: Kind
+    truth: int | None = None
+    """The version that the source of truth has, if it has one."""
+    held: int | None = None
+    """The version that the sink holds, if it tells."""
+    detail: str = ""
+
+
+class Reconcile:
+    """One walk over all keys of a pipeline."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        needs_refetch(pipeline)
+        if pipeline.lookup is None and not hasattr(pipeline.sink, "read"):
+            raise SettingsError(
+                f"the sink of pipeline {pipeline.name!r} cannot be read; give the pipeline a function that returns "
+                "what the store holds of a key, or None if it is not there: decorate it with .lookup"
+            )
+        self.looked = 0
+        self.changing = 0
+        """Keys that something happened to whenever they were looked at."""
+        self._pipeline = pipeline
+        self._slots = asyncio.Semaphore(pipeline.settings.concurrency)
+
+    async def differences(self, more: Iterable[str] = ()) -> AsyncIterator[Difference]:
+        """What differs, of the keys that the ledger knows and then of these."""
+        async for page in self._pages(more):
+            found = await asyncio.gather(*map(self._look, page), return_exceptions=True)
+            self.looked += len(page)
+            for one in found:
+                if isinstance(one, BaseException):
+                    raise one
+                if one is not None:
+                    yield one
+
+    async def _pages(self, more: Iterable[str]) -> AsyncIterator[Sequence[str]]:
+        after, rest = "", iter(more)
+        while page := await self._pipeline.governor.keys(after, PAGE):
+            yield page
+            after = page[-1]
+        while given := list(islice(rest, PAGE)):
+            yield [key for key in dict.fromkeys(given) if await self._pipeline.operator.inspect(key) is None]
+
+    async def _look(self, key: str) -> Difference | None:
+        async with self._slots:
+            for look in range(LOOKS):
+                if look:
+                    await asyncio.sleep(LOOK_AGAIN_S)
+                before = await self._entry(key)
+                found, truth = await self._compare(key, before)
+                if found is None:
+                    return None
+                is_last = look == LOOKS - 1
+                # What the truth has and the ledger has not yet may be on its way.
+                is_behind = truth is not None and before.mark is not None and truth[1] > before.mark[1]
+                if await self._is_calm(key, before) and (is_last or not is_behind):
+                    return found
+            self.changing += 1
+            return None
+
+    async def _compare(self, key: str, entry: Entry) -> tuple[Difference | None, Order | None]:
+        try:
+            truth = await truth_of(self._pipeline, key)
+            held = await self._held(key)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            cause = str(error) if isinstance(error, KeywiseError) else cause_of_error(error)
+            return Difference(key, Kind.FAILED, detail=cause), None
+        return difference(key, truth, held, entry), truth.order if truth is not None else None
+
+    async def _held(self, key: str) -> Content | None:
+        if self._pipeline.lookup is None:
+            sink: Any = self._pipeline.sink
+            found: Mapping[str, Content] = await sink.read([key])
+            return found.get(key)
+        value = self._pipeline.lookup(key)
+        if inspect.isawaitable(value):
+            value = await value
+        if value is None:
+            return None
+        body = value if isinstance(value, Mapping) else encoded(value)
+        return Content(body, self._version(body))
+
+    def _version(self, body: Any) -> int | None:
+        """The version in what a store holds, if it keeps that too."""
+        try:
+            return self._pipeline.envelope.read_one(encoded(body)).version
+        except MalformedError:
+            return None
+
+    async def _entry(self, key: str) -> Entry:
+        return await self._pipeline.operator.inspect(key) or EMPTY
+
+    async def _is_calm(self, key: str, before: Entry) -> bool:
+        """Whether nothing has happened to the key, and nobody is at work on it."""
+        after = await self._entry(key)
+        is_held = after.token != 0 and after.lease_until > await self._pipeline.operator.now()
+        return not is_held and (before.mark, before.deleted, before.token) == (after.mark, after.deleted, after.token)
+
+
+def difference(key: str, truth: Change[Any] | None, held: Content | None, entry: Entry) -> Difference | None:
+    """How the sink differs from the truth; None if it does not."""
+    held_version = held.version if held is not None else None
+    if truth is None or truth.deleted:
+        return Difference(key, Kind.EXTRA, held=held_version) if held is not None else None
+    if held is None:
+        is_removed = entry.deleted and entry.mark is not None and not is_unversioned(entry.mark) and entry.mark[2] > 0
+        detail = "an operator removed it" if is_removed else ""
+        return Difference(key, Kind.MISSING, truth.version, detail=detail)
+    if truth.version is not None and held_version is not None and truth.version != held_version:
+        kind = Kind.OLDER if held_version < truth.version else Kind.NEWER
+        return Difference(key, kind, truth.version, held_version)
+    fields = differing(truth.body, held.body)
+    if fields is None:
+        return None
+    return Difference(key, Kind.DIFFERENT, truth.version, held_version, ", ".join(fields))
+
+
+def differing(truth: bytes, held: bytes | Mapping[str, Any]) -> list[str] | None:
+    """The names of the fields that differ, if bodies are JSON objects; None if nothing differs."""
+    if truth == held:
+        return None
+    wanted = _decoded(truth)
+    found = held if isinstance(held, Mapping) else _decoded(held)
+    if not isinstance(wanted, Mapping) or not isinstance(found, Mapping):
+        return None if wanted == found and wanted is not _UNREADABLE else []
+    # A store that keeps some of the fields is compared in these only.
+    names = found if isinstance(held, Mapping) else {**wanted, **found}
+    fields = sorted(str(name) for name in names if not _is_same(wanted.get(name), found.get(name)))
+    return fields or None
+
+
+_UNREADABLE = object()
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeError):
+        return _UNREADABLE
+
+
+def _is_same(wanted: Any, found: Any) -> bool:
+    """Lists and objects may be kept as JSON text."""
+    if isinstance(wanted, list | dict) and isinstance(found, str):
+        return bool(_decoded(found.encode()) == wanted)
+    return bool(wanted == found)
