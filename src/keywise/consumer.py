@@ -66,6 +66,8 @@ class Consumer:
         self._going = asyncio.Event()
         """Set, unless an operator has paused the whole pipeline."""
         self._was_paused = False
+        self._asked = [0] * len(pipeline.sources)
+        """How many deliveries each source is being asked for."""
         self._heartbeat = Heartbeat(
             lease_s=pipeline.settings.lease_s,
             margin_s=pipeline.settings.margin_s,
@@ -137,7 +139,7 @@ class Consumer:
         unreachable = 0
         while await self._is_going():
             await self._make_room()
-            limit = min(self._lanes.room_for(index), pipeline.settings.batch_max)
+            limit = self._asked[index] = self._room_to_ask_for(index)
             if limit == 0:
                 await self._room.wait()
                 continue
@@ -148,7 +150,18 @@ class Consumer:
                 unreachable += 1
                 await pipeline.pause(name, error, unreachable)
                 continue
+            finally:
+                self._asked[index] = 0
             await self._take_in(index, deliveries)
+            if len(self._asked) > 1:
+                self._room.tell()
+
+    def _room_to_ask_for(self, index: int) -> int:
+        """What others are asking for may arrive as well, and all of it together has to find room."""
+        sources, others = len(self._asked), sum(self._asked) - self._asked[index]
+        room = min(self._lanes.room_for(index), self._lanes.room - others)
+        fair = max(1, self._lanes.capacity // sources)
+        return max(0, min(room, fair, self._pipeline.settings.batch_max))
 
     async def _is_going(self) -> bool:
         """Wait while the pipeline is paused; False once it is stopped, paused or not."""

@@ -122,6 +122,7 @@ class Entry(msgspec.Struct, frozen=True):
     unknown_until: float = 0.0
     tried: Order | None = None
     """The order that attempts, crashes and not_before belong to."""
+    tried_at: float = 0.0
     attempts: int = 0
     crashes: int = 0
     not_before: float = 0.0

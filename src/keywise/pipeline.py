@@ -69,7 +69,10 @@ class Pipeline:
         return 0 < len(self.bulk) < len(self.sources)
 
     def emit(self, event: events.Event) -> None:
-        for observer in (*self.observers, self.history) if self.history is not None else self.observers:
+        observers: list[events.Observer] = [*self.observers]
+        if self.history is not None:
+            observers.append(self.history)
+        for observer in observers:
             try:
                 observer(event)
             except Exception:
@@ -169,15 +172,11 @@ class Pipeline:
 
     async def extend(self, tickets: Iterable[Ticket], age: float) -> None:
         """Keep deliveries hidden whose last extension is older than this part of the visibility."""
-        now = self.clock()
-        for index, (_, source) in enumerate(self.sources):
-            visibility_s = source.visibility_s
-            if visibility_s is None:
-                continue
-            due = [t for t in tickets if t.source == index and now - t.extended_at >= visibility_s * age]
-            for ticket in due:
-                ticket.extended_at = now
-            await self._each_source(due, lambda source, some, s=visibility_s: source.extend(some, s))  # type: ignore[misc]
+        now, limits = self.clock(), [source.visibility_s for _, source in self.sources]
+        due = [t for t in tickets if (s := limits[t.source]) is not None and now - t.extended_at >= s * age]
+        for ticket in due:
+            ticket.extended_at = now
+        await self._each_source(due, lambda source, some: source.extend(some, source.visibility_s or 0.0))
 
     async def _each_source(
         self, tickets: Iterable[Ticket], act: Callable[[Source, list[Delivery]], Awaitable[None]]
@@ -186,8 +185,14 @@ class Pipeline:
         by_source: dict[int, list[Delivery]] = {}
         for ticket in tickets:
             by_source.setdefault(ticket.source, []).append(ticket.delivery)
-        for index, some in by_source.items():
-            await self._at(index, lambda source, some=some: act(source, some))  # type: ignore[misc]
+        if len(by_source) == 1:
+            [(index, some)] = by_source.items()
+            await self._at(index, lambda source: act(source, some))
+            return
+        async with asyncio.TaskGroup() as group:
+            # At once: a receipt that waits for another source's answer grows old.
+            for index, some in by_source.items():
+                group.create_task(self._at(index, lambda source, some=some: act(source, some)))  # type: ignore[misc]
 
     async def _at(self, index: int, act: Callable[[Source], Awaitable[None]]) -> None:
         name, source = self.sources[index]

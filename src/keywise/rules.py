@@ -69,7 +69,10 @@ def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms,
     entry = _without_passed_unknown(_without_dead_holder(entry, policy, now), want, now)
     took_over = entry.token != 0
     died_alone = took_over and entry.alone and entry.begun and _died(entry, terms)
-    if want.order is not None and want.order != entry.tried:
+    if want.order is None and entry.tried is not None and now >= entry.tried_at + policy.redelivery_s:
+        # Its message can no longer arrive. Deaths are counted from now on, or a deadly repair would never end.
+        entry = replace(entry, tried=None, tried_at=0.0, attempts=0, crashes=0, not_before=0.0)
+    elif want.order is not None and want.order != entry.tried:
         entry = replace(entry, tried=want.order, attempts=0, crashes=0, not_before=0.0)
     elif died_alone and want.order == entry.tried:
         entry = replace(entry, crashes=entry.crashes + 1)
@@ -83,6 +86,7 @@ def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms,
         begun=False,
         intent=want.order if policy.intents else None,
         updated_at=now,
+        tried_at=now if want.order is not None else entry.tried_at,
     )
     claim = Claim(
         want.key,
@@ -144,7 +148,7 @@ def fail(
     if entry.abandoned:
         return entry
     if claim.order is not None:
-        entry = replace(entry, attempts=entry.attempts + 1, not_before=now + retry_s, updated_at=now)
+        entry = replace(entry, attempts=entry.attempts + 1, not_before=now + retry_s, tried_at=now, updated_at=now)
     if certainty is Certainty.UNKNOWN:
         return replace(entry, abandoned=True)
     if certainty is Certainty.ENDED:
@@ -156,7 +160,8 @@ def fail_unclaimed(entry: Entry | None, want: Want, now: float) -> Entry:
     """Count a failed try inside a transaction that took no claim; a dead holder's claim ends with it."""
     entry = _free(entry or EMPTY)
     attempts = entry.attempts if entry.tried == want.order else 0
-    return replace(entry, tried=want.order, attempts=attempts + 1, crashes=0, not_before=0.0, updated_at=now)
+    tries = replace(entry, tried=want.order, attempts=attempts + 1, tried_at=now)
+    return replace(tries, crashes=0, not_before=0.0, updated_at=now)
 
 
 def release(entry: Entry | None, claim: Claim) -> Entry | None:
@@ -231,7 +236,7 @@ def kept(entry: Entry | None) -> Entry | None:
     """None for an entry that remembers nothing."""
     if entry is None:
         return None
-    return entry if replace(entry, updated_at=0.0, not_before=0.0, tried=None) != EMPTY else None
+    return entry if replace(entry, updated_at=0.0, not_before=0.0, tried=None, tried_at=0.0) != EMPTY else None
 
 
 def _against_mark(entry: Entry, want: Want, now: float, policy: Policy) -> Refusal | None:
@@ -282,7 +287,7 @@ def _against_history(entry: Entry, want: Want, now: float, policy: Policy) -> Re
         return Refusal(Answer.BUSY, entry.not_before - now)
     if entry.tried is not None and entry.attempts and want.order < entry.tried:
         # Two changes that fail must not take turns, or each would make the other's failed tries forgotten.
-        wait_s = entry.updated_at + policy.redelivery_s - now
+        wait_s = entry.tried_at + policy.redelivery_s - now
         return Refusal(Answer.DEFERRED, wait_s) if wait_s > 0 else None
     return None
 
@@ -333,4 +338,4 @@ def _free(entry: Entry) -> Entry:
 
 
 def _idle(entry: Entry) -> Entry:
-    return replace(_free(entry), tried=None, attempts=0, crashes=0, not_before=0.0)
+    return replace(_free(entry), tried=None, tried_at=0.0, attempts=0, crashes=0, not_before=0.0)

@@ -84,7 +84,7 @@ class Auditor:
     def granted(self, process: Process, claim: Claim, before: Entry | None, lease_s: float) -> None:
         now = self._world.store_now()
         if before is not None and before.token in self._lost and before.alone and before.tried is not None:
-            self.deaths[claim.key, before.tried] += 1
+            self.deaths[claim.key, _raw(before.tried)] += 1
         if claim.token in self._tokens:
             self.violate(f"token of {claim.key} was given before")
         if before is not None and before.token and before.lease_until > now:
@@ -98,6 +98,11 @@ class Auditor:
         self._ends[claim.token] = self._world.now() + lease_s
         self._latest[claim.key] = claim.token
         self.note(f"{process.name} claims {claim.key} {_version(claim.order)} token {claim.token & 0xFFFF:x}")
+
+    def operator_claimed(self, claim: Claim) -> None:
+        self._tokens[claim.token] = self._world.store_now() + self._world.settings.lease_s
+        self._ends[claim.token] = self._world.now() + self._world.settings.lease_s
+        self._latest[claim.key] = claim.token
 
     def claims_lost(self, claims: list[Claim]) -> None:
         self._lost.update(claim.token for claim in claims)
@@ -162,7 +167,8 @@ class Auditor:
         for key, entry in entries.items():
             self._latest[key] = entry.token
             if entry.alone and entry.tried is not None:
-                self.deaths[key, entry.tried] += 1
+                self.deaths[key, _raw(entry.tried)] += 1
+        self._world.flow.forget()
         self.note("ledger restored from a backup")
 
     # The sink.
@@ -248,7 +254,7 @@ class Auditor:
         """Something at or above it is committed, or it is a dead letter: it may be acked."""
         sent = self._world.sent_by_body[body]
         mark = self.committed.get(sent.key)
-        return body in self._buried_bodies or (not sent.malformed and mark is not None and mark >= sent.order)
+        return body in self._buried_bodies or (not sent.malformed and mark is not None and mark >= sent.rank)
 
     # After every step of a server.
 
@@ -290,13 +296,13 @@ class Auditor:
         self._calls = [call for call in self._calls if call.process is not process or not process.is_dead]
         for key, entry in self._world.entries().items():
             if entry.owner == process.name and entry.alone and entry.tried is not None:
-                self.deaths[key, entry.tried] += 1
+                self.deaths[key, _raw(entry.tried)] += 1
 
     def transaction_cut(self, process: Process) -> None:
         """The claims of its handlers ended before they did, which counts as a try of each."""
         for key, entry in self._world.entries().items():
             if entry.owner == process.name and entry.tried is not None:
-                self.tries[key, entry.tried] += 1
+                self.tries[key, _raw(entry.tried)] += 1
 
     def _look_at_letters(self) -> None:
         for number, (_, letter) in self._world.letters().items():
@@ -340,6 +346,11 @@ class Auditor:
 
     def _is_excused(self, now: float) -> bool:
         return now < self.excused_until
+
+
+def _raw(order: Order) -> Order:
+    """As the message says it, which knows nothing of eras."""
+    return (0, *order[1:])
 
 
 def _version(order: Order | None) -> str:

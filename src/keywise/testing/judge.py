@@ -19,20 +19,20 @@ class Judge:
     def content(self) -> None:
         world = self._world
         stored = world.table.stored if world.grade is Grade.ATOMIC else world.sink.stored
-        purged = {sent.key: sent for sent in world.changes if sent.purged}
         for key, sent in workload.truth(world.changes, world.auditor.dead).items():
             held = stored.get(key)
-            found = None if held is None or held.deleted else held.order
+            holds = (0, *held.order[1:]) if held is not None else None
+            found = None if held is None or held.deleted else holds
             if self._is_given_up(key):
                 continue
-            taken = purged.get(key)
-            if taken is not None and (world.has_suspects or found == taken.order or taken.order > sent.order):
+            purged = [other for other in world.changes if other.purged and other.key == key]
+            if any(world.has_suspects or found == taken.order or taken.rank > sent.rank for taken in purged):
                 continue  # Whether it was applied before it was taken away, nobody can say.
             expected = None if sent.deleted else sent.order
-            if held is not None and (key, held.order) in world.auditor.dead and self._may_be_applied(key, held.order):
+            if holds is not None and (key, holds) in world.auditor.dead and self._may_be_applied(key, holds):
                 continue
             newest = world.sent.get(key)
-            if world.has_suspects and newest is not None and held is not None and held.order == newest.order:
+            if world.has_suspects and newest is not None and holds == newest.order:
                 continue  # A repair wrote it, though its message was set aside.
             if found != expected:
                 world.auditor.violate(f"{key} ends as {found}, the truth is {expected}")
@@ -45,7 +45,8 @@ class Judge:
     def _may_be_applied(self, key: str, order: Order) -> bool:
         """Though it was set aside: another copy was applied, or nobody knew that this one had been."""
         world = self._world
-        return world.grade is Grade.CONDITIONAL or world.auditor.committed.get(key) == order
+        committed = world.auditor.committed.get(key)
+        return world.grade is Grade.CONDITIONAL or (committed is not None and committed[1:] == order[1:])
 
     def kills_max(self, killer: workload.Sent) -> int:
         """Deaths are counted anew for each copy, after a restore, and after it or something newer was set aside."""
@@ -53,8 +54,9 @@ class Judge:
         copies = sum(body == killer.body for body in world.bodies.values()) + world.faults.injected["restore"]
         copies += world.auditor.letters_of[killer.body]
         newer = sum(
-            (sent.poison or sent.killer) and sent.key == killer.key and sent.order > killer.order
+            sum(body == sent.body for body in world.bodies.values())
             for sent in world.changes
+            if sent.key == killer.key and sent.rank > killer.rank and (sent.poison or sent.killer or sent.flaky)
         )
         return 2 * (world.settings.crashes_max + 1) * copies * (1 + newer)
 

@@ -155,9 +155,12 @@ class LinkedLedger:
     async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
         async def act() -> Answers:
             answers = await self._ledger.claim(wants, terms)
-            before = self._link.world.database.before
+            world = self._link.world
+            before = world.database.before
             for claim in answers.granted:
                 self._auditor.granted(self._link.process, claim, before.get(claim.key), terms.lease_s)
+                world.flow.dispatched(world, claim.key, world.store_now())
+            world.flow.started(world, [claim.key for claim in answers.granted])
             granted.extend(answers.granted)
             return answers
 
@@ -313,13 +316,17 @@ class LinkedTransaction:
         self.connection = transaction.connection
 
     async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
-        self._link.world.auditor.asked([want.key for want in wants])
+        world = self._link.world
+        world.auditor.asked([want.key for want in wants])
         await self._link.hop()
-        return await self._transaction.decide(wants)
+        refusals = await self._transaction.decide(wants)
+        world.flow.started(world, [want.key for want in wants if want.key not in refusals])
+        return refusals
 
     async def mark(self, wants: Sequence[Want]) -> None:
         await self._link.hop()
         await self._transaction.mark(wants)
+        self._link.world.flow.marked(self._link.world, [want.key for want in wants])
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         await self._link.hop()

@@ -94,7 +94,8 @@ class Trouble:
         number, one = self._world.rng.choice(candidates)
         one.purged = True
         self._world.auditor.purged(number)
-        self._world.messages().pop(number)
+        for queue in self._world.queue_database.queues.values():
+            queue.pop(number, None)
 
     def _prune(self) -> None:
         retention_s = self._world.settings.retention_s

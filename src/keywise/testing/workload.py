@@ -33,10 +33,17 @@ class Sent(msgspec.Struct):
     """How long the queue holds it back, if nothing else delays it."""
     purged: bool = False
     """Somebody took it out of the queue by hand."""
+    era: int = 0
+    """Of its key, when it was sent. The message itself says nothing of it."""
 
     @property
     def order(self) -> Order:
         return order_of(None if self.unversioned else self.version)
+
+    @property
+    def rank(self) -> Order:
+        """Its order in the era of its key."""
+        return (self.era, *self.order[1:])
 
     @property
     def body(self) -> bytes:
@@ -76,7 +83,7 @@ def truth(changes: list[Sent], dead: set[tuple[str, Order]]) -> dict[str, Sent]:
     for sent in changes:
         if sent.malformed or sent.purged or sent.key == MEETING or (sent.key, sent.order) in dead:
             continue
-        if sent.key not in newest or sent.order > newest[sent.key].order:
+        if sent.key not in newest or sent.rank > newest[sent.key].rank:
             newest[sent.key] = sent
     return newest
 

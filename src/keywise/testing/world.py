@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from keywise.change import Change, Delete, Put
+from keywise.change import Change, Delete, Order, Put
 from keywise.consumer import Consumer
 from keywise.databases.memory import MemoryDatabase, Message
 from keywise.envelope import Envelope, FunctionRoute
@@ -22,9 +22,10 @@ from keywise.testing import workload
 from keywise.testing.auditor import TICK_S, Auditor
 from keywise.testing.custody import Custody
 from keywise.testing.faults import Faults
+from keywise.testing.flow import Flow
 from keywise.testing.judge import Judge
 from keywise.testing.links import Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
-from keywise.testing.office import Office
+from keywise.testing.office import LinkedOffice
 from keywise.testing.stores import LinkedSink, LinkedTable
 from keywise.testing.trouble import Trouble
 from keywise.testing.virtual import Process, VirtualLoop
@@ -60,6 +61,7 @@ class World:
             drain_s=15.0,
             repair_s=5.0,
             surplus_s=2.0,
+            chores_s=20.0,
         )
         self.sink_batch_max = self.rng.choice((1, 3))
         self.has_threads = self.rng.random() < 0.5
@@ -69,9 +71,12 @@ class World:
             self.database if self.rng.random() < 0.5 else MemoryDatabase(clock=self.store_now)
         )
         self.source = MemorySource(self.queue_database, "queue", visibility_s=15.0)
+        self.bulk = MemorySource(self.queue_database, "bulk", visibility_s=15.0)
+        self.flow = Flow(self.rng, grade, prunes=self.faults.rates.prune)
         forgets = grade is Grade.CONDITIONAL and self.rng.random() < 0.5
         self.has_suspects = grade is Grade.PLAIN or forgets
-        self.policy = Policy(self.has_suspects, self.settings.redelivery_s, self.settings.retention_s)
+        settings = self.settings
+        self.policy = Policy(self.has_suspects, settings.redelivery_s, settings.retention_s, self.flow.rate)
         self.sink = MemorySink(grade, forget_deletions_s=FORGET_DELETIONS_S if forgets else None, clock=self.store_now)
         self.table = MemoryTable(self.database, "sink")
         self.runs_user_code = grade is not Grade.ATOMIC or self.rng.random() < 0.5
@@ -115,7 +120,7 @@ class World:
         return self.database.scope("sim").letters
 
     def messages(self) -> dict[int, Message]:
-        return self.queue_database.queue("queue")
+        return self.queue_database.queue("queue") | self.queue_database.queue("bulk")
 
     def lanes(self) -> list[tuple[str, Lanes]]:
         running = [(p, consumer) for p, consumer in self.workers.items() if consumer is not None and not p.is_paused]
@@ -132,7 +137,8 @@ class World:
     @property
     def is_one_transaction(self) -> bool:
         same = self.queue_database is self.database
-        return self.grade is Grade.ATOMIC and same and not self.runs_user_code
+        has_to_wait = self.flow.rate is not None or self.flow.debounce is not None
+        return self.grade is Grade.ATOMIC and same and not self.runs_user_code and not has_to_wait
 
     def sent_of(self, change: Change[Any]) -> workload.Sent | None:
         """None for a deletion that a repair made up."""
@@ -159,12 +165,14 @@ class World:
         for number in range(self.rng.randint(3, 4)):
             self._start(f"w{number}")
         sending = asyncio.get_running_loop().create_task(self._send_all())
+        operating = asyncio.get_running_loop().create_task(self.flow.operate(self))
         while self.now() < SAFETY_S:
             await asyncio.sleep(TICK_S)
             self.trouble.disturb()
             self._tick()
         await sending
         self.faults.is_over = True
+        await operating
         for process in [p for p in self.workers if p.is_paused]:
             self.custody.awake(process)
             process.resume()
@@ -206,25 +214,31 @@ class World:
     async def _work(self, process: Process) -> None:
         link = Link(self, process)
         ledger = LinkedLedger(link, self.ledger)
+        office = LinkedOffice(link, self.ledger)
         sink: Any = LinkedSink(link, self.sink)
         if self.grade is Grade.ATOMIC:
             sink = LinkedTable(link, self.table, runs_user_code=self.runs_user_code)
-        source: Any = LinkedSource(link, self.source)
+        sources: list[tuple[str, Any]] = [("queue", LinkedSource(link, self.source))]
+        if self.flow.has_bulk:
+            sources.append(("bulk", LinkedSource(link, self.bulk)))
         route = FunctionRoute(_read)
         skew_s = self.rng.uniform(0.0, 10_000.0)
         consumer = Consumer(
             Pipeline(
                 name="sim",
-                sources=[("queue", source)],
+                sources=sources,
                 ledger=ledger,
                 operator=ledger,
-                governor=Office(self.database, "sim", self.policy),
-                historian=self.ledger,
+                governor=office,
+                historian=office,
                 sink=sink,
                 envelope=Envelope(route, body_max_bytes=1000),
                 settings=self.settings,
                 owner=process.name,
                 refetch=self._refetch if self.has_suspects else None,
+                bulk=frozenset({1}) if self.flow.has_bulk else frozenset(),
+                debounce=self.flow.debounce,
+                rate=self.flow.rate,
                 clock=lambda: self.loop.time() + skew_s,
                 rng=random.Random(self.rng.random()),
             )
@@ -261,14 +275,19 @@ class World:
 
     async def _send_all(self) -> None:
         faults = self.faults
-        for sent in self.changes:
+        for sent in list(self.changes):
             await asyncio.sleep(max(0.0, sent.at - self.now()))
-            copies = 2 if faults.happens("duplicate", faults.rates.duplicate) else 1
             delay_s = self._delay_s() if faults.happens("delay", faults.rates.delay) else sent.delay_s
-            self._sent_now(sent)
-            await self.source.send([sent.body] * copies, delay_s=delay_s)
-            self.bodies.update((number, message.body) for number, message in self.messages().items())
-            self.auditor.look()
+            await self.send(sent, delay_s)
+
+    async def send(self, sent: workload.Sent, delay_s: float) -> None:
+        copies = 2 if self.faults.happens("duplicate", self.faults.rates.duplicate) else 1
+        self._sent_now(sent)
+        source = self.bulk if self.flow.has_bulk and self.rng.random() < 0.4 else self.source
+        await source.send([sent.body] * copies, delay_s=delay_s)
+        self._sent_now(sent)  # Its key may have been reset before it was in the queue.
+        self.bodies.update((number, message.body) for number, message in self.messages().items())
+        self.auditor.look()
 
     def _delay_s(self) -> float:
         """Some stragglers arrive when their key is forgotten."""
@@ -276,9 +295,10 @@ class World:
         return self.rng.uniform(lowest, highest)
 
     def _sent_now(self, sent: workload.Sent) -> None:
+        sent.era = self.flow.era(sent.key)
         newest = self.sent.get(sent.key)
         is_good = not (sent.malformed or sent.poison or sent.killer or sent.flaky > 10 or sent.key == workload.MEETING)
-        if is_good and (newest is None or sent.order > newest.order):
+        if is_good and (newest is None or sent.rank > newest.rank):
             self.sent[sent.key] = sent
 
     def _refetch(self, key: str) -> bytes | None:
@@ -308,14 +328,21 @@ class World:
         accepted = len(sink.writes)
         result = sink.write(change, token)
         if result is APPLIED and len(sink.writes) > accepted:
-            self.auditor.write(change.key, change.order, change.deleted)
+            self.auditor.write(change.key, self._rank(change), change.deleted)
         return result
+
+    def _rank(self, change: Change[Any]) -> Order:
+        sent = self.sent_of(change)
+        return change.order if sent is None else sent.rank
 
     def transaction_committed(self) -> None:
         """Judge the writes of a transaction once they are there to stay."""
         writes = list(self.table.writes.values())
         for write in writes[self._table_writes :]:
-            self.auditor.write(write.key, write.order, write.deleted)
+            era = self.entries()[write.key].mark or write.order
+            self.auditor.write(write.key, (era[0], *write.order[1:]), write.deleted)
+            if not self.runs_user_code:
+                self.flow.committed(self, write.key)
         self._table_writes = len(writes)
 
 
