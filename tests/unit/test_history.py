@@ -1,7 +1,7 @@
 """The history tells what an operator will ask for, costs little in a flood, and loses nothing without saying so."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -48,9 +48,11 @@ class Reachable(MemoryLedger):
         self.is_cut = False
         self.writes = 0
         self.written: list[Line] = []
+        self.meanwhile: Callable[[], None] = lambda: None
 
     async def record(self, lines: Sequence[Line]) -> None:
         self.writes += 1
+        self.meanwhile()
         if self.is_cut:
             raise UnavailableError("cut off")
         self.written += lines
@@ -199,6 +201,7 @@ def test_too_many_lines_push_out_the_oldest_and_their_number_is_told():
 def test_a_ledger_that_stays_away_does_not_fill_the_memory():
     bench = Bench("all")
     bench.ledger.is_cut = True
+    bench.ledger.meanwhile = lambda: bench.settle(Outcome.APPLIED, 1, 2, 3)
     for _ in range(3):
         bench.settle(Outcome.APPLIED, *range(LINES_MAX))
         with pytest.raises(UnavailableError):
