@@ -156,7 +156,8 @@ def _about_orders(story: Story) -> Iterator[tuple[str, str]]:
     limit = story.limit
     if limit is not None:
         due = "now" if limit.next_at is None else f"not before {moment(limit.next_at, story.now)}"
-        yield "rate", f"at most {limit.n:,} in {duration(limit.per_s)}; the next one {due}"
+        burst = f"{limit.n:,} at once, then " if limit.n > 1 else ""
+        yield "rate", f"{burst}one in {duration(limit.per_s / limit.n)}; the next one {due}"
 
 
 def _history(story: Story) -> Table:
