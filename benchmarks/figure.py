@@ -52,6 +52,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     rate: int
     ledger_keys: int
     memory_changes: int
+    bulk: int
+    flow_s: float
 
 
 FULL = Scale(
@@ -64,6 +66,8 @@ FULL = Scale(
     rate=500,
     ledger_keys=100_000,
     memory_changes=1_000_000,
+    bulk=200_000,
+    flow_s=15.0,
 )
 QUICK = Scale(
     changes=20_000,
@@ -75,4 +79,6 @@ QUICK = Scale(
     rate=500,
     ledger_keys=10_000,
     memory_changes=50_000,
+    bulk=100_000,
+    flow_s=2.0,
 )

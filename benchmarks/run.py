@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import (
     machine,
+    measure_flow,
     measure_latency,
     measure_ledger,
     measure_memory,
@@ -29,6 +30,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "throughput": measure_throughput.measure,
     "overhead": measure_overhead.measure,
     "latency": measure_latency.measure,
+    "flow": measure_flow.measure,
     "ledger": measure_ledger.measure,
     "memory": measure_memory.measure,
 }
