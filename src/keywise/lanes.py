@@ -86,10 +86,13 @@ class Lanes:
         return max(0, self.capacity - len(self._tickets))
 
     def room_for(self, source: int) -> int:
-        """How many deliveries of a source find room; bulk leaves half of it to what is live."""
-        if source not in self._bulk:
+        """How many deliveries of a source find room. Bulk leaves half of it to live ones, and those a part to bulk."""
+        if source in self._bulk:
+            return max(0, min(self.room, max(1, self.capacity // 2) - self._bulk_tickets))
+        if not self._bulk or self.capacity == 1:
             return self.room
-        return max(0, min(self.room, max(1, self.capacity // 2) - self._bulk_tickets))
+        kept_free = max(1, self.capacity // LIVE_BEFORE_BULK) - self._bulk_tickets
+        return max(0, self.room - max(0, kept_free))
 
     @property
     def has_alone(self) -> bool:

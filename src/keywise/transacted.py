@@ -23,6 +23,8 @@ from keywise.rules import Answer, Refusal
 PEEK_AFTER_S = 0.0002
 BULK_PART = 4
 """A batch of bulk changes is a part of this size of the largest batch: live changes may have to wait for its end."""
+GIVE_WAY_S = 0.001
+"""After a batch of bulk changes, so that others who want to write, as those who send, find the database free."""
 
 
 class Worked(msgspec.Struct):
@@ -60,6 +62,8 @@ class OneTransaction:
         self._going = going
         """Set, unless the whole pipeline is paused."""
         self._live_in_row = 0
+        self._bulk_is_due = False
+        """So many live batches went before that the next bulk one goes first."""
         self._stopping = False
         self._waiting: list[asyncio.Task[bool]] = []
         self._ahead: asyncio.Task[Ahead] | None = None
@@ -76,6 +80,7 @@ class OneTransaction:
                 await self._going.wait()
                 if (index := await self._next()) is not None and not self._stopping:
                     await self._batch(index)
+                    await self._give_way(index)
                 unreachable = 0
             except _AllPausedError:
                 # They stay where they are; whoever watches the pipeline tells when it goes on.
@@ -87,14 +92,23 @@ class OneTransaction:
 
     async def _next(self) -> int | None:
         """The source whose turn it is: live before bulk, but not for ever. None: look again."""
-        bulk_first = self._live_in_row >= LIVE_BEFORE_BULK
-        for index in (*self._bulk, *self._live) if bulk_first else (*self._live, *self._bulk):
+        self._bulk_is_due = self._live_in_row >= LIVE_BEFORE_BULK
+        for index in (*self._bulk, *self._live) if self._bulk_is_due else (*self._live, *self._bulk):
             if await self._source(index).arrived(0.0):
-                self._live_in_row = self._live_in_row + 1 if index in self._live else 0
                 return index
         self._live_in_row = 0
         await self._arrival()
         return None
+
+    async def _is_overtaken(self, index: int) -> bool:
+        """Whether something live arrived while a bulk batch waited for its transaction, and may go first."""
+        if index in self._live or self._bulk_is_due:
+            return False
+        return any([await self._source(live).arrived(0.0) for live in self._live])
+
+    async def _give_way(self, index: int) -> None:
+        if index in self._bulk and self._pipeline.has_both_lanes:
+            await asyncio.sleep(GIVE_WAY_S)
 
     async def _arrival(self) -> None:
         """Wait for a message, or for the stop."""
@@ -128,10 +142,13 @@ class OneTransaction:
     async def _transact(self, index: int, ahead: "Ahead", batch: ExitStack, *, careful: bool) -> None:
         pipeline, limit, source = self._pipeline, self._limit(index), self._source(index)
         async with pipeline.ledger.transaction() as transaction:
+            if await self._is_overtaken(index):
+                return
             inlet = source.inlet(transaction.connection)
             deliveries = await inlet.receive(limit, ahead.deliveries)
             if not deliveries:
                 return
+            self._live_in_row = self._live_in_row + 1 if index in self._live else 0
             batch.enter_context(pipeline.batch(len(deliveries)))
             readings = ahead.readings if deliveries is ahead.deliveries else self._read(index, deliveries)
             folded = fold(readings.tickets)

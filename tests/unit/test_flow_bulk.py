@@ -2,10 +2,12 @@
 
 import asyncio
 import itertools
+import json
 
 import pytest
 
 from keywise.change import Change
+from keywise.databases.memory import Message
 from keywise.rules import Entry
 from unit.flow_rig import FlowRig
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, Running
@@ -212,3 +214,24 @@ def test_bulk_goes_on_though_the_only_worker_always_finds_a_live_change():
             rig.sink.behaviour = None
 
     rig.play(story())
+
+
+def test_a_live_change_that_came_while_bulk_waited_for_its_transaction_goes_first():
+    rig = FlowRig(ONE_TRANSACTION, bulk=True)
+
+    async def story() -> None:
+        await rig.send_bulk(*bulk_pages(20))
+        async with rig.database.exclusive():
+            async with Running(rig) as running:
+                await rig.pass_s(1.0)
+                body = json.dumps(page("live", 1)).encode()
+                rig.queue[rig.database.number()] = Message(body, rig.loop.time(), rig.loop.time())
+                rig.database._writer.release()
+                await rig.until_empty()
+                running.consumer.stop()
+                await running.task
+            await rig.database._writer.acquire()
+
+    rig.play(story())
+    assert rig.order[0] == "live"
+    assert len(rig.stored) == 21

@@ -85,12 +85,24 @@ def test_a_bulk_lane_that_waits_becomes_live_with_a_live_change_even_if_that_is_
 
 
 def test_bulk_leaves_half_of_the_room_to_what_is_live():
-    lanes = both(capacity=10)
-    assert (lanes.room_for(LIVE), lanes.room_for(BULK)) == (10, 5)
+    lanes = both(capacity=16)
+    assert lanes.room_for(BULK) == 8
     lanes.add(bulk("b1", "b2", "b3"))
-    assert (lanes.room_for(LIVE), lanes.room_for(BULK)) == (7, 2)
-    lanes.add(live(*(f"a{number}" for number in range(6))))
+    assert (lanes.room_for(LIVE), lanes.room_for(BULK)) == (13, 5)
+    lanes.add(live(*(f"a{number}" for number in range(12))))
     assert (lanes.room_for(LIVE), lanes.room_for(BULK)) == (1, 1)
+
+
+def test_live_leaves_a_part_of_the_room_to_bulk():
+    """However much of it comes: bulk that finds no room would be starved."""
+    lanes = both(capacity=16)
+    assert lanes.room_for(LIVE) == 14
+    lanes.add([*live(*(f"a{number}" for number in range(14))), *bulk("b1")])
+    assert (lanes.room_for(LIVE), lanes.room_for(BULK)) == (0, 1)
+
+
+def test_live_has_all_of_the_room_where_nothing_is_bulk_or_there_is_room_for_one_only():
+    assert (Lanes(16).room_for(LIVE), both(capacity=1).room_for(LIVE)) == (16, 1)
 
 
 def test_bulk_finds_room_in_the_smallest_lanes_too():
