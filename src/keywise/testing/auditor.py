@@ -43,6 +43,8 @@ class Auditor:
         """Deaths and long pauses of processes that held a change alone."""
         self.kills: Counter[tuple[str, Order]] = Counter()
         """Deaths that a killer caused itself."""
+        self.exclusions: Counter[str] = Counter()
+        """Claims for the sake of a repair, by key."""
         self.excused_until = 0.0
         """Until then a jump of the store's clock may have ended leases early."""
         self._marks: dict[str, Order] = {}
@@ -94,6 +96,8 @@ class Auditor:
             self.violate(f"{claim.key} {_version(claim.order)} granted at or below its mark")
         if claim.order is not None:
             self._repairs_killed[claim.key] = 0
+        else:
+            self.exclusions[claim.key] += 1
         self._tokens[claim.token] = now + lease_s
         self._ends[claim.token] = self._world.now() + lease_s
         self._latest[claim.key] = claim.token

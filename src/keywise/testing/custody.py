@@ -19,9 +19,20 @@ class Custody:
         self._world = world
         self._receipts: dict[tuple[str, Receipt], object] = {}
         self._held: dict[str, dict[Receipt, float]] = {}
+        self._handed: dict[Process, set[Receipt]] = {}
         self._extending: Counter[str] = Counter()
         self._awake_since: dict[str, float] = {}
         """When a process could last see to its messages: it was paused, or waited for the source, until then."""
+
+    def handed(self, process: Process, deliveries: list[Delivery]) -> None:
+        """They are on their way to a worker, or lost."""
+        self._handed.setdefault(process, set()).update(delivery.id for delivery in deliveries)
+
+    def is_in_hands(self, key: str) -> bool:
+        """Whether a worker may have a message of a key, even one that somebody else has acked."""
+        bodies, sent = self._world.bodies, self._world.sent_by_body
+        ids = {id for process, ids in self._handed.items() if not process.is_dead for id in ids}
+        return any(sent[bodies[int(id)]].key == key for id in ids)
 
     def received(self, process: Process, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
@@ -48,9 +59,10 @@ class Custody:
         self.giving_back(process, deliveries)
 
     def giving_back(self, process: Process, deliveries: list[Delivery]) -> None:
-        held = self._held.get(process.name, {})
+        held, handed = self._held.get(process.name, {}), self._handed.get(process, set())
         for delivery in deliveries:
             held.pop(delivery.id, None)
+            handed.discard(delivery.id)
 
     def left(self, process: Process) -> None:
         """A worker that was told to stop has ended in time: it acked or gave back whatever it had."""

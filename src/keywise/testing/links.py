@@ -135,6 +135,7 @@ class LinkedSource:
         faults = self._link.world.faults
         again = [d for d in deliveries if faults.happens("duplicate", faults.rates.duplicate * 0.3)]
         await self._source.release(again, 0.0)
+        self._link.world.custody.handed(self._link.process, deliveries)
         faults.rng.shuffle(deliveries)
         return deliveries
 
