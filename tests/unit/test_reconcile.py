@@ -106,6 +106,23 @@ def test_a_change_that_is_applied_during_a_look_is_no_difference():
     assert (found, looks, walk.changing) == ({}, [1, 2], 0)
 
 
+def test_a_deletion_that_is_applied_during_a_look_is_no_difference():
+    archive = Archive()
+    archive.run(page("a", 1))
+    looks = []
+
+    async def lookup(key: str) -> Any:
+        held = archive.sink.stored[key]
+        looks.append(held.deleted)
+        if len(looks) == 1:
+            await archive.work(page("a", 2, gone=True))
+        return None if held.deleted else json.loads(held.body)
+
+    archive.more["lookup"] = lookup
+    walk, found = archive.play(archive.walk())
+    assert (found, looks, walk.changing) == ({}, [False, True], 0)
+
+
 def test_a_key_that_somebody_is_at_work_on_is_looked_at_again():
     archive = Archive(LEASED)
     archive.run(page("a", 1))

@@ -85,7 +85,8 @@ class Auditor:
 
     def granted(self, process: Process, claim: Claim, before: Entry | None, lease_s: float) -> None:
         now = self._world.store_now()
-        if before is not None and before.token in self._lost and before.alone and before.tried is not None:
+        seems_dead = before is not None and (before.token in self._lost or (before.token and self._is_excused(now)))
+        if before is not None and seems_dead and before.alone and before.tried is not None:
             self.deaths[claim.key, _raw(before.tried)] += 1
         if claim.token in self._tokens:
             self.violate(f"token of {claim.key} was given before")

@@ -12,6 +12,7 @@ LINES_MAX = 24
 DIFFERENCES_MAX = 5
 TEXT_MAX = 300
 WIDTH = 100
+DECISIVE = ("runs the handler", " dies", "stops for", "goes on", "is lost", "dead letter", "is committed and acked")
 
 REPEATED = (
     "The handler ran more than once for one change. "
@@ -116,11 +117,18 @@ def told_of(wanted: Any, held: Any, keys: Sequence[str], watch: Watch) -> tuple[
     """Whose story explains a difference, the story, and advice."""
     key = _key_of(wanted, held, keys, watch)
     lines = watch.story(key)
+    return key, _shortened_story(lines), _advice(lines)
+
+
+def _shortened_story(lines: Sequence[Line]) -> list[str]:
+    """All lines, unless they are too many: then those that decide, then the first and the last of them."""
+    if len(lines) > LINES_MAX:
+        lines = [line for line in lines if any(word in line.text for word in DECISIVE)]
     told = [f"{line.at:8.3f} s  {line.text}" for line in lines]
     if len(told) > LINES_MAX:
         half = LINES_MAX // 2
         told = [*told[:half], f"… {len(told) - LINES_MAX} lines …", *told[-half:]]
-    return key, told, _advice(lines)
+    return told
 
 
 def shortened(value: object) -> str:

@@ -77,13 +77,17 @@ class Watch:
             self._running[change.key] = worker
             worker.inside.append(change.key)
 
-    def ends(self, worker: Worker, changes: Sequence[Change[Any]], error: BaseException | None) -> None:
+    def ends(
+        self, worker: Worker, changes: Sequence[Change[Any]], error: BaseException | None, *, is_snoozed: bool = False
+    ) -> None:
         for change in changes:
             if error is not None:
                 told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 self.note([change.key], f"{worker.name} runs the handler for {label_of(change)}: it raises {told}")
                 continue
             self.note([change.key], f"{worker.name} runs the handler for {label_of(change)}")
+            if is_snoozed:
+                continue
             if self._is_atomic:
                 worker.effects.append(change)
             else:

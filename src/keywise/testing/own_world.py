@@ -16,6 +16,7 @@ from keywise.consumer import Consumer
 from keywise.databases.memory import MemoryDatabase
 from keywise.errors import SettingsError
 from keywise.ledgers.memory import MemoryLedger
+from keywise.limits import Snooze
 from keywise.pipeline import Pipeline
 from keywise.rules import Policy
 from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
@@ -129,7 +130,10 @@ class OwnWorld:
 
     async def _ask(self, function: Callable[..., Any]) -> Any:
         """Functions that look at a scratch database get its connection, if they take a parameter."""
-        wanted = len(inspect.signature(function).parameters)
+        try:
+            wanted = len(inspect.signature(function).parameters)
+        except ValueError:
+            wanted = 0  # Of a built-in, such as the clear of a dictionary.
         if wanted and not isinstance(self.database, ScratchDatabase):
             raise SettingsError(
                 f"{getattr(function, '__name__', function)!r} takes a connection, and the handler of pipeline "
@@ -246,7 +250,7 @@ class OwnWorld:
             if not worker.process.is_dead:
                 self.watch.ends(worker, changes, error)
             raise
-        self.watch.ends(worker, changes, None)
+        self.watch.ends(worker, changes, None, is_snoozed=isinstance(result, Snooze))
         return result
 
     async def _before(self, worker: Worker, keys: list[str]) -> None:
