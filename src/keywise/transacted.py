@@ -119,9 +119,9 @@ class OneTransaction:
         self._waiting = []
         for waiting in pending:
             waiting.cancel()
-        for waiting in done:
-            if not waiting.cancelled():
-                waiting.result()
+        errors = [waiting.exception() for waiting in done if not waiting.cancelled()]
+        for error in filter(None, errors):
+            raise error
 
     def _source(self, index: int) -> InlineSource:
         source: Any = self._pipeline.sources[index][1]

@@ -4,8 +4,9 @@ from keywise.testing.mutants.acts import ACTS
 from keywise.testing.mutants.claims import CLAIMS
 from keywise.testing.mutants.commits import COMMITS
 from keywise.testing.mutants.flows import FLOWS
+from keywise.testing.mutants.limits import LIMITS
 from keywise.testing.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *FLOWS)
+MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *FLOWS, *LIMITS)
 
 __all__ = ["MUTANTS", "Mutant"]

@@ -1,0 +1,70 @@
+"""Variants of flow control and of what an operator sets: rates, debounce, room, pauses and eras."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from keywise import rules
+from keywise.change import Outcome, Want
+from keywise.consumer import Consumer
+from keywise.lanes import Ended
+from keywise.ledgers.memory import MemoryTransaction
+from keywise.protocols import Grade
+from keywise.rules import Claim, Entry, Policy, Refusal
+from keywise.standing import Standing
+from keywise.testing.mutants.mutant import Mutant
+
+_decide_under, _take_in = rules.decide_under, Consumer._take_in
+
+
+def _never_limited(entry: Entry, now: float, policy: Policy) -> Refusal | None:
+    return None
+
+
+async def _charges_nothing(self: MemoryTransaction, wants: Sequence[Want]) -> None:
+    ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
+    for want in wants:
+        entry = ledger._entry(want.key)
+        ledger._set(want.key, rules.mark(entry, rules.in_era(want, entry, standing), now))
+
+
+async def _gathered_are_acked(self: Consumer, index: int, deliveries: Any) -> None:
+    await _take_in(self, index, deliveries)
+    early: list[Ended] = []
+    for lane in self._lanes._lanes.values():
+        newest = max(lane.waiting, key=lambda ticket: ticket.change.order, default=None)
+        early += ((ticket, Outcome.SUPERSEDED) for ticket in lane.waiting if ticket is not newest)
+    if self._pipeline.debounce is not None:
+        await self._pipeline.settle(early)
+
+
+def _room_for_each(self: Consumer, index: int) -> int:
+    return min(self._lanes.room, self._pipeline.settings.batch_max)
+
+
+def _pause_unheard(standing: Standing, *arguments: Any) -> Refusal | None:
+    return _decide_under(replace(standing, pauses=()), *arguments)
+
+
+def _mark_is_dropped(entry: Entry | None, claim: Claim, standing: Standing) -> Entry | None:
+    if entry is None or entry.token != claim.token:
+        return None
+    return Entry(updated_at=entry.updated_at, era=rules.era_of(entry, standing) + 1)
+
+
+def _old_era(want: Want, entry: Entry | None, standing: Standing) -> Want:
+    return want
+
+
+LIMITS = (
+    Mutant("a rate is not heeded", 15, rules, "_against_rate", _never_limited),
+    Mutant("a transaction is not charged", 15, MemoryTransaction, "mark", _charges_nothing, Grade.ATOMIC),
+    Mutant("a debounce acks what it gathers", 4, Consumer, "_take_in", _gathered_are_acked),
+    Mutant("two sources fill the same room", 15, Consumer, "_room_to_ask_for", _room_for_each),
+    Mutant("a paused key still runs", 20, rules, "decide_under", _pause_unheard),
+    Mutant("a paused key still runs in a transaction", 20, rules, "decide_under", _pause_unheard, Grade.ATOMIC),
+    Mutant("a reset forgets the mark", 20, rules, "reset", _mark_is_dropped),
+    Mutant("a change is judged in an old era", 20, rules, "in_era", _old_era),
+    Mutant("a transaction marks in an old era", 20, rules, "in_era", _old_era, Grade.ATOMIC),
+)
