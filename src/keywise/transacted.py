@@ -115,10 +115,12 @@ class OneTransaction:
         poll_s = self._pipeline.settings.poll_s
         sources = [self._source(index) for index in (*self._live, *self._bulk)]
         self._waiting = [asyncio.ensure_future(source.arrived(poll_s)) for source in sources]
-        done, pending = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
-        self._waiting = []
-        for waiting in pending:
-            waiting.cancel()
+        try:
+            done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in self._waiting:
+                waiting.cancel()
+            self._waiting = []
         errors = [waiting.exception() for waiting in done if not waiting.cancelled()]
         for error in filter(None, errors):
             raise error

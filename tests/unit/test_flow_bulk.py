@@ -1,14 +1,19 @@
 """Live changes go before bulk ones, each way of a batch; bulk goes on however many live ones come."""
 
 import asyncio
+import gc
 import itertools
 import json
+from typing import Any
 
 import pytest
 
+from keywise import events
 from keywise.change import Change
 from keywise.databases.memory import Message
+from keywise.errors import UnavailableError
 from keywise.rules import Entry
+from keywise.sources.memory import MemorySource
 from unit.flow_rig import FlowRig
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, Running
 from unit.test_consumer import every_way, page
@@ -235,3 +240,37 @@ def test_a_live_change_that_came_while_bulk_waited_for_its_transaction_goes_firs
     rig.play(story())
     assert rig.order[0] == "live"
     assert len(rig.stored) == 21
+
+
+def test_two_queues_that_cannot_be_reached_at_once_are_one_trouble():
+    """No error of either is left that nobody handles."""
+    rig = FlowRig(ONE_TRANSACTION, bulk=True)
+    sources = [Away(rig.source, rig), Away(rig.bulk_source, rig)]
+    rig.more["sources"] = [("queue", sources[0]), ("bulk", sources[1])]
+
+    async def story() -> None:
+        async with Running(rig):
+            await rig.pass_s(5.0)
+            await rig.send(page("a", 1))
+            await rig.until_empty()
+        gc.collect()
+
+    rig.play(story())
+    assert rig.stored == {"a": 1}
+    assert rig.of(events.Unavailable)
+
+
+class Away:
+    """A queue that nobody can wait at for the first seconds; it can be asked all the same."""
+
+    def __init__(self, source: MemorySource, rig: FlowRig) -> None:
+        self._source, self._rig = source, rig
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    async def arrived(self, wait_s: float) -> bool:
+        if wait_s > 0 and self._rig.loop.time() < 2.0:
+            await self._rig.pass_s(0.1)
+            raise UnavailableError("no answer")
+        return await self._source.arrived(wait_s)
