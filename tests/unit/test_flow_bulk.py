@@ -271,6 +271,5 @@ class Away:
 
     async def arrived(self, wait_s: float) -> bool:
         if wait_s > 0 and self._rig.loop.time() < 2.0:
-            await self._rig.pass_s(0.1)
             raise UnavailableError("no answer")
         return await self._source.arrived(wait_s)
