@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from keywise.causes import storable
 from keywise.change import VERSION_MIN, Change, Want
-from keywise.errors import ActError
+from keywise.errors import ActError, UnavailableError
 from keywise.force import Force
 from keywise.patience import Grip
 from keywise.pipeline import Pipeline
@@ -37,8 +37,11 @@ class Mandate(msgspec.Struct, frozen=True):
 async def record(pipeline: Pipeline, mandate: Mandate, line: Line) -> None:
     """Add a line to the history of a pipeline, as of now; what it says comes before the reason."""
     detail = storable("; ".join(part for part in (line.detail, mandate.why) if part))
-    at = await pipeline.operator.now()
-    await pipeline.historian.record([replace(line, at=at, detail=detail, by=storable(mandate.who))])
+    try:
+        at = await pipeline.operator.now()
+        await pipeline.historian.record([replace(line, at=at, detail=detail, by=storable(mandate.who))])
+    except UnavailableError as error:
+        raise ActError(f"{line.what}, and that is done; but the history could not be written: {error}") from error
 
 
 class Acts:

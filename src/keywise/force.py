@@ -10,7 +10,7 @@ from typing import Any
 
 from keywise.causes import cause_of_error
 from keywise.change import UNVERSIONED_GENERATION, VERSION_MIN, Change, Order, Outcome, is_unversioned
-from keywise.errors import ActError, UnavailableError
+from keywise.errors import ActError, KeywiseError, MalformedError, UnavailableError
 from keywise.patience import Grip
 from keywise.pipeline import Pipeline, is_atomic
 from keywise.protocols import Failure, Result, Sink
@@ -41,7 +41,7 @@ class Force:
 
     async def _truth(self, key: str, older: bool) -> Change[Any]:
         entry, standing = await self._look(key)
-        change = await truth_of(self._pipeline, key)
+        change = await self._read(key)
         if change is None:
             return await self._deletion(key)
         change.order = in_era(change, entry, standing).order or change.order
@@ -55,6 +55,16 @@ class Force:
             )
         change.order = above(mark)
         return change
+
+    async def _read(self, key: str) -> Change[Any] | None:
+        try:
+            return await truth_of(self._pipeline, key)
+        except MalformedError as error:
+            raise ActError(f"what refetch({key!r}) returned cannot be read: {error}; nothing was written") from error
+        except KeywiseError:
+            raise
+        except Exception as error:
+            raise ActError(f"refetch({key!r}) failed: {cause_of_error(error)}; nothing was written") from error
 
     async def _deletion(self, key: str) -> Change[Any]:
         entry, standing = await self._look(key)

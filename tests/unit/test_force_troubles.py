@@ -7,13 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from keywise.change import Want, order_of
-from keywise.errors import ActError, PermanentError, SettingsError, TransientError
+from keywise.errors import ActError, PermanentError, SettingsError, TransientError, UnavailableError
 from keywise.protocols import Failure
 from keywise.rules import Certainty, Terms
 from unit.desk import Desk
 from unit.rig import LEASED, LEASED_CONDITIONAL, WAYS, Rig, Running
 from unit.test_consumer import page
 from unit.test_force import desk_with
+from unit.unreachable import Unreachable
 
 ATOMIC = [way for way in WAYS if not way.startswith(LEASED)]
 
@@ -294,3 +295,42 @@ def test_a_claim_that_is_lost_inside_the_transaction_takes_the_write_back(way):
     with pytest.raises(ActError, match="somebody else has the key by now; nothing was written"):
         desk.do("force", "a")
     assert (desk.rig.stored, desk.noted) == ({}, [])
+
+
+def test_truth_that_cannot_be_had_is_told():
+    desk = desk_with(truth={"id": "a"})
+    with pytest.raises(ActError, match=r"what refetch\('a'\) returned cannot be read: .*nothing was written"):
+        desk.do("force", "a")
+
+    def refetch(key: str) -> Any:
+        raise LookupError("no such database")
+
+    desk.rig.refetch = refetch
+    with pytest.raises(ActError, match=r"refetch\('a'\) failed: LookupError: no such database; nothing was written"):
+        desk.do("force", "a")
+    assert desk.rig.written == []
+
+
+def test_an_act_whose_line_cannot_be_written_is_told_as_done():
+    desk = desk_with(truth={"id": "a", "v": 5})
+    desk.rig.more["historian"] = Unreachable(desk.rig.ledger, record=1)
+    with pytest.raises(ActError, match="forced, and that is done; but the history could not be written"):
+        desk.do("force", "a")
+    assert (desk.rig.stored, desk.noted) == ({"a": 5}, [])
+
+
+def test_a_commit_that_does_not_get_through_is_repeated():
+    desk = desk_with(truth={"id": "a", "v": 5})
+    desk.rig.more["ledger"] = Unreachable(desk.rig.ledger, commit=2, after_commit=1)
+    desk.do("force", "a")
+    assert (desk.rig.entry("a").mark, desk.rig.entry("a").suspect, desk.noted) == (order_of(5), 0, [("forced", "a", 5)])
+
+
+def test_a_transaction_that_does_not_get_through_is_told_and_can_be_repeated():
+    desk = desk_with(ATOMIC[0], truth={"id": "a", "v": 5})
+    desk.rig.more["ledger"] = Unreachable(desk.rig.ledger, commit_of_transaction=1)
+    with pytest.raises(UnavailableError):
+        desk.do("force", "a")
+    assert (desk.rig.stored, desk.rig.entry("a")) == ({}, None)
+    desk.do("force", "a")
+    assert desk.rig.stored == {"a": 5}
