@@ -18,6 +18,7 @@ def test_an_unknown_key_is_granted_with_a_fresh_deadline():
         lease_until=key.now + LEASE_S,
         intent=order_of(5),
         tried=order_of(5),
+        tried_at=key.now,
         updated_at=key.now,
     ) == (key.entry)
     assert (claim.key, claim.order, claim.attempts, claim.crashes) == ("a", order_of(5), 0, 0)

@@ -43,26 +43,7 @@ class World:
         self.loop = VirtualLoop()
         self.grade = grade
         self.faults = Faults(self.rng)
-        self.settings = Settings(
-            batch_max=self.rng.choice((2, 8)),
-            prefetch=12,
-            concurrency=3,
-            lease_s=10.0,
-            margin_s=1.0,
-            runtime_max_s=40.0,
-            redelivery_s=30.0,
-            retention_s=30.0 if self.faults.rates.prune else None,
-            horizon_s=8.0 if self.faults.rates.zombies else 60.0,
-            attempts_max=5,
-            crashes_max=3,
-            backoff_s=0.2,
-            backoff_max_s=5.0,
-            poll_s=2.0,
-            drain_s=15.0,
-            repair_s=5.0,
-            surplus_s=2.0,
-            chores_s=20.0,
-        )
+        self.settings = _settings(self.rng, self.faults)
         self.sink_batch_max = self.rng.choice((1, 3))
         self.has_threads = self.rng.random() < 0.5
         """A handler in a thread cannot be cancelled: it goes on when its claim is lost."""
@@ -344,6 +325,30 @@ class World:
             if not self.runs_user_code:
                 self.flow.committed(self, write.key)
         self._table_writes = len(writes)
+
+
+def _settings(rng: random.Random, faults: Faults) -> Settings:
+    """Small, so that limits are met."""
+    return Settings(
+        batch_max=rng.choice((2, 8)),
+        prefetch=12,
+        concurrency=3,
+        lease_s=10.0,
+        margin_s=1.0,
+        runtime_max_s=40.0,
+        redelivery_s=30.0,
+        retention_s=30.0 if faults.rates.prune else None,
+        horizon_s=8.0 if faults.rates.zombies else 60.0,
+        attempts_max=5,
+        crashes_max=3,
+        backoff_s=0.2,
+        backoff_max_s=5.0,
+        poll_s=2.0,
+        drain_s=15.0,
+        repair_s=5.0,
+        surplus_s=2.0,
+        chores_s=20.0,
+    )
 
 
 def _read(body: dict[str, Any]) -> Put | Delete:
