@@ -12,7 +12,16 @@ LINES_MAX = 24
 DIFFERENCES_MAX = 5
 TEXT_MAX = 300
 WIDTH = 100
-DECISIVE = ("runs the handler", " dies", "stops for", "goes on", "is lost", "dead letter", "is committed and acked")
+DECISIVE = (
+    "runs the handler",
+    " dies",
+    "stops for",
+    "goes on",
+    "is lost",
+    "written over",
+    "dead letter",
+    "is committed and acked",
+)
 
 REPEATED = (
     "The handler ran more than once for one change. "
@@ -23,6 +32,10 @@ REPEATED = (
 SKIPPED = (
     "Older versions were skipped, because a newer one came first. "
     "A change carries the whole state of its key, so a handler must not count on seeing every version."
+)
+LATE = (
+    "A worker was stopped just before its write, and wrote when it woke up, long after its claim had ended. "
+    "A store that keeps claim.token with each key can refuse a lower one; or ask for the Transaction."
 )
 REMEMBERED = (
     "No change was handled twice and none was skipped. "
@@ -154,6 +167,8 @@ def _is_only_skipped(lines: Sequence[Line]) -> bool:
 
 
 def _advice(lines: Sequence[Line]) -> str:
+    if any(" is written over " in line.text for line in lines):
+        return LATE
     runs = [line.text.partition(" runs the handler for ")[2] for line in lines if " runs the handler for " in line.text]
     if len(set(runs)) < len(runs):
         return REPEATED

@@ -107,8 +107,11 @@ class Watch:
 
     def _write(self, change: Change[Any]) -> None:
         before = self._written.get(change.key)
-        if before is not None and before.order > change.order and not self._zombies:
-            self._break(change, f"{label_of(change)} was handled after {label_of(before)}")
+        if before is not None and before.order > change.order:
+            if self._zombies:
+                self.note([change.key], f"{label_of(change)} is written over {label_of(before)}")
+            else:
+                self._break(change, f"{label_of(change)} was handled after {label_of(before)}")
         self._written[change.key] = change
 
     def _break(self, change: Change[Any], what: str) -> None:

@@ -34,8 +34,10 @@ SENDING_S = 0.05
 HANDED_MAX = 3
 """A receive gives so few, so that all workers get something."""
 POLL_MIN_S = 5.0
-REST_MAX_S = 36 * 3600.0
+REST_MAX_S = 6 * 3600.0
 """How long it may take, in virtual time, until every message has come to its end."""
+STEPS_MAX = 500_000
+"""How many steps of the loop that may take; a run without trouble takes some thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +164,7 @@ class OwnWorld:
         """Faults go on for a while, then everything has to come to its end."""
         calm_at, limit = self.loop.time() + 3 * self.settings.lease_s, self.loop.time() + REST_MAX_S
         while not self._is_at_rest():
-            if self.loop.time() > limit:
+            if self.loop.time() > limit or self.loop.steps > STEPS_MAX:
                 self.is_drained = False
                 return
             self.trouble.is_over = self.is_ideal or self.loop.time() > calm_at
