@@ -67,7 +67,7 @@ FULL = Scale(
     ledger_keys=100_000,
     memory_changes=1_000_000,
     bulk=200_000,
-    flow_s=15.0,
+    flow_s=6.0,
 )
 QUICK = Scale(
     changes=20_000,

@@ -16,6 +16,7 @@ from benchmarks.machine import ROOT, Bystander, run_module
 RATE = 100
 SLOWER_AT_MOST = 3.0
 IDLE_KEYS = 1000
+ROUNDS_MAX = 3
 HOT_EVERY = 5
 """With 100 changes of idle keys a second, 20 of the hot key: four times as many as its handler can do."""
 
@@ -44,7 +45,7 @@ def _beside_bulk(scale: Scale, way: str, bulk: int) -> list[Figure]:
     job = Job("", way, live=round(RATE * scale.flow_s), rate=RATE)
     without: list[Round] = []
     beside: list[Round] = []
-    for _ in range(scale.rounds):
+    for _ in range(min(scale.rounds, ROUNDS_MAX)):
         without.append(_round(job))
         beside.append(_round(msgspec.structs.replace(job, bulk=bulk)))
     alone_ms, beside_ms = _median(without, "p99_ms"), _median(beside, "p99_ms")
@@ -66,7 +67,7 @@ def _beside_hot(scale: Scale) -> list[Figure]:
     job = Job("", "leased", live=round(RATE * scale.flow_s), rate=RATE, idle_keys=IDLE_KEYS)
     without: list[Round] = []
     beside: list[Round] = []
-    for _ in range(scale.rounds):
+    for _ in range(min(scale.rounds, ROUNDS_MAX)):
         without.append(_round(job))
         beside.append(_round(msgspec.structs.replace(job, hot_every=HOT_EVERY)))
     alone_ms, beside_ms = _median(without, "p99_ms"), _median(beside, "p99_ms")
