@@ -152,7 +152,7 @@ def test_a_key_is_reset_and_then_a_whole_pipeline(office):
     assert office.act("reset", "a", "--pipeline", "pages").out == "'a' of pages is in era 1: whatever comes next wins\n"
     office.send("pages", page("a", 1), page("b", 1))
     office.until(lambda: office.stored()["a"] == 1, "the new numbering")
-    early = office.keywise("reset", "--era", "--pipeline", "pages", "--yes")
+    early = office.keywise("reset", "--era", "--pipeline", "pages")
     assert early.status == 1 and "keywise pause --all --wait" in early.err
     office.act("pause", "--all", "--wait", "--yes", "--pipeline", "pages")
     asked = office.keywise("reset", "--era", "--pipeline", "pages")
