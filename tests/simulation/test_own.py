@@ -175,7 +175,7 @@ def test_a_handler_that_adds_is_caught(shop):
     finding = report.findings[0]
     assert {one.wanted for one in finding.differences} == {"4"}
     assert "Older versions were skipped" in finding.advice or "more than once" in finding.advice
-    assert any("is handed version" in line for line in finding.story)
+    assert any("is handed version" in line for line in finding.story), finding
 
 
 def test_a_handler_that_adds_once_per_key_is_caught_when_a_worker_dies_after_it():

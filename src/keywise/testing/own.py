@@ -105,7 +105,7 @@ class _Simulation:
             report.seeds += 1
             tell(seed)
         report.faults = dict(faults)
-        report.findings.sort(key=lambda one: (len(one.story), one.seed))
+        report.findings.sort(key=lambda one: (one.length, one.seed))
         return report
 
     def _ideal(self) -> tuple[Any, Finding | None]:

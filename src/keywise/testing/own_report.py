@@ -18,6 +18,7 @@ DECISIVE = (
     "stops for",
     "goes on",
     "is lost",
+    "skipped: something newer",
     "written over",
     "dead letter",
     "is committed and acked",
@@ -43,6 +44,9 @@ REMEMBERED = (
 )
 
 
+LEFT_OUT = "more lines are left out"
+
+
 class Difference(msgspec.Struct, frozen=True):
     """Where the store is not as it should be."""
 
@@ -63,6 +67,11 @@ class Finding(msgspec.Struct, frozen=True):
     """Whose story it is."""
     story: list[str] = []
     advice: str = ""
+
+    @property
+    def length(self) -> int:
+        """Of the story; one that is not told in full counts as longer than all others."""
+        return len(self.story) + (LINES_MAX if self.story and LEFT_OUT in self.story[-1] else 0)
 
     def __str__(self) -> str:
         lines = [f"{'Without any fault' if self.seed is None else f'Seed {self.seed}'}: {self.what}"]
@@ -135,13 +144,15 @@ def told_of(wanted: Any, held: Any, keys: Sequence[str], watch: Watch) -> tuple[
 
 def _shortened_story(lines: Sequence[Line]) -> list[str]:
     """All lines, unless they are too many: then those that decide, then the first and the last of them."""
-    if len(lines) > LINES_MAX:
-        lines = [line for line in lines if any(word in line.text for word in DECISIVE)]
-    told = [f"{line.at:8.3f} s  {line.text}" for line in lines]
+    kept = lines
+    if len(kept) > LINES_MAX:
+        kept = [line for line in lines if any(word in line.text for word in DECISIVE)]
+    told = [f"{line.at:8.3f} s  {line.text}" for line in kept]
     if len(told) > LINES_MAX:
         half = LINES_MAX // 2
-        told = [*told[:half], f"… {len(told) - LINES_MAX} lines …", *told[-half:]]
-    return told
+        told = [*told[:half], "…", *told[-half:]]
+    left_out = len(lines) - len(told)
+    return [*told, f"({left_out} {LEFT_OUT})"] if left_out > 0 else told
 
 
 def shortened(value: object) -> str:
