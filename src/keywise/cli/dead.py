@@ -95,7 +95,8 @@ def list_letters(  # noqa: PLR0913 - all the words that the command understands
         made.add_row(str(one.number), stamp(one.at), cell(one.pipeline.name), cell(key), version, cell(letter.cause))
     display(made)
     if total > len(found):
-        print(f"{len(found):,} of {total:,}; see more with --limit")
+        more = "; see more with --limit" if len(found) == limit else ""
+        print(f"{len(found):,} of {total:,}{more}")
 
 
 @app.command("show")
