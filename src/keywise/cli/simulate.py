@@ -12,7 +12,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from keywise.cli.loading import JsonOption
 from keywise.cli.speech import cell, complain, count, display, fail, plain, progress, refuse, screen, table, tell_json
 from keywise.cli.trial import SEEDS as SEEDS_OF_OWN
-from keywise.cli.trial import Wanted, simulate_own
+from keywise.cli.trial import (
+    AppArgument,
+    Messages,
+    OneSeed,
+    Reset,
+    State,
+    Wanted,
+    WhichPipeline,
+    Zombies,
+    simulate_own,
+)
 from keywise.protocols import Grade
 
 if TYPE_CHECKING:
@@ -33,12 +43,7 @@ class Choice(enum.StrEnum):
 
 
 def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each parameter
-    app: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="APP", help="Simulate a handler of this app, as shop:app, shop.py:app or pipeline.toml."
-        ),
-    ] = None,
+    app: AppArgument = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -52,16 +57,12 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     replay: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="Print the trace of one seed; needs --grade.")
     ] = None,
-    pipeline: Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: whose handler; needed if many.")] = None,
-    seed: Annotated[int | None, typer.Option(metavar="SEED", min=0, help="Of APP: run this one only.")] = None,
-    messages: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of APP: sample bodies, a list or function, or a file of lines.")
-    ] = None,
-    state: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of APP: the function that reads the store.")
-    ] = None,
-    reset: Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that empties it.")] = None,
-    zombies: Annotated[bool, typer.Option("--zombies", help="Of APP: also stop workers inside the handler.")] = False,
+    pipeline: WhichPipeline = None,
+    seed: OneSeed = None,
+    messages: Messages = None,
+    state: State = None,
+    reset: Reset = None,
+    zombies: Zombies = False,
     json: JsonOption = False,
 ) -> None:
     """Check every promise under simulated faults, or a handler of yours.
@@ -83,17 +84,13 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     grades = [one for one in Grade if grade in (Choice.ALL, one.value)]
     if app is not None:
         if mutants or replay is not None or jobs is not None or len(grades) == 1:
-            refuse(
-                "a handler is simulated without --mutants, --replay, --jobs and --grade; to see one seed add --seed 17"
-            )
+            refuse("a handler is simulated without --mutants, --replay, --jobs and --grade; --seed 17 shows one seed")
         first, number = (first_seed, seeds or SEEDS_OF_OWN) if seed is None else (seed, 1)
         wanted = Wanted(app, pipeline, messages, state, reset, zombies)
         simulate_own(wanted, range(first, first + number), json)
         return
     if zombies or any(one is not None for one in (pipeline, seed, messages, state, reset)):
-        refuse(
-            "--pipeline, --seed, --messages, --state, --reset and --zombies need an APP, as keywise simulate shop:app"
-        )
+        refuse("--pipeline, --seed, --messages, --state, --reset and --zombies need an APP: keywise simulate shop:app")
     if replay is not None:
         if len(grades) > 1:
             refuse("a seed is replayed on one grade; add --grade atomic, --grade conditional or --grade plain")

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from keywise.testing.own_world import Trial
 
 SEEDS = 100
+
+AppArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="APP", help="Simulate a handler of this app, as shop:app, shop.py:app or pipeline.toml."),
+]
+WhichPipeline = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: whose handler; needed if many.")]
+OneSeed = Annotated[int | None, typer.Option(metavar="SEED", min=0, help="Of APP: run this one only.")]
+Messages = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of APP: sample bodies, a list or function, or a file of lines.")
+]
+State = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that reads the store.")]
+Reset = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that empties it.")]
+Zombies = Annotated[bool, typer.Option("--zombies", help="Of APP: also stop workers just before the handler.")]
 
 
 class Wanted(msgspec.Struct, frozen=True):
