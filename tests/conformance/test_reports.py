@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from conformance.benches import SINKS, SOURCES, memory_ledger
+from keywise import adapters
 from keywise.change import Delivery
+from keywise.databases.memory import MemoryDatabase
 from keywise.errors import SettingsError
 from keywise.ledgers.memory import MemoryLedger
 from keywise.protocols import APPLIED, Burial, Letter
@@ -203,3 +205,58 @@ def test_what_could_be_somebody_elses_is_refused(check, url: str, told: str, tmp
     with pytest.raises(SettingsError, match=told):
         run(check(url))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_adapter_that_takes_no_notice_of_the_pipelines_name_is_refused(monkeypatch):
+    """Its queue is whatever its URL says, so it may be somebody else's."""
+    monkeypatch.setattr(adapters, "_finder", lambda role, address: lambda address: Forgetful())
+    with pytest.raises(SettingsError, match="broker://host/orders says itself which queue is used"):
+        run(check_source("broker://host/orders"))
+
+
+def test_a_sink_that_cannot_be_read_is_refused_by_its_url(monkeypatch):
+    class Blind:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def __aenter__(self) -> "Blind":
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+    monkeypatch.setattr(adapters, "_finder", lambda role, address: lambda address: Blind(address.name))
+    with pytest.raises(SettingsError, match="cannot be read, so nobody can tell what it holds"):
+        run(check_sink("search://host"))
+
+
+@pytest.mark.parametrize("is_movable", [True, False])
+def test_promises_about_time_are_checked_if_a_plug_can_move_its_clock(monkeypatch, is_movable):
+    class Remote:
+        """A queue whose database is nobody's business."""
+
+        database = None
+
+        def __init__(self, address) -> None:
+            self.source = MemorySource(address.shared(MemoryDatabase), address.name)
+
+        async def __aenter__(self) -> "Remote":
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+        def __getattr__(self, name: str):
+            return getattr(self.source, name)
+
+    def advance(self, seconds: float) -> None:
+        now = self.source.database.clock
+        self.source.database.clock = lambda: now() + seconds / 2  # It is opened twice, and both are told.
+
+    if is_movable:
+        Remote.advance = advance
+    monkeypatch.setattr(adapters, "_finder", lambda role, address: Remote)
+    monkeypatch.setattr(Playground, "_second", lambda self, shared: shared)
+    report = run(check_source("queue://host"))
+    assert report, str(report)
+    assert bool(report.of(Verdict.UNCHECKED)) is not is_movable
