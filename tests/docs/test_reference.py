@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from docs.pages import ROOT, Page, make_targets, page, pages
-from keywise import events
+from keywise import errors, events
 from keywise.cli import app as command_line
 from keywise.settings import Settings
 from keywise.testing.mutants import MUTANTS
@@ -78,11 +78,28 @@ def setting_faults(text: str) -> list[str]:
         row = row_of(text, field.name)
         if not row or row[1] != str(field.default) or not row[2:]:
             found.append(f"{field.name} has the default {field.default}, the page says {row or 'nothing'}")
-    return found
+    return found + strangers(text, "setting", {field.name for field in fields(Settings)})
+
+
+def error_faults(text: str) -> list[str]:
+    kinds = {kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type)}
+    found = []
+    for name, kind in kinds.items():
+        row, base = row_of(text, name), kind.__base__.__name__
+        if not row or row[1].strip("`") != base or len(row) != 4:
+            found.append(f"{name} is a {base}, the page says {row or 'nothing'}")
+    return found + strangers(text, "error", set(kinds))
+
+
+def strangers(text: str, title: str, known: set[str]) -> list[str]:
+    """What the table of this title names first in a row, though the code has no such thing."""
+    [table] = [part for part in text.split("\n\n") if part.startswith(f"| {title} |")][:1]
+    named = [row[0].strip("`| ") for row in rows(table)[1:]]
+    return [f"there is no {title} {name}" for name in named if name not in known]
 
 
 def event_faults(text: str) -> list[str]:
-    found = []
+    found = strangers(text, "event", {kind.__name__ for kind in events.Event.__subclasses__()})
     for kind in events.Event.__subclasses__():
         row, fields_of_kind = row_of(text, kind.__name__), set(kind.__struct_fields__) - {"pipeline"}
         if not row or set(re.findall(r"`(\w+)`", row[-1])) != fields_of_kind:
@@ -144,8 +161,15 @@ def test_every_setting_is_told_with_its_default():
 def test_every_event_is_told_with_its_fields():
     text = page("docs/reference/events.md").text
     expect_none(event_faults(text))
-    assert len(event_faults(text.replace("| `Buried` |", "| `Burned` |"))) == 1
+    assert len(event_faults(text.replace("| `Buried` |", "| `Burned` |"))) == 2
     assert len(event_faults(text.replace("`attempts`, `retry_s` |", "`retry_s` |"))) == 1
+
+
+def test_every_error_is_told_with_what_it_is():
+    text = page("docs/reference/errors.md").text
+    expect_none(error_faults(text))
+    assert len(error_faults(text.replace("| `ActError` |", "| `FactError` |"))) == 2
+    assert len(error_faults(text.replace("| `SettingsError` | a URL", "| `KeywiseError` | a URL"))) == 1
 
 
 def test_every_command_is_told_with_all_its_options():
@@ -219,7 +243,7 @@ def test_what_is_missing_is_reported():
     """Each check notices a page that lost a line."""
     settings, commands_page = page("docs/reference/settings.md").text, page("docs/reference/commands.md").text
     assert len(setting_faults(settings.replace("| 30.0 |", "| 31.0 |"))) == 1
-    assert len(setting_faults(settings.replace("`poll_s`", "`pull_s`"))) == 1
+    assert len(setting_faults(settings.replace("| `poll_s`", "| `pull_s`"))) == 2
     assert command_faults(commands_page.replace("`--until-empty`", "`--until-full`")) == [
         "keywise run: --until-empty is missing",
         "keywise run: there is no --until-full",
