@@ -2,15 +2,20 @@
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from keywise import rules
 from keywise.change import Want
+from keywise.errors import ActError, UnavailableError
+from keywise.force import Force
 from keywise.limits import Debounce, Rate
+from keywise.patience import Grip, Patience, beating
 from keywise.protocols import Grade
 from keywise.rules import Terms
 from keywise.standing import EVERYTHING, Pause
 from keywise.testing import workload
+from keywise.testing.virtual import Process
 
 if TYPE_CHECKING:
     from keywise.testing.world import World
@@ -19,6 +24,7 @@ RESTARTED_FROM = -1_000_000
 """Versions after a restart of the numbering are far below all others, and so unlike them."""
 DISPATCHES_KEPT = 30
 RESTART_LOOKS = 200
+FORCE_WAIT_S = 15.0
 
 
 class Flow:
@@ -33,6 +39,9 @@ class Flow:
         self._pauses = rng.random() < 0.3
         # A forgotten key is of no era any more, and nobody here would know.
         self._restarts = grade is not Grade.CONDITIONAL and not prunes and rng.random() < 0.4
+        # Forced after it was forgotten, a key has its order a second time.
+        self._forces = not prunes and rng.random() < 0.4
+        self._operators = 0
         self._dispatched: dict[str, list[float]] = {}
         self._marked_at: dict[str, float] = {}
         self._eras: dict[str, int] = {}
@@ -53,7 +62,7 @@ class Flow:
 
     def committed(self, world: "World", key: str) -> None:
         if key in self._marked_at:
-            self.dispatched(world, key, self._marked_at[key])
+            self.dispatched(world, key, self._marked_at.pop(key))
 
     def dispatched(self, world: "World", key: str, now: float) -> None:
         """A bucket of n, filled evenly: whatever two dispatches one looks at, no more lie between them."""
@@ -78,12 +87,15 @@ class Flow:
     # Somebody meddles.
 
     async def operate(self, world: "World") -> None:
-        """Pause and resume, and restart the numbering of a key, until the faults are over."""
+        """Restart the numbering of a key, then pause, resume and force keys until the faults are over."""
         if self._restarts:
             await asyncio.sleep(world.rng.uniform(5.0, 60.0))
             await self._restart(world)
-        while self._pauses and not world.faults.is_over:
+        while (self._pauses or self._forces) and not world.faults.is_over:
             await asyncio.sleep(world.rng.uniform(2.0, 20.0))
+            if self._forces and (not self._pauses or world.rng.random() < 0.5):
+                self._force_in_process(world)
+                continue
             pause = self._drawn_pause(world)
             await world.ledger.pause(pause)
             world.faults.injected["operator's pause"] += 1
@@ -91,6 +103,24 @@ class Flow:
             await asyncio.sleep(world.rng.uniform(1.0, 10.0))
             world.auditor.note(f"{pause.keys} is resumed")
             await world.ledger.resume(pause.keys, pause.is_pattern)
+
+    def _force_in_process(self, world: "World") -> None:
+        """Somebody runs a command, which can be paused and killed like any process."""
+        self._operators += 1
+        process = Process(world.loop, f"operator-{self._operators}")
+        process.spawn(self._force(world, process))
+
+    async def _force(self, world: "World", process: Process) -> None:
+        key = f"key-{world.rng.randrange(workload.KEYS)}"
+        pipeline = world.pipeline(process)
+        pipeline.refetch = world.refetch
+        world.faults.injected["forced write"] += 1
+        world.auditor.note(f"{process.name} forces {key}")
+        async with beating(pipeline) as heartbeat:
+            patience = Patience(pipeline, FORCE_WAIT_S, lambda cause: None)
+            # What could not be written is told, and nothing else follows from it.
+            with suppress(ActError, UnavailableError):
+                await Force(pipeline, Grip(pipeline, patience, heartbeat)).again(key)
 
     def _drawn_pause(self, world: "World") -> Pause:
         key = f"key-{world.rng.randrange(workload.KEYS)}"

@@ -21,7 +21,8 @@ class Judge:
         stored = world.table.stored if world.grade is Grade.ATOMIC else world.sink.stored
         for key, sent in workload.truth(world.changes, world.auditor.dead).items():
             held = stored.get(key)
-            holds = (0, *held.order[1:]) if held is not None else None
+            # Forced once more, it has a higher generation.
+            holds = (0, held.order[1], min(0, held.order[2])) if held is not None else None
             found = None if held is None or held.deleted else holds
             if self._is_given_up(key):
                 continue

@@ -161,7 +161,8 @@ class LinkedLedger:
             for claim in answers.granted:
                 self._auditor.granted(self._link.process, claim, before.get(claim.key), terms.lease_s)
                 world.flow.dispatched(world, claim.key, world.store_now())
-            world.flow.started(world, [claim.key for claim in answers.granted])
+            if not terms.despite_pause:
+                world.flow.started(world, [claim.key for claim in answers.granted])
             granted.extend(answers.granted)
             return answers
 

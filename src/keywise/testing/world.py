@@ -193,37 +193,9 @@ class World:
         process.spawn(self._work(process))
 
     async def _work(self, process: Process) -> None:
-        link = Link(self, process)
-        ledger = LinkedLedger(link, self.ledger)
-        office = LinkedOffice(link, self.ledger)
-        sink: Any = LinkedSink(link, self.sink)
-        if self.grade is Grade.ATOMIC:
-            sink = LinkedTable(link, self.table, runs_user_code=self.runs_user_code)
-        sources: list[tuple[str, Any]] = [("queue", LinkedSource(link, self.source))]
-        if self.flow.has_bulk:
-            sources.append(("bulk", LinkedSource(link, self.bulk)))
-        route = FunctionRoute(_read)
-        skew_s = self.rng.uniform(0.0, 10_000.0)
-        consumer = Consumer(
-            Pipeline(
-                name="sim",
-                sources=sources,
-                ledger=ledger,
-                operator=ledger,
-                governor=office,
-                historian=office,
-                sink=sink,
-                envelope=Envelope(route, body_max_bytes=1000),
-                settings=self.settings,
-                owner=process.name,
-                refetch=self._refetch if self.has_suspects else None,
-                bulk=frozenset({1}) if self.flow.has_bulk else frozenset(),
-                debounce=self.flow.debounce,
-                rate=self.flow.rate,
-                clock=lambda: self.loop.time() + skew_s,
-                rng=random.Random(self.rng.random()),
-            )
-        )
+        pipeline = self.pipeline(process)
+        pipeline.refetch = self.refetch if self.has_suspects else None
+        consumer = Consumer(pipeline)
         self.workers[process] = consumer
         try:
             await consumer.run()
@@ -233,6 +205,36 @@ class World:
         if self.now() - self.stopped_at.get(process, 0.0) < self.settings.drain_s - 0.1:
             self.custody.left(process)
         self._restart_later()
+
+    def pipeline(self, process: Process) -> Pipeline:
+        """Everything as one process sees it."""
+        link = Link(self, process)
+        ledger = LinkedLedger(link, self.ledger)
+        office = LinkedOffice(link, self.ledger)
+        sink: Any = LinkedSink(link, self.sink)
+        if self.grade is Grade.ATOMIC:
+            sink = LinkedTable(link, self.table, runs_user_code=self.runs_user_code)
+        sources: list[tuple[str, Any]] = [("queue", LinkedSource(link, self.source))]
+        if self.flow.has_bulk:
+            sources.append(("bulk", LinkedSource(link, self.bulk)))
+        skew_s = self.rng.uniform(0.0, 10_000.0)
+        return Pipeline(
+            name="sim",
+            sources=sources,
+            ledger=ledger,
+            operator=ledger,
+            governor=office,
+            historian=office,
+            sink=sink,
+            envelope=Envelope(FunctionRoute(_read), body_max_bytes=1000),
+            settings=self.settings,
+            owner=process.name,
+            bulk=frozenset({1}) if self.flow.has_bulk else frozenset(),
+            debounce=self.flow.debounce,
+            rate=self.flow.rate,
+            clock=lambda: self.loop.time() + skew_s,
+            rng=random.Random(self.rng.random()),
+        )
 
     def kill(self, process: Process) -> None:
         """As `kill -9`: its connections end, its leases do not."""
@@ -282,7 +284,7 @@ class World:
         if is_good and (newest is None or sent.rank > newest.rank):
             self.sent[sent.key] = sent
 
-    def _refetch(self, key: str) -> bytes | None:
+    def refetch(self, key: str) -> bytes | None:
         sent = self.sent.get(key)
         return sent.body if sent is not None else None
 
@@ -314,7 +316,7 @@ class World:
 
     def _rank(self, change: Change[Any]) -> Order:
         sent = self.sent_of(change)
-        return change.order if sent is None else sent.rank
+        return change.order if sent is None else (sent.era, *change.order[1:])
 
     def transaction_committed(self) -> None:
         """Judge the writes of a transaction once they are there to stay."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise import rules
-from keywise.change import Outcome, Want
+from keywise import force, rules
+from keywise.change import Order, Outcome, Want
 from keywise.consumer import Consumer
 from keywise.lanes import Ended
 from keywise.ledgers.memory import MemoryTransaction
@@ -57,7 +57,13 @@ def _old_era(want: Want, entry: Entry | None, standing: Standing) -> Want:
     return want
 
 
+def _above_the_next(mark: Order) -> Order:
+    era, version, _ = mark
+    return (era, version + 1, 0)
+
+
 LIMITS = (
+    Mutant("a forced write hides the next version", 16, force, "above", _above_the_next),
     Mutant("a rate is not heeded", 15, rules, "_against_rate", _never_limited),
     Mutant("a transaction is not charged", 15, MemoryTransaction, "mark", _charges_nothing, Grade.ATOMIC),
     Mutant("a debounce acks what it gathers", 4, Consumer, "_take_in", _gathered_are_acked),
