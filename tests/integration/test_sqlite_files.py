@@ -16,7 +16,7 @@ import pytest
 from integration.shops import WAYS, Shop
 from keywise import Change
 from keywise.consumer import Consumer
-from keywise.databases.sqlite import BUSY_S
+from keywise.databases.sqlite import BUSY_S, SqliteDatabase
 from keywise.errors import DatabaseError
 from keywise.events import Failed, Unavailable
 from running import run
@@ -319,3 +319,18 @@ def test_processes_that_start_at_once_on_an_empty_folder_agree(tmp_path):
             process.wait(20)
             process.stdout.close()
     assert set(answers) == {"started"}
+
+
+def test_the_clock_of_a_file_does_not_fall_back_when_the_machine_boots_with_a_wrong_time(tmp_path):
+    """What was committed an hour ahead of the wall clock, before a reboot, has still passed after it."""
+    path = str(tmp_path / "shop.db")
+
+    async def committed_at() -> float:
+        async with SqliteDatabase(path) as database:
+            return database.now()
+
+    before = asyncio.run(committed_at())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("insert into keywise_marks values (1, 'a', 0, 1, 0, 0, ?)", (before + 3600,))
+        connection.execute("update keywise_meta set value = 'an earlier boot' where name = 'boot'")
+    assert asyncio.run(committed_at()) >= before + 3600

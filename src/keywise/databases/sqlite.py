@@ -173,7 +173,9 @@ class SqliteDatabase:
         if known.get("boot") == _boot_id():
             connection.execute("commit")
             return float(known["offset"])
-        offset = time.time() - boot_time()
+        # The wall clock may have been set back since: what was once over must not be ahead again.
+        [latest] = connection.execute(_LATEST).fetchone()
+        offset = max(time.time(), latest) - boot_time()
         connection.executemany(
             "insert or replace into keywise_meta values (?, ?)", [("boot", _boot_id()), ("offset", offset)]
         )
@@ -222,6 +224,12 @@ _ADVICE = {
     sqlite3.SQLITE_PERM: "give this user access to the file",
     sqlite3.SQLITE_AUTH: "a handler has to leave commit and rollback to keywise",
 }
+_LATEST = (
+    "select max(coalesce((select max(updated_at) from keywise_marks), 0), "
+    "coalesce((select max(done_at) from keywise_chores), 0), coalesce((select max(at) from keywise_lines), 0), "
+    "coalesce((select max(buried_at) from keywise_letters), 0), coalesce((select max(sent_at) from keywise_ready), 0))"
+)
+"""The latest moment that the file knows to have passed; read once after each boot."""
 # With texts of their own, so that a handler's `commit` never meets ours in the cache of compiled statements.
 _BEGIN, _COMMIT = "begin immediate -- keywise", "commit -- keywise"
 
