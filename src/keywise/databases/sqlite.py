@@ -175,7 +175,7 @@ class SqliteDatabase:
             return float(known["offset"])
         # The wall clock may have been set back since: what was once over must not be ahead again.
         [latest] = connection.execute(_LATEST).fetchone()
-        offset = max(time.time(), latest) - boot_time()
+        offset = max(time.time(), float(latest)) - boot_time()
         connection.executemany(
             "insert or replace into keywise_meta values (?, ?)", [("boot", _boot_id()), ("offset", offset)]
         )
