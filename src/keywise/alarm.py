@@ -18,8 +18,9 @@ AGAIN_S = 300.0
 
 CAUSE = "nearly every change that comes for the first time is stale: upstream may have begun to number from the start"
 ADVICE = (
-    "if it has, run keywise pause --all, wait until keywise status shows no claims, then keywise reset --era "
-    "and keywise resume --all; if old messages are being sent again on purpose, there is nothing to do"
+    "if it has, stop the producer, let the queue drain, run keywise pause --all --wait, keywise reset --era and "
+    "keywise resume --all, and let it send everything again; if old messages are being sent again on purpose, there "
+    "is nothing to do"
 )
 
 

@@ -268,7 +268,7 @@ def _mark(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Mark | None:
     if entry.mark is None:
         return None
     (era, _, generation), settings = entry.mark, pipeline.settings
-    is_idle = Entry(entry.mark, entry.deleted, entry.updated_at) == replace(entry, era=0, rate_at=0.0)
+    is_idle = Entry(entry.mark, entry.deleted, entry.updated_at) == replace(entry, rate_at=0.0)
     touched_at = entry.updated_at + ahead_s
     return Mark(
         era=era,

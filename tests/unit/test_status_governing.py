@@ -105,6 +105,13 @@ def test_in_a_new_era_any_version_is_granted():
     assert answers(story) == [(None, None, "granted")]
 
 
+def test_a_reset_is_not_taken_for_the_moment_of_the_commit():
+    scene = Scene()
+    scene.entry = Entry((0, 7, 0), updated_at=NOW - 10.0, era=1)
+    mark = scene.told().mark
+    assert mark is not None and mark.at is None, "only the moment of the reset is remembered"
+
+
 def test_within_an_era_the_newest_wins():
     scene = Scene()
     scene.entry = Entry((3, 7, 0))

@@ -37,7 +37,8 @@ def reset(  # noqa: PLR0913 - all the words that the command understands
     """Begin a new era: whatever comes next wins.
 
     The mark of a key stays, and the next change to it is newer whatever its version.
-    With --era it is so for all keys: pause the pipeline, let it drain, raise the era, send the new numbering, resume.
+    With --era it is so for all keys, while the whole pipeline is paused. What is still queued then counts as the
+    new numbering, so first stop the producer and let the queue drain.
     A sink that compares versions itself knows no era, and needs a fresh target instead.
 
     \b
