@@ -15,6 +15,7 @@ import msgspec
 
 from keywise import adapters
 from keywise.address import Address, shown
+from keywise.clock import boot_time
 from keywise.consumer import Consumer, Way, way_of
 from keywise.envelope import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
 from keywise.errors import SettingsError
@@ -29,6 +30,8 @@ from keywise.settings import Settings, seconds
 from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
 
 LANES = ("live", "bulk")
+SAME_WISH_S = 0.2
+"""`timeout` and some process managers send a signal to a process and to its group: that is one wish to stop."""
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -295,14 +298,15 @@ class App:
 
     def _listen(self, stack: AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()
-        received: list[int] = []
+        first_at: list[float] = []
 
         def on_signal(number: int, frame: object) -> None:
-            received.append(number)
-            if len(received) > 1:
+            if not first_at:
+                first_at.append(boot_time())
+                loop.call_soon_threadsafe(self.stop)
+            elif boot_time() - first_at[0] >= SAME_WISH_S:
                 # Nothing is released: whoever takes over has to find the leases as they are.
                 os._exit(128 + number)
-            loop.call_soon_threadsafe(self.stop)
 
         # Not through the loop: a handler that blocks it must not make the process deaf.
         for number in (signal.SIGTERM, signal.SIGINT):

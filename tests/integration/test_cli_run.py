@@ -2,11 +2,13 @@
 
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from integration.command import LIMIT_S, Folder
+from keywise.app import SAME_WISH_S
 
 HANGING = """
 import threading
@@ -91,6 +93,19 @@ def test_a_hung_handler_does_not_keep_the_process(folder):
     assert out.startswith("pipeline "), err
 
 
+def test_a_signal_that_comes_twice_at_once_is_one(folder):
+    """As GNU timeout sends it: to the process, and to its group."""
+    folder.write("shop.py", HANGING.format(drain="100ms"))
+    folder.keywise("send", "slow", '{"id": "a", "v": 1}')
+    process = folder.start("run", "shop:app")
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    assert out.startswith("pipeline "), err
+
+
 def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
     folder.write("shop.py", HANGING.format(drain="10m"))
     folder.keywise("send", "slow", '{"id": "a", "v": 1}')
@@ -98,7 +113,7 @@ def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGTERM)
     line(process, "draining")
-    process.send_signal(signal.SIGTERM)
+    threading.Timer(SAME_WISH_S, process.send_signal, [signal.SIGTERM]).start()
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGTERM
     [story] = folder.keywise("why", "a", "--json").json["pipelines"]

@@ -1,6 +1,7 @@
 """Real workers under real signals: they drain, leave at once, or sleep past their lease, and the store ends right."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from chaos.fleet import Worker, drained, pause, until
 from chaos.judge import judge_atomic, judge_plain
 from chaos.store import WEIGHT, Store
+from keywise.app import SAME_WISH_S
 
 QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "50ms"}
 SHORT = QUICK | {"lease": "1s", "margin": "200ms", "visibility": "1s"}
@@ -91,7 +93,7 @@ def test_a_second_signal_leaves_at_once_and_the_leases_stay(store, start):
     until(lambda: worker.said("handles k") == 3 and store.depth() == 3, "the handlers to begin", worker.check)
     worker.signal(signal.SIGTERM)
     until(lambda: worker.said("draining") == 1, "the drain", worker.check)
-    worker.signal(signal.SIGTERM)
+    threading.Timer(SAME_WISH_S, worker.signal, [signal.SIGTERM]).start()
     assert worker.end() == 128 + signal.SIGTERM
     assert worker.said("stopped") == 0
     assert (store.held(), store.census().claims) == (["k0", "k1", "k2"], 3)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from integration.command import LIMIT_S, Folder, command, environment
 from integration.terminal import Terminal
 from integration.test_cli_run import HANGING
 from integration.test_publishing_house import MAIN, ROOT
+from keywise.app import SAME_WISH_S
 
 EVIL = "\x1b[2J\x1b[31m[bold]red[/bold]\r\n\u202e"
 TOLD = "\\x1b[2J\\x1b[31m[bold]red[/bold]\\r\\n\\u202e"
@@ -91,7 +93,7 @@ def test_a_second_signal_leaves_a_cursor_and_a_fresh_line(folder):
     terminal.wait_for(lambda text: "begun" in text)
     terminal.process.send_signal(signal.SIGINT)
     terminal.wait_for(lambda text: "slow  draining" in text)
-    terminal.process.send_signal(signal.SIGINT)
+    threading.Timer(SAME_WISH_S, terminal.process.send_signal, [signal.SIGINT]).start()
     assert terminal.end() == 128 + signal.SIGINT
     assert terminal.shows_cursor
     assert terminal.text.endswith("\n")
