@@ -322,8 +322,9 @@ class World:
         """Judge the writes of a transaction once they are there to stay."""
         writes = list(self.table.writes.values())
         for write in writes[self._table_writes :]:
-            era = self.entries()[write.key].mark or write.order
-            self.auditor.write(write.key, (era[0], *write.order[1:]), write.deleted)
+            entry = self.entries().get(write.key)
+            era = entry.mark[0] if entry is not None and entry.mark is not None else 0
+            self.auditor.write(write.key, (era, *write.order[1:]), write.deleted)
             if not self.runs_user_code:
                 self.flow.committed(self, write.key)
         self._table_writes = len(writes)
