@@ -109,6 +109,7 @@ class Office(Folder):
         """Run in a terminal and answer its question; the exit status and all that was shown."""
         terminal = Terminal(command(*arguments), self.path, environment("shop:app"))
         terminal.wait_for(lambda text: "[y/N]" in text)
+        assert terminal.shows_cursor, "nothing is drawn while somebody types"
         terminal.press(keys)
         return terminal.end(), terminal.text
 

@@ -137,19 +137,23 @@ def confirm(question: str, *, yes: bool) -> None:
 def telling() -> Iterator[Callable[[str], None]]:
     """Say on stderr what is waited for: with a clock in a terminal, and once each without one."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with progress(*columns) as bar:
-        last = ""
+    bar, last = progress(*columns), ""
 
-        def tell(cause: str) -> None:
-            nonlocal last
-            if not bar.disable:
-                for task in bar.task_ids or [bar.add_task("", total=None)]:
-                    bar.update(task, description=plain(cause))
-            elif cause != last:
-                print(plain(f"waiting: {cause}"), file=sys.stderr)
-            last = cause
+    def tell(cause: str) -> None:
+        nonlocal last
+        if not bar.disable:
+            # Not earlier: it hides the cursor and clears its line, and a question may be asked before.
+            bar.start()
+            for task in bar.task_ids or [bar.add_task("", total=None)]:
+                bar.update(task, description=plain(cause))
+        elif cause != last:
+            print(plain(f"waiting: {cause}"), file=sys.stderr)
+        last = cause
 
+    try:
         yield tell
+    finally:
+        bar.stop()
 
 
 def written(change: Change[Any]) -> dict[str, Any]:
