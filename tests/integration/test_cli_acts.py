@@ -258,6 +258,7 @@ def test_a_table_is_reconciled_with_the_truth_and_put_right(office):
     assert "'lost' is missing in the sink: the truth has version 5" in asked.out
     mended = office.act("reconcile", "--pipeline", "pages", "--keys-from", "keys.txt", "--repair", "--yes", *WHY)
     assert f"repaired {ODD_KEY!r}" in mended.out and "\x1b" not in mended.out
+    assert mended.out.endswith("looked at 6 keys: 5 differences, 5 repaired\n")
     assert office.stored() == {"same": 5, "lost": 5, "odd": 5, "old": 6, ODD_KEY: 1}
     assert len(office.lines("forced")) == 5
     assert office.act("reconcile", "--pipeline", "pages").out == "looked at 6 keys: 0 differences\n"

@@ -117,7 +117,8 @@ class Report:
         kinds = {kind.value: number for kind, number in sorted(self._kinds.items())}
         summary = {"looked": self.looked, "changing": self.changing, "repaired": self._repaired, "differences": kinds}
         found = sum(kinds.values())
-        self._say(summary, f"looked at {count(self.looked, 'key')}: {count(found, 'difference')}")
+        repaired = f", {self._repaired:,} repaired" if self._repaired else ""
+        self._say(summary, f"looked at {count(self.looked, 'key')}: {count(found, 'difference')}{repaired}")
         if self.changing and not self._json:
             print(f"{count(self.changing, 'key')} changed all the time; look again")
         if self.is_wrong and not self._json:
