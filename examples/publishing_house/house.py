@@ -42,9 +42,9 @@ def house_in(folder: Path) -> keywise.App:
     """The app whose database lies in this folder; nothing is opened yet."""
     url = f"sqlite:///{quote(str(database_in(folder)))}"
     app = keywise.App(url)
-    search = app.pipeline(
-        "search", key="content_id", version="payload_version", deleted={"document_type": ["gone", "redirect"]}
-    )
+    gone = {"document_type": ["gone", "redirect"]}
+    # All that happens is kept, so that `keywise why` can tell the whole story of a document.
+    search = app.pipeline("search", key="content_id", version="payload_version", deleted=gone, history="all")
     search.source(f"{url}?queue=published")
     search.sink(f"{url}?table=documents&key=content_id&columns=title,text")
     return app
