@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from docs.pages import ROOT, Page, make_targets, page, pages
-from keywise import errors, events
+from keywise import errors, events, history
 from keywise.cli import app as command_line
 from keywise.settings import Settings
 from keywise.testing.mutants import MUTANTS
@@ -107,6 +107,17 @@ def event_faults(text: str) -> list[str]:
     return found
 
 
+def line_faults(text: str, sources: str) -> list[str]:
+    """Lines of the history that only the code knows, or only the page."""
+    written = {*re.findall(r'"([a-z ]+)", (?:event\.key|"")', sources), history.ALARM, history.CALM}
+    written |= set(re.findall(r'record(?:_pause)?\((?:found, )?"([a-z ]+)"', sources))
+    written |= {"applied", "stale", "duplicate", "superseded"}
+    [table] = [part for part in text.split("\n\n") if part.startswith("| line |")]
+    told = set(re.findall(r"`([a-z ]+)`", " ".join(row[0] for row in rows(table)[1:])))
+    found = [f"the line {word} is missing" for word in sorted(written - told)]
+    return found + [f"there is no line {word}" for word in sorted(told - written)]
+
+
 def mutant_faults(text: str) -> list[str]:
     return [
         f"rule {mutant.rule} does not name the mutant {mutant.name!r}"
@@ -163,6 +174,17 @@ def test_every_event_is_told_with_its_fields():
     expect_none(event_faults(text))
     assert len(event_faults(text.replace("| `Buried` |", "| `Burned` |"))) == 2
     assert len(event_faults(text.replace("`attempts`, `retry_s` |", "`retry_s` |"))) == 1
+
+
+def test_every_line_of_the_history_is_told():
+    text = page("docs/reference/events.md").text
+    places = ("history.py", "acts.py", "cli/dead.py")
+    sources = "\n".join((ROOT / "src/keywise" / place).read_text("utf-8") for place in places)
+    expect_none(line_faults(text, sources))
+    assert line_faults(text.replace("| `pruned` |", "| `prunes` |"), sources) == [
+        "the line pruned is missing",
+        "there is no line prunes",
+    ]
 
 
 def test_every_error_is_told_with_what_it_is():
