@@ -10,6 +10,7 @@ from keywise.errors import AddressError
 
 T = TypeVar("T")
 
+HIDDEN_OPTIONS = r"([?&][^=&#]*(?:password|passwd|pwd|token|secret|api_?key|access_?key)[^=&#]*=)[^&#]*"
 SECRET_MIN = 4
 """Shorter values from the environment are no secrets, and hiding them would spoil messages."""
 
@@ -90,4 +91,5 @@ def shown(url: str) -> str:
     """A URL without its password, for messages and logs."""
     written = url.written if isinstance(url, Filled) else url
     # Up to the last @, since a password may hold characters that end a host.
-    return re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", written, flags=re.DOTALL)
+    written = re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", written, flags=re.DOTALL)
+    return re.sub(HIDDEN_OPTIONS, r"\1***", written, flags=re.IGNORECASE)

@@ -25,7 +25,11 @@ def cause_of_refusal(refusal: Refusal) -> str:
 
 
 def cause_of_error(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        # It comes from user code, and so does its text.
+        return type(error).__name__
 
 
 def storable(cause: str) -> str:

@@ -148,7 +148,7 @@ class Consumer:
                 unreachable = 0
             except UnavailableError as error:
                 unreachable += 1
-                await pipeline.pause(name, error, unreachable)
+                await pipeline.back_off(name, error, unreachable)
                 continue
             finally:
                 self._asked[index] = 0
@@ -194,7 +194,7 @@ class Consumer:
         while True:
             await asyncio.sleep(LOOK_S)
             await self._look_at_standing()
-            live, bulk, busy, held = self._lanes.standing()
+            live, bulk, busy, held = self._lanes.counts()
             name = self._pipeline.name
             self._pipeline.emit(events.Waiting(pipeline=name, live=live, bulk=bulk, busy=busy, held=held))
 

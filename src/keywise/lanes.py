@@ -49,6 +49,8 @@ class Lane(msgspec.Struct, gc=False):
     due: float = 0.0
     is_firm: bool = False
     """What it is held for concerns the key, so that a newer change has to wait as well."""
+    is_gathering: bool = False
+    """It is held for the rest of a burst, and soon goes on by itself."""
     is_bulk: bool = False
     """Nothing of it came from a live source."""
     first_at: float = math.inf
@@ -102,7 +104,7 @@ class Lanes:
         """Everything that is held, worked on or waiting."""
         return list(self._tickets.values())
 
-    def standing(self) -> tuple[int, int, int, int]:
+    def counts(self) -> tuple[int, int, int, int]:
         """How many deliveries are live, bulk, worked on, and held."""
         busy = sum(lane.state is State.BUSY for lane in self._lanes.values())
         held = sum(len(lane.waiting) for lane in self._lanes.values() if lane.state is State.HELD)
@@ -215,14 +217,15 @@ class Lanes:
         excess, bulk_excess = self._blocked() - self.capacity // 2, 0
         if self._bulk_tickets:
             bulk_excess = self._blocked(bulk_only=True) - self.capacity // 4
+        if excess <= 0 and bulk_excess <= 0:
+            return []
         leaving: list[Ticket] = []
         for key, lane in list(self._lanes.items()):
             if lane.state is State.READY:
                 continue
-            if excess > 0 or bulk_excess > 0:
-                # The oldest leave: they come back stale, while the newest would be a write of its own.
-                lane.waiting.sort(key=lambda ticket: ticket.change.order, reverse=True)
-            while lane.waiting and (excess > 0 or (lane.is_bulk and bulk_excess > 0)):
+            # The oldest leave: they come back stale, while the newest would be a write of its own.
+            lane.waiting.sort(key=lambda ticket: ticket.change.order, reverse=True)
+            while self._held_back(lane) and (excess > 0 or (lane.is_bulk and bulk_excess > 0)):
                 leaving.append(lane.waiting.pop())
                 excess, bulk_excess = excess - 1, bulk_excess - lane.is_bulk
             self._drop_if_empty(key, lane)
@@ -285,6 +288,7 @@ class Lanes:
             self._make_ready(key, lane)
         else:
             self._hold(key, lane, self._debounce.due(lane.first_at, lane.last_at), is_firm=False)
+            lane.is_gathering = True
 
     def _make_ready(self, key: str, lane: Lane) -> None:
         lane.state = State.READY
@@ -293,7 +297,7 @@ class Lanes:
     def _hold(self, key: str, lane: Lane, due: float, is_firm: bool) -> None:
         if lane.state is not State.HELD or due < lane.due:
             heapq.heappush(self._due, (due, key))
-        lane.state, lane.due, lane.is_firm = State.HELD, due, is_firm
+        lane.state, lane.due, lane.is_firm, lane.is_gathering = State.HELD, due, is_firm, False
 
     def _drop_if_empty(self, key: str, lane: Lane) -> None:
         if not lane.waiting and lane.state is not State.BUSY:
@@ -301,7 +305,12 @@ class Lanes:
 
     def _blocked(self, *, bulk_only: bool = False) -> int:
         lanes = (lane for lane in self._lanes.values() if lane.state is not State.READY)
-        return sum(len(lane.waiting) for lane in lanes if lane.is_bulk or not bulk_only)
+        return sum(self._held_back(lane) for lane in lanes if lane.is_bulk or not bulk_only)
+
+    def _held_back(self, lane: Lane) -> int:
+        """How many of a lane stand in the way of others. The newest of a burst does not: if it left, it would
+        be gathered anew when it came back, and so for ever."""
+        return len(lane.waiting) - lane.is_gathering
 
     def _forget(self, ended: Sequence[Ended]) -> None:
         for ticket, _ in ended:

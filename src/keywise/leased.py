@@ -107,7 +107,7 @@ class Leased:
         except UnavailableError as error:
             for ticket in tickets:
                 self._lanes.hold(ticket, pipeline.clock())
-            await pipeline.pause("ledger", error, 1)
+            await pipeline.back_off("ledger", error, 1)
             return
         by_key = {ticket.change.key: ticket for ticket in tickets}
         self._heartbeat.hold(answers.granted, asked_at)

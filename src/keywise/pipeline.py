@@ -149,9 +149,9 @@ class Pipeline:
                 return await act()
             except UnavailableError as error:
                 attempts += 1
-                await self.pause(what, error, attempts)
+                await self.back_off(what, error, attempts)
 
-    async def pause(self, what: str, error: UnavailableError, attempts: int) -> None:
+    async def back_off(self, what: str, error: UnavailableError, attempts: int) -> None:
         """Say that something cannot be reached, and wait."""
         retry_s = self.retry_s(attempts)
         self.emit(events.Unavailable(pipeline=self.name, what=what, cause=str(error), retry_s=retry_s))

@@ -41,7 +41,7 @@ class Repair:
             found = await self._pipeline.operator.suspects(limit, self._pipeline.settings.horizon_s)
             return [key for key in found if key not in self._fruitless][:KEYS_A_ROUND]
         except UnavailableError as error:
-            await self._pipeline.pause("ledger", error, 1)
+            await self._pipeline.back_off("ledger", error, 1)
             return []
 
     async def run(self, keys: list[str]) -> dict[str, str]:
@@ -52,7 +52,7 @@ class Repair:
                 if cause := await self._repair(key):
                     causes[key] = cause
             except UnavailableError as error:
-                await self._pipeline.pause("ledger", error, 1)
+                await self._pipeline.back_off("ledger", error, 1)
                 return causes | dict.fromkeys(keys[place:], str(error))
         return causes
 

@@ -198,6 +198,9 @@ def mend(entry: Entry | None, claim: Claim, written: Want | None, now: float) ->
     entry = replace(entry, suspect=0 if calm else entry.suspect, suspect_at=0.0 if calm else entry.suspect_at)
     if written and written.order and (entry.mark is None or written.order > entry.mark):
         return _marked(entry, written.order, written.deleted, now)
+    if written and written.order == entry.mark and written.deleted:
+        # The truth says that it is gone: the mark is a tombstone from now on.
+        entry = replace(entry, deleted=True)
     return kept(_free(entry))
 
 
@@ -230,6 +233,11 @@ def is_prunable(entry: Entry, now: float, retention_s: float, policy: Policy) ->
     """
     busy = entry.token != 0 or entry.unknown is not None or entry.suspect > 0
     return not busy and entry.updated_at < now - retention_s - policy.redelivery_s
+
+
+def is_known(entry: Entry) -> bool:
+    """Whether an entry remembers more than when its key was dispatched last."""
+    return kept(replace(entry, rate_at=0.0)) is not None
 
 
 def kept(entry: Entry | None) -> Entry | None:

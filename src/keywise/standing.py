@@ -1,6 +1,7 @@
 """What an operator has set for a whole pipeline: its era, and which keys are paused."""
 
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import msgspec
 
@@ -22,7 +23,7 @@ class Pause(msgspec.Struct, frozen=True):
         return fnmatchcase(key, self.keys) if self.is_pattern else key == self.keys
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Standing(msgspec.Struct, frozen=True, dict=True):
     """What holds for all keys of a pipeline now. A ledger reads it in the step in which it decides."""
 
     era: int = 0
@@ -38,8 +39,21 @@ class Standing(msgspec.Struct, frozen=True):
         """Every key is paused."""
         return any(pause.is_pattern and pause.keys == EVERYTHING for pause in self.pauses)
 
+    @cached_property
+    def _keys(self) -> frozenset[str]:
+        return frozenset(pause.keys for pause in self.pauses if not pause.is_pattern)
+
+    @cached_property
+    def _patterns(self) -> tuple[Pause, ...]:
+        return tuple(pause for pause in self.pauses if pause.is_pattern)
+
     def pauses_key(self, key: str) -> bool:
-        return any(pause.covers(key) for pause in self.pauses)
+        return key in self._keys or any(pause.covers(key) for pause in self._patterns)
+
+    def without(self, keys: str, is_pattern: bool) -> "Standing":
+        """The same without one pause, named as it was made."""
+        others = tuple(pause for pause in self.pauses if (pause.keys, pause.is_pattern) != (keys, is_pattern))
+        return Standing(self.era, others)
 
 
 PLAIN = Standing()

@@ -90,7 +90,7 @@ class OneTransaction:
             except UnavailableError as error:
                 # If the transaction arrived all the same, its messages are gone with it.
                 unreachable += 1
-                await self._pipeline.pause("database", error, unreachable)
+                await self._pipeline.back_off("database", error, unreachable)
 
     async def _next(self) -> int | None:
         """The source whose turn it is: live before bulk, but not for ever. None: look again."""
@@ -255,7 +255,7 @@ class ClaimInTransaction:
                 for ticket in tickets:
                     self._lanes.hold(ticket, self._pipeline.clock())
                 unreachable += 1
-                await self._pipeline.pause("ledger", error, unreachable)
+                await self._pipeline.back_off("ledger", error, unreachable)
 
     async def _batch(self, tickets: list[Ticket]) -> None:
         """The whole batch at once first; if one of its changes is bad, again and carefully."""

@@ -116,7 +116,7 @@ class TransactedWork:
                 # Whether the transaction arrived or not, the mark tells: giving the claim back is safe.
                 for job in pending:
                     job.undone, job.committed = True, False
-                await self._pipeline.pause("ledger", error, 1)
+                await self._pipeline.back_off("ledger", error, 1)
                 return
             except TimeoutError:
                 # It was rolled back. Each is tried again alone, so that only the slow one fails for good.

@@ -70,3 +70,9 @@ def test_words_of_the_url_itself_and_short_values_are_not_hidden():
     written = "sqlite:///shop.db?visble=${X}"
     with pytest.raises(SettingsError, match="unknown option 'visble'; did you mean visibility"):
         adapters.connect("sources", Address(Filled(written.replace("${X}", "y"), written, ["y"]), "shop", {}))
+
+
+def test_options_that_name_a_secret_are_shown_without_it():
+    assert shown("amqp://h/q?token=abc&queue=x") == "amqp://h/q?token=***&queue=x"
+    assert shown("sqlite:///a.db?table=t&db_password=hunter2#x") == "sqlite:///a.db?table=t&db_password=***#x"
+    assert shown("sqlite:///a.db?key=id&version=v") == "sqlite:///a.db?key=id&version=v"

@@ -67,3 +67,13 @@ def test_a_reason_that_ends_sooner_is_not_waited_for_longer():
 
 def test_a_reason_without_an_end_is_not_asked_for_without_pause():
     assert 0 < look_again_s(Refusal(Answer.ALONE), random.Random(1)) < BUSY_LOOK_S
+
+
+def test_an_error_whose_text_cannot_be_made_is_told_by_its_name():
+    """It comes from user code, and must not end the worker that tells it."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert cause_of_error(Mute()) == "Mute"

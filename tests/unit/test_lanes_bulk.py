@@ -151,9 +151,9 @@ def test_what_stands_here_is_told_by_kind():
     lanes.add([*live("a", "b"), *bulk("c", "d", "e")])
     first, second, *_ = lanes.take(4, 0.0)
     lanes.hold(second, due=10.0)
-    assert lanes.standing() == (2, 3, 3, 1)
+    assert lanes.counts() == (2, 3, 3, 1)
     lanes.finish(first, Outcome.APPLIED, first.change.order)
-    assert lanes.standing() == (1, 3, 2, 1)
+    assert lanes.counts() == (1, 3, 2, 1)
 
 
 def test_an_outdated_place_in_the_line_of_bulk_is_nobodys():
@@ -169,4 +169,4 @@ def test_room_comes_back_when_a_bulk_change_without_followers_is_committed():
     lanes.add(bulk("b"))
     [one] = lanes.take(10, 0.0)
     lanes.finish(one, Outcome.APPLIED, one.change.order)
-    assert (lanes.room_for(BULK), lanes.standing()) == (5, (0, 0, 0, 0))
+    assert (lanes.room_for(BULK), lanes.counts()) == (5, (0, 0, 0, 0))

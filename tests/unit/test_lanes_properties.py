@@ -150,7 +150,7 @@ class Day(RuleBasedStateMachine):
     @invariant()
     def room_and_counts_are_those_of_what_is_inside(self) -> None:
         bulk = sum(one.source in self.bulk for one in self.inside.values())
-        live_and_bulk = self.lanes.standing()[:2]
+        live_and_bulk = self.lanes.counts()[:2]
         assert live_and_bulk == (len(self.inside) - bulk, bulk)
         if self.bulk:
             assert self.lanes.room_for(BULK) == max(0, min(self.lanes.room, max(1, self.lanes.capacity // 2) - bulk))

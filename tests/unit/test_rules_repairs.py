@@ -34,6 +34,13 @@ def test_a_repair_that_found_newer_state_raises_the_mark():
     assert Answer.STALE is key.ask(7).answer
 
 
+def test_a_repair_that_found_nothing_leaves_a_tombstone():
+    """Rule 11: the key is gone from the sink, so its mark says so."""
+    key = committed(5)
+    key.mend(key.exclude(), Want("a", order_of(5), deleted=True))
+    assert (order_of(5), True) == (key.entry.mark, key.entry.deleted)
+
+
 def test_a_repair_drops_an_unknown_write_whose_message_can_no_longer_arrive():
     """Rule 19: the truth was written over it, so nothing has to wait for it any more."""
     key = OneKey()

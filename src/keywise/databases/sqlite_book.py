@@ -4,6 +4,7 @@ import math
 import secrets
 import sqlite3
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -98,7 +99,7 @@ class Book:
     def prune(self, after: str, now: float, retention_s: float) -> tuple[int, str | None]:
         """Forget some of the keys after one; return how many, and where to go on (None at the end)."""
         arguments = (self._scope, after, self._scope, after, PRUNE_AT_ONCE)
-        keys = [key for (key,) in self._connection.execute(_KEYS, arguments)]
+        keys = [key for (key,) in self._connection.execute(KEYS, arguments)]
         self.load(keys)
         policy, entries = self._policy, self._entries.items()
         gone = [(self._scope, key) for key, entry in entries if rules.is_prunable(entry, now, retention_s, policy)]
@@ -109,6 +110,12 @@ class Book:
 
 def load_standing(connection: sqlite3.Connection, scope: int) -> Standing:
     [text] = connection.execute("select standing from keywise_scopes where id = ?", (scope,)).fetchone()
+    return _standing(text)
+
+
+@lru_cache(maxsize=16)
+def _standing(text: str) -> Standing:
+    """It is read in every batch, and seldom changes."""
     return PLAIN if text == "{}" else msgspec.json.decode(text, type=Standing)
 
 
@@ -147,7 +154,7 @@ _KEEP = (
     "insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source) "
     "values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_KEYS = (
+KEYS = (
     "select key from keywise_marks where scope = ? and key > ? "
     "union select key from keywise_active where scope = ? and key > ? order by key limit ?"
 )

@@ -8,8 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from keywise import rules
-from keywise.databases.sqlite import SqliteDatabase
-from keywise.databases.sqlite_book import Book, Scope, load_standing
+from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
+from keywise.databases.sqlite_book import KEYS, Book, Scope, load_standing
 from keywise.entry import Claim, Policy
 from keywise.standing import PLAIN, Pause, Standing
 
@@ -25,21 +25,21 @@ class SqliteGovernor:
         self._policy = policy
 
     async def standing(self) -> Standing:
-        [[text]] = self._database.read("select standing from keywise_scopes where id = ?", (self._scope.number,))
-        return PLAIN if text == "{}" else msgspec.json.decode(str(text), type=Standing)
+        with sqlite_errors(self._database.path):
+            return load_standing(self._database.reader, self._scope.number)
 
     async def pause(self, pause: Pause) -> None:
         def act(connection: sqlite3.Connection, standing: Standing) -> None:
-            others = _without(standing.pauses, pause.keys, pause.is_pattern)
-            self._store(connection, replace(standing, pauses=(*others, pause)))
+            others = standing.without(pause.keys, pause.is_pattern)
+            self._store(connection, replace(others, pauses=(*others.pauses, pause)))
 
         await self._change(act)
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
         def act(connection: sqlite3.Connection, standing: Standing) -> bool:
-            others = _without(standing.pauses, keys, is_pattern)
-            self._store(connection, replace(standing, pauses=others))
-            return len(others) < len(standing.pauses)
+            others = standing.without(keys, is_pattern)
+            self._store(connection, others)
+            return others != standing
 
         return await self._change(act)
 
@@ -70,7 +70,7 @@ class SqliteGovernor:
 
     async def keys(self, after: str, limit: int) -> list[str]:
         scope = self._scope.number
-        return [str(key) for (key,) in self._database.read(_KEYS, (scope, after, scope, after, limit))]
+        return [str(key) for (key,) in self._database.read(KEYS, (scope, after, scope, after, limit))]
 
     async def held(self, after: str, limit: int) -> list[str]:
         wanted = (self._scope.number, after, self._database.now(), limit)
@@ -93,10 +93,6 @@ class SqliteGovernor:
         connection.execute("update keywise_scopes set standing = ? where id = ?", (text, self._scope.number))
 
 
-def _without(pauses: tuple[Pause, ...], keys: str, is_pattern: bool) -> tuple[Pause, ...]:
-    return tuple(pause for pause in pauses if (pause.keys, pause.is_pattern) != (keys, is_pattern))
-
-
 _HELD = "select 1 from keywise_active where scope = ? and token != 0 and lease_until > ? limit 1"
 _HELD_KEYS = (
     "select key from keywise_active where scope = ? and key > ? and token != 0 and lease_until > ? order by key limit ?"
@@ -104,10 +100,6 @@ _HELD_KEYS = (
 _HIGHEST = (
     "select max(era) from (select max(era) era from keywise_marks where scope = ? "
     "union all select max(json_extract(entry, '$.era')) from keywise_active where scope = ?)"
-)
-_KEYS = (
-    "select key from keywise_marks where scope = ? and key > ? "
-    "union select key from keywise_active where scope = ? and key > ? order by key limit ?"
 )
 _TURN = (
     "insert into keywise_chores values (?, ?, ?) on conflict (scope, name) do update set done_at = excluded.done_at "

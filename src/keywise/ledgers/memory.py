@@ -96,9 +96,10 @@ class MemoryLedger:
             entries = self._scope.entries
             now, policy = self._now(), self._policy
             gone = [key for key, entry in entries.items() if rules.is_prunable(entry, now, retention_s, policy)]
+            known = sum(rules.is_known(entries[key]) for key in gone)
             for key in gone:
                 self._set(key, None)
-            return len(gone)
+            return known
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transaction()
@@ -144,16 +145,14 @@ class MemoryLedger:
 
     async def pause(self, pause: Pause) -> None:
         async with self.database.exclusive():
-            before = self._standing()
-            others = tuple(one for one in before.pauses if (one.keys, one.is_pattern) != (pause.keys, pause.is_pattern))
-            self._stand(replace(before, pauses=(*others, pause)))
+            others = self._standing().without(pause.keys, pause.is_pattern)
+            self._stand(replace(others, pauses=(*others.pauses, pause)))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
         async with self.database.exclusive():
             before = self._standing()
-            others = tuple(one for one in before.pauses if (one.keys, one.is_pattern) != (keys, is_pattern))
-            self._stand(replace(before, pauses=others))
-            return len(others) < len(before.pauses)
+            self._stand(before.without(keys, is_pattern))
+            return self._standing() != before
 
     async def reset(self, claim: Claim) -> int | None:
         async with self.database.exclusive():
@@ -173,7 +172,9 @@ class MemoryLedger:
             return era
 
     async def keys(self, after: str, limit: int) -> list[str]:
-        return sorted(key for key in self._scope.entries if key > after)[:limit]
+        return sorted(key for key, entry in self._scope.entries.items() if key > after and rules.is_known(entry))[
+            :limit
+        ]
 
     async def held(self, after: str, limit: int) -> list[str]:
         entries, now = self._scope.entries.items(), self._now()

@@ -220,6 +220,7 @@ class SqliteTransaction:
 
     async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
         self._check_open()
+        self._careful = None
         with self._errors():
             self._standing = load_standing(self.connection, self._scope)
             keys = msgspec.json.encode([want.key for want in wants]).decode()

@@ -186,8 +186,15 @@ async def _finished(running: Awaitable[object]) -> object:
 
 def _failed(error: Exception) -> Result:
     permanent = isinstance(error, PermanentError | msgspec.ValidationError)
-    cause = f"{type(error).__name__}: {error}"
+    cause = _text(error)
     return Result(Outcome.FAILED, cause, permanent=permanent, certainty=certainty_of(error))
+
+
+def _text(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 def certainty_of(error: Exception) -> Certainty:

@@ -28,6 +28,9 @@ KINDS = (
     "purge",
     "prune",
     "restore",
+    "operator's pause",
+    "restart of versions",
+    "forced write",
 )
 
 

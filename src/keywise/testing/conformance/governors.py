@@ -143,6 +143,22 @@ async def versions_are_compared_within_an_era(bench: LedgerBench) -> None:
 
 
 @GOVERNOR_PROMISES.add(SAFE)
+async def each_decision_of_a_transaction_stands_for_itself(bench: LedgerBench) -> None:
+    """What was decided first in a transaction leaves nothing behind that a later decision in it is mixed up with."""
+    for key in ("a", "b"):
+        same("a refusal", await in_transaction(bench, Want(key, order_of(100))), None)
+    await reset(bench, "a")
+    same("a refusal", await in_transaction(bench, Want("a", order_of(1))), None)
+    await reset(bench, "b")
+    async with bench.ledger.transaction() as transaction:
+        for key in ("a", "b"):
+            same("the refusals", await transaction.decide([Want(key, order_of(3))]), {})
+            await transaction.mark([Want(key, order_of(3))])
+    for key in ("a", "b"):
+        same("the mark", (await bench.ledger.operator.inspect(key)).mark, (1, 3, 0))
+
+
+@GOVERNOR_PROMISES.add(SAFE)
 async def a_reset_needs_its_claim(bench: LedgerBench) -> None:
     """A claim that is lost raises no era."""
     claim = granted(await asked_despite_pause(bench, Want("a", None)))
