@@ -1,10 +1,11 @@
 """From a URL to its adapter: each file in a plug folder names its schemes, and other packages use entry points."""
 
-import ast
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,8 @@ def load(module: str) -> Callable[..., Any]:
     return connect
 
 
+@functools.cache
 def _schemes_of(path: Path) -> tuple[str, ...]:
     """Read SCHEMES without importing the file, because its library may be missing."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SCHEMES":
-            found: tuple[str, ...] = ast.literal_eval(node.value)
-            return found
-    return ()
+    written = re.search(r"^SCHEMES = \(([^)]*)\)", path.read_text(), re.MULTILINE)
+    return tuple(re.findall(r'"([^"]+)"', written[1])) if written is not None else ()

@@ -310,7 +310,7 @@ class Lanes:
     def _held_back(self, lane: Lane) -> int:
         """How many of a lane stand in the way of others. The newest of a burst does not: if it left, it would
         be gathered anew when it came back, and so for ever."""
-        return len(lane.waiting) - lane.is_gathering
+        return len(lane.waiting) - (lane.is_gathering and lane.state is State.HELD)
 
     def _forget(self, ended: Sequence[Ended]) -> None:
         for ticket, _ in ended:

@@ -75,7 +75,8 @@ def test_the_first_signal_drains_and_the_rest_is_free_for_others(store, start, w
     until(lambda: store.depth() == 0, "the rest", second.check, limit_s=10)
     drained(second)
     assert (judge_plain if way == "leased" else judge_atomic)(store).faults == []
-    assert store.rows("select count(*) from log where op = 'write'") == [(SENT,)]
+    [(writes,)] = store.rows("select count(*) from log where op = 'write'")
+    assert writes == SENT or (way == "leased" and writes > SENT), "a plain handler may be called again"
 
 
 def test_everything_that_a_drained_worker_gives_back_is_visible_at_once(store, start):

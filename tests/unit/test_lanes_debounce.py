@@ -173,3 +173,13 @@ def test_the_newest_of_a_burst_is_never_given_back():
     burst(lanes, *((f"k{number}", 1, 0.0) for number in range(10)))
     assert lanes.surplus() == []
     assert len(lanes.take(10, 1.0)) == 10
+
+
+def test_a_lane_that_is_worked_on_has_nothing_to_give_back():
+    """It was gathered before, and waits for nothing now."""
+    lanes = gathering(capacity=2)
+    burst(lanes, ("a", 1, 0.0), ("b", 1, 0.0), ("c", 1, 0.0), ("c", 2, 0.0), ("c", 3, 0.0))
+    [first, *_] = lanes.take(1, 5.0)
+    lanes.hold(first, due=50.0, is_firm=True)
+    lanes.take(1, 5.0)
+    assert all(ticket.change.key != "b" for ticket in lanes.surplus())

@@ -14,7 +14,7 @@ from keywise.cli.speech import cell, fail, plain, progress, screen, tell_json
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground
 
-app = typer.Typer(help="Hold a source, a ledger or a sink to the promises of its protocol.", no_args_is_help=True)
+app = typer.Typer(help="Hold a source, a ledger or a sink to its promises.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="As in an app, without the name of a queue or table.")]
 

@@ -65,7 +65,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     zombies: Zombies = False,
     json: JsonOption = False,
 ) -> None:
-    """Check every promise under simulated faults, or a handler of yours.
+    """Try every promise, or your handler, under simulated faults.
 
     Real consumers run on virtual time, with crashes, pauses, lost calls and more.
     With APP, its handler runs in them, and its store has to end up as it does without faults;
