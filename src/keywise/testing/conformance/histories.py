@@ -12,6 +12,7 @@ from keywise.databases.memory import MemoryDatabase
 from keywise.ledgers.memory import MemoryLedger
 from keywise.protocols import Burial, Failure, Letter
 from keywise.rules import Certainty, Claim, Entry, Policy, Refusal, Terms
+from keywise.standing import Pause
 from keywise.testing.conformance.ledgers import LedgerBench
 from keywise.testing.conformance.promise import Promises
 
@@ -114,6 +115,8 @@ class History:
             await act()
             for key in self._keys:
                 await self._twins.agree_on(key)
+        for pause in (await self._twins.bench.ledger.governor.standing()).pauses:
+            await self._ask(("resume", pause), lambda ledger, _: ledger.governor.resume(pause.keys, pause.is_pattern))  # noqa: B023
         await self._census()
 
     def _acts(self) -> list[tuple[Callable[[], Awaitable[None]], int]]:
@@ -129,6 +132,9 @@ class History:
             (self._mend, 4),
             (self._prune, 3),
             (self._census, 2),
+            (self._pause, 3),
+            (self._resume, 5),
+            (self._reset, 4),
         ]
 
     # What is asked.
@@ -166,7 +172,8 @@ class History:
 
     async def _claim(self) -> None:
         wants = [self._want(key, exclusion=0.12) for key in self._some_keys()]
-        terms = Terms(self._rng.choice(("w1", "w2")), LEASE_S, self._rng.random() < 0.5)
+        owner, alone = self._rng.choice(("w1", "w2")), self._rng.random() < 0.5
+        terms = Terms(owner, LEASE_S, alone, despite_pause=self._rng.random() < 0.2)
         seen, twin = await self._ask(("claim", wants, terms), lambda ledger, _: ledger.claim(wants, terms))
         agree("the refusals", seen.refused, twin.refused)
         found = {claim.key: claim for claim in seen.granted}
@@ -229,6 +236,33 @@ class History:
         pair = self._rng.choice(self._exclusions[-2:])
         written = self._rng.choice((None, Want(pair[1].key, self._order(), self._rng.random() < 0.3)))
         await self._ask(("mend", pair[1], written), lambda ledger, mine: ledger.mend(mine(pair), written))
+
+    async def _pause(self) -> None:
+        keys, is_pattern = self._pausable()
+        pause = Pause(keys, is_pattern, 1.0, "somebody", "why")
+        await self._ask(pause, lambda ledger, _: ledger.governor.pause(pause))
+        await self._standing()
+
+    async def _resume(self) -> None:
+        keys, is_pattern = self._pausable()
+        told = ("resume", keys, is_pattern)
+        seen, twin = await self._ask(told, lambda ledger, _: ledger.governor.resume(keys, is_pattern))
+        agree("whether there was a pause", seen, twin)
+        await self._standing()
+
+    def _pausable(self) -> tuple[str, bool]:
+        """One key of this history, or all of them; others have theirs."""
+        key = self._rng.choice(self._keys)
+        return self._rng.choice(((key, False), (f"{key[:-1]}[ab]", True), (f"{key[:-1]}*", True)))
+
+    async def _standing(self) -> None:
+        seen, twin = await self._ask("standing", lambda ledger, _: ledger.governor.standing())
+        agree("the standing", seen, twin)
+
+    async def _reset(self) -> None:
+        for pair in self._exclusions[-1:]:
+            seen, twin = await self._ask(("reset", pair[1]), lambda ledger, mine: ledger.governor.reset(mine(pair)))  # noqa: B023
+            agree("the era", seen, twin)
 
     async def _prune(self) -> None:
         seen, twin = await self._ask("prune", lambda ledger, _: ledger.prune(RETENTION_S))
