@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0
 BLOCKED_MAX_S = 45.0
+SLOW_RATE = 0.06
 """A receive that is slow both ways takes so long, and room is made between receives."""
 
 
@@ -293,7 +294,9 @@ class Auditor:
                 self.violate(f"{name} holds {len(lanes)} deliveries, its limit is {lanes.capacity}")
             too_many = lanes._blocked() > lanes.capacity // 2
             self._blocked_ticks[name] = self._blocked_ticks[name] + 1 if too_many else 0
-            if self._blocked_ticks[name] * TICK_S > BLOCKED_MAX_S:
+            # Giving back and receiving are two calls, each of which may be slow both ways.
+            limit_s = BLOCKED_MAX_S * (2 if self._world.faults.rates.slow > SLOW_RATE else 1)
+            if self._blocked_ticks[name] * TICK_S > limit_s:
                 self.violate(f"{name}: blocked keys hold more than half of the prefetch")
 
     def process_fell(self, process: Process) -> None:

@@ -351,3 +351,4 @@ class LinkedTransaction:
 def _fail(answer: "asyncio.Future[Any]", error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)
+        answer.exception()  # Whoever was killed meanwhile does not look at it, and that is no surprise.
