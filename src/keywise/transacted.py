@@ -21,7 +21,7 @@ from keywise.protocols import AtomicSink, Inlet, InlineSource, Transaction
 from keywise.rules import Answer, Refusal
 
 PEEK_AFTER_S = 0.0002
-BULK_PART = 4
+BULK_PART = 8
 """A batch of bulk changes is a part of this size of the largest batch: live changes may have to wait for its end."""
 GIVE_WAY_S, GIVE_WAY_PART = 0.001, 10
 """After a batch of bulk changes, others who want to write, as those who send, find the database free: for so long,

@@ -48,7 +48,7 @@ def test_a_live_change_waits_for_no_more_than_a_short_batch_of_bulk(way: str):
             sent = len(rig.order)
             await rig.until(lambda: "live" in rig.order)
             between = rig.order.index("live") - sent
-            assert between <= 10, "a quarter of the largest batch"
+            assert between <= 10, "a part of the largest batch"
             await rig.until(lambda: "live" in rig.stored, limit_s=2.0)
             rig.sink.behaviour = None
             await rig.until_empty()
