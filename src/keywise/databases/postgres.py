@@ -1,7 +1,7 @@
 """One Postgres database that source, ledger and sink share: pooled connections, its own clock, durable commits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
@@ -38,6 +38,7 @@ class PostgresDatabase:
         """Apart from the writers, so that a transaction may read besides, however many there are."""
         self._listener: Any = None
         self._bells: dict[int, asyncio.Event] = {}
+        self._finishing: dict[int, list[Callable[[], Awaitable[None]]]] = {}
         self.ahead_s = 0.0
         """By how much the clock was moved, to check what time does."""
 
@@ -92,12 +93,20 @@ class PostgresDatabase:
                     await connection.execute(begin)
                 yield connection
                 with postgres_errors(self.name):
+                    for finish in self._finishing.get(id(connection), ()):
+                        await finish()
                     done = await connection.execute("commit")
                 if done != "COMMIT":
                     raise UnavailableError(f"{self.name}: the transaction was rolled back")
             except BaseException:
                 await _roll_back(connection)
                 raise
+            finally:
+                self._finishing.pop(id(connection), None)
+
+    def before_commit(self, connection: Any, finish: Callable[[], Awaitable[None]]) -> None:
+        """Have something done in a transaction of this database when everything else is done."""
+        self._finishing.setdefault(id(connection), []).append(finish)
 
     async def bell(self, queue: int) -> asyncio.Event:
         """Rung when something is sent to a queue, by whomever, as long as the server can tell."""
@@ -161,6 +170,11 @@ async def opening(database: PostgresDatabase) -> AsyncIterator[None]:
     except BaseException:
         await database.__aexit__()
         raise
+
+
+def numbers(values: Iterable[int | None]) -> str:
+    """An array of whole numbers as a text, which the client library handles much faster than a list."""
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
 class postgres_errors:

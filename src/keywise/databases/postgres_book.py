@@ -6,6 +6,7 @@ which is read only then, and under the lock: in the step that waits for a lock, 
 """
 
 import math
+import re
 import secrets
 import uuid
 from collections.abc import Iterable, Sequence
@@ -184,10 +185,8 @@ class Book:
 
 def encoded(key: str) -> bytes:
     """A key as it is stored: as UTF-8, or in 17 bytes if it is written as UUIDs are."""
-    if len(key) == UUID_LENGTH and key[8] == key[13] == key[18] == key[23] == "-":
-        digits = key.replace("-", "")
-        if len(digits) == 32 and not digits.strip("0123456789abcdef"):
-            return UUID_MARK + bytes.fromhex(digits)
+    if len(key) == UUID_LENGTH and _UUID(key) is not None:
+        return UUID_MARK + bytes.fromhex(key.replace("-", ""))
     return key.encode()
 
 
@@ -225,6 +224,11 @@ def marks_of_wants(wants: Sequence[Any], now: float) -> tuple[list[Any], ...]:
     )
 
 
+def are_plain(wants: Sequence[Any]) -> bool:
+    """Whether `MARK_NEWER` can judge them: versioned, of no era, and not from a reindex."""
+    return all(want.order is not None and want.order[0] == want.order[2] == 0 for want in wants)
+
+
 def _marks(entries: Sequence[tuple[str, Entry]], active: Iterable[str]) -> tuple[list[Any], ...]:
     busy = set(active)
     marks = [(entry.mark or (0, None, 0)) for _, entry in entries]
@@ -243,6 +247,7 @@ def _is_idle(entry: Entry) -> bool:
     return Entry(entry.mark, entry.deleted, entry.updated_at, rate_at=entry.rate_at) == entry
 
 
+_UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE = msgspec.json.Decoder(Entry).decode
 _NOW = "extract(epoch from clock_timestamp())::float8"
@@ -268,6 +273,17 @@ MARK = (
     "generation = excluded.generation, deleted = excluded.deleted, updated_at = excluded.updated_at, "
     "active = excluded.active"
 )
+MARK_NEWER = (
+    "insert into keywise_marks as marks (scope, key, version, deleted, updated_at) "  # noqa: S608
+    f"select $1, key, version, deleted, ceil({_NOW} + $5::float8) "
+    "from unnest($2::bytea[], $3::text::bigint[], $4::boolean[]) as one (key, version, deleted) "
+    f"where {_STANDING} = '{{}}' and $6::float8 >= {_NOW} + $5::float8 "
+    "on conflict (scope, key) do update set version = excluded.version, generation = null, "
+    "deleted = excluded.deleted, updated_at = excluded.updated_at "
+    "where marks.active is null and marks.era is null and excluded.version > marks.version "
+    "and (marks.generation is null or marks.generation >= 0) returning key"
+)
+"""Marks what is plainly newer and idle, and tells those keys. All keys are locked, whether or not they are marked."""
 _ACTIVE = (
     "select wanted.key, one.entry from unnest($2::bytea[]) as wanted (key) cross join lateral ("
     "select entry from keywise_active where scope = $1 and key = wanted.key offset 0) as one"

@@ -14,11 +14,13 @@ import msgspec
 from keywise import rules
 from keywise.address import Address
 from keywise.change import Order, Want
-from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
+from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, numbers, opening, postgres_errors
 from keywise.databases.postgres_book import (
     MARK,
+    MARK_NEWER,
     Book,
     Scope,
+    are_plain,
     decoded,
     encoded,
     entry_of,
@@ -204,10 +206,13 @@ class PostgresTransaction:
         """Of the keys that were decided: those with something going on."""
         self._careful: Book | None = None
         """The entries that were decided, if an operator or a rate has to be heeded."""
+        self._marked: set[str] = set()
+        """Keys that were marked when they were decided."""
         self._placed: set[str] = set()
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
 
     async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        self._marked = set()
         with self._errors():
             book = self._new_book()
             rows = await book.lock(want.key for want in wants)
@@ -229,7 +234,38 @@ class PostgresTransaction:
         wants = [want for want in wants if not _is_plainly_newer(want, marks[want.key], oldest)]
         return self._refusals(wants, lambda key: Entry(marks[key]))
 
+    async def decide_at_once(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
+        self._marked = set()
+        if self._policy.rate is not None or not are_plain(wants):
+            return await self.decide(wants)
+        keys = {encoded(want.key): want for want in wants}
+        codes = sorted(keys)
+        asked = [keys[code] for code in codes]
+        good_until = math.inf
+        if self._policy.retention_s is not None:
+            good_until = min((want.sent_at for want in wants), default=math.inf) + self._policy.retention_s
+        with self._errors():
+            rows = await self.connection.fetch(
+                MARK_NEWER,
+                self._scope,
+                codes,
+                numbers(want.order[1] for want in asked),  # type: ignore[index]
+                [want.deleted or None for want in asked] if any(want.deleted for want in asked) else [],
+                self._ledger.database.ahead_s,
+                good_until,
+            )
+        marked = {keys[code].key for (code,) in rows}
+        others = [want for want in wants if want.key not in marked]
+        refusals = await self.decide(others) if others else {}
+        self._marked = marked
+        return refusals
+
     async def mark(self, wants: Sequence[Want]) -> None:
+        if self._marked:
+            wants = [want for want in wants if want.key not in self._marked]
+        if not wants:
+            return
         with self._errors():
             if self._careful is not None:
                 await self._mark_in(self._careful, wants)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Self
 
 import asyncpg
@@ -9,7 +10,7 @@ import msgspec
 
 from keywise.address import Address
 from keywise.change import Change
-from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
+from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, numbers, opening, postgres_errors
 from keywise.errors import PermanentError, SettingsError
 from keywise.protocols import Content, Transaction
 
@@ -78,7 +79,7 @@ class PostgresSink:
         if self._columns:
             return (msgspec.json.encode([self._record(change) for change in changes]).decode(),)
         bodies = [change.body if self._is_binary else change.body.decode() for change in changes]
-        return [change.key for change in changes], [change.version for change in changes], bodies
+        return [change.key for change in changes], numbers(change.version for change in changes), bodies
 
     def _record(self, change: Change[Any]) -> dict[str, Any]:
         fields = _DECODE(change.body)
@@ -124,7 +125,7 @@ class PostgresSink:
         else:
             casts = [f"one.{name}::{types[column]}" for name, column in zip("kvb", self._stored, strict=True)]
             kind = "bytea" if self._is_binary else "text"
-            wanted = f"unnest($1::text[], $2::bigint[], $3::{kind}[]) as one (k, v, b)"
+            wanted = f"unnest($1::text[], $2::text::bigint[], $3::{kind}[]) as one (k, v, b)"
             rows = f"select {', '.join(casts)} from {wanted}"  # noqa: S608
             told = names[2:] if self._is_binary else [f"{names[2]}::text"]
         which = f"{names[0]} = any($1::text[]::{types[self._key]}[])"
@@ -150,6 +151,7 @@ def connect(address: Address) -> PostgresSink:
     return PostgresSink(database, table, columns=columns, **options)
 
 
+_key_of = attrgetter("key")
 _DECODE = msgspec.json.Decoder(dict[str, Any]).decode
 _REFUSALS = (
     asyncpg.PostgresError,
@@ -163,10 +165,6 @@ _TYPES = (
     "select attname, format_type(atttypid, atttypmod) from pg_attribute "
     "where attrelid = to_regclass($1) and attnum > 0 and not attisdropped"
 )
-
-
-def _key_of(change: Change[Any]) -> str:
-    return change.key
 
 
 def _check_name(name: str) -> None:

@@ -11,13 +11,23 @@ from typing import Any, Self
 
 from keywise.address import Address
 from keywise.change import Delivery
-from keywise.databases.postgres import CHANNEL, OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
+from keywise.databases.postgres import (
+    CHANNEL,
+    OPTIONS,
+    PostgresDatabase,
+    database_at,
+    numbers,
+    opening,
+    postgres_errors,
+)
 from keywise.settings import seconds
 
 SCHEMES = ("postgresql", "postgres")
 
 COPY_FROM = 200
 """As many messages are copied in a stream, which takes more round trips and less time for each."""
+FORESIGHT_PAUSE_MAX = 15
+"""So many batches at the most are received without a look ahead."""
 POLL_S = 0.5
 """How often to look even if nobody rang: what another process released rings no bell."""
 
@@ -32,6 +42,7 @@ class PostgresSource:
         self._queue = 0
         self._expects_more = False
         """Something was just seen ahead."""
+        self.foresight = Foresight()
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -108,6 +119,8 @@ class PostgresSource:
                 bell = await self.database.bell(self._queue)
 
     async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
+        if not self.foresight.is_worth_it():
+            return []
         rows = await self.database.read(_PEEK, self._queue, after.id, limit)
         self._expects_more = bool(rows)
         return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
@@ -134,49 +147,74 @@ class PostgresSource:
         await connection.execute("select pg_notify($1, $2)", CHANNEL, str(self._queue))
 
 
+class Foresight:
+    """Whether to look ahead: where others take what was seen, it is tried more and more rarely."""
+
+    def __init__(self) -> None:
+        self._pause = self._left = 0
+
+    def is_worth_it(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def note(self, is_there: bool) -> None:
+        """What was seen ahead could be received, or was gone."""
+        self._pause = 0 if is_there else min(2 * self._pause + 1, FORESIGHT_PAUSE_MAX)
+        self._left = self._pause
+
+
 class PostgresInlet:
-    """The queue inside a transaction, which hides what it receives until it ends."""
+    """The queue inside a transaction, which hides what it receives until it ends.
+
+    Messages that nobody touched are deleted when they are received, which is less work than to lock them first.
+    Those that were neither acked nor released are put back before the commit.
+    """
 
     def __init__(self, source: PostgresSource, connection: Any) -> None:
         self._source = source
         self._connection = connection
-        self._held: set[int | str] = set()
-        """Of what was received: what came from `held`."""
+        self._fresh: dict[int | str, Delivery] = {}
+        """What was received and deleted, and has not been settled."""
+        source.database.before_commit(connection, self._put_back)
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
         queue, ahead_s = self._source._queue, self._source.database.ahead_s
         with self._errors():
             if peeked:
-                rows = await self._connection.fetch(_LOCK, queue, len(peeked), ahead_s)
-                if len(rows) == len(peeked) and all(row[0] == one.id for row, one in zip(rows, peeked, strict=True)):
+                ids = [int(one.id) for one in peeked]
+                done = await self._connection.execute(_TAKE_PEEKED, queue, len(ids), ahead_s, numbers(ids))
+                is_there = done == f"DELETE {len(ids)}"
+                self._source.foresight.note(is_there)
+                if is_there:
+                    self._fresh.update(zip(ids, peeked, strict=True))
                     return peeked
             rows = await self._connection.fetch(_RECEIVE, queue, limit, ahead_s)
-        self._held = {row[0] for row in rows if row[5]}
-        return [Delivery(id, receipt, body, sent_at, count + 1) for id, receipt, count, sent_at, body, _ in rows]
+        received = [Delivery(id, receipt, body, sent_at, count) for id, receipt, count, sent_at, body, _ in rows]
+        self._fresh.update((one.id, one) for one, row in zip(received, rows, strict=True) if row[5])
+        return received
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        fresh = [one.id for one in deliveries if one.id not in self._held]
-        held = [one.id for one in deliveries if one.id in self._held]
-        with self._errors():
-            if fresh:
-                await self._connection.execute(_DELETE_FRESH, self._source._queue, fresh)
-            if held:
+        held = [one.id for one in deliveries if self._fresh.pop(one.id, None) is None]
+        if held:
+            with self._errors():
                 await self._connection.execute("delete from keywise_held where id = any($1::bigint[])", held)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
-        ids = [one.id for one in deliveries]
+        for one in deliveries:
+            self._fresh.pop(one.id, None)
         with self._errors():
-            await self._connection.execute(_DELETE_FRESH, self._source._queue, ids)
             await self._connection.execute(
                 _HOLD,
                 self._source._queue,
                 delay_s + self._source.database.ahead_s,
-                ids,
+                *_columns(deliveries),
                 [one.receipt for one in deliveries],
                 [one.count for one in deliveries],
-                [one.sent_at for one in deliveries],
-                [one.body for one in deliveries],
             )
+
+    async def _put_back(self) -> None:
+        if self._fresh:
+            await self._connection.execute(_PUT_BACK, self._source._queue, *_columns([*self._fresh.values()]))
 
     def _errors(self) -> postgres_errors:
         return postgres_errors(self._source.database.name)
@@ -187,6 +225,10 @@ def connect(address: Address) -> PostgresSource:
     options = address.take("queue", "visibility", *OPTIONS)
     database = database_at(address, options)
     return PostgresSource(database, options.get("queue", address.name), seconds(options.get("visibility", "60s")))
+
+
+def _columns(deliveries: Sequence[Delivery]) -> tuple[list[Any], ...]:
+    return [one.id for one in deliveries], [one.sent_at for one in deliveries], [one.body for one in deliveries]
 
 
 def _receipts(deliveries: Sequence[Delivery]) -> tuple[list[int | str], list[int | str]]:
@@ -209,12 +251,18 @@ _DUE = (
 _FRESH = "from keywise_ready where queue = $1 order by id limit $2 for update skip locked"
 _REST = _FRESH.replace("$2", "$2 - (select count(*) from due)")
 _RECEIVE = (
-    f"with due as (select id, receipt, count, sent_at, body, true {_DUE}), "  # noqa: S608
-    f"fresh as (select id, 0, 0, sent_at, body, false {_REST}) select * from due union all select * from fresh"
+    f"with due as (select id, receipt, count + 1, sent_at, body, false {_DUE}), fresh as ("  # noqa: S608
+    f"delete from keywise_ready where queue = $1 and id = any(array(select id {_REST})) returning id, sent_at, body) "
+    "select * from due union all (select id, 0, 1, sent_at, body, true from fresh order by id)"
 )
-_LOCK = (
-    f"with due as (select id {_DUE}), fresh as (select id {_FRESH}) "  # noqa: S608
-    "select id from due union all select id from fresh"
+_TAKE_PEEKED = (
+    f"with due as (select id {_DUE}) delete from keywise_ready where queue = $1 and id = any(("  # noqa: S608
+    f"select case when array(select id {_FRESH}) = $4::text::bigint[] and not exists (select 1 from due) "
+    "then $4::text::bigint[] else '{}' end)::bigint[])"
+)
+_PUT_BACK = (
+    "insert into keywise_ready (queue, id, sent_at, body) "
+    "select $1, * from unnest($2::bigint[], $3::float8[], $4::bytea[])"
 )
 _TAKE_DUE = (
     f"update keywise_held set visible_at = {_NOW} + $3::float8 + $4::float8, receipt = $5, count = count + 1 "  # noqa: S608
@@ -227,7 +275,6 @@ _TAKE_FRESH = (
     "returning id, count, sent_at, body"
 )
 _PEEK = "select id, sent_at, body from keywise_ready where queue = $1 and id > $2 order by id limit $3"
-_DELETE_FRESH = "delete from keywise_ready where queue = $1 and id = any($2::bigint[])"
 _MINE = (
     "from unnest($1::bigint[], $2::bigint[]) as mine (id, receipt) "
     "where held.id = any($1::bigint[]) and held.id = mine.id and held.receipt = mine.receipt"
@@ -235,8 +282,8 @@ _MINE = (
 _ACK = f"delete from keywise_held as held {_MINE.replace('from', 'using', 1)}"  # noqa: S608
 _RELEASE = f"update keywise_held as held set visible_at = {_NOW} + $3::float8 {_MINE}"  # noqa: S608
 _HOLD = (
-    "insert into keywise_held (queue, visible_at, id, receipt, count, sent_at, body) "  # noqa: S608
-    f"select $1, {_NOW} + $2::float8, * from unnest($3::bigint[], $4::bigint[], $5::int[], $6::float8[], $7::bytea[]) "
+    "insert into keywise_held (queue, visible_at, id, sent_at, body, receipt, count) "  # noqa: S608
+    f"select $1, {_NOW} + $2::float8, * from unnest($3::bigint[], $4::float8[], $5::bytea[], $6::bigint[], $7::int[]) "
     "on conflict (id) do update set visible_at = excluded.visible_at, count = excluded.count"
 )
 _RING = f"select pg_notify('{CHANNEL}', $1::int::text)"
