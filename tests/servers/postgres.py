@@ -48,6 +48,10 @@ class PostgresServer:
         self.stop("immediate")
         self.start()
 
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
     def database(self, name: str) -> str:
         """The URL of a database of that name."""
         return self.url.removesuffix("postgres") + name

@@ -249,4 +249,6 @@ async def _roll_back(connection: Any) -> None:
         if not connection.is_closed() and connection.is_in_transaction():
             await connection.execute("rollback", timeout=CONNECT_S)
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        connection.terminate()
+        # One that was lost meanwhile is the pool's no more.
+        with suppress(asyncpg.InterfaceError):
+            connection.terminate()

@@ -1,8 +1,8 @@
 """Some entries of one ledger scope in a Postgres database, locked, read and written back inside one transaction.
 
 A key is locked by its row of marks. That row exists, without a version, also for a key that is only worked on, and as
-long as a transaction looks at a key that nobody has seen before. It tells besides whether there is a row of `active`,
-which is read only then, and under the lock: in the step that waits for a lock, other rows are seen as they were before.
+long as a transaction looks at a key that nobody has seen before. It tells besides whether there is a row of `active`.
+Rows are read in a step of their own: in the one that waits for a lock, others are seen as they were before.
 """
 
 import math
@@ -51,25 +51,19 @@ class Book:
         """The store's clock, read when all keys were locked."""
 
     async def lock(self, keys: Iterable[str]) -> dict[str, tuple[Any, ...]]:
-        """Lock keys in their order, and tell the rows of those that have one."""
+        """Lock keys in their order, and tell the row of each."""
         wanted = sorted((encoded(key), key) for key in dict.fromkeys(keys))
         if not wanted:
             [[now, standing]] = await self._connection.fetch(_CLOCK, self._scope)
             self._set_standing(now, standing)
             return {}
         codes = [code for code, _ in wanted]
-        rows = await self._connection.fetch(LOCK, self._scope, codes)
-        found = {key: row for (_, key), row in zip(wanted, rows, strict=True) if row[5] is not None}
-        if len(found) < len(wanted):
-            missing = [(code, key) for code, key in wanted if key not in found]
-            codes = [code for code, _ in missing]
-            placed = await self._connection.fetch(_PLACE, self._scope, codes)
-            again = await self._connection.fetch(LOCK, self._scope, codes)
-            found |= {key: row for (_, key), row in zip(missing, again, strict=True)}
-            self.placed |= {decoded(code) for (code,) in placed}
-            rows = again
-        self._set_standing(rows[-1][7], rows[-1][8])
-        return found
+        # All in one step and in their order, with those that nobody has seen: else two workers could wait for each other.
+        placed = await self._connection.fetch(_PLACE, self._scope, codes)
+        self.placed |= {decoded(code) for (code,) in placed}
+        rows = await self._connection.fetch(_ROWS, self._scope, codes)
+        self._set_standing(rows[-1][6], rows[-1][7])
+        return {key: row for (_, key), row in zip(wanted, rows, strict=True)}
 
     async def load(self, keys: Iterable[str]) -> None:
         """Lock and read keys."""
@@ -81,7 +75,7 @@ class Book:
         for key, row in rows.items():
             if (mark := mark_of(row)) is not None:
                 self._entries[key] = Entry(mark, bool(row[3]), row[4])
-            if row[6]:
+            if row[5]:
                 busy.append(encoded(key))
         if busy:
             for code, text in await self._connection.fetch(_ACTIVE, self._scope, busy):
@@ -195,7 +189,7 @@ def decoded(code: bytes) -> str:
 
 
 def mark_of(row: Sequence[Any]) -> Order | None:
-    """The mark in a row as `LOCK` tells it."""
+    """The mark in a row of a key."""
     return None if row[1] is None else (row[0] or 0, row[1], row[2] or 0)
 
 
@@ -253,13 +247,13 @@ _DECODE = msgspec.json.Decoder(Entry).decode
 _NOW = "extract(epoch from clock_timestamp())::float8"
 _STANDING = "(select standing from keywise_scopes where id = $1)"
 _CLOCK = f"select {_NOW}, {_STANDING}"
-LOCK = (
-    "select one.era, one.version, one.generation, one.deleted, one.updated_at, one.scope, one.active, "  # noqa: S608
-    f"{_NOW}, {_STANDING} from unnest($2::bytea[]) as wanted (key) left join lateral ("
-    "select era, version, generation, deleted, updated_at, scope, active from keywise_marks "
-    "where scope = $1 and key = wanted.key for update) as one on true"
+_ROWS = (
+    "select one.era, one.version, one.generation, one.deleted, one.updated_at, one.active, "  # noqa: S608
+    f"{_NOW}, {_STANDING} from unnest($2::bytea[]) as wanted (key) cross join lateral ("
+    "select era, version, generation, deleted, updated_at, active from keywise_marks "
+    "where scope = $1 and key = wanted.key offset 0) as one"
 )
-"""One row for each key, in the order of the keys. A subquery that locks is run for each key, with the index."""
+"""The row of each key that is locked, in the order of the keys: such a subquery is run for each, with the index."""
 # What is there is locked by the attempt to change it, and left as it is.
 _PLACE = (
     "insert into keywise_marks as marks (scope, key, updated_at) "

@@ -218,7 +218,7 @@ class PostgresTransaction:
             rows = await book.lock(want.key for want in wants)
             self._placed |= book.placed
             self._now, self._standing, self._careful = book.now, book.standing, None
-            self._active = {key for key, row in rows.items() if row[6]}
+            self._active = {key for key, row in rows.items() if row[5]}
             is_plain = self._standing.is_plain and self._policy.rate is None
             if not is_plain or any(row[0] for row in rows.values()):
                 await book.read(rows)
