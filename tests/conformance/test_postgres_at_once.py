@@ -90,7 +90,11 @@ def test_deletions_and_late_changes_are_judged_at_once():
     async def main() -> None:
         async with postgres_ledger(Policy(retention_s=100.0)) as bench:
             now = await bench.ledger.now()
-            wants = [Want("a", order_of(1), True, now), Want("b", order_of(1), False, now), Want("c", order_of(1), sent_at=0.0)]
+            wants = [
+                Want("a", order_of(1), True, now),
+                Want("b", order_of(1), False, now),
+                Want("c", order_of(1), sent_at=0.0),
+            ]
             for batch, refused in ((wants[:2], []), (wants[2:], ["c"])):
                 async with bench.ledger.transaction() as transaction:
                     assert list(await transaction.decide_at_once(batch)) == refused

@@ -1,4 +1,4 @@
-"""Eight connections to one Postgres never hold a key together, and every key has one history that explains all answers."""
+"""Eight connections to one Postgres never hold a key together, and one history of each key explains all answers."""
 
 import asyncio
 import itertools
@@ -126,7 +126,9 @@ def faults(told: list[Told]) -> list[str]:
         mark = by_version.get(one.mark)
         if mark is None or mark.begun > one.ended:
             found.append(f"{one} names a mark that was not there")
-        found += (f"{one} overlooks {later}" for later in commits if later.version > one.mark and later.ended < one.begun)
+        found += (
+            f"{one} overlooks {later}" for later in commits if later.version > one.mark and later.ended < one.begun
+        )
     return found
 
 

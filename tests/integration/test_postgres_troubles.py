@@ -10,7 +10,10 @@ from servers.postgres import PostgresServer, postgres_server
 pytestmark = [pytest.mark.server("postgres"), pytest.mark.timeout(240)]
 
 KILLS = 5
-CUT = "select pg_terminate_backend(pid) from pg_stat_activity where pid != pg_backend_pid() and backend_type = 'client backend'"
+CUT = (
+    "select pg_terminate_backend(pid) from pg_stat_activity "
+    "where pid != pg_backend_pid() and backend_type = 'client backend'"
+)
 
 
 @pytest.fixture
@@ -30,10 +33,12 @@ def shop(server: PostgresServer, tmp_path, request) -> Iterator[PostgresShop]:
 @pytest.mark.parametrize("shop", ["one transaction", "transacted"], indirect=True)
 def test_after_kills_cuts_and_a_restart_nothing_is_lost_twice_or_backwards(server, shop):
     shop.start(), shop.start()
+    kills_at_work = 0
     for _ in range(KILLS):
         shop.produce(1000)
         shop.until_written(50)
         shop.kill(shop.workers[0])
+        kills_at_work += shop.depth() > 0
         shop.start()
     shop.produce(1000)
     shop.until_written(50)
@@ -47,6 +52,7 @@ def test_after_kills_cuts_and_a_restart_nothing_is_lost_twice_or_backwards(serve
     shop.drain()
     assert shop.faults() == []
     assert shop.writes() > 500
+    assert kills_at_work > 0, "every kill came when all was done"
 
 
 def test_a_server_that_is_away_for_a_while_is_waited_for(server, shop):

@@ -33,6 +33,7 @@ class PostgresDatabase:
         self._url = url
         self._users = 0
         self._opening = asyncio.Lock()
+        self._listening = asyncio.Lock()
         self._writers: Any = None
         self._readers: Any = None
         """Apart from the writers, so that a transaction may read besides, however many there are."""
@@ -111,11 +112,12 @@ class PostgresDatabase:
     async def bell(self, queue: int) -> asyncio.Event:
         """Rung when something is sent to a queue, by whomever, as long as the server can tell."""
         bell = self._bells.setdefault(queue, asyncio.Event())
-        if self._listener is None or self._listener.is_closed():
-            # Who waits looks by himself now and then, so this may fail.
-            with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                self._listener = await self._connect(self._url)
-                await self._listener.add_listener(CHANNEL, self._ring)
+        async with self._listening:
+            if self._listener is None or self._listener.is_closed():
+                # Who waits looks by himself now and then, so this may fail.
+                with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    self._listener = await self._connect(self._url)
+                    await self._listener.add_listener(CHANNEL, self._ring)
         return bell
 
     def _ring(self, connection: object, process: int, channel: str, queue: str) -> None:

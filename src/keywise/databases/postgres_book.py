@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from keywise import rules
 from keywise.change import Order
-from keywise.entry import EMPTY, Entry, Policy
+from keywise.entry import EMPTY, Claim, Entry, Policy, Verdict
 from keywise.protocols import Letter
 from keywise.standing import PLAIN, Standing
 
@@ -58,7 +58,7 @@ class Book:
             self._set_standing(now, standing)
             return {}
         codes = [code for code, _ in wanted]
-        # All in one step and in their order, with those that nobody has seen: else two workers could wait for each other.
+        # All in one step and in their order, those that nobody has seen too: else workers could wait for each other.
         placed = await self._connection.fetch(_PLACE, self._scope, codes)
         self.placed |= {decoded(code) for (code,) in placed}
         rows = await self._connection.fetch(_ROWS, self._scope, codes)
@@ -93,6 +93,16 @@ class Book:
 
     def keep(self, letter: Letter) -> None:
         self._letters.append(letter)
+
+    def commit(self, claims: Sequence[Claim], allowed: tuple[Verdict, ...]) -> list[Claim]:
+        """Raise the marks of claims; return those with another verdict than is allowed."""
+        refused = []
+        for claim in claims:
+            entry, verdict = rules.commit(self.entry(claim.key), claim, self.now, self._policy)
+            self.set(claim.key, entry)
+            if verdict not in allowed:
+                refused.append(claim)
+        return refused
 
     async def tokens(self, count: int) -> list[int]:
         """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""

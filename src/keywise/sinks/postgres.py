@@ -11,6 +11,7 @@ import msgspec
 from keywise.address import Address
 from keywise.change import Change
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, numbers, opening, postgres_errors
+from keywise.databases.postgres_schema import LOCKS
 from keywise.errors import PermanentError, SettingsError
 from keywise.protocols import Content, Transaction
 
@@ -89,25 +90,20 @@ class PostgresSink:
 
     async def _prepare(self) -> None:
         """Make the table if there is none, and the statements that fit its types."""
-        with postgres_errors(self.database.name):
-            types = await self._types()
-            if not types:
-                await self.database.write(self._creation())
-                types = await self._types()
-        missing = [name for name in self._stored if name not in types]
-        if missing:
-            raise SettingsError(self._misfit(f"it has no column {missing[0]}"))
-        self._is_binary = types[self._stored[2]] == "bytea" and not self._columns
-        self._compose(types)
         try:
             async with self.database.transaction() as connection:
-                for statement in (self._upsert, self._delete, self._select):
-                    await connection.prepare(statement)
+                with postgres_errors(self.database.name, of_handler=True):
+                    # Of two processes that begin at once, one makes it.
+                    await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, 0)")
+                    if await connection.fetchval("select to_regclass($1) is null", self._table):
+                        await connection.execute(self._creation())
+                    self._compose(dict(await connection.fetch(_TYPES, self._table)))
+                    # With nothing to write they tell whether the table has these columns and this key.
+                    await connection.execute(self._upsert, *self._arguments(()))
+                    await connection.execute(self._delete, [])
+                    await connection.fetch(self._select, [])
         except asyncpg.PostgresError as error:
             raise SettingsError(self._misfit(str(error))) from error
-
-    async def _types(self) -> dict[str, str]:
-        return dict(await self.database.read(_TYPES, self._table))
 
     def _creation(self) -> str:
         key, version, *rest = map(_quoted, self._stored)
@@ -117,6 +113,10 @@ class PostgresSink:
         )
 
     def _compose(self, types: dict[str, str]) -> None:
+        missing = [name for name in self._stored if name not in types]
+        if missing:
+            raise SettingsError(self._misfit(f"it has no column {missing[0]}"))
+        self._is_binary = types[self._stored[2]] == "bytea" and not self._columns
         names = [_quoted(name) for name in self._stored]
         updates = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
         if self._columns:
