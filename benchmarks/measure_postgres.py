@@ -1,10 +1,8 @@
 """Changes per second on Postgres beside the raw loop: turn by turn, each in a fresh process and a fresh database."""
 
-import asyncio
 import statistics
 import sys
 
-import asyncpg
 import msgspec
 
 from benchmarks.drain import Drained, Job
@@ -34,7 +32,7 @@ def _ratio(scale: Scale, server: PostgresServer) -> list[Figure]:
     with Bystander() as bystander:
         for number in range(scale.rounds):
             for what, drained in turns.items():
-                url = asyncio.run(_fresh(server, f"{what}_{number}"))
+                url = server.create_database(f"{what}_{number}")
                 arguments = [what, "--url", url, *job.arguments()]
                 drained.append(msgspec.convert(run_module("benchmarks.drain_postgres", arguments), Drained))
     raw, keywise = (statistics.median(one.changes_per_s for one in drained) for drained in turns.values())
@@ -53,12 +51,3 @@ def _ratio(scale: Scale, server: PostgresServer) -> list[Figure]:
             detail={"job": job, "turns": turns, "others": bystander.others},
         ),
     ]
-
-
-async def _fresh(server: PostgresServer, name: str) -> str:
-    """A new database, with nothing left to be written for the one before."""
-    connection = await asyncpg.connect(server.url)
-    await connection.execute(f"create database {name}")
-    await connection.execute("checkpoint")
-    await connection.close()
-    return server.database(name)

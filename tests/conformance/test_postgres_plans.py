@@ -3,7 +3,6 @@
 import re
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import asyncpg
 import msgspec
 import pytest
 
@@ -27,6 +26,7 @@ SCAN = re.compile(r"Seq Scan on (keywise_\w+|stock_\w+)")
 SMALL = {"keywise_scopes", "keywise_queues"}
 """One row for each pipeline or queue: an index would be slower."""
 EXPLAINED = {"session_preload_libraries": "auto_explain", "auto_explain.log_min_duration": "0"}
+"""Have the plan of every statement written into the log of the server."""
 
 
 class Parts:
@@ -110,19 +110,10 @@ async def crowd(parts: Parts) -> None:
     await parts.database.write(f"analyze {parts.sink._table}")
 
 
-async def explained(database: str) -> str:
-    """A new database whose server writes the plan of every statement into its log."""
-    connection = await asyncpg.connect(shared.postgres().url)
-    await connection.execute(f"create database {database}")
-    for name, value in EXPLAINED.items():
-        await connection.execute(f"alter database {database} set {name} = '{value}'")
-    await connection.close()
-    return shared.postgres().database(database)
-
-
 def test_no_hot_statement_scans_a_table():
+    url = shared.postgres().create_database("plans", **EXPLAINED)
+
     async def main() -> list[str]:
-        url = await explained("plans")
         async with opened(url) as parts:
             await crowd(parts)
             before = len(shared.postgres().log)

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import uuid
-from collections.abc import Iterator
 
 import asyncpg
 import pytest
@@ -20,6 +19,7 @@ from keywise.ledgers.postgres import PostgresLedger
 from keywise.rules import Policy
 from keywise.sinks.postgres import PostgresSink
 from keywise.sources.postgres import POLL_S, PostgresSource
+from keywise.testing import Verdict, check_sink, check_source
 from keywise.testing.conformance.sinks import put
 from running import run
 from servers import shared
@@ -30,17 +30,9 @@ UUID = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url() -> str:
     """A new, empty database."""
-    name = fresh("database")
-
-    async def create() -> None:
-        connection = await asyncpg.connect(shared.postgres().url)
-        await connection.execute(f"create database {name}")
-        await connection.close()
-
-    run(create())
-    yield shared.postgres().database(name)
+    return shared.postgres().create_database(fresh("database"))
 
 
 async def executed(url: str, *statements: str) -> list:
@@ -301,6 +293,20 @@ def test_a_table_has_types_of_its_own(url):
         return [tuple(row)[:4] for row in rows]
 
     assert run(main()) == [(UUID, 3, "1.5", '["a"]')]
+
+
+@pytest.mark.parametrize("check", [check_source, check_sink], ids=["source", "sink"])
+def test_a_check_by_url_leaves_nothing_behind(url, check):
+    async def main() -> None:
+        report = await check(url)
+        assert report, str(report)
+        assert report.of(Verdict.UNCHECKED) == []
+        tables = await executed(url, "select tablename from pg_tables where tablename like 'check%'")
+        names = await executed(url, "select name from keywise_queues", "select name from keywise_scopes")
+        rows = await executed(url, "select 1 from keywise_ready", "select 1 from keywise_marks")
+        assert [*tables, *names, *rows] == [[]] * 5
+
+    run(main(), limit_s=60)
 
 
 def test_a_plain_function_cannot_write_with_an_asyncpg_connection(url):

@@ -52,8 +52,13 @@ class PostgresServer:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def database(self, name: str) -> str:
-        """The URL of a database of that name."""
+    def create_database(self, name: str, **settings: str) -> str:
+        """The URL of a new database."""
+        created = [
+            f"create database {name}",
+            *(f"alter database {name} set {one} = '{settings[one]}'" for one in settings),
+        ]
+        self._run("psql", "--quiet", "--no-psqlrc", *(f"--command={statement}" for statement in created), self.url)
         return self.url.removesuffix("postgres") + name
 
     def _run(self, program: str, *arguments: str) -> None:

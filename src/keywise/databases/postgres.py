@@ -9,7 +9,7 @@ from urllib.parse import urlencode, urlsplit
 import asyncpg
 
 from keywise.address import Address, shown
-from keywise.databases.postgres_schema import LOCKS, install
+from keywise.databases.postgres_schema import LOCKS, TABLES_OF, install
 from keywise.errors import DatabaseError, UnavailableError
 
 CONNECT_S = 10.0
@@ -108,6 +108,18 @@ class PostgresDatabase:
     def before_commit(self, connection: Any, finish: Callable[[], Awaitable[None]]) -> None:
         """Have something done in a transaction of this database when everything else is done."""
         self._finishing.setdefault(id(connection), []).append(finish)
+
+    async def forget(self, name: str) -> None:
+        """Remove all that was kept under one name: a queue, a scope, and a table."""
+        quoted = name.replace('"', '""')
+        async with self.transaction() as connection:
+            with postgres_errors(self.name):
+                for kind, number in (("queue", "keywise_queues"), ("scope", "keywise_scopes")):
+                    for table in TABLES_OF[kind]:
+                        which = f"{kind} in (select id from {number} where name = $1)"  # noqa: S608
+                        await connection.execute(f"delete from {table} where {which}", name)  # noqa: S608
+                    await connection.execute(f"delete from {number} where name = $1", name)  # noqa: S608
+                await connection.execute(f'drop table if exists "{quoted}"')
 
     async def bell(self, queue: int) -> asyncio.Event:
         """Rung when something is sent to a queue, by whomever, as long as the server can tell."""

@@ -10,6 +10,7 @@ import re
 import secrets
 import uuid
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -203,7 +204,9 @@ def mark_of(row: Sequence[Any]) -> Order | None:
     return None if row[1] is None else (row[0] or 0, row[1], row[2] or 0)
 
 
+@lru_cache(maxsize=16)
 def standing_of(text: str) -> Standing:
+    """It is read in every batch, and seldom changes."""
     return PLAIN if text == "{}" else msgspec.json.decode(text, type=Standing)
 
 

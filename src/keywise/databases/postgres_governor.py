@@ -1,7 +1,6 @@
 """What an operator sets in a Postgres database, and what the workers on it agree on."""
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -11,8 +10,6 @@ from keywise.databases.postgres import PostgresDatabase, postgres_errors
 from keywise.databases.postgres_book import Book, Scope, decoded, encoded, standing_of
 from keywise.entry import Claim, Policy
 from keywise.standing import PLAIN, Pause, Standing
-
-T = TypeVar("T")
 
 
 class PostgresGovernor:
@@ -29,17 +26,14 @@ class PostgresGovernor:
 
     async def pause(self, pause: Pause) -> None:
         def change(standing: Standing) -> Standing:
-            others = _without(standing.pauses, pause.keys, pause.is_pattern)
-            return replace(standing, pauses=(*others, pause))
+            others = standing.without(pause.keys, pause.is_pattern)
+            return replace(others, pauses=(*others.pauses, pause))
 
         await self._change(change)
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        def change(standing: Standing) -> Standing:
-            return replace(standing, pauses=_without(standing.pauses, keys, is_pattern))
-
-        before, after = await self._change(change)
-        return len(after.pauses) < len(before.pauses)
+        before, after = await self._change(lambda standing: standing.without(keys, is_pattern))
+        return after != before
 
     async def reset(self, claim: Claim) -> int | None:
         async with self._database.transaction(scope=self._scope.number) as connection:
@@ -90,10 +84,6 @@ class PostgresGovernor:
 
 def _text(standing: Standing) -> str:
     return msgspec.json.encode(standing).decode() if standing != PLAIN else "{}"
-
-
-def _without(pauses: tuple[Pause, ...], keys: str, is_pattern: bool) -> tuple[Pause, ...]:
-    return tuple(pause for pause in pauses if (pause.keys, pause.is_pattern) != (keys, is_pattern))
 
 
 _STORE = "update keywise_scopes set standing = $2 where id = $1"

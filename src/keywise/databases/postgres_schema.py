@@ -62,6 +62,16 @@ VERSIONS = (FIRST,)
 """What leads from each version of the schema to the next one. A script that was released is never changed."""
 
 
+TABLES_OF = {
+    "queue": ("keywise_ready", "keywise_held"),
+    "scope": (
+        *("keywise_marks", "keywise_active", "keywise_rates", "keywise_chores"),
+        *("keywise_letters", "keywise_lines"),
+    ),
+}
+"""Which tables hold what belongs to a queue, and what to a scope."""
+
+
 async def install(connection: Any, name: str) -> None:
     """Create or upgrade the tables; of several processes that try at once, one does it."""
     if await _version(connection, name) == len(VERSIONS):
