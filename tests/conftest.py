@@ -32,5 +32,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"NOT RUN: {count} tests of {why} ({REQUIRED}=1 makes this a failure)", yellow=True)
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     stop_all()
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["not_run"] = dict(session.config.stash.get(NOT_RUN, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """Of processes that run tests side by side, each has found the same ones."""
+    told = getattr(node, "workeroutput", {}).get("not_run", {})
+    node.config.stash[NOT_RUN] = node.config.stash.get(NOT_RUN, Counter()) | Counter(told)

@@ -8,9 +8,6 @@ import keywise
 from conformance import postgres_benches
 from conformance.benches import LEDGERS, SINKS, SOURCES
 from keywise.testing.conformance import ledger_promises, sink_promises, source_promises
-from keywise.testing.conformance.inlets import INLET_PROMISES
-from keywise.testing.conformance.sinks import ATOMIC_PROMISES, READING_PROMISES
-from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES
 from running import run
 
 FACTORIES = {
@@ -18,8 +15,6 @@ FACTORIES = {
     "ledgers": LEDGERS | postgres_benches.LEDGERS,
     "sinks": SINKS | postgres_benches.SINKS,
 }
-INLINE_PROMISES = [*SOURCE_PROMISES, *VISIBILITY_PROMISES, *INLET_PROMISES]
-TABLE_PROMISES = [*ATOMIC_PROMISES, *READING_PROMISES]
 
 
 def plug_files(role: str) -> set[str]:
@@ -31,9 +26,9 @@ def named(files: dict) -> dict:
     return {name: make for makes in files.values() for name, make in makes.items()}
 
 
-def pairs(files: dict, promises_of, *marks) -> list:
+def pairs(files: dict, promises_of) -> list:
     return [
-        pytest.param(make, promise, id=f"{name}-{promise.name}", marks=marks)
+        pytest.param(make, promise, id=f"{name}-{promise.name}")
         for name, make in named(files).items()
         for promise in promises_of(make)
     ]
@@ -58,23 +53,4 @@ def test_a_ledger_keeps_its_promises(make, promise):
 
 @pytest.mark.parametrize(("make", "promise"), pairs(SINKS, lambda make: run(sink_promises(make))))
 def test_a_sink_keeps_its_promises(make, promise):
-    run(promise(make))
-
-
-# What needs a server says itself what it promises, so that nothing is started while tests are collected.
-POSTGRES = pytest.mark.server("postgres")
-
-
-@pytest.mark.parametrize(("make", "promise"), pairs(postgres_benches.SOURCES, lambda make: INLINE_PROMISES, POSTGRES))
-def test_a_source_on_postgres_keeps_its_promises(make, promise):
-    run(promise(make))
-
-
-@pytest.mark.parametrize(("make", "promise"), pairs(postgres_benches.LEDGERS, lambda make: ledger_promises(), POSTGRES))
-def test_a_ledger_on_postgres_keeps_its_promises(make, promise):
-    run(promise(make), limit_s=110)
-
-
-@pytest.mark.parametrize(("make", "promise"), pairs(postgres_benches.SINKS, lambda make: TABLE_PROMISES, POSTGRES))
-def test_a_sink_on_postgres_keeps_its_promises(make, promise):
     run(promise(make))

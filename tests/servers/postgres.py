@@ -92,12 +92,16 @@ def find_binaries() -> Path:
     """Where the newest server is; Debian's package is installed if that is allowed."""
     if (found := _installed()) is not None:
         return found
-    if os.getuid() != 0 or shutil.which("apt-get") is None:
+    if not may_install():
         raise MissingServerError(f"no PostgreSQL in {FOLDERS}; install the package postgresql")
     done = subprocess.run(PACKAGE, capture_output=True, text=True, timeout=600, check=False)
     if (found := _installed()) is None:
         raise MissingServerError(f"the package postgresql could not be installed: {done.stderr[-500:]}")
     return found
+
+
+def may_install() -> bool:
+    return os.getuid() == 0 and shutil.which("apt-get") is not None
 
 
 def _installed() -> Path | None:
