@@ -21,6 +21,7 @@ from benchmarks import (
     measure_ledger,
     measure_memory,
     measure_overhead,
+    measure_postgres,
     measure_throughput,
 )
 from benchmarks.drain import Drained, Job
@@ -33,6 +34,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "flow": measure_flow.measure,
     "ledger": measure_ledger.measure,
     "memory": measure_memory.measure,
+    "postgres": measure_postgres.measure,
 }
 SLOWER_AT_MOST = 0.05
 BUSY = 0.1

@@ -1,6 +1,45 @@
-"""Settles what holds for every test: hypothesis has no deadline, since a busy machine is not a bug."""
+"""Settles what holds for every test: hypothesis has no deadline, and what a missing server leaves out is told."""
 
+from collections import Counter
+
+import pytest
 from hypothesis import settings
 
-settings.register_profile("keywise", deadline=None, print_blob=True)
+from servers.shared import REQUIRED, is_required, stop_all, why_missing
+
+settings.register_profile("keywise", deadline=None, print_blob=True)  # A busy machine is not a bug.
 settings.load_profile("keywise")
+
+NOT_RUN = pytest.StashKey[Counter[str]]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out the tests of servers that cannot be had, unless they are required: then they fail by themselves."""
+    config.stash[NOT_RUN] = Counter()
+    needed = {mark.args[0] for item in items for mark in item.iter_markers("server")}
+    missing = {} if is_required() else {server: why for server in needed if (why := why_missing(server))}
+    left = []
+    for item in items:
+        servers = [mark.args[0] for mark in item.iter_markers("server") if mark.args[0] in missing]
+        config.stash[NOT_RUN].update(f"{server}: {missing[server]}" for server in servers[:1])
+        if not servers:
+            left.append(item)
+    items[:] = left
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for why, count in config.stash.get(NOT_RUN, Counter()).items():
+        terminalreporter.write_line(f"NOT RUN: {count} tests of {why} ({REQUIRED}=1 makes this a failure)", yellow=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    stop_all()
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["not_run"] = dict(session.config.stash.get(NOT_RUN, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """Of processes that run tests side by side, each has found the same ones."""
+    told = getattr(node, "workeroutput", {}).get("not_run", {})
+    node.config.stash[NOT_RUN] = node.config.stash.get(NOT_RUN, Counter()) | Counter(told)

@@ -177,14 +177,23 @@ class App:
         self._senders.clear()
         await self._stack.aclose()
 
-    async def send(self, pipeline: str, *bodies: Any, delay: float | str = 0.0) -> None:
-        """Append messages to the first source of a pipeline; bytes as they are, anything else as JSON."""
+    async def send(self, pipeline: str, *bodies: Any, delay: float | str = 0.0, within: Any = None) -> None:
+        """Append messages to the first source of a pipeline; bytes as they are, anything else as JSON.
+
+        `within` is a connection of yours to the database of the queue: they are sent if its transaction commits.
+        """
         definition = self._definition(pipeline)
         if pipeline not in self._senders:
             url = self._first_source(definition)
             source = adapters.connect("sources", self._address(url, pipeline))
             self._senders[pipeline] = await self._stack.enter_async_context(source)
-        await self._senders[pipeline].send([encoded(body) for body in bodies], delay_s=seconds(delay))
+        source, messages = self._senders[pipeline], [encoded(body) for body in bodies]
+        if within is None:
+            await source.send(messages, delay_s=seconds(delay))
+        elif hasattr(source, "send_within"):
+            await source.send_within(within, messages, delay_s=seconds(delay))
+        else:
+            raise SettingsError(f"the source of pipeline {pipeline!r} cannot send within your own transaction")
 
     async def run(self, *names: str, handle_signals: bool = True) -> None:
         """Work until SIGTERM or SIGINT, then drain; a second signal leaves at once, without release."""

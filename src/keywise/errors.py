@@ -30,7 +30,7 @@ class UnavailableError(KeywiseError):
 
 
 class DatabaseError(KeywiseError):
-    """A database file that cannot be used: missing folder, read-only, corrupt, or from a newer keywise."""
+    """A database that cannot be used: missing, read-only, corrupt, not allowed, or from a newer keywise."""
 
 
 class PermanentError(KeywiseError):

@@ -186,6 +186,13 @@ class Transaction(Protocol):
         """A part that is rolled back alone if it raises."""
 
 
+class HastyTransaction(Protocol):
+    """What a transaction has besides if it saves a step for a caller that marks everything or rolls back."""
+
+    async def decide_at_once(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        """As `Transaction.decide`, and what is allowed may be marked already. The caller asks for the marks as well."""
+
+
 class Result(msgspec.Struct, frozen=True):
     """What a sink made of one change."""
 

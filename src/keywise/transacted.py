@@ -300,7 +300,9 @@ class BadBatchError(Exception):
 async def transact(pipeline: Pipeline, transaction: Transaction, tickets: Sequence[Ticket], *, careful: bool) -> Worked:
     """Bring one change per key to an end, inside a transaction; only a careful one finds out which of them is bad."""
     worked = Worked()
-    refusals = await transaction.decide([ticket.change for ticket in tickets])
+    # If not all of a batch that is not careful is written and marked, it is rolled back.
+    decide = transaction.decide if careful else getattr(transaction, "decide_at_once", transaction.decide)
+    refusals = await decide([ticket.change for ticket in tickets])
     granted = tickets
     if refusals:
         granted = [ticket for ticket in tickets if ticket.change.key not in refusals]

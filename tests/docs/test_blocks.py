@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from docs.pages import Block, Page, faults, is_like, pages
+from servers import shared
 from tidy.tree import expect_none
 
 
@@ -13,10 +14,19 @@ def is_run(block: Block) -> bool:
 
 
 RUNNABLE = [page for page in pages() if any(map(is_run, page.blocks()))]
+SERVED = [page for page in RUNNABLE if "DATABASE_URL" in page.text]
+"""They need a server."""
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.path)
+@pytest.mark.parametrize("page", [page for page in RUNNABLE if page not in SERVED], ids=lambda page: page.path)
 def test_a_page_does_what_it_says(page: Page, tmp_path: Path):
+    expect_none(faults(page, tmp_path))
+
+
+@pytest.mark.server("postgres")
+@pytest.mark.parametrize("page", SERVED, ids=lambda page: page.path)
+def test_a_page_about_postgres_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", shared.postgres().create_database(f"docs_{SERVED.index(page)}"))
     expect_none(faults(page, tmp_path))
 
 

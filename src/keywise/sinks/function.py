@@ -143,6 +143,11 @@ class TransactedFunctionSink:
         self.database = database
         self._handler = handler
         self._signature = signature_of(handler)
+        if getattr(database, "is_async", False) and not self._signature.is_async:
+            raise SettingsError(
+                f"{_name(handler)} is no coroutine, and the connection of its transaction has to be awaited; "
+                f"write async def {_name(handler)}"
+            )
         self.batch_max = BATCH_MAX if self._signature.is_batch else 1
 
     async def __aenter__(self) -> Self:

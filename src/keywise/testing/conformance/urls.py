@@ -211,10 +211,12 @@ def _clock_of(plug: Any) -> Any:
 
 
 async def _clean(plug: Any, name: str) -> None:
-    """Remove what a bench has written: rows and tables of a SQLite file, else messages that can be received."""
-    database = getattr(plug, "database", None)
+    """Remove what a bench has written: rows and tables of a database, else messages that can be received."""
+    database: Any = getattr(plug, "database", None)
     if isinstance(database, SqliteDatabase):
         await database.write(lambda connection: _delete(connection, name))
+    elif hasattr(database, "forget"):
+        await database.forget(name)
     elif hasattr(plug, "receive"):
         await _drain(plug)
 

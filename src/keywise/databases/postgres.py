@@ -1,0 +1,268 @@
+"""One Postgres database that source, ledger and sink share: pooled connections, its own clock, durable commits."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Self
+from urllib.parse import urlencode, urlsplit
+
+import asyncpg
+
+from keywise.address import Address, shown
+from keywise.databases.postgres_schema import LOCKS, TABLES_OF, install
+from keywise.errors import DatabaseError, UnavailableError
+
+CONNECT_S = 10.0
+"""How long a connection may take, and how long one of the pool is waited for."""
+COMMAND_S = 60.0
+"""How long a statement may take before the database counts as unreachable."""
+WRITERS_MAX, READERS_MAX = 8, 2
+CHANNEL = "keywise"
+OPTIONS = ("host", "port", "user", "passfile", "sslmode", "sslrootcert", "sslcert", "sslkey")
+"""What a URL may tell the client library."""
+
+
+class PostgresDatabase:
+    """Connections to one database, counted: the first who enters opens them, the last who leaves closes them."""
+
+    is_async = True
+    """What a transaction gives to write with has to be awaited."""
+
+    def __init__(self, url: str) -> None:
+        self.name = shown(url)
+        self._url = url
+        self._users = 0
+        self._opening = asyncio.Lock()
+        self._listening = asyncio.Lock()
+        self._writers: Any = None
+        self._readers: Any = None
+        """Apart from the writers, so that a transaction may read besides, however many there are."""
+        self._listener: Any = None
+        self._bells: dict[int, asyncio.Event] = {}
+        self._finishing: dict[int, list[Callable[[], Awaitable[None]]]] = {}
+        self.ahead_s = 0.0
+        """By how much the clock was moved, to check what time does."""
+
+    async def __aenter__(self) -> Self:
+        async with self._opening:
+            if self._users == 0:
+                await self._open()
+            self._users += 1
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        async with self._opening:
+            self._users -= 1
+            if self._users == 0:
+                await self._close()
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock that this opening goes by, to check what time does."""
+        self.ahead_s += seconds
+
+    async def now(self) -> float:
+        """The store's clock: that of the server, the same for all who are connected to it."""
+        [[now]] = await self.read("select extract(epoch from clock_timestamp())::float8")
+        return float(now) + self.ahead_s
+
+    async def read(self, statement: str, *arguments: object) -> Sequence[Any]:
+        """Rows of a query on what is committed."""
+        with postgres_errors(self.name):
+            async with self._readers.acquire(timeout=CONNECT_S) as connection:
+                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
+                return rows
+
+    async def write(self, statement: str, *arguments: object) -> Sequence[Any]:
+        """Rows of one statement that is a transaction of its own."""
+        with postgres_errors(self.name):
+            async with self._writers.acquire(timeout=CONNECT_S) as connection:
+                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
+                return rows
+
+    @asynccontextmanager
+    async def transaction(self, *, scope: int = 0, alone: bool = False) -> AsyncIterator[Any]:
+        """A transaction over several steps. What an operator has set for a scope does not change meanwhile.
+
+        Whoever changes it is alone: nobody else has a transaction of that scope then.
+        """
+        begin = "begin"
+        if scope:
+            begin += f"; select pg_advisory_xact_lock{'' if alone else '_shared'}({LOCKS}, {scope})"
+        async with self._acquired() as connection:
+            try:
+                with postgres_errors(self.name):
+                    await connection.execute(begin)
+                yield connection
+                with postgres_errors(self.name):
+                    for finish in self._finishing.get(id(connection), ()):
+                        await finish()
+                    done = await connection.execute("commit")
+                if done != "COMMIT":
+                    raise UnavailableError(f"{self.name}: the transaction was rolled back")
+            except BaseException:
+                await _roll_back(connection)
+                raise
+            finally:
+                self._finishing.pop(id(connection), None)
+
+    def before_commit(self, connection: Any, finish: Callable[[], Awaitable[None]]) -> None:
+        """Have something done in a transaction of this database when everything else is done."""
+        self._finishing.setdefault(id(connection), []).append(finish)
+
+    async def forget(self, name: str) -> None:
+        """Remove all that was kept under one name: a queue, a scope, and a table."""
+        quoted = name.replace('"', '""')
+        async with self.transaction() as connection:
+            with postgres_errors(self.name):
+                for kind, number in (("queue", "keywise_queues"), ("scope", "keywise_scopes")):
+                    for table in TABLES_OF[kind]:
+                        which = f"{kind} in (select id from {number} where name = $1)"  # noqa: S608
+                        await connection.execute(f"delete from {table} where {which}", name)  # noqa: S608
+                    await connection.execute(f"delete from {number} where name = $1", name)  # noqa: S608
+                await connection.execute(f'drop table if exists "{quoted}"')
+
+    async def bell(self, queue: int) -> asyncio.Event:
+        """Rung when something is sent to a queue, by whomever, as long as the server can tell."""
+        bell = self._bells.setdefault(queue, asyncio.Event())
+        async with self._listening:
+            if self._listener is None or self._listener.is_closed():
+                # Who waits looks by himself now and then, so this may fail.
+                with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    self._listener = await self._connect(self._url)
+                    await self._listener.add_listener(CHANNEL, self._ring)
+        return bell
+
+    def _ring(self, connection: object, process: int, channel: str, queue: str) -> None:
+        if queue.isdecimal() and (bell := self._bells.get(int(queue))) is not None:
+            bell.set()
+
+    async def _connect(self, url: str, **options: Any) -> Any:
+        given = {"timeout": CONNECT_S, "command_timeout": COMMAND_S, **options}
+        return await asyncpg.connect(url, server_settings={"application_name": "keywise", "jit": "off"}, **given)
+
+    @asynccontextmanager
+    async def _acquired(self) -> AsyncIterator[Any]:
+        assert self._writers is not None, "the database is not open"
+        with postgres_errors(self.name):
+            connection = await self._writers.acquire(timeout=CONNECT_S)
+        try:
+            yield connection
+        finally:
+            with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._writers.release(connection)
+
+    async def _open(self) -> None:
+        with postgres_errors(self.name, at_start=True):
+            connection = await self._connect(self._url)
+            try:
+                await install(connection, self.name)
+            finally:
+                await connection.close()
+            self._writers = await self._pool(WRITERS_MAX)
+            self._readers = await self._pool(READERS_MAX)
+
+    async def _pool(self, size: int) -> Any:
+        async def connect(url: str, **options: Any) -> Any:
+            return await self._connect(url, **_known(options))
+
+        return await asyncpg.create_pool(self._url, min_size=0, max_size=size, connect=connect, reset=_reset)
+
+    async def _close(self) -> None:
+        for part in (self._listener, self._readers, self._writers):
+            if part is not None:
+                with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    await asyncio.wait_for(part.close(), CONNECT_S)
+        self._listener = self._readers = self._writers = None
+
+
+@asynccontextmanager
+async def opening(database: PostgresDatabase) -> AsyncIterator[None]:
+    """Enter a database for good, unless what follows fails."""
+    await database.__aenter__()
+    try:
+        yield
+    except BaseException:
+        await database.__aexit__()
+        raise
+
+
+def numbers(values: Iterable[int | None]) -> str:
+    """An array of whole numbers as a text, which the client library handles much faster than a list."""
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+
+
+class postgres_errors:
+    """Turns errors of the client library into ours, at the edge: what may pass becomes `UnavailableError`."""
+
+    def __init__(self, name: str, *, at_start: bool = False, of_handler: bool = False) -> None:
+        self._name = name
+        self._at_start = at_start
+        self._of_handler = of_handler
+        """Whatever else a handler meets is a failure of its change."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, asyncpg.PostgresError):
+            state = error.sqlstate or ""
+            if state in PASSING or state[:2] in PASSING_CLASSES:
+                raise UnavailableError(f"{self._name}: {error}") from error
+            if not self._of_handler:
+                advice = _ADVICE.get(state, "the server's log may say more")
+                raise DatabaseError(f"{self._name}: {error}; {advice}") from error
+        elif isinstance(error, asyncpg.DataError | asyncpg.ClientConfigurationError):
+            if self._at_start:
+                raise DatabaseError(f"{self._name}: {error}; check the URL") from error
+        elif isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
+            raise UnavailableError(f"{self._name}: {error}") from error
+        elif isinstance(error, OSError | TimeoutError) and not self._of_handler:
+            raise UnavailableError(f"{self._name}: {str(error) or 'no answer in time'}") from error
+
+
+PASSING_CLASSES = frozenset({"08", "53", "58"})
+"""The connection; resources; the system under the server."""
+PASSING = frozenset(
+    {"57P01", "57P02", "57P03", "57P05", "57014", "40001", "40P01", "40003", "55P03", "55006", "25006", "25P03"}
+)
+"""Shut down, starting, cancelled, timed out, deadlocked, read-only for now: somebody else's doing."""
+_POOLED = "a pooler between keywise and the server mixes sessions; use session pooling, or connect to the server itself"
+_ADVICE = {
+    "26000": _POOLED,
+    "42P05": _POOLED,
+    "28P01": "check user and password",
+    "28000": "check the user, and what the server allows it",
+    "3D000": "create the database, or name another one",
+    "42501": "give this user the right to do so",
+    "42P01": "a table of keywise is missing; restore it, or name another database",
+}
+
+
+def database_at(address: Address, options: dict[str, str]) -> PostgresDatabase:
+    """The database that an address names, one for all plugs of an app; its options are taken out of `options`."""
+    parts = urlsplit(address.url)
+    given = sorted((name, options.pop(name)) for name in OPTIONS if name in options)
+    url = f"postgresql://{parts.netloc}{parts.path}" + (f"?{urlencode(given)}" if given else "")
+    return address.shared(PostgresDatabase, url)
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """What a pool adds by itself, without the settings that are ours."""
+    return {name: value for name, value in options.items() if name in ("loop", "connection_class", "record_class")}
+
+
+async def _reset(connection: Any) -> None:
+    """Instead of a round trip after each use: handlers have a transaction, and nothing of ours outlives one."""
+    if connection.is_in_transaction():
+        await connection.execute("rollback")
+
+
+async def _roll_back(connection: Any) -> None:
+    """Nothing is left behind: a connection that cannot be rolled back is given up."""
+    try:
+        if not connection.is_closed() and connection.is_in_transaction():
+            await connection.execute("rollback", timeout=CONNECT_S)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        # One that was lost meanwhile is the pool's no more.
+        with suppress(asyncpg.InterfaceError):
+            connection.terminate()

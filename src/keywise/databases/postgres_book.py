@@ -1,0 +1,325 @@
+"""Some entries of one ledger scope in a Postgres database, locked, read and written back inside one transaction.
+
+A key is locked by its row of marks. That row exists, without a version, also for a key that is only worked on, and as
+long as a transaction looks at a key that nobody has seen before. It tells besides whether there is a row of `active`.
+Rows are read in a step of their own: in the one that waits for a lock, others are seen as they were before.
+"""
+
+import math
+import re
+import secrets
+import uuid
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from keywise import rules
+from keywise.change import Order
+from keywise.entry import EMPTY, Claim, Entry, Policy, Verdict
+from keywise.protocols import Letter
+from keywise.standing import PLAIN, Standing
+
+TOKEN_NONCE_BITS = 24
+UUID_LENGTH, UUID_MARK = 36, b"\xff"
+"""No text begins with this byte in UTF-8."""
+
+
+class Scope(msgspec.Struct):
+    """A pipeline's part of the database; the ledger looks its number up when it is opened."""
+
+    name: str
+    number: int = 0
+
+
+class Book:
+    """Some entries of one scope, read and written back inside one transaction."""
+
+    def __init__(self, connection: Any, scope: int, policy: Policy, ahead_s: float) -> None:
+        self._connection = connection
+        self._scope = scope
+        self._policy = policy
+        self._ahead_s = ahead_s
+        self._entries: dict[str, Entry] = {}
+        self._changed: dict[str, Entry | None] = {}
+        self._letters: list[Letter] = []
+        self.placed: set[str] = set()
+        """Keys whose rows of marks hold nothing yet."""
+        self.standing = PLAIN
+        self.now = 0.0
+        """The store's clock, read when all keys were locked."""
+
+    async def lock(self, keys: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+        """Lock keys in their order, and tell the row of each."""
+        wanted = sorted((encoded(key), key) for key in dict.fromkeys(keys))
+        if not wanted:
+            [[now, standing]] = await self._connection.fetch(_CLOCK, self._scope)
+            self._set_standing(now, standing)
+            return {}
+        codes = [code for code, _ in wanted]
+        # All in one step and in their order, those that nobody has seen too: else workers could wait for each other.
+        placed = await self._connection.fetch(_PLACE, self._scope, codes)
+        self.placed |= {decoded(code) for (code,) in placed}
+        rows = await self._connection.fetch(_ROWS, self._scope, codes)
+        self._set_standing(rows[-1][6], rows[-1][7])
+        return {key: row for (_, key), row in zip(wanted, rows, strict=True)}
+
+    async def load(self, keys: Iterable[str]) -> None:
+        """Lock and read keys."""
+        await self.read(await self.lock(keys))
+
+    async def read(self, rows: dict[str, tuple[Any, ...]]) -> None:
+        """Entries of keys that are locked."""
+        busy = []
+        for key, row in rows.items():
+            if (mark := mark_of(row)) is not None:
+                self._entries[key] = Entry(mark, bool(row[3]), row[4])
+            if row[5]:
+                busy.append(encoded(key))
+        if busy:
+            for code, text in await self._connection.fetch(_ACTIVE, self._scope, busy):
+                self._entries[decoded(code)] = _DECODE(text)
+        if self._policy.rate is not None:
+            for code, at in await self._connection.fetch(_RATES, self._scope, list(map(encoded, rows))):
+                key = decoded(code)
+                self._entries[key] = replace(self._entries.get(key, EMPTY), rate_at=at)
+
+    def entry(self, key: str) -> Entry | None:
+        return self._changed.get(key, self._entries.get(key))
+
+    def set(self, key: str, entry: Entry | None) -> None:
+        self._changed[key] = entry
+
+    def keep(self, letter: Letter) -> None:
+        self._letters.append(letter)
+
+    def commit(self, claims: Sequence[Claim], allowed: tuple[Verdict, ...]) -> list[Claim]:
+        """Raise the marks of claims; return those with another verdict than is allowed."""
+        refused = []
+        for claim in claims:
+            entry, verdict = rules.commit(self.entry(claim.key), claim, self.now, self._policy)
+            self.set(claim.key, entry)
+            if verdict not in allowed:
+                refused.append(claim)
+        return refused
+
+    async def tokens(self, count: int) -> list[int]:
+        """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
+        rows = await self._connection.fetch(_TOKENS, count)
+        return [number << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS) for (number,) in rows]
+
+    async def store(self) -> None:
+        """Write back what was set. A mark that is there is never taken away."""
+        changed = {key: entry for key, entry in self._changed.items() if entry != self._entries.get(key)}
+        changed = dict(sorted(changed.items()))
+        kept = {key: entry for key, entry in changed.items() if entry is not None}
+        active = {key: entry for key, entry in kept.items() if not _is_idle(entry)}
+        remembered = [(key, entry) for key, entry in kept.items() if entry.mark is not None or key in active]
+        if remembered:
+            await self._connection.execute(MARK, self._scope, *_marks(remembered, active.keys()))
+        if active:
+            await self._connection.execute(_ACTIVATE, self._scope, *self._columns(active))
+        idle = [encoded(key) for key in changed if key not in active and self._is_active(key)]
+        if idle:
+            await self._connection.execute(_CALM, self._scope, idle)
+        if self._policy.rate is not None:
+            await self._store_rates(kept)
+        if self._letters:
+            await self._connection.executemany(_KEEP, [self._row(letter) for letter in self._letters])
+            self._letters = []
+        gone = {*changed, *self.placed} - {key for key, _ in remembered}
+        if gone:
+            await self.forget(gone)
+        self.placed.clear()
+        self._entries |= kept
+        self._changed.clear()
+
+    async def forget(self, keys: Iterable[str]) -> None:
+        """Remove the rows of locked keys that hold nothing."""
+        await self._connection.execute(_FORGET, self._scope, list(map(encoded, keys)))
+
+    async def prune(self, keys: Sequence[str], retention_s: float) -> int:
+        """Forget those of some keys that may be; return how many."""
+        await self.load(keys)
+        policy, entries = self._policy, self._entries.items()
+        gone = [encoded(key) for key, one in entries if rules.is_prunable(one, self.now, retention_s, policy)]
+        await self._connection.execute(
+            "delete from keywise_active where scope = $1 and key = any($2)", self._scope, gone
+        )
+        await self._connection.execute(
+            "delete from keywise_marks where scope = $1 and key = any($2)", self._scope, gone
+        )
+        await self.store()
+        return len(gone)
+
+    def _set_standing(self, now: float, text: str) -> None:
+        self.now = now + self._ahead_s
+        self.standing = standing_of(text)
+
+    def _is_active(self, key: str) -> bool:
+        before = self._entries.get(key)
+        return before is not None and not _is_idle(before)
+
+    def _columns(self, active: dict[str, Entry]) -> tuple[list[Any], ...]:
+        policy, entries = self._policy, active.values()
+        return (
+            [encoded(key) for key in active],
+            [entry.token for entry in entries],
+            [entry.lease_until for entry in entries],
+            [entry.suspect for entry in entries],
+            [rules.doubtful_since(entry, policy) for entry in entries],
+            [_ENCODE(entry).decode() for entry in entries],
+        )
+
+    async def _store_rates(self, kept: dict[str, Entry]) -> None:
+        """Only what still limits a key is kept: as much is swept as can have been added, and more."""
+        rates = [(encoded(key), entry.rate_at) for key, entry in kept.items() if entry.rate_at > self.now]
+        if rates:
+            codes, moments = [code for code, _ in rates], [at for _, at in rates]
+            await self._connection.execute(_RATE, self._scope, codes, moments)
+        await self._connection.execute(_SWEEP, self._scope, self.now, 2 * len(rates) + 10)
+
+    def _row(self, letter: Letter) -> tuple[Any, ...]:
+        headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
+        cause = letter.cause.replace("\0", "\ufffd")
+        row = (self._scope, self.now, encoded(letter.key), letter.version, cause, letter.body, headers)
+        return (*row, letter.sent_at, letter.source)
+
+
+def encoded(key: str) -> bytes:
+    """A key as it is stored: as UTF-8, or in 17 bytes if it is written as UUIDs are."""
+    if len(key) == UUID_LENGTH and _UUID(key) is not None:
+        return UUID_MARK + bytes.fromhex(key.replace("-", ""))
+    return key.encode()
+
+
+def decoded(code: bytes) -> str:
+    return str(uuid.UUID(bytes=code[1:])) if code[:1] == UUID_MARK else code.decode()
+
+
+def mark_of(row: Sequence[Any]) -> Order | None:
+    """The mark in a row of a key."""
+    return None if row[1] is None else (row[0] or 0, row[1], row[2] or 0)
+
+
+@lru_cache(maxsize=16)
+def standing_of(text: str) -> Standing:
+    """It is read in every batch, and seldom changes."""
+    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Standing)
+
+
+def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
+    """What a row of marks and perhaps one of `active` remember."""
+    if text is not None:
+        return _DECODE(text)
+    mark = mark_of(row)
+    return None if mark is None else Entry(mark, bool(row[3]), row[4])
+
+
+def marks_of_wants(wants: Sequence[Any], now: float) -> tuple[list[Any], ...]:
+    """The columns of `MARK` for keys that nothing else goes on with."""
+    return (
+        [encoded(want.key) for want in wants],
+        [want.order[0] or None for want in wants],
+        [want.order[1] for want in wants],
+        [want.order[2] or None for want in wants],
+        [want.deleted or None for want in wants],
+        [math.ceil(now)] * len(wants),
+        [None] * len(wants),
+    )
+
+
+def are_plain(wants: Sequence[Any]) -> bool:
+    """Whether `MARK_NEWER` can judge them: versioned, of no era, and not from a reindex."""
+    return all(want.order is not None and want.order[0] == want.order[2] == 0 for want in wants)
+
+
+def _marks(entries: Sequence[tuple[str, Entry]], active: Iterable[str]) -> tuple[list[Any], ...]:
+    busy = set(active)
+    marks = [(entry.mark or (0, None, 0)) for _, entry in entries]
+    return (
+        [encoded(key) for key, _ in entries],
+        [mark[0] or None for mark in marks],
+        [mark[1] for mark in marks],
+        [mark[2] or None for mark in marks],
+        [entry.deleted or None for _, entry in entries],
+        [math.ceil(entry.updated_at) for _, entry in entries],
+        [(key in busy) or None for key, _ in entries],
+    )
+
+
+def _is_idle(entry: Entry) -> bool:
+    return Entry(entry.mark, entry.deleted, entry.updated_at, rate_at=entry.rate_at) == entry
+
+
+_UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
+_ENCODE = msgspec.json.Encoder().encode
+_DECODE = msgspec.json.Decoder(Entry).decode
+_NOW = "extract(epoch from clock_timestamp())::float8"
+_STANDING = "(select standing from keywise_scopes where id = $1)"
+_CLOCK = f"select {_NOW}, {_STANDING}"
+_ROWS = (
+    "select one.era, one.version, one.generation, one.deleted, one.updated_at, one.active, "  # noqa: S608
+    f"{_NOW}, {_STANDING} from unnest($2::bytea[]) as wanted (key) cross join lateral ("
+    "select era, version, generation, deleted, updated_at, active from keywise_marks "
+    "where scope = $1 and key = wanted.key offset 0) as one"
+)
+"""The row of each key that is locked, in the order of the keys: such a subquery is run for each, with the index."""
+# What is there is locked by the attempt to change it, and left as it is.
+_PLACE = (
+    "insert into keywise_marks as marks (scope, key, updated_at) "
+    "select $1, key, 0 from unnest($2::bytea[]) as one (key) order by key "
+    "on conflict (scope, key) do update set updated_at = marks.updated_at where false returning key"
+)
+MARK = (
+    "insert into keywise_marks as marks (scope, key, era, version, generation, deleted, updated_at, active) "
+    "select $1, * from unnest($2::bytea[], $3::int[], $4::bigint[], $5::int[], $6::boolean[], $7::bigint[], "
+    "$8::boolean[]) on conflict (scope, key) do update set era = excluded.era, version = excluded.version, "
+    "generation = excluded.generation, deleted = excluded.deleted, updated_at = excluded.updated_at, "
+    "active = excluded.active"
+)
+MARK_NEWER = (
+    "insert into keywise_marks as marks (scope, key, version, deleted, updated_at) "  # noqa: S608
+    f"select $1, key, version, deleted, ceil({_NOW} + $5::float8) "
+    "from unnest($2::bytea[], $3::text::bigint[], $4::boolean[]) as one (key, version, deleted) "
+    f"where {_STANDING} = '{{}}' and $6::float8 >= {_NOW} + $5::float8 "
+    "on conflict (scope, key) do update set version = excluded.version, generation = null, "
+    "deleted = excluded.deleted, updated_at = excluded.updated_at "
+    "where marks.active is null and marks.era is null and excluded.version > marks.version "
+    "and (marks.generation is null or marks.generation >= 0) returning key"
+)
+"""Marks what is plainly newer and idle, and tells those keys. All keys are locked, whether or not they are marked."""
+_ACTIVE = (
+    "select wanted.key, one.entry from unnest($2::bytea[]) as wanted (key) cross join lateral ("
+    "select entry from keywise_active where scope = $1 and key = wanted.key offset 0) as one"
+)
+_RATES = (
+    "select wanted.key, one.at from unnest($2::bytea[]) as wanted (key) cross join lateral ("
+    "select at from keywise_rates where scope = $1 and key = wanted.key offset 0) as one"
+)
+_ACTIVATE = (
+    "insert into keywise_active (scope, key, token, lease_until, suspect, doubtful_since, entry) "
+    "select $1, * from unnest($2::bytea[], $3::bigint[], $4::float8[], $5::bigint[], $6::float8[], $7::text[]) "
+    "on conflict (scope, key) do update set token = excluded.token, lease_until = excluded.lease_until, "
+    "suspect = excluded.suspect, doubtful_since = excluded.doubtful_since, entry = excluded.entry"
+)
+_CALM = "delete from keywise_active where scope = $1 and key = any($2::bytea[])"
+_FORGET = (
+    "delete from keywise_marks where scope = $1 and key = any($2::bytea[]) and version is null and not exists ("
+    "select 1 from keywise_active as active where active.scope = $1 and active.key = keywise_marks.key)"
+)
+_RATE = (
+    "insert into keywise_rates (scope, key, at) select $1, * from unnest($2::bytea[], $3::float8[]) "
+    "on conflict (scope, key) do update set at = excluded.at"
+)
+_SWEEP = (
+    "delete from keywise_rates where scope = $1 and key = any(array("
+    "select key from keywise_rates where scope = $1 and at <= $2 order by at limit $3 for update skip locked))"
+)
+_TOKENS = "select nextval('keywise_tokens') from generate_series(1, $1::int)"
+_KEEP = (
+    "insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source) "
+    "values ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+)

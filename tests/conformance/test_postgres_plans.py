@@ -1,0 +1,128 @@
+"""No hot statement on Postgres reads a whole table, however large the batch and however full the tables."""
+
+import re
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import pytest
+
+from conformance.postgres_benches import fresh
+from keywise.change import Want, order_of
+from keywise.databases.postgres import PostgresDatabase
+from keywise.ledgers.postgres import PostgresLedger
+from keywise.protocols import Burial, Failure, Letter
+from keywise.rules import Certainty, Policy, Terms
+from keywise.sinks.postgres import PostgresSink
+from keywise.sources.postgres import PostgresSource
+from keywise.testing.conformance.sinks import gone, put
+from running import run
+from servers import shared
+
+pytestmark = pytest.mark.server("postgres")
+
+BATCHES = (1, 100, 500, 1000, 2000)
+CROWD = 100_000
+SCAN = re.compile(r"Seq Scan on (keywise_\w+|stock_\w+)")
+SMALL = {"keywise_scopes", "keywise_queues"}
+"""One row for each pipeline or queue: an index would be slower."""
+EXPLAINED = {"session_preload_libraries": "auto_explain", "auto_explain.log_min_duration": "0"}
+"""Have the plan of every statement written into the log of the server."""
+
+
+class Parts:
+    """A queue, a ledger and a table in one database, and what a consumer does with them."""
+
+    def __init__(self, database: PostgresDatabase, source, ledger, sink) -> None:
+        self.database, self.source, self.ledger, self.sink = database, source, ledger, sink
+
+    async def one_transaction(self, batch: int, version: int) -> None:
+        """Receive, decide, write, mark, fail, bury, release and ack in one transaction; then with what was peeked."""
+        changes = [put(f"k{number}", version) for number in range(batch)]
+        async with self.ledger.transaction() as transaction:
+            inlet = self.source.inlet(transaction.connection)
+            deliveries = await inlet.receive(batch)
+            await transaction.decide(changes)
+            async with transaction.savepoint():
+                await self.sink.write(transaction, [*changes, gone("gone", version)])
+            await transaction.mark(changes)
+            await transaction.fail([Want("failed", order_of(version))])
+            await transaction.bury([(Want("failed", order_of(version)), Letter("cause", b""))])
+            await inlet.release(deliveries[:1], 0.0)
+            await inlet.ack(deliveries[2:])
+        async with self.ledger.transaction() as transaction:
+            inlet = self.source.inlet(transaction.connection)
+            await inlet.ack(await inlet.receive(10))
+        peeked = await self.source.peek(batch, deliveries[-1])
+        async with self.ledger.transaction() as transaction:
+            inlet = self.source.inlet(transaction.connection)
+            await inlet.ack(await inlet.receive(batch, peeked))
+            await transaction.decide_at_once([put(f"k{number}", version + 1) for number in range(batch)])
+
+    async def leased(self, batch: int, version: int) -> None:
+        """Receive, claim, renew, commit, fail, release, bury, extend, release and ack, each on its own."""
+        deliveries = await self.source.receive(batch, 0.0)
+        wants = [Want(f"k{number}", order_of(version)) for number in range(max(4, batch))]
+        answers = await self.ledger.claim(wants, Terms("w1", 60.0))
+        await self.ledger.renew(answers.granted, 60.0)
+        *rest, failed, released, buried = answers.granted
+        await self.ledger.commit(rest)
+        await self.ledger.fail([Failure(failed, Certainty.CLEAN, 0.0)])
+        await self.ledger.release([released])
+        await self.ledger.bury([Burial(Letter("cause", b""), buried)])
+        await self.source.extend(deliveries, 60.0)
+        await self.source.release(deliveries[:1], 0.0)
+        await self.source.ack(deliveries[1:])
+        await self.ledger.suspects(10, 0.0)
+        await self.ledger.letters(10)
+        await self.ledger.inspect("k1")
+        await self.source.arrived(0.0)
+
+
+@asynccontextmanager
+async def opened(url: str):
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(PostgresDatabase(url))
+        source = await stack.enter_async_context(PostgresSource(database, fresh("queue")))
+        ledger = await stack.enter_async_context(PostgresLedger(database, fresh("scope"), Policy(intents=True)))
+        sink = await stack.enter_async_context(PostgresSink(database, fresh("stock")))
+        yield Parts(database, source, ledger, sink)
+
+
+async def crowd(parts: Parts) -> None:
+    """Fill the tables with what a batch has nothing to do with, and with the messages it receives."""
+    bodies = [msgspec.json.encode({"key": f"k{number}"}) for number in range(CROWD)]
+    await parts.source.send(bodies)
+    scope, queue = parts.ledger.scope.number, parts.source._queue
+    for statement in (
+        f"insert into keywise_marks (scope, key, version, updated_at) "
+        f"select {scope}, convert_to('k' || n, 'UTF8'), 1, 0 from generate_series(1, {CROWD}) n",
+        f"insert into keywise_active (scope, key, token, lease_until, suspect, entry) "
+        f"select {scope}, convert_to('x' || n, 'UTF8'), 1, 1, 0, '{{}}' from generate_series(1, {CROWD}) n",
+        f"insert into keywise_held (id, queue, visible_at, receipt, count, sent_at, body) "
+        f"select nextval('keywise_messages'), {queue}, 1e12, 1, 1, 1, '' from generate_series(1, {CROWD})",
+        f"insert into {parts.sink._table} select 'k' || n, 0, '' from generate_series(1, {CROWD}) n",
+        f"insert into keywise_letters (scope, buried_at, key, cause, body, sent_at, source) "
+        f"select {scope}, n, '', '', '', 0, '' from generate_series(1, {CROWD}) n",
+    ):
+        await parts.database.write(statement)
+    for table in ("marks", "active", "held", "ready", "letters"):
+        await parts.database.write(f"analyze keywise_{table}")
+    await parts.database.write(f"analyze {parts.sink._table}")
+
+
+def test_no_hot_statement_scans_a_table():
+    url = shared.postgres().create_database("plans", **EXPLAINED)
+
+    async def main() -> list[str]:
+        async with opened(url) as parts:
+            await crowd(parts)
+            before = len(shared.postgres().log)
+            for number, batch in enumerate(BATCHES * 2):
+                await parts.one_transaction(batch, 10 + 4 * number)
+                await parts.leased(batch, 12 + 4 * number)
+        return shared.postgres().log[before:].split("LOG:  duration:")[1:]
+
+    plans = run(main(), limit_s=110)
+    assert len(plans) > 200, "too few plans were seen to prove anything"
+    scans = {plan[:300] for plan in plans for table in SCAN.findall(plan) if table not in SMALL}
+    assert scans == set()

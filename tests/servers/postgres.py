@@ -1,0 +1,123 @@
+"""A real PostgreSQL for tests: in a scratch folder, on a free port of this machine, stopped by its process id."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FOLDERS = "/usr/lib/postgresql"
+PACKAGE = ("apt-get", "install", "--yes", "--no-install-recommends", "postgresql")
+USER = "postgres"
+START_S = 60
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""What tests write need not outlive the machine, and a flush to a disk would be most of their time."""
+
+
+class MissingServerError(Exception):
+    """There is no PostgreSQL here, and none can be had; the message says why."""
+
+
+class PostgresServer:
+    """One server; it can be stopped and started again on the same data and the same port."""
+
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        self.port = _free_port()
+        self.url = f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
+        self._binaries = binaries
+        self._data = folder / "data"
+        self._log = folder / "log"
+
+    def create(self) -> None:
+        # Only this machine can reach the port, and only while the tests run: there is no password to be told.
+        self._run("initdb", "--username", USER, "--auth", "trust", "--encoding", "UTF8", "-D", str(self._data))
+        with (self._data / "postgresql.conf").open("a") as settings:
+            settings.write(f"port = {self.port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\n")
+
+    def start(self) -> None:
+        self._run("pg_ctl", "start", "--wait", "-t", str(START_S), "-D", str(self._data), "-l", str(self._log))
+
+    def stop(self, mode: str = "fast") -> None:
+        self._run("pg_ctl", "stop", "--wait", "-m", mode, "-D", str(self._data))
+
+    def restart(self) -> None:
+        """As an administrator does it: every connection is cut."""
+        self.stop("immediate")
+        self.start()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def create_database(self, name: str, **settings: str) -> str:
+        """The URL of a new database."""
+        created = [
+            f"create database {name}",
+            *(f"alter database {name} set {one} = '{settings[one]}'" for one in settings),
+        ]
+        self._run("psql", "--quiet", "--no-psqlrc", *(f"--command={statement}" for statement in created), self.url)
+        return self.url.removesuffix("postgres") + name
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [*_as_user(), str(self._binaries / program), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * START_S, check=False, cwd="/")
+        if done.returncode != 0:
+            log = self._log.read_text() if self._log.exists() else ""
+            raise RuntimeError(f"{program} failed: {done.stdout}{done.stderr}{log[-2000:]}")
+
+
+@contextmanager
+def postgres_server(scratch: str | None = IN_MEMORY) -> Iterator[PostgresServer]:
+    """A new server that ends with the context."""
+    binaries = find_binaries()
+    folder = Path(tempfile.mkdtemp(prefix="keywise-postgres-", dir=scratch))
+    try:
+        if os.getuid() == 0:
+            shutil.chown(folder, USER)
+        server = PostgresServer(binaries, folder)
+        server.create()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop("immediate")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_binaries() -> Path:
+    """Where the newest server is; Debian's package is installed if that is allowed."""
+    if (found := _installed()) is not None:
+        return found
+    if not may_install():
+        raise MissingServerError(f"no PostgreSQL in {FOLDERS}; install the package postgresql")
+    done = subprocess.run(PACKAGE, capture_output=True, text=True, timeout=600, check=False)
+    if (found := _installed()) is None:
+        raise MissingServerError(f"the package postgresql could not be installed: {done.stderr[-500:]}")
+    return found
+
+
+def may_install() -> bool:
+    return os.getuid() == 0 and shutil.which("apt-get") is not None
+
+
+def _installed() -> Path | None:
+    folders = [path for path in Path(FOLDERS).glob("*/bin") if (path / "initdb").exists()]
+    return max(folders, key=lambda path: int(path.parent.name), default=None)
+
+
+def _as_user() -> list[str]:
+    """PostgreSQL refuses to run as root."""
+    if os.getuid() != 0:
+        return []
+    return ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,37 @@
+"""Servers that a whole run of the tests shares: each is started when it is first needed, and stopped at the end."""
+
+import os
+from contextlib import ExitStack
+
+from servers.postgres import MissingServerError, PostgresServer, find_binaries, postgres_server
+
+REQUIRED = "KEYWISE_SERVERS_REQUIRED"
+"""Set in the environment, a server that cannot be had makes its tests fail; else they are told as not run."""
+
+_stack = ExitStack()
+_postgres: list[PostgresServer] = []
+
+
+def postgres() -> PostgresServer:
+    """The shared PostgreSQL; nobody may stop it."""
+    if not _postgres:
+        _postgres.append(_stack.enter_context(postgres_server()))
+    return _postgres[0]
+
+
+def stop_all() -> None:
+    _postgres.clear()
+    _stack.close()
+
+
+def why_missing(server: str) -> str | None:
+    """Why a server cannot be had; None if it can."""
+    try:
+        {"postgres": find_binaries}[server]()
+    except MissingServerError as error:
+        return str(error)
+    return None
+
+
+def is_required() -> bool:
+    return bool(os.environ.get(REQUIRED))
