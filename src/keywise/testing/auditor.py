@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from keywise.change import Change, Order, is_unversioned, order_of
+from keywise.change import VERSION_MIN, Change, Order, is_unversioned, order_of
 from keywise.protocols import Grade
 from keywise.rules import Claim, Entry
 from keywise.testing.virtual import Process
@@ -225,7 +225,9 @@ class Auditor:
         self.note(
             f"sink holds {key} {_version(order)}{' deleted' if deleted else ''}{' (suspect)' if is_excused else ''}"
         )
-        is_excused = is_excused or self._world.is_zombie_write()
+        # The truth that a repair or an operator writes may be older than what was set aside: it counts from here.
+        is_put_right = is_excused or order[1] == VERSION_MIN
+        is_excused = is_put_right or self._world.is_zombie_write()
         if not is_excused and newest is not None and order < newest:
             self.violate(f"{key}: {_version(order)} written after {_version(newest)}")
         if not is_excused and not deleted and gone is not None and order < gone:
@@ -233,9 +235,9 @@ class Auditor:
         self._applied[key, order] += 1
         if self._world.grade is Grade.ATOMIC and self._applied[key, order] > 1:
             self.violate(f"{key}: {_version(order)} applied twice")
-        self._written[key] = max(order, newest or order)
+        self._written[key] = order if is_put_right else max(order, newest or order)
         if deleted:
-            self._deleted[key] = max(order, gone or order)
+            self._deleted[key] = order if is_put_right else max(order, gone or order)
 
     def repairing(self, change: Change[Any], claim: Claim) -> None:
         """A repair is about to write: not below what may be in the sink, while that can still be settled."""
