@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -59,6 +60,8 @@ def looking(
 
 
 def _show_again(look: Callable[[], None], show: Callable[[str, float], None], every_s: float) -> None:
+    # Started in the background of a script, a process is deaf to Ctrl-C unless it asks for it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         found = _looked(look)
     except UnavailableError as error:
