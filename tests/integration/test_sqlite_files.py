@@ -15,6 +15,7 @@ import pytest
 
 from integration.shops import WAYS, Shop
 from keywise import Change
+from keywise.clock import boot_time
 from keywise.consumer import Consumer
 from keywise.databases.sqlite import BUSY_S, SqliteDatabase
 from keywise.errors import DatabaseError
@@ -92,6 +93,24 @@ def test_a_file_that_this_user_may_not_write_is_told(mode):
             os.chmod(folder, 0o755)
         assert kind == "DatabaseError", message
         assert "writable for this user" in message or "can be created there" in message, message
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_worker_starts_while_another_process_keeps_the_file_locked(tmp_path, way):
+    """A worker that was stopped in the middle of a write holds the lock until it goes on."""
+    shop = Shop(tmp_path)
+    shop.pipeline(way)
+
+    async def opened() -> bool:
+        async with shop.app.open("shop"):
+            return True
+
+    assert run(opened())
+    with closing(sqlite3.connect(shop.ledger_file, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        began = boot_time()
+        assert run(opened())
+        assert boot_time() - began < BUSY_S, "it waited for the lock"
 
 
 @pytest.mark.parametrize("content", [b"Dear diary, this is no database. " * 200, random.Random(1).randbytes(20_000)])

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from keywise.clock import boot_time
 from keywise.databases.sqlite_schema import install
@@ -125,6 +125,14 @@ class SqliteDatabase:
                     raise
             await asyncio.sleep(BUSY_LOOK_S)
 
+    async def numbered(self, select: str, insert: str, name: str) -> int:
+        """The number of a named row, which is inserted where it is missing; only then it waits for other writers."""
+        found: Any = self.read(select, (name,))
+        if not found:
+            await self.write(lambda connection: connection.execute(insert, (name,)))
+            found = self.read(select, (name,))
+        return int(found[0][0])
+
     async def _hop(self, act: Callable[[], T]) -> T:
         """Run in the writer's thread. Cancelled, it still waits: nobody may use the connection meanwhile."""
         future = asyncio.get_running_loop().run_in_executor(self._thread, act)
@@ -168,11 +176,14 @@ class SqliteDatabase:
 
     def _agree_on_time(self, connection: sqlite3.Connection) -> float:
         """All processes since one boot use the offset that the first of them wrote down."""
+        known = _agreed(connection)
+        if known is not None:
+            return known
         connection.execute("begin immediate")
-        known = dict(connection.execute("select name, value from keywise_meta where name in ('boot', 'offset')"))
-        if known.get("boot") == _boot_id():
-            connection.execute("commit")
-            return float(known["offset"])
+        known = _agreed(connection)
+        if known is not None:
+            connection.execute("rollback")
+            return known
         # The wall clock may have been set back since: what was once over must not be ahead again.
         [latest] = connection.execute(_LATEST).fetchone()
         offset = max(time.time(), float(latest)) - boot_time()
@@ -232,6 +243,12 @@ _LATEST = (
 """The latest moment that the file knows to have passed; read once after each boot."""
 # With texts of their own, so that a handler's `commit` never meets ours in the cache of compiled statements.
 _BEGIN, _COMMIT = "begin immediate -- keywise", "commit -- keywise"
+
+
+def _agreed(connection: sqlite3.Connection) -> float | None:
+    """The offset that holds since this boot, if somebody wrote one down."""
+    known = dict(connection.execute("select name, value from keywise_meta where name in ('boot', 'offset')"))
+    return float(known["offset"]) if known.get("boot") == _boot_id() else None
 
 
 def _boot_id() -> str:

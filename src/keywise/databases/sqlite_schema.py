@@ -58,7 +58,12 @@ VERSIONS = (FIRST, SECOND, THIRD)
 
 
 def install(connection: sqlite3.Connection, path: str) -> None:
-    """Create or upgrade the tables; two processes may try at once."""
+    """Create or upgrade the tables; two processes may try at once.
+
+    What is up to date is left alone: a worker that starts must not wait for one that was stopped while it wrote.
+    """
+    if _version(connection, path) == len(VERSIONS):
+        return
     connection.execute("begin immediate")
     try:
         for script in VERSIONS[_version(connection, path) :]:

@@ -42,7 +42,7 @@ class SqliteLedger:
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
-            self.scope.number = await self.database.write(self._register)
+            self.scope.number = await self.database.numbered(_SCOPE, _NEW_SCOPE, self.scope.name)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -198,11 +198,6 @@ class SqliteLedger:
                 refused.append(claim)
         return refused
 
-    def _register(self, connection: sqlite3.Connection) -> int:
-        connection.execute("insert or ignore into keywise_scopes (name) values (?)", (self.scope.name,))
-        [number] = connection.execute("select id from keywise_scopes where name = ?", (self.scope.name,)).fetchone()
-        return int(number)
-
 
 class SqliteTransaction:
     """A transaction of the file, seen by the consumer."""
@@ -352,6 +347,8 @@ _LETTERS = (
     "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
     "where scope = ? and buried_at >= ? and buried_at < ? and instr(cause, ?) order by buried_at desc, id desc limit ?"
 )
+_SCOPE = "select id from keywise_scopes where name = ?"
+_NEW_SCOPE = "insert or ignore into keywise_scopes (name) values (?)"
 _SUSPECTS = "select key from keywise_active where scope = ? and doubtful_since <= ? order by doubtful_since limit ?"
 _CENSUS = (
     "select (select count(*) from keywise_marks where scope = ?), "

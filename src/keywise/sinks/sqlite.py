@@ -55,7 +55,9 @@ class SqliteSink:
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
-            await self.database.write(self._prepare)
+            if not self.database.read(_FIND_TABLE, (self._table,)):
+                await self.database.write(lambda connection: connection.execute(self._create))
+            self._check(self.database.reader)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -88,8 +90,7 @@ class SqliteSink:
         fields = _DECODE(change.body)
         return (change.key, change.version, *(_column(fields.get(name)) for name in self._columns))
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        connection.execute(self._create)
+    def _check(self, connection: sqlite3.Connection) -> None:
         try:
             # Compiling them tells whether a table that was there before has these columns and this key.
             connection.execute(f"explain {self._upsert}", (None,) * (2 + max(1, len(self._columns))))
@@ -109,6 +110,7 @@ def connect(address: Address) -> SqliteSink:
     return SqliteSink(address.shared(SqliteDatabase, address.file()), table, columns=columns, **options)
 
 
+_FIND_TABLE = "select 1 from sqlite_master where name = ? collate nocase"
 _DECODE = msgspec.json.Decoder(dict[str, Any]).decode
 _REFUSALS = (
     sqlite3.IntegrityError,

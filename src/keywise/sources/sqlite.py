@@ -34,7 +34,7 @@ class SqliteSource:
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
-            self._queue = await self.database.write(self._register)
+            self._queue = await self.database.numbered(_QUEUE, _NEW_QUEUE, self._name)
         self._first = self._queue << QUEUE_BITS
         self._last = self._first + (1 << QUEUE_BITS) - 1
         return self
@@ -94,11 +94,6 @@ class SqliteSource:
 
     def inlet(self, connection: Any) -> "SqliteInlet":
         return SqliteInlet(self, connection)
-
-    def _register(self, connection: sqlite3.Connection) -> int:
-        connection.execute("insert or ignore into keywise_queues (name, next) values (?, 0)", (self._name,))
-        [number] = connection.execute("select id from keywise_queues where name = ?", (self._name,)).fetchone()
-        return int(number)
 
     def _any_visible(self) -> bool:
         found = self.database.read(_VISIBLE, (self._first, self._last, self._queue, self.database.now()))
@@ -192,6 +187,8 @@ def connect(address: Address) -> SqliteSource:
     return SqliteSource(database, options.get("queue", address.name), seconds(options.get("visibility", "60s")))
 
 
+_QUEUE = "select id from keywise_queues where name = ?"
+_NEW_QUEUE = "insert or ignore into keywise_queues (name, next) values (?, 0)"
 _FRESH = "select id, sent_at, body from keywise_ready where id between ? and ? order by id limit ?"
 _DUE = (
     "select id, receipt, count, sent_at, body from keywise_held "
