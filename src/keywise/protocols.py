@@ -291,6 +291,11 @@ class Operator(Protocol):
     async def mend(self, claim: Claim, written: Want | None) -> None:
         """End a repair under an exclusion."""
 
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        """Make keys suspect that were written without a claim; each want says the newest order that was. It may be
+        asked with none. True notes besides that a full resync is due since now, unless it is already; False ends that.
+        """
+
     async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
         """Dead letters, newest first: number, when it was buried, and what."""
 

@@ -204,6 +204,19 @@ def mend(entry: Entry | None, claim: Claim, written: Want | None, now: float) ->
     return kept(_free(entry))
 
 
+def doubt(entry: Entry | None, want: Want, now: float, policy: Policy) -> Entry | None:
+    """A key was written without a claim: it is suspect, and older changes wait as for any write that is not committed.
+
+    A sink that refuses what is older itself is right all the same. The want is in the key's era.
+    """
+    if not policy.intents:
+        return entry
+    doubted = _suspected(entry, policy, now) or EMPTY
+    if want.order is None or (doubted.mark is not None and want.order <= doubted.mark):
+        return doubted
+    return _with_unknown(doubted, want.order, now + policy.redelivery_s)
+
+
 def reset(entry: Entry | None, claim: Claim, standing: Standing) -> Entry | None:
     """Raise the era of a key under an exclusion: whatever comes next is newer than all before. The mark stays."""
     if entry is None or entry.token != claim.token:

@@ -28,6 +28,8 @@ class Standing(msgspec.Struct, frozen=True, dict=True):
 
     era: int = 0
     pauses: tuple[Pause, ...] = ()
+    resync_at: float = 0.0
+    """Since when a full resync is due, by the store's clock: more keys are in doubt than were noted. 0: it is not."""
 
     @property
     def is_plain(self) -> bool:
@@ -53,7 +55,13 @@ class Standing(msgspec.Struct, frozen=True, dict=True):
     def without(self, keys: str, is_pattern: bool) -> "Standing":
         """The same without one pause, named as it was made."""
         others = tuple(pause for pause in self.pauses if (pause.keys, pause.is_pattern) != (keys, is_pattern))
-        return Standing(self.era, others)
+        return msgspec.structs.replace(self, pauses=others)
+
+    def with_resync(self, is_due: bool | None, now: float) -> "Standing":
+        """The same with a full resync that is due since now, unless it is already; False ends it, None leaves it."""
+        if is_due is None or (is_due and self.resync_at):
+            return self
+        return msgspec.structs.replace(self, resync_at=now if is_due else 0.0)
 
 
 PLAIN = Standing()

@@ -70,6 +70,11 @@ class PostgresGovernor:
     async def turn(self, chore: str, every_s: float) -> bool:
         return bool(await self._database.write(_TURN, self._scope.number, chore, self._database.ahead_s, every_s))
 
+    async def note_resync(self, is_due: bool) -> None:
+        """Of the operator's `doubt`: a standing is changed while nobody decides about a key."""
+        now = await self._database.now()
+        await self._change(lambda standing: standing.with_resync(is_due, now))
+
     async def _change(self, change: Callable[[Standing], Standing]) -> tuple[Standing, Standing]:
         """What is set before and after; nobody decides about a key meanwhile."""
         scope = self._scope.number

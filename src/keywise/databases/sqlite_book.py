@@ -49,6 +49,9 @@ class Book:
     def standing(self) -> Standing:
         return load_standing(self._connection, self._scope)
 
+    def stand(self, standing: Standing) -> None:
+        store_standing(self._connection, self._scope, standing)
+
     def entry(self, key: str) -> Entry | None:
         return self._changed.get(key, self._entries.get(key))
 
@@ -111,6 +114,11 @@ class Book:
 def load_standing(connection: sqlite3.Connection, scope: int) -> Standing:
     [text] = connection.execute("select standing from keywise_scopes where id = ?", (scope,)).fetchone()
     return _standing(text)
+
+
+def store_standing(connection: sqlite3.Connection, scope: int, standing: Standing) -> None:
+    text = msgspec.json.encode(standing).decode() if standing != PLAIN else "{}"
+    connection.execute("update keywise_scopes set standing = ? where id = ? and standing != ?", (text, scope, text))
 
 
 @lru_cache(maxsize=16)

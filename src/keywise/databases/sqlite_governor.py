@@ -4,14 +4,13 @@ import sqlite3
 from collections.abc import Callable
 from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from keywise import rules
 from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
-from keywise.databases.sqlite_book import KEYS, Book, Scope, load_standing
+from keywise.databases.sqlite_book import KEYS, Book, Scope, load_standing, store_standing
 from keywise.entry import Claim, Policy
-from keywise.standing import PLAIN, Pause, Standing
+from keywise.standing import Pause, Standing
 
 T = TypeVar("T")
 
@@ -89,8 +88,7 @@ class SqliteGovernor:
         )
 
     def _store(self, connection: sqlite3.Connection, standing: Standing) -> None:
-        text = msgspec.json.encode(standing).decode() if standing != PLAIN else "{}"
-        connection.execute("update keywise_scopes set standing = ? where id = ?", (text, self._scope.number))
+        store_standing(connection, self._scope.number, standing)
 
 
 _HELD = "select 1 from keywise_active where scope = ? and token != 0 and lease_until > ? limit 1"

@@ -126,6 +126,15 @@ class MemoryLedger:
         async with self.database.exclusive():
             self._set(claim.key, rules.mend(self._entry(claim.key), claim, written, self._now()))
 
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        async with self.database.exclusive():
+            now, standing = self._now(), self._standing()
+            for want in wants:
+                entry = self._entry(want.key)
+                lifted = rules.in_era(want, entry, standing)
+                self._set(want.key, rules.doubt(entry, lifted, now, self._policy))
+            self._stand(standing.with_resync(resync_due, now))
+
     async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
         numbered = sorted(self._scope.letters.items(), reverse=True)
         found = [(number, *kept) for number, kept in numbered if sought.covers(*kept)]

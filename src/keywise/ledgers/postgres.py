@@ -144,6 +144,15 @@ class PostgresLedger:
         async with self._book([claim.key]) as book:
             book.set(claim.key, rules.mend(book.entry(claim.key), claim, written, book.now))
 
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        async with self._book([want.key for want in wants]) as book:
+            for want in wants:
+                entry = book.entry(want.key)
+                lifted = rules.in_era(want, entry, book.standing)
+                book.set(want.key, rules.doubt(entry, lifted, book.now, self._policy))
+        if resync_due is not None:
+            await self.governor.note_resync(resync_due)
+
     async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
         cause = sought.cause.replace("\0", "\ufffd")
         rows = await self.database.read(_LETTERS, self.scope.number, sought.since, sought.until, cause, limit)

@@ -157,6 +157,18 @@ class SqliteLedger:
 
         await self._write(act)
 
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        def act(book: Book) -> None:
+            now, standing = self.database.now(), book.standing()
+            book.load(want.key for want in wants)
+            for want in wants:
+                entry = book.entry(want.key)
+                lifted = rules.in_era(want, entry, standing)
+                book.set(want.key, rules.doubt(entry, lifted, now, self._policy))
+            book.stand(standing.with_resync(resync_due, now))
+
+        await self._write(act)
+
     async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
         since, until = max(sought.since, -_FOREVER_S), min(sought.until, _FOREVER_S)
         rows: Any = self.database.read(_LETTERS, (self.scope.number, since, until, sought.cause, limit))

@@ -238,6 +238,9 @@ class LinkedLedger:
 
         await self._link.call(act)
 
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        await self._link.call(lambda: self._ledger.doubt(wants, resync_due))
+
     async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
         return await self._ledger.letters(limit, sought)
 

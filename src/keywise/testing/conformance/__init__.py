@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from keywise.protocols import Grade
+from keywise.testing.conformance.doubts import DOUBT_PROMISES
 from keywise.testing.conformance.endings import ENDING_PROMISES
 from keywise.testing.conformance.governors import GOVERNOR_PROMISES, HISTORIAN_PROMISES
 from keywise.testing.conformance.histories import HISTORY_PROMISES
@@ -97,6 +98,7 @@ def ledger_promises() -> list[Promise[LedgerBench]]:
     return [
         *CLAIM_PROMISES,
         *ENDING_PROMISES,
+        *DOUBT_PROMISES,
         *TRANSACTION_PROMISES,
         *GOVERNOR_PROMISES,
         *HISTORIAN_PROMISES,

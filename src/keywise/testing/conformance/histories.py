@@ -130,6 +130,7 @@ class History:
             (self._release, 5),
             (self._bury, 6),
             (self._mend, 4),
+            (self._doubt, 2),
             (self._prune, 3),
             (self._census, 2),
             (self._pause, 3),
@@ -229,6 +230,10 @@ class History:
             ),
         )
         self._agree_on_claims("the lost claims", seen, twin)
+
+    async def _doubt(self) -> None:
+        wants = [self._want(key, exclusion=0.1) for key in self._some_keys()]
+        await self._ask(("doubt", wants), lambda ledger, _: ledger.doubt(wants))
 
     async def _mend(self) -> None:
         if not self._exclusions:
