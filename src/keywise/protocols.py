@@ -127,7 +127,8 @@ class Failure(msgspec.Struct, frozen=True):
 class Ledger(Opened, Protocol):
     """Remembers one entry per key of one pipeline, and grants claims on them. `rules.py` says how it decides.
 
-    A ledger that plugs in also has the attributes `operator`, `governor` and `historian`, perhaps all itself.
+    A ledger that plugs in also has the attributes `operator`, `governor` and `historian`, perhaps all itself,
+    and `archive` if it can be copied.
     """
 
     async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
@@ -358,3 +359,40 @@ class Historian(Protocol):
 
     async def trim(self, age_s: float, lines_max: int) -> int:
         """Forget old lines, and the oldest above a count; return how many."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Some of what a ledger keeps of one scope."""
+
+    entries: Sequence[tuple[str, Entry]] = ()
+    letters: Sequence[tuple[float, Letter]] = ()
+    """Each with when it was buried; the oldest first."""
+    lines: Sequence[Line] = ()
+    """The oldest first."""
+    cursor: str = ""
+    """Where to go on; empty at the end."""
+
+
+class Archive(Protocol):
+    """All of one ledger scope, to be carried to another ledger while nobody works on it."""
+
+    async def scopes(self) -> list[str]:
+        """All scopes of this store that hold something, in their order."""
+
+    async def part(self, cursor: str, limit: int) -> Part:
+        """Up to `limit` things behind a cursor: first entries, whatever the policy is, then letters, then lines."""
+
+    async def add(self, part: Part) -> None:
+        """Take in what another ledger told: keys that are not known here, and letters and lines behind those that are.
+
+        Only `updated_at` may change, to the next whole second. Half of a part may be there after an error.
+        """
+
+    async def clear(self) -> None:
+        """Forget everything of this scope but its standing."""
+
+    async def stand(self, standing: Standing) -> None:
+        """Replace what holds for all keys."""
+
+    async def tokens_above(self, floor: int) -> int:
+        """Grant only tokens above this one from now on; return one that no earlier token is above."""

@@ -78,6 +78,11 @@ class MemoryDatabase:
         self.tokens += 1
         return self.tokens << TOKEN_NONCE_BITS | self._rng.getrandbits(TOKEN_NONCE_BITS)
 
+    def tokens_above(self, floor: int) -> int:
+        """Grant only tokens above this one; return one that none before is above."""
+        self.tokens = max(self.tokens, floor >> TOKEN_NONCE_BITS)
+        return ((self.tokens + 1) << TOKEN_NONCE_BITS) - 1
+
     def set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """Write one value, or delete it with None; undone if the open transaction is rolled back."""
         if self._undo is not None:

@@ -127,7 +127,9 @@ class Book:
         if self._policy.rate is not None:
             await self._store_rates(kept)
         if self._letters:
-            await self._connection.executemany(_KEEP, [self._row(letter) for letter in self._letters])
+            await self._connection.executemany(
+                KEEP, [letter_row(self._scope, self.now, letter) for letter in self._letters]
+            )
             self._letters = []
         gone = {*changed, *self.placed} - {key for key, _ in remembered}
         if gone:
@@ -181,11 +183,13 @@ class Book:
             await self._connection.execute(_RATE, self._scope, codes, moments)
         await self._connection.execute(_SWEEP, self._scope, self.now, 2 * len(rates) + 10)
 
-    def _row(self, letter: Letter) -> tuple[Any, ...]:
-        headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
-        cause = letter.cause.replace("\0", "\ufffd")
-        row = (self._scope, self.now, encoded(letter.key), letter.version, cause, letter.body, headers)
-        return (*row, letter.sent_at, letter.source)
+
+def letter_row(scope: int, buried_at: float, letter: Letter) -> tuple[Any, ...]:
+    """What `KEEP` is given."""
+    headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
+    cause = letter.cause.replace("\0", "\ufffd")
+    row = (scope, buried_at, encoded(letter.key), letter.version, cause, letter.body, headers)
+    return (*row, letter.sent_at, letter.source)
 
 
 def encoded(key: str) -> bytes:
@@ -208,6 +212,15 @@ def mark_of(row: Sequence[Any]) -> Order | None:
 def standing_of(text: str) -> Standing:
     """It is read in every batch, and seldom changes."""
     return PLAIN if text == "{}" else msgspec.json.decode(text, type=Standing)
+
+
+def text_of(standing: Standing) -> str:
+    return msgspec.json.encode(standing).decode() if standing != PLAIN else "{}"
+
+
+def headers_of(text: str | None) -> dict[str, str] | None:
+    """What a row of letters keeps of the headers."""
+    return msgspec.json.decode(text, type=dict[str, str]) if text else None
 
 
 def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
@@ -319,7 +332,7 @@ _SWEEP = (
     "select key from keywise_rates where scope = $1 and at <= $2 order by at limit $3 for update skip locked))"
 )
 _TOKENS = "select nextval('keywise_tokens') from generate_series(1, $1::int)"
-_KEEP = (
+KEEP = (
     "insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source) "
     "values ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 )

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 
-import msgspec
 from msgspec.structs import replace
 
 from keywise import rules
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
-from keywise.databases.postgres_book import Book, Scope, decoded, encoded, standing_of
+from keywise.databases.postgres_book import Book, Scope, decoded, encoded, standing_of, text_of
 from keywise.entry import Claim, Policy
-from keywise.standing import PLAIN, Pause, Standing
+from keywise.standing import Pause, Standing
 
 
 class PostgresGovernor:
@@ -55,7 +54,7 @@ class PostgresGovernor:
                     return None
                 standing = standing_of(text)
                 era = 1 + max(standing.era, highest)
-                await connection.execute(_STORE, scope, _text(replace(standing, era=era)))
+                await connection.execute(STORE, scope, text_of(replace(standing, era=era)))
         return int(era)
 
     async def keys(self, after: str, limit: int) -> list[str]:
@@ -83,15 +82,11 @@ class PostgresGovernor:
                 text = await connection.fetchval("select standing from keywise_scopes where id = $1", scope)
                 before = standing_of(text)
                 after = change(before)
-                await connection.execute(_STORE, scope, _text(after))
+                await connection.execute(STORE, scope, text_of(after))
         return before, after
 
 
-def _text(standing: Standing) -> str:
-    return msgspec.json.encode(standing).decode() if standing != PLAIN else "{}"
-
-
-_STORE = "update keywise_scopes set standing = $2 where id = $1"
+STORE = "update keywise_scopes set standing = $2 where id = $1"
 _ERA = (
     "select exists (select 1 from keywise_active where scope = $1 and token != 0 and lease_until > $2), "
     "greatest(0, (select max(era) from keywise_marks where scope = $1), "

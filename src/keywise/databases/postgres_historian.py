@@ -1,6 +1,7 @@
 """The history of one pipeline in a Postgres database."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from keywise.databases.postgres import PostgresDatabase
 from keywise.databases.postgres_book import Scope, decoded, encoded
@@ -15,16 +16,7 @@ class PostgresHistorian:
         self._scope = scope
 
     async def record(self, lines: Sequence[Line]) -> None:
-        await self._database.write(
-            _ADD,
-            self._scope.number,
-            [line.at for line in lines],
-            [line.what for line in lines],
-            [encoded(line.key) for line in lines],
-            [line.version for line in lines],
-            [line.detail.replace("\0", "\ufffd") for line in lines],
-            [line.by for line in lines],
-        )
+        await self._database.write(ADD, self._scope.number, *columns_of(lines))
 
     async def history(self, key: str | None, limit: int) -> list[Line]:
         if key is None:
@@ -39,7 +31,19 @@ class PostgresHistorian:
         return int(trimmed)
 
 
-_ADD = (
+def columns_of(lines: Sequence[Line]) -> tuple[list[Any], ...]:
+    """What `ADD` is given."""
+    return (
+        [line.at for line in lines],
+        [line.what for line in lines],
+        [encoded(line.key) for line in lines],
+        [line.version for line in lines],
+        [line.detail.replace("\0", "\ufffd") for line in lines],
+        [line.by for line in lines],
+    )
+
+
+ADD = (
     "insert into keywise_lines (scope, at, what, key, version, detail, by) select $1, * from unnest("
     "$2::float8[], $3::text[], $4::bytea[], $5::bigint[], $6::text[], $7::text[])"
 )

@@ -133,6 +133,11 @@ def load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[s
     return {key: _DECODE(text) for key, text in connection.execute(_ACTIVE, (scope, keys))}
 
 
+def headers_of(text: str | None) -> dict[str, str] | None:
+    """What a row of letters keeps of the headers."""
+    return msgspec.json.decode(text, type=dict[str, str]) if text else None
+
+
 def _idle(row: tuple[Any, ...]) -> Entry:
     era, version, generation, deleted, updated_at = row
     return Entry((era, version, generation), bool(deleted), updated_at)

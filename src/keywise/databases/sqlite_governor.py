@@ -30,14 +30,14 @@ class SqliteGovernor:
     async def pause(self, pause: Pause) -> None:
         def act(connection: sqlite3.Connection, standing: Standing) -> None:
             others = standing.without(pause.keys, pause.is_pattern)
-            self._store(connection, replace(others, pauses=(*others.pauses, pause)))
+            store_standing(connection, self._scope.number, replace(others, pauses=(*others.pauses, pause)))
 
         await self._change(act)
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
         def act(connection: sqlite3.Connection, standing: Standing) -> bool:
             others = standing.without(keys, is_pattern)
-            self._store(connection, others)
+            store_standing(connection, self._scope.number, others)
             return others != standing
 
         return await self._change(act)
@@ -62,7 +62,7 @@ class SqliteGovernor:
                 return None
             [highest] = connection.execute(_HIGHEST, (scope, scope)).fetchone()
             era = 1 + max(standing.era, highest or 0)
-            self._store(connection, replace(standing, era=era))
+            store_standing(connection, self._scope.number, replace(standing, era=era))
             return era
 
         return await self._change(act)
@@ -86,9 +86,6 @@ class SqliteGovernor:
         return await self._database.write(
             lambda connection: act(connection, load_standing(connection, self._scope.number))
         )
-
-    def _store(self, connection: sqlite3.Connection, standing: Standing) -> None:
-        store_standing(connection, self._scope.number, standing)
 
 
 _HELD = "select 1 from keywise_active where scope = ? and token != 0 and lease_until > ? limit 1"

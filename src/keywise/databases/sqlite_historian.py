@@ -19,7 +19,7 @@ class SqliteHistorian:
     async def record(self, lines: Sequence[Line]) -> None:
         scope = self._scope.number
         rows = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in lines]
-        await self._database.write(lambda connection: connection.executemany(_ADD, rows))
+        await self._database.write(lambda connection: connection.executemany(ADD, rows))
 
     async def history(self, key: str | None, limit: int) -> list[Line]:
         rows: Any
@@ -37,7 +37,7 @@ class SqliteHistorian:
         return await self._database.write(act)
 
 
-_ADD = "insert into keywise_lines (scope, at, what, key, version, detail, by) values (?, ?, ?, ?, ?, ?, ?)"
+ADD = "insert into keywise_lines (scope, at, what, key, version, detail, by) values (?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = "select at, what, key, version, detail, by from keywise_lines"
 _ALL = f"{_COLUMNS} where scope = ? order by id desc limit ?"
 _OF_KEY = f"{_COLUMNS} where scope = ? and key = ? order by id desc limit ?"

@@ -10,6 +10,7 @@ from keywise import rules
 from keywise.address import Address
 from keywise.change import Want
 from keywise.databases.memory import MemoryDatabase
+from keywise.databases.memory_archive import MemoryArchive
 from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
 from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Line, Sought, Transaction
 from keywise.standing import PLAIN, Pause, Standing
@@ -25,6 +26,7 @@ class MemoryLedger:
         self._scope = database.scope(scope)
         self._policy = policy
         self.operator = self.governor = self.historian = self
+        self.archive = MemoryArchive(database, self._scope)
 
     async def __aenter__(self) -> Self:
         return self

@@ -14,12 +14,14 @@ from keywise import rules
 from keywise.address import Address
 from keywise.change import Want
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
+from keywise.databases.postgres_archive import PostgresArchive
 from keywise.databases.postgres_book import (
     Book,
     Scope,
     decoded,
     encoded,
     entry_of,
+    headers_of,
 )
 from keywise.databases.postgres_governor import PostgresGovernor
 from keywise.databases.postgres_historian import PostgresHistorian
@@ -45,6 +47,7 @@ class PostgresLedger:
         self.operator = self
         self.governor = PostgresGovernor(database, self.scope, policy)
         self.historian = PostgresHistorian(database, self.scope)
+        self.archive = PostgresArchive(database, self.scope, policy)
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -157,7 +160,7 @@ class PostgresLedger:
         cause = sought.cause.replace("\0", "\ufffd")
         rows = await self.database.read(_LETTERS, self.scope.number, sought.since, sought.until, cause, limit)
         return [
-            (number, buried_at, Letter(cause, body, decoded(code), version, _headers(headers), sent_at, source))
+            (number, buried_at, Letter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
             for number, buried_at, cause, body, code, version, headers, sent_at, source in rows
         ]
 
@@ -188,10 +191,6 @@ class PostgresLedger:
 def connect(address: Address, policy: Policy) -> PostgresLedger:
     """`postgresql://user@host/database`; the scope is the pipeline's name."""
     return PostgresLedger(database_at(address, address.take(*OPTIONS)), address.name, policy)
-
-
-def _headers(text: str | None) -> dict[str, str] | None:
-    return msgspec.json.decode(text, type=dict[str, str]) if text else None
 
 
 _REGISTER = "insert into keywise_scopes (name) values ($1) on conflict (name) do nothing"

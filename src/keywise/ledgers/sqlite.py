@@ -16,7 +16,8 @@ from keywise import rules
 from keywise.address import Address
 from keywise.change import Order, Want
 from keywise.databases.sqlite import DISK, SqliteDatabase, opening, sqlite_errors
-from keywise.databases.sqlite_book import MARK, SELECTED, Book, Scope, load_active, load_standing
+from keywise.databases.sqlite_archive import SqliteArchive
+from keywise.databases.sqlite_book import MARK, SELECTED, Book, Scope, headers_of, load_active, load_standing
 from keywise.databases.sqlite_governor import SqliteGovernor
 from keywise.databases.sqlite_historian import SqliteHistorian
 from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
@@ -39,6 +40,7 @@ class SqliteLedger:
         self.operator = self
         self.governor = SqliteGovernor(database, self.scope, policy)
         self.historian = SqliteHistorian(database, self.scope)
+        self.archive = SqliteArchive(database, self.scope, policy)
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -173,7 +175,7 @@ class SqliteLedger:
         since, until = max(sought.since, -_FOREVER_S), min(sought.until, _FOREVER_S)
         rows: Any = self.database.read(_LETTERS, (self.scope.number, since, until, sought.cause, limit))
         return [
-            (number, buried_at, Letter(cause, body, key, version, _headers(headers), sent_at, source))
+            (number, buried_at, Letter(cause, body, key, version, headers_of(headers), sent_at, source))
             for number, buried_at, cause, body, key, version, headers, sent_at, source in rows
         ]
 
@@ -347,10 +349,6 @@ def _is_plainly_newer(want: Want, mark: Order | None, oldest: float) -> bool:
     if mark is None or order is None:
         return want.sent_at >= oldest
     return order > mark and mark[2] >= 0 and order[2] >= 0
-
-
-def _headers(text: str | None) -> dict[str, str] | None:
-    return msgspec.json.decode(text, type=dict[str, str]) if text else None
 
 
 _ERA = itemgetter(1)

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from keywise.protocols import Grade
+from keywise.testing.conformance.archives import ARCHIVE_PROMISES
 from keywise.testing.conformance.doubts import DOUBT_PROMISES
 from keywise.testing.conformance.endings import ENDING_PROMISES
 from keywise.testing.conformance.governors import GOVERNOR_PROMISES, HISTORIAN_PROMISES
@@ -102,6 +103,7 @@ def ledger_promises() -> list[Promise[LedgerBench]]:
         *TRANSACTION_PROMISES,
         *GOVERNOR_PROMISES,
         *HISTORIAN_PROMISES,
+        *ARCHIVE_PROMISES,
         *HISTORY_PROMISES,
     ]
 
