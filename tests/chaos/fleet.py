@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from chaos.store import Store
-from chaos.worker import INSIDE, STARTED, Assignment
+from chaos.witness import INSIDE, STARTED, Assignment
 from keywise.clock import boot_time
 
 SCRIPT = Path(__file__).with_name("worker.py")
@@ -26,10 +26,10 @@ class Worker:
         self._folder, self._name = store.folder, name
         visibility = options.pop("visibility", "60s")
         self._flags, self._notes = self._path("flags"), self._path("notes")
-        self._assignment = Assignment(
-            str(store.file), way, str(self._flags), str(self._notes), options, visibility, gate
-        )
+        shelf, files = store.shelf, (str(self._flags), str(self._notes))
+        self._assignment = Assignment(shelf.on, shelf.ledger, shelf.url, way, *files, options, visibility, gate)
         self._process: subprocess.Popen | None = None
+        self._asleep_until = 0.0
 
     @property
     def process(self) -> subprocess.Popen:
@@ -43,7 +43,7 @@ class Worker:
         self._flags.write_bytes(bytes(2))
         told = self._path("assignment")
         told.write_bytes(msgspec.json.encode(self._assignment))
-        with self._path("errors").open("ab") as errors:
+        with self._path("errors").open("wb") as errors:
             command = [sys.executable, str(SCRIPT), str(told)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors)
         if wait:
@@ -71,7 +71,12 @@ class Worker:
     def check(self) -> None:
         """Raise if it has died though nobody killed it."""
         status = self.process.poll()
-        assert status is None, f"worker {self._name} ended with {status}: {self._path('errors').read_text()[-2000:]}"
+        assert status is None, f"worker {self._name} ended with {status}: {self._errors_of_last()}"
+
+    def start_again_if_it_could_not(self) -> None:
+        """As a supervisor does: without a server, a worker that starts ends with an error."""
+        if not self.is_started and self.process.poll() is not None and "UnavailableError" in self._errors_of_last():
+            self.start(wait=False)
 
     def kill(self) -> bool:
         """`kill -9`; whether it was inside a batch then."""
@@ -86,7 +91,13 @@ class Worker:
     def sleep(self, seconds: float) -> None:
         """Stop it, and wake it up later, whoever may wait meanwhile for a file that it holds."""
         self.signal(signal.SIGSTOP)
+        self._asleep_until = boot_time() + seconds
         threading.Timer(seconds, self.process.send_signal, [signal.SIGCONT]).start()
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it runs its pipeline, and was not sent to sleep."""
+        return self.is_started and boot_time() > self._asleep_until
 
     def open_gate(self, times: int = 1) -> None:
         self.process.stdin.write(b"." * times)
@@ -104,6 +115,9 @@ class Worker:
             self._process.kill()
             self._process.wait(LIMIT_S)
         self._process.stdin.close()
+
+    def _errors_of_last(self) -> str:
+        return self._path("errors").read_text()[-2000:]
 
     def _path(self, what: str) -> Path:
         return self._folder / f"{self._name}.{what}"

@@ -1,4 +1,4 @@
-"""Kills workers at random moments while changes flow, starts new ones, and lets the last ones finish."""
+"""Kills and stops workers and restarts their server at random moments while changes flow, then lets all finish."""
 
 import random
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import msgspec
 
 from chaos.fleet import Worker, drained, pause, until
 from chaos.judge import Verdict, judge_atomic, judge_plain
-from chaos.store import WEIGHT, Store
+from chaos.store import Shelf, Store
 from keywise.clock import boot_time
 
 WAYS = ("one transaction", "transacted", "leased")
@@ -30,7 +30,10 @@ OPTIONS = {
     "attempts_max": 50,
 }
 
-PAUSES_S = (0.3, 1.2, 1.5, 2.5)
+STOPS_S = (1.2, 1.5, 2.5)
+"""Past the lease, each of them."""
+INSIDE_S = 0.15
+"""How long after a batch was opened it may happen, at the most; some batches are over by then."""
 BACKLOG_MAX = 500
 """A slow machine is not given more than it can do."""
 
@@ -38,25 +41,30 @@ BACKLOG_MAX = 500
 class Plan(msgspec.Struct, frozen=True):
     """How hard a run is."""
 
-    kills_inside: int
-    seed: int
+    kills_inside: int = 0
+    """`kill -9` while a batch is open; those that fall between batches come on top."""
+    stops: int = 0
+    """SIGSTOP until long after the lease, then SIGCONT."""
+    restarts: int = 0
+    """Of the server, at once and without a word."""
+    seed: int = 0
     pace_s: float = 0.02
     changes: int = 40
     """Sent at each step of the pace."""
-    kill_every_s: float = 0.4
-    pauses: float = 0.0
-    """The share of moments at which a worker is not killed but sent to sleep, for longer than its lease or not."""
+    every_s: float = 0.4
     limit_s: float = 60.0
-    """After so long no more is killed, even if too few kills fell inside a batch."""
+    """After so long nothing more is done to the workers, even if it was not enough."""
 
 
 class Tally(msgspec.Struct):
     """What was done to the workers, and what came of it."""
 
     way: str
+    on: str = ""
     kills: int = 0
     kills_inside: int = 0
-    pauses: int = 0
+    stops: int = 0
+    restarts: int = 0
     sent: int = 0
     repairs: int = 0
     suspects_left: int = 0
@@ -73,16 +81,25 @@ class Tally(msgspec.Struct):
         unfinished = [self.unfinished] if self.unfinished else []
         return [*self.verdict.faults, *left, *dead, *unfinished]
 
+    def lacking(self, plan: Plan) -> list[str]:
+        """What has to be done more often."""
+        done = {"kills_inside": self.kills_inside, "stops": self.stops, "restarts": self.restarts}
+        return [what for what, times in done.items() if times < getattr(plan, what)]
 
-def hunt(folder: Path, way: str, plan: Plan, tell: Callable[[Tally], None] = lambda tally: None) -> Tally:
+
+Tell = Callable[[Tally], None]
+
+
+def hunt(folder: Path, way: str, plan: Plan, shelf: Shelf | None = None, tell: Tell = lambda tally: None) -> Tally:
     """Run one way through a plan, and judge what is left."""
-    rng, tally, began = random.Random(plan.seed), Tally(way), boot_time()
-    store = Store(folder, seed=plan.seed, weight=WEIGHT)
+    began = boot_time()
+    store = Store(folder, shelf, seed=plan.seed, is_heavy=True)
+    tally = Tally(way, store.shelf.on)
     workers = [Worker(store, way, name, **OPTIONS) for name in ("a", "b")]
     try:
         for worker in workers:
             worker.start()
-        _kill_until_enough(store, workers, plan, rng, tally, tell)
+        _torment(store, workers, plan, tally, tell)
         try:
             _finish(store, workers)
         except (TimeoutError, AssertionError) as error:
@@ -91,7 +108,7 @@ def hunt(folder: Path, way: str, plan: Plan, tell: Callable[[Tally], None] = lam
         tally.repairs = sum(worker.said("repaired") for worker in workers)
         census = store.census()
         tally.suspects_left, tally.dead_letters = census.suspects, census.dead
-        tally.verdict = judge_plain(store) if way == "leased" else judge_atomic(store)
+        tally.verdict = (judge_plain if way == "leased" else judge_atomic)(store.evidence())
     finally:
         for worker in workers:
             worker.close()
@@ -99,28 +116,37 @@ def hunt(folder: Path, way: str, plan: Plan, tell: Callable[[Tally], None] = lam
     return tally
 
 
-def _kill_until_enough(
-    store: Store, workers: list[Worker], plan: Plan, rng: random.Random, tally: Tally, tell: Callable[[Tally], None]
-) -> None:
-    began = boot_time()
-    due = began + rng.uniform(0, plan.kill_every_s)
-    while tally.kills_inside < plan.kills_inside and boot_time() < began + plan.limit_s:
+def _torment(store: Store, workers: list[Worker], plan: Plan, tally: Tally, tell: Tell) -> None:
+    rng, began = random.Random(plan.seed), boot_time()
+    due = began + rng.uniform(0, plan.every_s)
+    while (lacking := tally.lacking(plan)) and boot_time() < began + plan.limit_s:
         if store.backlog() < BACKLOG_MAX:
             store.produce(plan.changes)
         pause(rng.uniform(0, 2 * plan.pace_s))
-        if boot_time() < due:
+        for worker in workers:
+            worker.start_again_if_it_could_not()
+        inside = [worker for worker in workers if worker.is_awake and worker.is_inside]
+        if boot_time() < due or not inside:
             continue
-        victim = rng.choice([worker for worker in workers if worker.is_started] or workers)
-        if rng.random() < plan.pauses:
-            victim.sleep(rng.choice(PAUSES_S))
-            tally.pauses += 1
-        else:
+        pause(rng.uniform(0, INSIDE_S))
+        _act(rng.choice(lacking), rng.choice(inside), store, rng, tally)
+        tally.sent = store.sent
+        tell(tally)
+        due = boot_time() + rng.uniform(0, 2 * plan.every_s)
+
+
+def _act(what: str, victim: Worker, store: Store, rng: random.Random, tally: Tally) -> None:
+    match what:
+        case "kills_inside":
             tally.kills_inside += victim.kill()
             tally.kills += 1
             victim.start(wait=False)
-        tally.sent = store.sent
-        tell(tally)
-        due = boot_time() + rng.uniform(0, 2 * plan.kill_every_s)
+        case "stops":
+            victim.sleep(rng.choice(STOPS_S))
+            tally.stops += 1
+        case "restarts":
+            store.shelf.restart()
+            tally.restarts += 1
 
 
 def _finish(store: Store, workers: list[Worker]) -> None:
@@ -128,6 +154,7 @@ def _finish(store: Store, workers: list[Worker]) -> None:
 
     def check() -> None:
         for worker in workers:
+            worker.start_again_if_it_could_not()
             worker.check()
 
     until(lambda: store.depth() == 0, "the queue to be empty", check, limit_s=120)

@@ -1,10 +1,22 @@
 """Goes over the log of a run and says what went wrong: applied twice, lost, older after newer."""
 
-from collections.abc import Iterable
-
 import msgspec
 
-from chaos.store import Store
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What a run has left to be judged."""
+
+    log: list[tuple[str, int | None, str, int | None]] = []
+    """Key, version, what was done (write, delete, mark, tombstone), and how often the key had become suspect by then;
+    what was done to one key in the order of its doing, effects before the mark of the same transaction."""
+    takeovers: list[tuple[str, int, int]] = []
+    """Key, and how often it had become suspect, before and after."""
+    content: dict[str, int] = {}
+    """What the table shows."""
+    truth: dict[str, int] = {}
+    """What it should show."""
+    newest: dict[str, int] = {}
+    """The newest version that was sent of each key, deletions included."""
 
 
 class Verdict(msgspec.Struct):
@@ -35,10 +47,10 @@ class Story(msgspec.Struct):
     """Effects since the last mark."""
 
 
-def judge_atomic(store: Store) -> Verdict:
+def judge_atomic(evidence: Evidence) -> Verdict:
     """Each effect is followed by its own mark, marks only rise, and the store ends like the truth."""
     verdict, stories = Verdict(), dict[str, Story]()
-    for key, version, op, _ in _log(store):
+    for key, version, op, _ in evidence.log:
         story = stories.setdefault(key, Story())
         if op in ("write", "delete"):
             verdict.writes += 1
@@ -54,14 +66,14 @@ def judge_atomic(store: Store) -> Verdict:
             story.pending = []
     unmarked = (f"{key}: {story.pending} without a mark" for key, story in stories.items() if story.pending)
     verdict.twice += unmarked
-    _judge_end(verdict, store, stories)
+    _judge_end(verdict, evidence, stories)
     return verdict
 
 
-def judge_plain(store: Store) -> Verdict:
+def judge_plain(evidence: Evidence) -> Verdict:
     """Writes may repeat; an older one follows a newer one only on a suspect key; what is marked was written."""
     verdict, stories = Verdict(), dict[str, Story]()
-    for key, version, op, suspect in _log(store):
+    for key, version, op, suspect in evidence.log:
         if version is None:
             continue  # The handler has logged its deletion, whether there was something to delete or not.
         story = stories.setdefault(key, Story())
@@ -79,18 +91,10 @@ def judge_plain(store: Store) -> Verdict:
                 verdict.lost.append(f"{key}: version {version} was marked, and {story.pending} written")
             story.pending = []
     verdict.unsuspected = [
-        f"{key}: taken over, suspect {old} → {new}" for key, old, new in _takeovers(store) if new <= old
+        f"{key}: taken over, suspect {old} → {new}" for key, old, new in evidence.takeovers if new <= old
     ]
-    _judge_end(verdict, store, stories)
+    _judge_end(verdict, evidence, stories)
     return verdict
-
-
-def _log(store: Store) -> Iterable[tuple[str, int | None, str, int | None]]:
-    return store.rows("select key, version, op, suspect from log order by seq")
-
-
-def _takeovers(store: Store) -> list[tuple[str, int, int]]:
-    return store.rows("select key, suspect_before, suspect_after from takeovers")
 
 
 def _judge_mark(verdict: Verdict, story: Story, key: str, version: int, op: str) -> None:
@@ -101,13 +105,13 @@ def _judge_mark(verdict: Verdict, story: Story, key: str, version: int, op: str)
     story.marked = max(version, story.marked)
 
 
-def _judge_end(verdict: Verdict, store: Store, stories: dict[str, Story]) -> None:
-    verdict.takeovers = len(_takeovers(store))
-    content, truth = store.content(), store.truth()
+def _judge_end(verdict: Verdict, evidence: Evidence, stories: dict[str, Story]) -> None:
+    verdict.takeovers = len(evidence.takeovers)
+    content, truth = evidence.content, evidence.truth
     for key in sorted(content.keys() | truth.keys()):
         if content.get(key) != truth.get(key):
             verdict.lost.append(f"{key}: the store shows {content.get(key)}, the truth is {truth.get(key)}")
-    for key, version in store.rows("select key, version from truth"):
+    for key, version in evidence.newest.items():
         marked = stories[key].marked if key in stories else None
         if marked != version:
             verdict.lost.append(f"{key}: {version} was sent, {marked} is the newest that was marked")

@@ -1,10 +1,11 @@
-"""Kills real workers at random moments, way after way, and judges what they leave in the store."""
+"""Kills and stops real workers and restarts their server, way after way, and judges what is left in the store."""
 
 import argparse
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,17 @@ from rich.table import Column, Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from chaos.hunt import WAYS, Plan, Tally, hunt
+from chaos.on_postgres import PostgresShelf
+from chaos.on_sqlite import SqliteShelf
+from chaos.store import Shelf
+from keywise.clock import boot_time
+from servers.postgres import postgres_server
 
 FIGURES: dict[str, Callable[[Tally], object]] = {
     "kills": lambda tally: tally.kills,
     "kills inside a batch": lambda tally: tally.kills_inside,
-    "pauses": lambda tally: tally.pauses,
+    "stops past the lease": lambda tally: tally.stops,
+    "restarts of the server": lambda tally: tally.restarts,
     "changes sent": lambda tally: tally.sent,
     "writes": lambda tally: tally.verdict.writes,
     "applied twice": lambda tally: len(tally.verdict.twice),
@@ -32,8 +39,24 @@ FIGURES: dict[str, Callable[[Tally], object]] = {
     "dead letters": lambda tally: tally.dead_letters,
     "seconds": lambda tally: round(tally.seconds),
 }
-SECONDS_A_KILL = 10.0
+SECONDS_A_TIME = 30.0
 """However unlucky the moments are, a run ends."""
+TELL_EVERY_S = 10.0
+
+
+@contextmanager
+def _on_sqlite(folder: Path) -> Iterator[Shelf]:
+    yield SqliteShelf(folder)
+
+
+@contextmanager
+def _on_postgres(folder: Path) -> Iterator[Shelf]:
+    with postgres_server() as server:
+        yield PostgresShelf(server)
+
+
+SHELVES = {"sqlite": _on_sqlite, "postgres": _on_postgres}
+PLACES = [(on, way) for on in SHELVES for way in WAYS]
 
 
 def main() -> int:
@@ -41,38 +64,48 @@ def main() -> int:
     console = Console(stderr=True)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1_000_000)
     console.print(f"seed {seed}")
-    tallies = [_run(way, options.kills, options.pauses, seed, console) for way in options.way or WAYS]
+    places = [(on, way) for on, way in PLACES if on in (options.on or SHELVES) and way in (options.way or WAYS)]
+    plans = [_plan(on, options.times, seed) for on, _ in places]
+    tallies = [_run(on, way, plan, console) for (on, way), plan in zip(places, plans, strict=True)]
     _show(tallies)
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode({"seed": seed, "ways": tallies})))
-    too_few = [tally for tally in tallies if tally.kills_inside < options.kills]
-    for tally in tallies:
-        for fault in tally.faults[:20]:
-            console.print(f"{tally.way}: {fault}", markup=False)
-    for tally in too_few:
-        console.print(f"{tally.way}: only {tally.kills_inside} kills fell inside a batch")
-    return 1 if too_few or any(tally.faults for tally in tallies) else 0
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode({"seed": seed, "runs": tallies})))
+    faults = [fault for tally, plan in zip(tallies, plans, strict=True) for fault in _faults(tally, plan)]
+    for fault in faults:
+        console.print(fault, markup=False)
+    return 1 if faults else 0
 
 
-def _run(way: str, kills: int, pauses: float, seed: int, console: Console) -> Tally:
-    plan = Plan(kills, seed, pauses=pauses, limit_s=max(60.0, kills * SECONDS_A_KILL))
-    with tempfile.TemporaryDirectory() as folder, console.status(way) as status:
+def _plan(on: str, times: int, seed: int) -> Plan:
+    restarts = 0 if on == "sqlite" else times
+    return Plan(times, times, restarts, seed, limit_s=max(60.0, times * SECONDS_A_TIME))
 
-        def tell(tally: Tally) -> None:
-            told = (
-                f"{way}: {tally.kills_inside} of {kills} kills inside a batch, {tally.kills} in all, {tally.sent} sent"
-            )
-            if console.is_terminal:
-                status.update(told)
-            elif tally.kills % 20 == 0:
-                console.print(told)
 
-        return hunt(Path(folder), way, plan, tell)
+def _run(on: str, way: str, plan: Plan, console: Console) -> Tally:
+    told_at = 0.0
+
+    def tell(tally: Tally) -> None:
+        nonlocal told_at
+        if boot_time() < told_at + TELL_EVERY_S:
+            return
+        told_at = boot_time()
+        console.print(
+            f"{on}, {way}: {tally.kills_inside} kills inside a batch ({tally.kills} in all), {tally.stops} stops, "
+            f"{tally.restarts} restarts, {tally.sent} sent"
+        )
+
+    with tempfile.TemporaryDirectory() as folder, SHELVES[on](Path(folder)) as shelf:
+        return hunt(Path(folder), way, plan, shelf, tell)
+
+
+def _faults(tally: Tally, plan: Plan) -> list[str]:
+    too_few = [f"too few {what}" for what in tally.lacking(plan)]
+    return [f"{tally.on}, {tally.way}: {fault}" for fault in (*tally.faults[:20], *too_few)]
 
 
 def _show(tallies: list[Tally]) -> None:
-    table = Table("", *(Column(tally.way, justify="right") for tally in tallies))
+    table = Table("", *(Column(f"{tally.on}\n{tally.way}", justify="right") for tally in tallies))
     for name, figure in FIGURES.items():
         table.add_row(name, *(str(figure(tally)) for tally in tallies))
     Console().print(table)
@@ -80,8 +113,9 @@ def _show(tallies: list[Tally]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100, help="kills that have to fall inside an open batch, each way")
-    parser.add_argument("--pauses", type=float, default=0.25, help="share of moments with SIGSTOP instead of SIGKILL")
+    times = "kills inside an open batch, stops past the lease, and restarts of the server: so many of each, each way"
+    parser.add_argument("--times", type=int, default=100, help=times)
+    parser.add_argument("--on", action="append", choices=SHELVES, help="only there; may be given several times")
     parser.add_argument("--way", action="append", choices=WAYS, help="only this way; may be given several times")
     parser.add_argument("--seed", type=int, help="of the moments and the messages; a run is not repeated exactly by it")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there, too")

@@ -1,86 +1,76 @@
-"""The file that all processes of a run share; triggers in it log every write, every mark and every takeover."""
+"""What all processes of a run share, whatever it is kept in: a queue, a ledger, a table, and a log of what was done."""
 
 import asyncio
 import random
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 import keywise
+from chaos.judge import Evidence
+from chaos.on_sqlite import SqliteShelf
 from keywise.errors import UnavailableError
 from keywise.protocols import Census
 from keywise.rules import Entry
 
-WEIGHT = 100_000
-"""Makes each write cost about a millisecond, as in a table with many indexes, so that kills fall inside batches."""
-TABLES = """
-create table stock (key text primary key, version integer, body text);
-create table truth (key text primary key, version integer, body blob, gone integer);
-create table log (seq integer primary key autoincrement, key text, version integer, op text, suspect integer);
-create table takeovers (key text, suspect_before integer, suspect_after integer);
-create trigger inserted after insert on stock begin
-    insert into log (key, version, op, suspect) values (new.key, new.version, 'write',
-        (select suspect from keywise_active where key = new.key));
-end;
-create trigger updated after update on stock begin
-    insert into log (key, version, op, suspect) values (new.key, new.version, 'write',
-        (select suspect from keywise_active where key = new.key));
-end;
-create trigger marked_first after insert on keywise_marks begin
-    insert into log (key, version, op) values (new.key, new.version, iif(new.deleted, 'tombstone', 'mark'));
-end;
-create trigger marked after update on keywise_marks
-    when (old.version, old.deleted) is not (new.version, new.deleted) begin
-    insert into log (key, version, op) values (new.key, new.version, iif(new.deleted, 'tombstone', 'mark'));
-end;
-create trigger deleted after delete on stock begin
-    -- The version is that of the tombstone which follows.
-    insert into log (key, op) values (old.key, 'delete');
-end;
-create trigger heavy_insert before insert on stock begin select length(hex(randomblob({weight}))); end;
-create trigger taken_over before insert on keywise_active when new.token != 0 begin
-    insert into takeovers select key, suspect, new.suspect from keywise_active as held
-        where held.scope = new.scope and held.key = new.key and held.token not in (0, new.token);
-end;
-"""
+T = TypeVar("T")
+
+
+class Shelf(Protocol):
+    """What a technology keeps: tables `stock` and `truth`, and what its triggers wrote down."""
+
+    on: str
+    ledger: str
+    url: str
+    """Of queue and table."""
+
+    def create(self, *, is_heavy: bool) -> None:
+        """Make the tables beside those of keywise; in a heavy one, each write takes a millisecond or so."""
+
+    def rows(self, statement: str) -> list[tuple]: ...
+
+    def tell_truth(self, rows: Sequence[tuple]) -> None:
+        """Keep what was sent last, as key, version, body and whether it is gone."""
+
+    def restart(self) -> None:
+        """Stop the server at once, and start it again."""
+
+    def close(self) -> None: ...
 
 
 class Store:
-    """The shared file, its producer, and what everybody can see in it."""
+    """What is shared, its producer, and what everybody can see in it."""
 
-    def __init__(self, folder: Path, *, keys: int = 200, seed: int = 0, weight: int = 1) -> None:
+    def __init__(
+        self, folder: Path, shelf: Shelf | None = None, *, keys: int = 200, seed: int = 0, is_heavy: bool = False
+    ) -> None:
         self.folder = folder
-        self.file = folder / "stock.db"
+        self.shelf: Any = shelf or SqliteShelf(folder)
         self.sent = 0
         self._keys = [f"k{number}" for number in range(keys)]
         self._versions = dict.fromkeys(self._keys, 0)
         self._history: list[bytes] = []
         self._rng = random.Random(seed)
         self._runner = asyncio.Runner()
-        self.app = keywise.App(f"sqlite:///{self.file}", observers=[])
+        self.app = keywise.App(self.shelf.ledger, observers=[])
         # What the producer does not say (its settings, its handler) does not matter: it only sends and looks.
-        self.app.pipeline("stock", key="key", version="version").source(self.app.ledger_url).apply(_never)
-        self.send()
-        with self.connection() as connection:
-            connection.executescript(TABLES.format(weight=weight))
+        self.app.pipeline("stock", key="key", version="version").source(self.shelf.url).apply(_never)
+        self.depth()
+        self.shelf.create(is_heavy=is_heavy)
 
     def close(self) -> None:
         self._runner.run(self.app.close())
         self._runner.close()
+        self.shelf.close()
 
     def send(self, *bodies: dict | bytes) -> None:
-        """Append messages, whoever holds the file meanwhile; what they say is the truth from now on."""
+        """Append messages, whoever is in the way meanwhile; what they say is the truth from now on."""
         self._tell_truth([body for body in bodies if isinstance(body, dict)])
-        while True:
-            try:
-                self._runner.run(self.app.send("stock", *bodies))
-            except UnavailableError:
-                continue
-            self.sent += len(bodies)
-            return
+        # If only the answer was lost, they are sent twice: a message too many does no harm.
+        self._insist(lambda: self.app.send("stock", *bodies))
+        self.sent += len(bodies)
 
     def produce(self, count: int) -> None:
         """Change some keys; send that out of order, and some older messages once more."""
@@ -95,22 +85,8 @@ class Store:
         self._rng.shuffle(bodies)
         self.send(*bodies, *again)
 
-    @contextmanager
-    def connection(self) -> Iterator[sqlite3.Connection]:
-        """What another program has; it commits at the end."""
-        with closing(sqlite3.connect(self.file, timeout=30)) as connection, connection:
-            yield connection
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Nobody else can write: a process that is stopped meanwhile does not hold up the others later."""
-        with self.connection() as connection:
-            connection.execute("begin immediate")
-            yield
-
     def rows(self, statement: str) -> list[tuple]:
-        with self.connection() as connection:
-            return connection.execute(statement).fetchall()
+        return self.shelf.rows(statement)
 
     def backlog(self) -> int:
         """How many messages nobody has taken yet."""
@@ -121,6 +97,16 @@ class Store:
 
     def truth(self) -> dict[str, int]:
         return dict(self.rows("select key, version from truth where not gone"))
+
+    def evidence(self) -> Evidence:
+        """What there is to be judged."""
+        return Evidence(
+            log=self.rows("select key, version, op, suspect from history"),
+            takeovers=self.rows("select key, suspect_before, suspect_after from takeovers"),
+            content=self.content(),
+            truth=self.truth(),
+            newest=dict(self.rows("select key, version from truth")),
+        )
 
     def depth(self) -> int:
         return self._look(lambda pipeline: pipeline.sources[0][1].depth())
@@ -137,19 +123,27 @@ class Store:
 
     def held(self) -> list[str]:
         """Keys under a claim, whether its lease lasts or not."""
-        return [key for (key,) in self.rows("select key from keywise_active where token != 0 order by key")]
+        return [key for (key,) in self.rows("select key from held")]
 
     def letters(self) -> dict[str, str]:
         """The cause of each dead letter by its key."""
         found = self._look(lambda pipeline: pipeline.operator.letters(1000))
         return {letter.key: letter.cause for _, _, letter in found}
 
-    def _look(self, act):
-        async def look():
+    def _look(self, act: Callable[[Any], Awaitable[T]]) -> T:
+        async def look() -> T:
             async with self.app.open("stock", work=False) as pipeline:
                 return await act(pipeline)
 
-        return self._runner.run(look())
+        return self._insist(look)
+
+    def _insist(self, act: Callable[[], Awaitable[T]]) -> T:
+        """Try until it can be reached."""
+        while True:
+            try:
+                return self._runner.run(act())
+            except UnavailableError:
+                continue
 
     def _tell_truth(self, news: list[dict]) -> None:
         """Before the message of it is sent, so that what is refetched is never older than what was delivered."""
@@ -158,12 +152,7 @@ class Store:
             for one in sorted(news, key=lambda one: one["version"])
         ]
         if rows:
-            with self.connection() as connection:
-                connection.executemany(
-                    "insert into truth values (?, ?, ?, ?) on conflict (key) do update set "
-                    "version = excluded.version, body = excluded.body, gone = excluded.gone",
-                    rows,
-                )
+            self.shelf.tell_truth(rows)
 
 
 async def _never(change: keywise.Change) -> None:

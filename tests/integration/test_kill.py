@@ -8,7 +8,7 @@ import pytest
 from chaos.fleet import Worker, drained, until
 from chaos.hunt import Plan, hunt
 from chaos.store import Store
-from chaos.worker import EXIT_OF_POISON
+from chaos.witness import EXIT_OF_POISON
 
 KILLS = {"one transaction": 10, "transacted": 5, "leased": 5}
 """That have to fall inside an open batch."""
@@ -17,7 +17,7 @@ KILLS = {"one transaction": 10, "transacted": 5, "leased": 5}
 @pytest.mark.parametrize("way", KILLS)
 def test_after_kills_inside_batches_nothing_is_lost_and_nothing_goes_backwards(tmp_path, way):
     """Nothing is applied twice on the atomic grade; on the plain one, every takeover is suspected and repaired."""
-    tally = hunt(tmp_path, way, Plan(KILLS[way], seed=2, kill_every_s=0.2))
+    tally = hunt(tmp_path, way, Plan(KILLS[way], seed=2, every_s=0.2))
     assert tally.faults == []
     assert tally.kills_inside >= KILLS[way], f"only {tally.kills_inside} of {tally.kills} kills fell inside a batch"
     assert tally.verdict.writes > 100

@@ -9,7 +9,7 @@ import pytest
 
 from chaos.fleet import Worker, drained, pause, until
 from chaos.judge import judge_atomic, judge_plain
-from chaos.store import WEIGHT, Store
+from chaos.store import Store
 from keywise.app import SAME_WISH_S
 
 QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "50ms"}
@@ -20,7 +20,7 @@ StartWorker = Callable[..., Worker]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(tmp_path, weight=WEIGHT)
+    store = Store(tmp_path, is_heavy=True)
     yield store
     store.close()
 
@@ -74,7 +74,7 @@ def test_the_first_signal_drains_and_the_rest_is_free_for_others(store, start, w
     second = start(way, **SHORT)
     until(lambda: store.depth() == 0, "the rest", second.check, limit_s=10)
     drained(second)
-    assert (judge_plain if way == "leased" else judge_atomic)(store).faults == []
+    assert (judge_plain if way == "leased" else judge_atomic)(store.evidence()).faults == []
     [(writes,)] = store.rows("select count(*) from log where op = 'write'")
     assert writes == SENT or (way == "leased" and writes > SENT), "a plain handler may be called again"
 
@@ -112,7 +112,7 @@ def test_a_plain_handler_that_slept_past_its_lease_is_suspected_and_put_right(st
     store.send(*changes(ASLEEP, do="gate"))
     sleeper = start("leased", gate="handler", **SHORT, **LATE)
     until(lambda: sleeper.said("gated") == ASLEEP, "the handlers to begin", sleeper.check)
-    with store.locked():
+    with store.shelf.locked():
         sleeper.signal(signal.SIGSTOP)
     other = start("leased", **SHORT, **LATE)
     until(lambda: len(store.content()) == ASLEEP, "the takeovers", other.check)
@@ -128,7 +128,7 @@ def test_a_plain_handler_that_slept_past_its_lease_is_suspected_and_put_right(st
     until(lambda: store.census().suspects == 0, "the repairs", other.check)
     assert store.content() == store.truth() == {"k0": 2, "k1": 2, "k3": 1, "k4": 1, "k5": 1}
     drained(sleeper, other)
-    verdict = judge_plain(store)
+    verdict = judge_plain(store.evidence())
     assert (verdict.faults, verdict.takeovers >= ASLEEP) == ([], True)
 
 
@@ -137,7 +137,7 @@ def test_a_plain_write_that_came_too_late_is_not_committed(store, start):
     store.send(*changes(1, do="gate"))
     sleeper = start("blocking", gate="handler", **SHORT, **LATE)
     until(lambda: sleeper.said("gated k0") == 1, "the handler to begin", sleeper.check)
-    with store.locked():
+    with store.shelf.locked():
         sleeper.signal(signal.SIGSTOP)
     other = start("leased", gate="batch", **SHORT, **LATE)
     until(lambda: other.said("gated batch") == 1, "the takeover", other.check)
@@ -148,7 +148,7 @@ def test_a_plain_write_that_came_too_late_is_not_committed(store, start):
     other.open_gate(100)
     until(lambda: store.depth() == 0 and store.census().suspects == 0, "the repair", other.check)
     drained(sleeper, other)
-    assert (judge_plain(store).faults, store.content()) == ([], {"k0": 1})
+    assert (judge_plain(store.evidence()).faults, store.content()) == ([], {"k0": 1})
 
 
 def test_a_transacted_handler_that_slept_past_its_lease_has_no_effect(store, start):
@@ -157,7 +157,7 @@ def test_a_transacted_handler_that_slept_past_its_lease_has_no_effect(store, sta
     store.send(*changes(ASLEEP))
     sleeper = start("transacted", gate="batch", **options)
     until(lambda: sleeper.said("gated batch") == 1, "the claims", sleeper.check)
-    with store.locked():
+    with store.shelf.locked():
         # While somebody else writes, it waits for its transaction to begin.
         sleeper.open_gate()
         pause(0.2)
@@ -170,7 +170,7 @@ def test_a_transacted_handler_that_slept_past_its_lease_has_no_effect(store, sta
     drained(sleeper)
     until(lambda: store.depth() == 0, "the rest", other.check)
     drained(other)
-    assert judge_atomic(store).faults == []
+    assert judge_atomic(store.evidence()).faults == []
     assert store.rows("select count(*) from log where op = 'write'") == [(ASLEEP + 2,)]
 
 
@@ -180,7 +180,7 @@ def test_a_claim_that_was_taken_over_cannot_be_committed_though_nothing_newer_is
     store.send(*changes(ASLEEP))
     sleeper = start("transacted", gate="batch", **options)
     until(lambda: sleeper.said("gated batch") == 1, "the claims", sleeper.check)
-    with store.locked():
+    with store.shelf.locked():
         sleeper.open_gate()
         pause(0.2)
         sleeper.signal(signal.SIGSTOP)
@@ -193,7 +193,7 @@ def test_a_claim_that_was_taken_over_cannot_be_committed_though_nothing_newer_is
     until(lambda: store.depth() == 0, "the one that was taken over", other.check)
     drained(sleeper, other)
     assert other.said("handles") == 1
-    assert judge_atomic(store).faults == []
+    assert judge_atomic(store.evidence()).faults == []
 
 
 def test_a_transacted_handler_that_slept_inside_its_transaction_has_its_effect_once(store, start):
@@ -209,7 +209,7 @@ def test_a_transacted_handler_that_slept_inside_its_transaction_has_its_effect_o
     other = start("transacted", **SHORT)
     until(lambda: store.depth() == 0, "all changes", sleeper.check)
     drained(sleeper, other)
-    assert judge_atomic(store).faults == []
+    assert judge_atomic(store.evidence()).faults == []
     assert store.rows("select count(*) from log where op = 'write'") == [(ASLEEP,)]
 
 
