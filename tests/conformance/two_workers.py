@@ -26,6 +26,8 @@ from unit.rig import Behaviour, Store, behave
 LEASE_S, VISIBILITY_S, REDELIVERY_S = 30.0, 60.0, 600.0
 PATIENCE_S = 20.0
 """How long something may take that has to happen."""
+HOPELESS, HOPELESS_S = "", 1.0
+"""What cannot happen, because something was broken on purpose, and how long it is waited for all the same."""
 LOOK_S = 0.002
 
 POLICIES = {
@@ -43,7 +45,7 @@ class Shop:
         self.stored: dict[str, Stored] = {}
         self.writes: list[Write] = []
         self.overlaps: list[str] = []
-        """Every time that two calls of the store were about the same key."""
+        """Keys that the store was called about twice at the same time, in one batch or in two."""
         self.inside: list[str] = []
         """The keys that the store is being called about."""
         self.queue_clock = MovingClock()
@@ -71,7 +73,7 @@ class Shop:
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         """Wait for something that has to happen."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + PATIENCE_S
+        deadline = loop.time() + (HOPELESS_S if what == HOPELESS else PATIENCE_S)
         while not condition():
             assert loop.time() < deadline, f"it did not come to this: {what}; written: {self.written}"
             await asyncio.wait([loop.create_future()], timeout=LOOK_S)
@@ -110,14 +112,12 @@ class Writer(Store):
         self.batch_max = 1
         self.answer: Behaviour | None = None
         """What happens after a write, before the worker hears of it."""
-        self.batches: list[list[str]] = []
         self._shop = shop
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
         keys, shop = [change.key for change in changes], self._shop
-        self.batches.append(keys)
-        shop.overlaps += (key for key in set(keys) if key in shop.inside)
         shop.inside += keys
+        shop.overlaps += (key for key in keys if shop.inside.count(key) > 1)
         try:
             results = await super().apply(changes, claims)
             for change in changes:
