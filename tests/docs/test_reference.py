@@ -261,6 +261,13 @@ def test_make_targets_in_prose_exist():
     expect_none(f"{path}: make has no target {target}" for path, target in named if target not in make_targets())
 
 
+def test_the_page_of_failures_names_every_test_of_them():
+    told = re.findall(r"`(test_\d_\w+)`", page("docs/nine-failures.md").text)
+    tests = (ROOT / "tests/conformance/test_nine_failures.py").read_text("utf-8")
+    assert told == re.findall(r"^def (test_\d_\w+)", tests, re.MULTILINE)
+    assert {name.split("_")[1] for name in told} == set("123456789")
+
+
 def test_what_is_missing_is_reported():
     """Each check notices a page that lost a line."""
     settings, commands_page = page("docs/reference/settings.md").text, page("docs/reference/commands.md").text
