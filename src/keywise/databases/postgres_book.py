@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from keywise import rules
 from keywise.change import Order
-from keywise.entry import EMPTY, Claim, Entry, Policy, Verdict
+from keywise.entry import EMPTY, Entry, Policy
 from keywise.protocols import Letter
 from keywise.standing import PLAIN, Standing
 
@@ -40,7 +40,7 @@ class Book:
     def __init__(self, connection: Any, scope: int, policy: Policy, ahead_s: float) -> None:
         self._connection = connection
         self._scope = scope
-        self._policy = policy
+        self.policy = policy
         self._ahead_s = ahead_s
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, Entry | None] = {}
@@ -81,7 +81,7 @@ class Book:
         if busy:
             for code, text in await self._connection.fetch(_ACTIVE, self._scope, busy):
                 self._entries[decoded(code)] = _DECODE(text)
-        if self._policy.rate is not None:
+        if self.policy.rate is not None:
             for code, at in await self._connection.fetch(_RATES, self._scope, list(map(encoded, rows))):
                 key = decoded(code)
                 self._entries[key] = replace(self._entries.get(key, EMPTY), rate_at=at)
@@ -94,16 +94,6 @@ class Book:
 
     def keep(self, letter: Letter) -> None:
         self._letters.append(letter)
-
-    def commit(self, claims: Sequence[Claim], allowed: tuple[Verdict, ...]) -> list[Claim]:
-        """Raise the marks of claims; return those with another verdict than is allowed."""
-        refused = []
-        for claim in claims:
-            entry, verdict = rules.commit(self.entry(claim.key), claim, self.now, self._policy)
-            self.set(claim.key, entry)
-            if verdict not in allowed:
-                refused.append(claim)
-        return refused
 
     async def tokens(self, count: int) -> list[int]:
         """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
@@ -124,7 +114,7 @@ class Book:
         idle = [encoded(key) for key in changed if key not in active and self._is_active(key)]
         if idle:
             await self._connection.execute(_CALM, self._scope, idle)
-        if self._policy.rate is not None:
+        if self.policy.rate is not None:
             await self._store_rates(kept)
         if self._letters:
             await self._connection.executemany(
@@ -145,7 +135,7 @@ class Book:
     async def prune(self, keys: Sequence[str], retention_s: float) -> int:
         """Forget those of some keys that may be; return how many."""
         await self.load(keys)
-        policy, entries = self._policy, self._entries.items()
+        policy, entries = self.policy, self._entries.items()
         gone = [encoded(key) for key, one in entries if rules.is_prunable(one, self.now, retention_s, policy)]
         await self._connection.execute(
             "delete from keywise_active where scope = $1 and key = any($2)", self._scope, gone
@@ -165,7 +155,7 @@ class Book:
         return before is not None and not _is_idle(before)
 
     def _columns(self, active: dict[str, Entry]) -> tuple[list[Any], ...]:
-        policy, entries = self._policy, active.values()
+        policy, entries = self.policy, active.values()
         return (
             [encoded(key) for key in active],
             [entry.token for entry in entries],

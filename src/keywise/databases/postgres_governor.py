@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from keywise import rules
+from keywise.databases import bookkeeping
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
 from keywise.databases.postgres_book import Book, Scope, decoded, encoded, standing_of, text_of
 from keywise.entry import Claim, Policy
@@ -39,11 +39,9 @@ class PostgresGovernor:
             with postgres_errors(self._database.name):
                 book = Book(connection, self._scope.number, self._policy, self._database.ahead_s)
                 await book.load([claim.key])
-                entry = rules.reset(book.entry(claim.key), claim, book.standing)
-                if entry is not None:
-                    book.set(claim.key, entry)
+                era = bookkeeping.reset(book, claim)
                 await book.store()
-        return entry.era if entry is not None else None
+        return era
 
     async def raise_era(self) -> int | None:
         scope, now = self._scope.number, await self._database.now()

@@ -1,20 +1,19 @@
 """A transaction of a Postgres database, as the consumer sees it: decide, mark, commit, fail and bury in it."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
 
-from keywise import rules
-from keywise.change import Order, Want
+from keywise.change import Want
+from keywise.databases import bookkeeping
 from keywise.databases.postgres import PostgresDatabase, numbers, postgres_errors
 from keywise.databases.postgres_book import MARK, MARK_NEWER, Book, are_plain, encoded, mark_of, marks_of_wants
 from keywise.entry import Claim, Entry, Policy, Refusal, Verdict
 from keywise.errors import DatabaseError
 from keywise.protocols import Letter
-from keywise.standing import PLAIN
 
 
 class PostgresTransaction:
@@ -25,7 +24,6 @@ class PostgresTransaction:
         self._database = database
         self._scope = scope
         self._policy = policy
-        self._standing = PLAIN
         self._now = 0.0
         self._active: set[str] = set()
         """Of the keys that were decided: those with something going on."""
@@ -42,22 +40,22 @@ class PostgresTransaction:
             book = self._new_book()
             rows = await book.lock(want.key for want in wants)
             self._placed |= book.placed
-            self._now, self._standing, self._careful = book.now, book.standing, None
+            self._now, self._careful = book.now, None
             self._active = {key for key, row in rows.items() if row[5]}
-            is_plain = self._standing.is_plain and self._policy.rate is None
+            is_plain = book.standing.is_plain and self._policy.rate is None
             if not is_plain or any(row[0] for row in rows.values()):
                 await book.read(rows)
                 self._careful = book
-                return self._refusals(wants, book.entry)
+                return bookkeeping.refusals(book, wants, book.entry)
             if self._active:
                 await book.read(rows)
-                return self._refusals(wants, book.entry)
+                return bookkeeping.refusals(book, wants, book.entry)
         marks = {key: mark_of(row) for key, row in rows.items()}
         # Most changes are versioned and newer than an idle mark; only the others need a closer look.
         retention_s = self._policy.retention_s
         oldest = self._now - retention_s if retention_s is not None else -math.inf
-        wants = [want for want in wants if not _is_plainly_newer(want, marks[want.key], oldest)]
-        return self._refusals(wants, lambda key: Entry(marks[key]))
+        wants = [want for want in wants if not bookkeeping.is_plainly_newer(want, marks[want.key], oldest)]
+        return bookkeeping.refusals(book, wants, lambda key: Entry(marks[key]))
 
     async def decide_at_once(self, wants: Sequence[Want]) -> dict[str, Refusal]:
         """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
@@ -93,7 +91,8 @@ class PostgresTransaction:
             return
         with self._errors():
             if self._careful is not None:
-                await self._mark_in(self._careful, wants)
+                bookkeeping.mark(self._careful, wants)
+                await self._careful.store()
                 return
             idle = sorted((w for w in wants if w.key not in self._active), key=lambda want: want.key)
             if idle:
@@ -101,30 +100,20 @@ class PostgresTransaction:
                 self._placed -= {want.key for want in idle}
             if self._active:
                 active = [want for want in wants if want.key in self._active]
-                book = self._new_book()
-                await book.load(want.key for want in active)
-                await self._mark_in(book, active)
+                async with self._book(want.key for want in active) as book:
+                    bookkeeping.mark(book, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         async with self._book(claim.key for claim in claims) as book:
-            return book.commit(claims, (Verdict.COMMITTED,))
+            return bookkeeping.commit(book, claims, (Verdict.COMMITTED,))
 
     async def fail(self, wants: Sequence[Want]) -> list[int]:
-        counts = []
         async with self._book(want.key for want in wants) as book:
-            for want in wants:
-                before = book.entry(want.key)
-                entry = rules.fail_unclaimed(before, rules.in_era(want, before, book.standing), book.now)
-                book.set(want.key, entry)
-                counts.append(entry.attempts)
-        return counts
+            return bookkeeping.fail_unclaimed(book, wants)
 
     async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
         async with self._book(want.key for want, _ in letters if want is not None) as book:
-            for want, letter in letters:
-                if want is not None:
-                    book.set(want.key, rules.bury_unclaimed(book.entry(want.key)))
-                book.keep(letter)
+            bookkeeping.bury_unclaimed(book, letters)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -157,21 +146,6 @@ class PostgresTransaction:
                 raise DatabaseError("a handler has to leave commit and rollback to keywise") from error
             raise
 
-    def _refusals(self, wants: Sequence[Want], entry: Callable[[str], Entry | None]) -> dict[str, Refusal]:
-        refusals = {}
-        for want in wants:
-            refusal = rules.decide_under(self._standing, entry(want.key), want, self._now, self._policy)
-            if refusal is not None:
-                refusals[want.key] = refusal
-        return refusals
-
-    async def _mark_in(self, book: Book, wants: Sequence[Want]) -> None:
-        for want in wants:
-            entry = book.entry(want.key)
-            marked = rules.mark(entry, rules.in_era(want, entry, self._standing), self._now)
-            book.set(want.key, rules.charged(marked, self._now, self._policy))
-        await book.store()
-
     @asynccontextmanager
     async def _book(self, keys: Iterable[str]) -> AsyncIterator[Book]:
         with self._errors():
@@ -185,10 +159,3 @@ class PostgresTransaction:
 
     def _errors(self) -> postgres_errors:
         return postgres_errors(self._database.name)
-
-
-def _is_plainly_newer(want: Want, mark: Order | None, oldest: float) -> bool:
-    order = want.order
-    if mark is None or order is None:
-        return want.sent_at >= oldest
-    return order > mark and mark[2] >= 0 and order[2] >= 0

@@ -46,7 +46,7 @@ class SqliteArchive:
     def _entries(self, after: str, limit: int) -> Part:
         scope = self._scope.number
         with sqlite_errors(self._database.path):
-            book = Book(self._database.reader, scope, self._policy)
+            book = Book(self._database.reader, scope, self._policy, self._database.now())
             keys = [key for (key,) in self._database.reader.execute(_KEYS, (scope, after) * 3 + (limit,))]
             book.load(keys)
         # A key may have gone since it was listed.
@@ -68,10 +68,11 @@ class SqliteArchive:
     async def add(self, part: Part) -> None:
         def act(connection: sqlite3.Connection) -> None:
             scope = self._scope.number
-            book = Book(connection, scope, self._policy)
+            # Rates are taken over as they are, so nothing of them is over yet.
+            book = Book(connection, scope, self._policy, now=0.0)
             for key, entry in part.entries:
                 book.set(key, entry)
-            book.store(0.0)
+            book.store()
             for buried_at, letter in part.letters:
                 book.keep(letter, buried_at)
             lines = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in part.lines]

@@ -4,7 +4,7 @@ import math
 import secrets
 import sqlite3
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
@@ -30,10 +30,11 @@ class Scope(msgspec.Struct):
 class Book:
     """Some entries of one scope, read and written back inside one transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, scope: int, policy: Policy) -> None:
+    def __init__(self, connection: sqlite3.Connection, scope: int, policy: Policy, now: float) -> None:
         self._connection = connection
         self._scope = scope
-        self._policy = policy
+        self.policy = policy
+        self.now = now
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, Entry | None] = {}
 
@@ -42,10 +43,11 @@ class Book:
         for row in self._connection.execute(_MARKS, (self._scope, wanted)):
             self._entries[row[0]] = _idle(row[1:])
         self._entries |= load_active(self._connection, self._scope, wanted)
-        if self._policy.rate is not None:
+        if self.policy.rate is not None:
             for key, rate_at in self._connection.execute(_RATES, (self._scope, wanted)):
                 self._entries[key] = replace(self._entries.get(key, EMPTY), rate_at=rate_at)
 
+    @cached_property
     def standing(self) -> Standing:
         return load_standing(self._connection, self._scope)
 
@@ -58,7 +60,7 @@ class Book:
     def set(self, key: str, entry: Entry | None) -> None:
         self._changed[key] = entry
 
-    def store(self, now: float) -> None:
+    def store(self) -> None:
         """Write back what was set. A mark that is there is never taken away."""
         marks, active, idle = [], [], []
         for key, entry in self._changed.items():
@@ -66,20 +68,21 @@ class Book:
                 marks.append((self._scope, key, *entry.mark, entry.deleted, math.ceil(entry.updated_at)))
             if entry is not None and not _is_idle(entry):
                 text = _ENCODE(entry).decode()
-                row = (entry.token, entry.lease_until, entry.suspect, rules.doubtful_since(entry, self._policy), text)
+                row = (entry.token, entry.lease_until, entry.suspect, rules.doubtful_since(entry, self.policy), text)
                 active.append((self._scope, key, *row))
             else:
                 idle.append((self._scope, key))
         self._connection.executemany(MARK, marks)
         self._connection.executemany("insert or replace into keywise_active values (?, ?, ?, ?, ?, ?, ?)", active)
         self._connection.executemany("delete from keywise_active where scope = ? and key = ?", idle)
-        if self._policy.rate is not None:
-            self._store_rates(now)
+        if self.policy.rate is not None:
+            self._store_rates()
         self._entries |= {key: entry for key, entry in self._changed.items() if entry is not None}
         self._changed.clear()
 
-    def _store_rates(self, now: float) -> None:
+    def _store_rates(self) -> None:
         """Only what still limits a key is kept: as much is swept as can have been added, and more."""
+        now = self.now
         rates = [(self._scope, key, e.rate_at) for key, e in self._changed.items() if e is not None and e.rate_at > now]
         self._connection.executemany("insert or replace into keywise_rates values (?, ?, ?)", rates)
         self._connection.execute(_SWEEP, (self._scope, self._scope, now, 2 * len(rates) + 10))
@@ -90,21 +93,22 @@ class Book:
         [last] = self._connection.execute(statement, (count,)).fetchone()
         return [(last - i) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS) for i in range(count)]
 
-    def keep(self, letter: Letter, now: float) -> None:
+    def keep(self, letter: Letter, buried_at: float | None = None) -> None:
         headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
-        row = (self._scope, now, letter.key, letter.version, letter.cause, letter.body, headers, letter.sent_at)
+        at = self.now if buried_at is None else buried_at
+        row = (self._scope, at, letter.key, letter.version, letter.cause, letter.body, headers, letter.sent_at)
         self._connection.execute(_KEEP, (*row, letter.source))
 
     def drop(self, numbers: Sequence[int]) -> int:
         statement = "delete from keywise_letters where scope = ? and id = ?"
         return self._connection.executemany(statement, [(self._scope, n) for n in numbers]).rowcount
 
-    def prune(self, after: str, now: float, retention_s: float) -> tuple[int, str | None]:
+    def prune(self, after: str, retention_s: float) -> tuple[int, str | None]:
         """Forget some of the keys after one; return how many, and where to go on (None at the end)."""
         arguments = (self._scope, after, self._scope, after, PRUNE_AT_ONCE)
         keys = [key for (key,) in self._connection.execute(KEYS, arguments)]
         self.load(keys)
-        policy, entries = self._policy, self._entries.items()
+        policy, now, entries = self.policy, self.now, self._entries.items()
         gone = [(self._scope, key) for key, entry in entries if rules.is_prunable(entry, now, retention_s, policy)]
         self._connection.executemany("delete from keywise_marks where scope = ? and key = ?", gone)
         self._connection.executemany("delete from keywise_active where scope = ? and key = ?", gone)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from keywise import rules
+from keywise.databases import bookkeeping
 from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
 from keywise.databases.sqlite_book import KEYS, Book, Scope, load_standing, store_standing
 from keywise.entry import Claim, Policy
@@ -43,17 +43,14 @@ class SqliteGovernor:
         return await self._change(act)
 
     async def reset(self, claim: Claim) -> int | None:
-        def act(connection: sqlite3.Connection, standing: Standing) -> int | None:
-            book = Book(connection, self._scope.number, self._policy)
+        def act(connection: sqlite3.Connection) -> int | None:
+            book = Book(connection, self._scope.number, self._policy, self._database.now())
             book.load([claim.key])
-            entry = rules.reset(book.entry(claim.key), claim, standing)
-            if entry is None:
-                return None
-            book.set(claim.key, entry)
-            book.store(self._database.now())
-            return entry.era
+            era = bookkeeping.reset(book, claim)
+            book.store()
+            return era
 
-        return await self._change(act)
+        return await self._database.write(act)
 
     async def raise_era(self) -> int | None:
         def act(connection: sqlite3.Connection, standing: Standing) -> int | None:

@@ -10,9 +10,9 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from keywise import rules
 from keywise.address import Address
 from keywise.change import Want
+from keywise.databases import bookkeeping
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
 from keywise.databases.postgres_archive import PostgresArchive
 from keywise.databases.postgres_book import (
@@ -26,7 +26,7 @@ from keywise.databases.postgres_book import (
 from keywise.databases.postgres_governor import PostgresGovernor
 from keywise.databases.postgres_historian import PostgresHistorian
 from keywise.databases.postgres_transaction import PostgresTransaction
-from keywise.entry import Claim, Entry, Policy, Terms, Verdict
+from keywise.entry import Claim, Entry, Policy, Terms
 from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
 
 T = TypeVar("T")
@@ -60,59 +60,28 @@ class PostgresLedger:
 
     async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
         async with self._book([want.key for want in wants]) as book:
-            answers, tokens = Answers(), await book.tokens(len(wants))
-            for want, token in zip(sorted(wants, key=lambda want: want.key), tokens, strict=True):
-                entry = book.entry(want.key)
-                refusal = rules.decide_under(book.standing, entry, want, book.now, self._policy, terms)
-                if refusal is not None:
-                    answers.refused[want.key] = refusal
-                    continue
-                lifted = rules.in_era(want, entry, book.standing)
-                after, claim = rules.grant(entry, lifted, token, book.now, terms, self._policy)
-                book.set(want.key, after)
-                answers.granted.append(claim)
-        return answers
+            return bookkeeping.claim(book, wants, terms, await book.tokens(len(wants)))
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        lost = []
-        async with self._book([claim.key for claim in claims]) as book:
-            for claim in claims:
-                entry = rules.renew(book.entry(claim.key), claim, book.now, lease_s)
-                if entry is None:
-                    lost.append(claim)
-                else:
-                    book.set(claim.key, entry)
-        return lost
+        async with self._book(_keys(claims)) as book:
+            return bookkeeping.renew(book, claims, lease_s)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """If the answer is lost, it is repeated: what arrived is told by the mark."""
-        async with self._book([claim.key for claim in claims]) as book:
-            return book.commit(claims, (Verdict.COMMITTED, Verdict.ALREADY))
+        async with self._book(_keys(claims)) as book:
+            return bookkeeping.commit(book, claims)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         async with self._book([failure.claim.key for failure in failures]) as book:
-            for failure in failures:
-                claim, sure = failure.claim, failure.certainty
-                entry = book.entry(claim.key)
-                book.set(claim.key, rules.fail(entry, claim, sure, failure.retry_s, book.now, self._policy))
+            bookkeeping.fail(book, failures)
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        async with self._book([claim.key for claim in claims]) as book:
-            for claim in claims:
-                book.set(claim.key, rules.release(book.entry(claim.key), claim))
+        async with self._book(_keys(claims)) as book:
+            bookkeeping.release(book, claims)
 
     async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
-        lost = []
         async with self._book([burial.claim.key for burial in burials if burial.claim is not None]) as book:
-            for burial in burials:
-                if (claim := burial.claim) is not None:
-                    entry = book.entry(claim.key)
-                    if entry is None or entry.token != claim.token:
-                        lost.append(claim)
-                        continue
-                    book.set(claim.key, rules.bury(entry, claim, burial.certainty, book.now, self._policy))
-                book.keep(burial.letter)
-        return lost
+            return bookkeeping.bury(book, burials)
 
     async def prune(self, retention_s: float) -> int:
         total, after = 0, b""
@@ -145,14 +114,11 @@ class PostgresLedger:
 
     async def mend(self, claim: Claim, written: Want | None) -> None:
         async with self._book([claim.key]) as book:
-            book.set(claim.key, rules.mend(book.entry(claim.key), claim, written, book.now))
+            bookkeeping.mend(book, claim, written)
 
     async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
         async with self._book([want.key for want in wants]) as book:
-            for want in wants:
-                entry = book.entry(want.key)
-                lifted = rules.in_era(want, entry, book.standing)
-                book.set(want.key, rules.doubt(entry, lifted, book.now, self._policy))
+            bookkeeping.doubt(book, wants)
         if resync_due is not None:
             await self.governor.note_resync(resync_due)
 
@@ -191,6 +157,10 @@ class PostgresLedger:
 def connect(address: Address, policy: Policy) -> PostgresLedger:
     """`postgresql://user@host/database`; the scope is the pipeline's name."""
     return PostgresLedger(database_at(address, address.take(*OPTIONS)), address.name, policy)
+
+
+def _keys(claims: Sequence[Claim]) -> list[str]:
+    return [claim.key for claim in claims]
 
 
 _REGISTER = "insert into keywise_scopes (name) values ($1) on conflict (name) do nothing"

@@ -1,0 +1,164 @@
+"""What a ledger does with a book: the entries of some keys, read together and written back together.
+
+The ledger in memory does without, so that it can show whether these steps are right.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from keywise import rules
+from keywise.change import Order, Want
+from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.protocols import Answers, Burial, Failure, Letter
+from keywise.standing import Standing
+
+EVEN_IF_REPEATED = (Verdict.COMMITTED, Verdict.ALREADY)
+"""What a commit may come to if its answer can have been lost."""
+
+
+class Book(Protocol):
+    """Entries of one ledger scope that nobody else can change meanwhile, or not without being noticed."""
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def now(self) -> float:
+        """The store's clock, read when the entries were safe from others, or before."""
+
+    @property
+    def standing(self) -> Standing: ...
+
+    def entry(self, key: str) -> Entry | None: ...
+
+    def set(self, key: str, entry: Entry | None) -> None: ...
+
+    def keep(self, letter: Letter) -> None:
+        """Add a dead letter."""
+
+
+def claim(book: Book, wants: Sequence[Want], terms: Terms, tokens: Sequence[int]) -> Answers:
+    answers = Answers()
+    for want, token in zip(sorted(wants, key=lambda want: want.key), tokens, strict=True):
+        entry = book.entry(want.key)
+        refusal = rules.decide_under(book.standing, entry, want, book.now, book.policy, terms)
+        if refusal is not None:
+            answers.refused[want.key] = refusal
+            continue
+        lifted = rules.in_era(want, entry, book.standing)
+        after, granted = rules.grant(entry, lifted, token, book.now, terms, book.policy)
+        book.set(want.key, after)
+        answers.granted.append(granted)
+    return answers
+
+
+def renew(book: Book, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+    lost = []
+    for one in claims:
+        entry = rules.renew(book.entry(one.key), one, book.now, lease_s)
+        if entry is None:
+            lost.append(one)
+        else:
+            book.set(one.key, entry)
+    return lost
+
+
+def commit(book: Book, claims: Sequence[Claim], allowed: tuple[Verdict, ...] = EVEN_IF_REPEATED) -> list[Claim]:
+    """Raise the marks of claims; return those with another verdict than is allowed."""
+    refused = []
+    for one in claims:
+        entry, verdict = rules.commit(book.entry(one.key), one, book.now, book.policy)
+        book.set(one.key, entry)
+        if verdict not in allowed:
+            refused.append(one)
+    return refused
+
+
+def fail(book: Book, failures: Sequence[Failure]) -> None:
+    for failure in failures:
+        key = failure.claim.key
+        entry = rules.fail(book.entry(key), failure.claim, failure.certainty, failure.retry_s, book.now, book.policy)
+        book.set(key, entry)
+
+
+def release(book: Book, claims: Sequence[Claim]) -> None:
+    for one in claims:
+        book.set(one.key, rules.release(book.entry(one.key), one))
+
+
+def bury(book: Book, burials: Sequence[Burial]) -> list[Claim]:
+    lost = []
+    for burial in burials:
+        if (one := burial.claim) is not None:
+            entry = book.entry(one.key)
+            if entry is None or entry.token != one.token:
+                lost.append(one)
+                continue
+            book.set(one.key, rules.bury(entry, one, burial.certainty, book.now, book.policy))
+        book.keep(burial.letter)
+    return lost
+
+
+def mend(book: Book, one: Claim, written: Want | None) -> None:
+    book.set(one.key, rules.mend(book.entry(one.key), one, written, book.now))
+
+
+def doubt(book: Book, wants: Sequence[Want]) -> None:
+    for want in wants:
+        entry = book.entry(want.key)
+        lifted = rules.in_era(want, entry, book.standing)
+        book.set(want.key, rules.doubt(entry, lifted, book.now, book.policy))
+
+
+def reset(book: Book, one: Claim) -> int | None:
+    """The new era of a key; None if the claim is lost."""
+    entry = rules.reset(book.entry(one.key), one, book.standing)
+    if entry is None:
+        return None
+    book.set(one.key, entry)
+    return entry.era
+
+
+# Without a claim, in a transaction that locks the keys.
+
+
+def refusals(book: Book, wants: Sequence[Want], entry: Callable[[str], Entry | None]) -> dict[str, Refusal]:
+    """The refusals of wants, by entries that may come from elsewhere than the book."""
+    refused = {}
+    for want in wants:
+        refusal = rules.decide_under(book.standing, entry(want.key), want, book.now, book.policy)
+        if refusal is not None:
+            refused[want.key] = refusal
+    return refused
+
+
+def mark(book: Book, wants: Sequence[Want]) -> None:
+    for want in wants:
+        entry = book.entry(want.key)
+        marked = rules.mark(entry, rules.in_era(want, entry, book.standing), book.now)
+        book.set(want.key, rules.charged(marked, book.now, book.policy))
+
+
+def fail_unclaimed(book: Book, wants: Sequence[Want]) -> list[int]:
+    counts = []
+    for want in wants:
+        before = book.entry(want.key)
+        entry = rules.fail_unclaimed(before, rules.in_era(want, before, book.standing), book.now)
+        book.set(want.key, entry)
+        counts.append(entry.attempts)
+    return counts
+
+
+def bury_unclaimed(book: Book, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+    for want, letter in letters:
+        if want is not None:
+            book.set(want.key, rules.bury_unclaimed(book.entry(want.key)))
+        book.keep(letter)
+
+
+def is_plainly_newer(want: Want, mark: Order | None, oldest: float) -> bool:
+    """Whether nothing can be said against a want on an idle key, without a closer look."""
+    order = want.order
+    if mark is None or order is None:
+        return want.sent_at >= oldest
+    return order > mark and mark[2] >= 0 and order[2] >= 0
