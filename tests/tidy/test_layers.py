@@ -38,6 +38,7 @@ LAYERS = {
         "patience",
         "reconcile",
         "truth",
+        "moving",
         "ingest",
         "reindex",
         "merge",

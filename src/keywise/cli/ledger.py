@@ -1,0 +1,289 @@
+"""`keywise ledger`: what a ledger holds, and how it moves to another server or technology."""
+
+import asyncio
+import difflib
+import os
+import shlex
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from keywise import adapters
+from keywise.acts import Mandate
+from keywise.address import Address, shown
+from keywise.app import App
+from keywise.cli.acting import Call, WhoOption, WhyOption, YesOption, confirm, mandate
+from keywise.cli.loading import AppOption, JsonOption, load
+from keywise.cli.pause import note_that
+from keywise.cli.speech import cell, complain, count, display, duration, fail, plain, progress, refuse, table, tell_json
+from keywise.errors import ActError, KeywiseError
+from keywise.moving import Found, Move, Place, Plan, Tallies
+from keywise.protocols import Census
+from keywise.rules import Policy
+from keywise.standing import Standing
+
+app = typer.Typer(help="Look into a ledger, or move it to another server.", no_args_is_help=True)
+
+NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
+
+Shared = dict[tuple[Any, ...], Any]
+"""Connections that all pipelines of one ledger use."""
+
+
+@app.command("list")
+def listed(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The ledger, as sqlite:///shop.db.")],
+    json: JsonOption = False,
+) -> None:
+    """List the pipelines that a ledger knows.
+
+    \b
+    Example:
+      keywise ledger list sqlite:///shop.db
+    """
+    _check_place(url, "URL")
+    found = asyncio.run(_listed(url))
+    if json:
+        pipelines = [
+            {"pipeline": name, **msgspec.to_builtins(census), "paused": standing.is_paused}
+            for name, census, standing in found
+        ]
+        tell_json({"ledger": shown(url), "pipelines": pipelines})
+        return
+    if not found:
+        print(plain(f"{shown(url)} holds nothing of any pipeline"))
+        return
+    rows = table("pipeline", *NUMBERS, "paused", numbers=NUMBERS)
+    for name, census, standing in found:
+        figures = (f"{getattr(census, number):,}" for number in NUMBERS)
+        rows.add_row(cell(name), *figures, "yes" if standing.is_paused else "no")
+    display(rows)
+
+
+async def _listed(url: str) -> list[tuple[str, Census, Standing]]:
+    found, shared = [], Shared()
+    for name in await _scopes(url, shared):
+        async with _opened(url, name, Policy(), shared) as ledger:
+            found.append((name, await ledger.operator.census(), await ledger.governor.standing()))
+    return found
+
+
+@app.command()
+def copy(  # noqa: PLR0913 - all the words that the command understands
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The ledger that is used now.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The ledger that will be used.")],
+    *,
+    pipeline: Annotated[
+        list[str] | None,
+        typer.Option("--pipeline", metavar="NAME", help="This pipeline, and more if given again; all without it."),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what TO holds of a pipeline.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check both sides, and copy nothing.")] = False,
+    yes: YesOption = False,
+    app: AppOption = None,
+    why: WhyOption = "",
+    who: WhoOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Copy a ledger to another server or technology, and compare both.
+
+    Copies the pipelines of the app, or all that FROM knows if no app is named. They have to be paused, and stay so
+    in TO. Keys, dead letters, history and pauses are copied; the queue and the sink are not.
+    Nothing is changed in FROM. A copy that was cut off is begun anew by the same command.
+
+    Exits with status 1 if something was not copied, or both sides differ.
+
+    \b
+    Example:
+      keywise pause --all --wait --app shop:app
+      keywise ledger copy sqlite:///shop.db postgresql://db/shop --app shop:app
+    """
+    _check_place(source, "FROM", exists=True)
+    _check_place(target, "TO")
+    if _is_same(source, target):
+        refuse(f"FROM and TO are the same ledger, {shown(source)}; name another one to copy to")
+    loaded = load(app) if app else None
+    job = Copy(source, target, mandate(Call(app, None, why, who)), replace=replace, yes=yes, dry_run=dry_run)
+    try:
+        reports = asyncio.run(job.run(loaded, pipeline or []))
+    except KeyboardInterrupt:
+        fail(f"stopped; what is not finished stays paused in {shown(target)}, and the same command begins it anew")
+    except KeywiseError as error:
+        complain(error)
+        raise typer.Exit(1) from None
+    if json:
+        told = [msgspec.to_builtins(report) for report in reports]
+        tell_json({"from": shown(source), "to": shown(target), "dry_run": dry_run, "pipelines": told})
+        return
+    for report in reports:
+        print(plain(str(report)))
+        if not dry_run:
+            print(
+                plain(
+                    f"start its workers with the new ledger, then: keywise resume --all --pipeline {shlex.quote(report.pipeline)}"
+                )
+            )
+
+
+class Report(msgspec.Struct):
+    """What became of one pipeline."""
+
+    pipeline: str
+    outcome: str
+    """copied, same, or to copy (in a dry run)."""
+    keys: int
+    letters: int
+    lines: int | None = None
+    digests: dict[str, str] = {}
+    clock_shift_s: float = 0.0
+    """By how much later all moments are told, because the clocks differ."""
+
+    def __str__(self) -> str:
+        figures = f"{count(self.keys, 'key')}, {count(self.letters, 'dead letter')}"
+        if self.lines is not None:
+            figures += f", {count(self.lines, 'line')} of history; both sides agree, digest {self.digests['keys'][:16]}"
+        if self.clock_shift_s:
+            ahead = "ahead" if self.clock_shift_s > 0 else "behind"
+            figures += f"; the clock of TO is {duration(abs(self.clock_shift_s))} {ahead}, and moments were shifted"
+        return f"{_TOLD[self.outcome]} {self.pipeline}: {figures}"
+
+
+_TOLD = {"copied": "copied", "same": "nothing to do, both sides agree on", "to copy": "would copy"}
+
+
+class Copy:
+    """One call of the command: some pipelines, one after another."""
+
+    def __init__(self, source: str, target: str, who: Mandate, *, replace: bool, yes: bool, dry_run: bool) -> None:
+        self._source = source
+        self._target = target
+        self._mandate = who
+        self._replace = replace
+        self._yes = yes
+        self._dry_run = dry_run
+        self._shared = Shared()
+        self._bar = progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+        )
+
+    async def run(self, loaded: App | None, names: Sequence[str]) -> list[Report]:
+        """Look at all pipelines first, so that nothing is copied if one of them cannot be."""
+        chosen = _chosen(await _scopes(self._source, self._shared), loaded, names, shown(self._source))
+        async with AsyncExitStack() as stack:
+            moves = [await stack.enter_async_context(self._move(name, _policy(loaded, name))) for name in chosen]
+            stack.callback(self._bar.stop)
+            plans = [await move.plan() for move in moves]
+            for move, plan in zip(moves, plans, strict=True):
+                await self._check(move, plan)
+            return [await self._copied(move, plan) for move, plan in zip(moves, plans, strict=True)]
+
+    @asynccontextmanager
+    async def _move(self, name: str, policy: Policy) -> AsyncIterator[Move]:
+        is_new = self._dry_run and (file := _file_of(self._target)) is not None and not file.exists()
+        # A dry run leaves no new file behind.
+        there = "memory://" if is_new else self._target
+        async with (
+            _opened(self._source, name, policy, self._shared) as source,
+            _opened(there, name, policy, self._shared) as target,
+        ):
+            places = Place(shown(self._source), source), Place(shown(self._target), target)
+            task = self._bar.add_task(name, total=(await source.operator.census()).keys or None)
+
+            def tell(what: str, done: int) -> None:
+                if not self._bar.disable:
+                    self._bar.start()
+                    self._bar.update(task, description=plain(f"{name}: {what}"), completed=done)
+
+            yield Move(name, *places, tell)
+
+    async def _check(self, move: Move, plan: Plan) -> None:
+        if plan.found is not Found.OTHER:
+            return
+        target, name = shown(self._target), plan.pipeline
+        if not self._replace:
+            raise ActError(
+                f"{target} already holds something else of pipeline {name!r}: {plan.difference}; nothing was copied. "
+                "Copy to an empty ledger, or replace it with --replace"
+            )
+        await move.check_replaceable()
+        if not self._dry_run:
+            self._bar.stop()
+            confirm(f"Replace what {target} holds of {name} ({plan.difference})?", yes=self._yes)
+
+    async def _copied(self, move: Move, plan: Plan) -> Report:
+        if plan.found is Found.SAME or self._dry_run:
+            outcome = "same" if plan.found is Found.SAME else "to copy"
+            return Report(plan.pipeline, outcome, plan.census.keys, plan.census.dead, clock_shift_s=plan.shift_s)
+        done: Tallies = await move.run(plan, self._mandate)
+        digests = {"keys": str(done.keys), "letters": str(done.letters), "lines": str(done.lines)}
+        counts = (done.keys.count, done.letters.count, done.lines.count)
+        return Report(plan.pipeline, "copied", *counts, digests, plan.shift_s)
+
+
+def _chosen(known: Sequence[str], loaded: App | None, names: Sequence[str], place: str) -> list[str]:
+    """Which pipelines are meant: those that were named, else those of the app, else all."""
+    told = f"it has: {', '.join(known)}" if known else "it holds nothing of any pipeline"
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            refuse(f"{place} knows no pipeline {name!r}; {f'did you mean {near[0]}?' if near else told}")
+    wanted = list(dict.fromkeys(names)) or list(loaded.pipelines if loaded else known)
+    found = [name for name in wanted if name in known]
+    if not found:
+        fail(f"there is nothing to copy: {place} knows no pipeline{' of this app' if loaded else ''}; {told}")
+    if missing := [name for name in wanted if name not in known]:
+        note_that(f"{place} holds nothing of {', '.join(missing)}, so there is nothing to copy of it")
+    if others := [name for name in known if name not in found and not names]:
+        note_that(f"{place} also knows {', '.join(others)}, which this app has not; copy it with --pipeline")
+    return found
+
+
+def _policy(loaded: App | None, name: str) -> Policy:
+    """What the app says of a pipeline, as far as a ledger keeps it."""
+    if loaded is None or name not in loaded.pipelines:
+        return Policy()
+    definition = loaded.pipelines[name]
+    settings = definition.settings
+    return Policy(redelivery_s=settings.redelivery_s, retention_s=settings.retention_s, rate=definition.rate)
+
+
+async def _scopes(url: str, shared: Shared) -> list[str]:
+    async with _opened(url, "", Policy(), shared) as ledger:
+        scopes: list[str] = await ledger.archive.scopes()
+        return scopes
+
+
+@asynccontextmanager
+async def _opened(url: str, name: str, policy: Policy, shared: Shared) -> AsyncIterator[Any]:
+    ledger = adapters.connect("ledgers", Address(url, name, shared), policy)
+    if getattr(ledger, "archive", None) is None:
+        raise ActError(f"the ledger {shown(url)} cannot be copied: its adapter has no archive")
+    async with ledger:
+        yield ledger
+
+
+def _check_place(url: str, name: str, *, exists: bool = False) -> None:
+    """A URL that cannot be meant is told before anything is opened."""
+    address = Address(url, "", {})
+    if address.scheme == "memory":
+        refuse(f"{name} is {shown(url)}, which lives and dies with one process; name a ledger that others can see")
+    file = _file_of(url)
+    if file is not None and not file.is_file() and (exists or name == "URL"):
+        refuse(f"there is no file {str(file)!r}, seen from {os.getcwd()}; {name} is a ledger that is used already")
+
+
+def _file_of(url: str) -> Path | None:
+    address = Address(url, "", {})
+    return Path(address.file()) if address.scheme == "sqlite" else None
+
+
+def _is_same(source: str, target: str) -> bool:
+    mine, theirs = _file_of(source), _file_of(target)
+    if mine is not None and theirs is not None and mine.exists() and theirs.exists():
+        return mine.samefile(theirs)
+    return source == target

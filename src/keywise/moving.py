@@ -1,0 +1,300 @@
+"""Carries what a ledger keeps of a pipeline to another ledger, and proves that all of it arrived.
+
+While a copy is not finished, its target is paused by a pause of its own, which `keywise resume --all` does not end.
+A copy that was cut off leaves that pause behind: the next one sees it, and begins anew.
+"""
+
+import enum
+import hashlib
+import math
+import shlex
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from keywise.acts import Mandate
+from keywise.causes import storable
+from keywise.entry import EMPTY, Entry
+from keywise.errors import ActError
+from keywise.protocols import Census, Letter, Line, Part
+from keywise.standing import PLAIN, Pause, Standing
+
+UNFINISHED = "**"
+"""A pattern for every key that the command line cannot name: `*` is what it makes of it."""
+COPIED = "copied"
+"""Lines of the history that say so belong to one ledger, and are not compared."""
+PART = 1000
+SAME_CLOCK_S = 2.0
+"""Clocks that differ by less count as one: a copy takes longer than that, and reading two clocks takes time as well."""
+_MOMENTS = ("updated_at", "lease_until", "unknown_until", "tried_at", "not_before", "suspect_at", "rate_at")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """An opened ledger of one pipeline, and what people know it by."""
+
+    name: str
+    ledger: Any
+
+
+class Tally(msgspec.Struct):
+    """How many things there are, and a sum over what each of them is."""
+
+    count: int = 0
+    digest: int = 0
+
+    def add(self, *thing: object) -> None:
+        """Count one more. In which order they come makes no difference."""
+        hashed = hashlib.blake2b(msgspec.msgpack.encode(thing), digest_size=16)
+        self.count += 1
+        self.digest = (self.digest + int.from_bytes(hashed.digest(), "big")) % 2**128
+
+    def __str__(self) -> str:
+        return f"{self.digest:032x}"
+
+
+class Tallies(msgspec.Struct):
+    """What a ledger holds of one pipeline, kind by kind."""
+
+    keys: Tally = msgspec.field(default_factory=Tally)
+    letters: Tally = msgspec.field(default_factory=Tally)
+    lines: Tally = msgspec.field(default_factory=Tally)
+
+    def add(self, part: Part) -> None:
+        """Letters and lines have an order, so their place counts too."""
+        for key, entry in part.entries:
+            self.keys.add(key, entry)
+        for at, letter in part.letters:
+            self.letters.add(self.letters.count, at, letter)
+        for line in part.lines:
+            if line.what != COPIED:
+                self.lines.add(self.lines.count, line)
+
+    def difference(self, other: "Tallies") -> str:
+        """In which kind another ledger differs first, in words; empty if it does not."""
+        for kind, noun in (("keys", "keys"), ("letters", "dead letters"), ("lines", "lines of history")):
+            mine, theirs = getattr(self, kind), getattr(other, kind)
+            if mine.count != theirs.count:
+                return f"{theirs.count:,} {noun} instead of {mine.count:,}"
+            if mine != theirs:
+                return f"{mine.count:,} {noun}, and some of them are different"
+        return ""
+
+
+class Found(enum.StrEnum):
+    """What a target holds before the copy."""
+
+    NOTHING = "nothing"
+    UNFINISHED = "unfinished"
+    """A copy from the same ledger was cut off."""
+    SAME = "same"
+    OTHER = "other"
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What there is to do."""
+
+    pipeline: str
+    found: Found
+    census: Census
+    standing: Standing
+    """Of the source."""
+    since: float
+    """By the clock of the source: what was charged for a rate before is over."""
+    shift_s: float
+    """By how much the clock of the target is ahead."""
+    difference: str = ""
+    """How what the target holds differs, in words."""
+
+
+class Move:
+    """One pipeline on its way from one ledger to another."""
+
+    def __init__(self, pipeline: str, source: Place, target: Place, tell: Callable[[str, int], None]) -> None:
+        self._pipeline = pipeline
+        self._source = source
+        self._target = target
+        self._tell = tell
+        """Called with what is done now, and how many keys and letters are through."""
+
+    async def plan(self) -> Plan:
+        """Look at both sides, and refuse what cannot be copied. Nothing is changed."""
+        standing = await self._standing()
+        census, since = await self._source.ledger.operator.census(), await self._source.ledger.operator.now()
+        ahead_s = await self._target.ledger.operator.now() - since
+        shift_s = 0.0 if abs(ahead_s) < SAME_CLOCK_S else float(math.ceil(ahead_s))
+        plan = Plan(self._pipeline, Found.NOTHING, census, standing, since, shift_s)
+        there = await self._target.ledger.governor.standing()
+        if (mark := _mark_of(there)) is not None:
+            if mark.why == self._why:
+                return replace(plan, found=Found.UNFINISHED)
+            return replace(plan, found=Found.OTHER, difference=f"a copy that was cut off: {mark.why}")
+        if there == PLAIN and await self._is_empty():
+            return plan
+        mine = await self._tallied(self._source, "comparing", plan.since, plan.shift_s)
+        theirs = await self._tallied(self._target, "comparing", plan.since + plan.shift_s)
+        difference = mine.difference(theirs)
+        return replace(plan, found=Found.OTHER if difference else Found.SAME, difference=difference)
+
+    async def check_replaceable(self) -> None:
+        """Refuse to replace what is worked with."""
+        standing = await self._target.ledger.governor.standing()
+        if not standing.is_paused and _mark_of(standing) is None:
+            raise ActError(
+                f"pipeline {self._pipeline!r} is not paused in {self._target.name}, so it may be in use; "
+                f"if it is not, pause it there first: {self._pause_it}"
+            )
+        await self._check_claims(self._target)
+
+    async def run(self, plan: Plan, mandate: Mandate) -> Tallies:
+        """Copy everything and compare both sides. What the target holds is replaced."""
+        target, before = self._target.ledger, await self._target.ledger.governor.standing()
+        there = shifted_standing(plan.standing, plan.shift_s)
+        mark = Pause(UNFINISHED, True, await target.operator.now(), storable(mandate.who), self._why)
+        await target.archive.stand(replace(there, pauses=(*there.pauses, mark)))
+        if plan.found is not Found.NOTHING:
+            await target.archive.clear()
+        if not await self._is_empty():
+            await target.archive.stand(before)
+            raise ActError(f"{self._target.name} is being worked with; stop its workers, and run it again")
+        # A store that compares tokens has seen those of the source.
+        await target.archive.tokens_above(await self._source.ledger.archive.tokens_above(0))
+        copied = await self._copied(plan)
+        await self._verify(plan, copied)
+        told = f"{copied.keys.count:,} keys, {copied.letters.count:,} dead letters"
+        await self._record(self._target, f"from {self._source.name}: {told}", mandate)
+        await target.archive.stand(there)
+        await self._record(self._source, f"to {self._target.name}: {told}", mandate)
+        return copied
+
+    @property
+    def _pause_it(self) -> str:
+        return f"keywise pause --all --wait --pipeline {shlex.quote(self._pipeline)}"
+
+    @property
+    def _why(self) -> str:
+        return storable(f"keywise ledger copy from {self._source.name} is not finished")
+
+    async def _copied(self, plan: Plan) -> Tallies:
+        tallies = Tallies()
+        async for part in _parts(self._source):
+            there = carried(part, plan.since, plan.shift_s)
+            await self._target.ledger.archive.add(there)
+            tallies.add(there)
+            self._tell("copying", tallies.keys.count + tallies.letters.count)
+        return tallies
+
+    async def _verify(self, plan: Plan, copied: Tallies) -> None:
+        arrived = await self._tallied(self._target, "checking the copy", plan.since + plan.shift_s)
+        if difference := copied.difference(arrived):
+            raise ActError(
+                f"{self._target.name} does not hold what was copied to it: {difference}; "
+                f"stop whatever works on it, and run it again; pipeline {self._pipeline!r} stays paused there"
+            )
+        left = await self._tallied(self._source, "checking the original", plan.since, plan.shift_s)
+        difference = copied.difference(left)
+        if difference or await self._standing() != plan.standing:
+            raise ActError(
+                f"{self._source.name} was changed while it was copied ({difference or 'its pauses'}); "
+                f"stop its workers, and run it again; pipeline {self._pipeline!r} stays paused in {self._target.name}"
+            )
+
+    async def _tallied(self, place: Place, what: str, since: float, shift_s: float = 0.0) -> Tallies:
+        tallies = Tallies()
+        async for part in _parts(place):
+            tallies.add(carried(part, since, shift_s))
+            self._tell(what, tallies.keys.count + tallies.letters.count)
+        return tallies
+
+    async def _standing(self) -> Standing:
+        """What is set in the source, which nobody may work on."""
+        standing: Standing = await self._source.ledger.governor.standing()
+        if _mark_of(standing) is not None:
+            raise ActError(
+                f"{self._source.name} holds a copy of pipeline {self._pipeline!r} that was cut off; "
+                "copy from the ledger that is whole"
+            )
+        if not standing.is_paused:
+            raise ActError(
+                f"pipeline {self._pipeline!r} is not paused in {self._source.name}, so a worker could change it "
+                f"meanwhile; first {self._pause_it}"
+            )
+        await self._check_claims(self._source)
+        return standing
+
+    async def _check_claims(self, place: Place) -> None:
+        if held := await place.ledger.governor.held("", 1):
+            entry = await place.ledger.operator.inspect(held[0]) or EMPTY
+            raise ActError(
+                f"{held[0]!r} of pipeline {self._pipeline!r} is still held by {entry.owner} in {place.name}; "
+                f"wait for it with {self._pause_it}"
+            )
+
+    async def _is_empty(self) -> bool:
+        async for part in _parts(self._target):
+            if part.entries or part.letters or part.lines:
+                return False
+        return True
+
+    async def _record(self, place: Place, detail: str, mandate: Mandate) -> None:
+        detail = storable("; ".join(part for part in (detail, mandate.why) if part))
+        at = await place.ledger.operator.now()
+        await place.ledger.historian.record([Line(at, COPIED, detail=detail, by=storable(mandate.who))])
+
+
+async def _parts(place: Place) -> AsyncIterator[Part]:
+    """All of a scope, one part after another."""
+    cursor = ""
+    while True:
+        part = await place.ledger.archive.part(cursor, PART)
+        yield part
+        cursor = part.cursor
+        if not cursor:
+            return
+
+
+def _mark_of(standing: Standing) -> Pause | None:
+    """The pause of an unfinished copy, if there is one."""
+    return next((one for one in standing.pauses if one.is_pattern and one.keys == UNFINISHED), None)
+
+
+def carried(part: Part, since: float, shift_s: float) -> Part:
+    """A part as any other ledger keeps it: in whole seconds where only they are kept, on a clock that is ahead."""
+    entries = [(key, _carried_entry(entry, since, shift_s)) for key, entry in part.entries]
+    return Part(
+        entries=[(key, entry) for key, entry in entries if replace(entry, updated_at=0.0) != EMPTY],
+        letters=[(at + shift_s, _carried_letter(letter)) for at, letter in part.letters],
+        lines=[_carried_line(line, shift_s) for line in part.lines],
+    )
+
+
+def _carried_entry(entry: Entry, since: float, shift_s: float) -> Entry:
+    if entry.rate_at and entry.rate_at <= since:
+        entry = replace(entry, rate_at=0.0)
+    entry = replace(entry, updated_at=float(math.ceil(entry.updated_at)))
+    if not shift_s:
+        return entry
+    return replace(entry, **{name: at + shift_s for name in _MOMENTS if (at := getattr(entry, name))})
+
+
+def _carried_letter(letter: Letter) -> Letter:
+    headers = dict(letter.headers) if letter.headers else None
+    return replace(letter, cause=_text(letter.cause), source=_text(letter.source), headers=headers)
+
+
+def _carried_line(line: Line, shift_s: float) -> Line:
+    texts = {name: _text(getattr(line, name)) for name in ("what", "detail", "by")}
+    return replace(line, at=line.at + shift_s, **texts)
+
+
+def shifted_standing(standing: Standing, shift_s: float) -> Standing:
+    """What is set, on a clock that is ahead."""
+    resync_at = standing.resync_at + shift_s if standing.resync_at else 0.0
+    pauses = tuple(replace(pause, at=pause.at + shift_s) for pause in standing.pauses)
+    return replace(standing, pauses=pauses, resync_at=resync_at)
+
+
+def _text(text: str) -> str:
+    """Not every store has NUL in its texts."""
+    return text.replace("\0", "\ufffd")
