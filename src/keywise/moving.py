@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from keywise import rules
 from keywise.acts import Mandate
 from keywise.causes import storable
 from keywise.entry import EMPTY, Entry
@@ -263,7 +264,7 @@ def carried(part: Part, since: float, shift_s: float) -> Part:
     """A part as any other ledger keeps it: in whole seconds where only they are kept, on a clock that is ahead."""
     entries = [(key, _carried_entry(entry, since, shift_s)) for key, entry in part.entries]
     return Part(
-        entries=[(key, entry) for key, entry in entries if replace(entry, updated_at=0.0) != EMPTY],
+        entries=[(key, entry) for key, entry in entries if rules.kept(entry) is not None],
         letters=[(at + shift_s, _carried_letter(letter)) for at, letter in part.letters],
         lines=[_carried_line(line, shift_s) for line in part.lines],
     )

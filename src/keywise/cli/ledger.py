@@ -123,11 +123,8 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
     for report in reports:
         print(plain(str(report)))
         if not dry_run:
-            print(
-                plain(
-                    f"start its workers with the new ledger, then: keywise resume --all --pipeline {shlex.quote(report.pipeline)}"
-                )
-            )
+            resume = f"keywise resume --all --pipeline {shlex.quote(report.pipeline)}"
+            print(plain(f"it stays paused; start its workers with the new ledger, then: {resume}"))
 
 
 class Report(msgspec.Struct):
