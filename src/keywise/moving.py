@@ -109,6 +109,35 @@ class Plan(msgspec.Struct, frozen=True):
     """How what the target holds differs, in words."""
 
 
+async def resting(pipeline: str, place: Place) -> Standing:
+    """What is set for a pipeline that is to be copied from a place. Nobody may work on it."""
+    standing: Standing = await place.ledger.governor.standing()
+    if _mark_of(standing) is not None:
+        raise ActError(
+            f"{place.name} holds a copy of pipeline {pipeline!r} that was cut off; copy from the ledger that is whole"
+        )
+    if not standing.is_paused:
+        raise ActError(
+            f"pipeline {pipeline!r} is not paused in {place.name}, so a worker could change it meanwhile; "
+            f"first {_pausing(pipeline)}"
+        )
+    await _check_claims(pipeline, place)
+    return standing
+
+
+async def _check_claims(pipeline: str, place: Place) -> None:
+    if held := await place.ledger.governor.held("", 1):
+        entry = await place.ledger.operator.inspect(held[0]) or EMPTY
+        raise ActError(
+            f"{held[0]!r} of pipeline {pipeline!r} is still held by {entry.owner} in {place.name}; "
+            f"wait for it with {_pausing(pipeline)}"
+        )
+
+
+def _pausing(pipeline: str) -> str:
+    return f"keywise pause --all --wait --pipeline {shlex.quote(pipeline)}"
+
+
 class Move:
     """One pipeline on its way from one ledger to another."""
 
@@ -121,7 +150,7 @@ class Move:
 
     async def plan(self) -> Plan:
         """Look at both sides, and refuse what cannot be copied. Nothing is changed."""
-        standing = await self._standing()
+        standing = await resting(self._pipeline, self._source)
         census, since = await self._source.ledger.operator.census(), await self._source.ledger.operator.now()
         ahead_s = await self._target.ledger.operator.now() - since
         shift_s = 0.0 if abs(ahead_s) < SAME_CLOCK_S else float(math.ceil(ahead_s))
@@ -144,9 +173,9 @@ class Move:
         if not standing.is_paused and _mark_of(standing) is None:
             raise ActError(
                 f"pipeline {self._pipeline!r} is not paused in {self._target.name}, so it may be in use; "
-                f"if it is not, pause it there first: {self._pause_it}"
+                f"if it is not, pause it there first: {_pausing(self._pipeline)}"
             )
-        await self._check_claims(self._target)
+        await _check_claims(self._pipeline, self._target)
 
     async def run(self, plan: Plan, mandate: Mandate) -> Tallies:
         """Copy everything and compare both sides. What the target holds is replaced."""
@@ -170,10 +199,6 @@ class Move:
         return copied
 
     @property
-    def _pause_it(self) -> str:
-        return f"keywise pause --all --wait --pipeline {shlex.quote(self._pipeline)}"
-
-    @property
     def _why(self) -> str:
         return storable(f"keywise ledger copy from {self._source.name} is not finished")
 
@@ -195,7 +220,7 @@ class Move:
             )
         left = await self._tallied(self._source, "checking the original", plan.since, plan.shift_s)
         difference = copied.difference(left)
-        if difference or await self._standing() != plan.standing:
+        if difference or await resting(self._pipeline, self._source) != plan.standing:
             raise ActError(
                 f"{self._source.name} was changed while it was copied ({difference or 'its pauses'}); "
                 f"stop its workers, and run it again; pipeline {self._pipeline!r} stays paused in {self._target.name}"
@@ -207,30 +232,6 @@ class Move:
             tallies.add(carried(part, since, shift_s))
             self._tell(what, tallies.keys.count + tallies.letters.count)
         return tallies
-
-    async def _standing(self) -> Standing:
-        """What is set in the source, which nobody may work on."""
-        standing: Standing = await self._source.ledger.governor.standing()
-        if _mark_of(standing) is not None:
-            raise ActError(
-                f"{self._source.name} holds a copy of pipeline {self._pipeline!r} that was cut off; "
-                "copy from the ledger that is whole"
-            )
-        if not standing.is_paused:
-            raise ActError(
-                f"pipeline {self._pipeline!r} is not paused in {self._source.name}, so a worker could change it "
-                f"meanwhile; first {self._pause_it}"
-            )
-        await self._check_claims(self._source)
-        return standing
-
-    async def _check_claims(self, place: Place) -> None:
-        if held := await place.ledger.governor.held("", 1):
-            entry = await place.ledger.operator.inspect(held[0]) or EMPTY
-            raise ActError(
-                f"{held[0]!r} of pipeline {self._pipeline!r} is still held by {entry.owner} in {place.name}; "
-                f"wait for it with {self._pause_it}"
-            )
 
     async def _is_empty(self) -> bool:
         async for part in _parts(self._target):

@@ -22,7 +22,7 @@ from keywise.cli.loading import AppOption, JsonOption, load
 from keywise.cli.pause import note_that
 from keywise.cli.speech import cell, complain, count, display, duration, fail, plain, progress, refuse, table, tell_json
 from keywise.errors import ActError, KeywiseError
-from keywise.moving import Found, Move, Place, Plan, Tallies
+from keywise.moving import Found, Move, Place, Plan, Tallies, resting
 from keywise.protocols import Census
 from keywise.rules import Policy
 from keywise.standing import Standing
@@ -184,11 +184,12 @@ class Copy:
         is_new = self._dry_run and (file := _file_of(self._target)) is not None and not file.exists()
         # A dry run leaves no new file behind.
         there = "memory://" if is_new else self._target
-        async with (
-            _opened(self._source, name, policy, self._shared) as source,
-            _opened(there, name, policy, self._shared) as target,
-        ):
-            places = Place(shown(self._source), source), Place(shown(self._target), target)
+        async with AsyncExitStack() as stack:
+            source = await stack.enter_async_context(_opened(self._source, name, policy, self._shared))
+            original = Place(shown(self._source), source)
+            # Before the target is opened, which makes a file or tables where there are none.
+            await resting(name, original)
+            target = await stack.enter_async_context(_opened(there, name, policy, self._shared))
             task = self._bar.add_task(name, total=(await source.operator.census()).keys or None)
 
             def tell(what: str, done: int) -> None:
@@ -196,7 +197,7 @@ class Copy:
                     self._bar.start()
                     self._bar.update(task, description=plain(f"{name}: {what}"), completed=done)
 
-            yield Move(name, *places, tell)
+            yield Move(name, original, Place(shown(self._target), target), tell)
 
     async def _check(self, move: Move, plan: Plan) -> None:
         if plan.found is not Found.OTHER:

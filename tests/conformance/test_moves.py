@@ -1,0 +1,104 @@
+"""A pipeline that has moved answers as if it had stayed, from any ledger to any other."""
+
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from conformance.benches import LEDGERS
+from conformance.postgres_benches import LEDGERS as POSTGRES
+from keywise.acts import Mandate
+from keywise.change import Want, order_of
+from keywise.entry import Policy, Terms
+from keywise.limits import Rate
+from keywise.moving import Found, Move, Place, carried
+from keywise.protocols import Part
+from keywise.standing import EVERYTHING, Pause
+from keywise.testing.conformance.archives import filled, joined, parts_of
+from keywise.testing.conformance.histories import LEASE_S, REDELIVERY_S, RETENTION_S, History, Twins
+from keywise.testing.conformance.ledgers import PLAIN, LedgerBench
+from running import run
+
+MAKERS = {name: make for files in (LEDGERS, POSTGRES) for makes in files.values() for name, make in makes.items()}
+PAIRS = [
+    pytest.param(
+        one, other, id=f"{one} to {other}", marks=[pytest.mark.server("postgres")] * ("postgres" in (one, other))
+    )
+    for one in MAKERS
+    for other in MAKERS
+]
+POLICY = Policy(True, REDELIVERY_S, RETENTION_S)
+TERMS = Terms("w1", 60.0)
+
+
+def move(one: LedgerBench, other: LedgerBench) -> Move:
+    return Move("scope", Place("one", one.ledger), Place("other", other.ledger), lambda what, done: None)
+
+
+async def moved(one: LedgerBench, other: LedgerBench) -> None:
+    """Pause, copy, and go on at the other place."""
+    await one.ledger.governor.pause(Pause(EVERYTHING, True))
+    await move(one, other).run(await move(one, other).plan(), Mandate("ada"))
+    assert (await move(one, other).plan()).found is Found.SAME
+    await other.another.governor.resume(EVERYTHING, True)
+
+
+@asynccontextmanager
+async def both(one: str, other: str, policy: Policy):
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(MAKERS[name](policy)) for name in (one, other)]
+
+
+async def everything(bench: LedgerBench, since: float = 0.0, shift_s: float = 0.0) -> Part:
+    return carried(joined(await parts_of(bench.another.archive, 100)), since, shift_s)
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
+    async def main() -> None:
+        async with both(one, other, PLAIN) as (here, there):
+            await filled(here)
+            await here.ledger.governor.pause(Pause(EVERYTHING, True))
+            plan = await move(here, there).plan()
+            copied = await move(here, there).run(plan, Mandate("ada"))
+            mine = await everything(here, plan.since, plan.shift_s)
+            theirs = await everything(there)
+            assert theirs.entries == mine.entries and copied.keys.count == len(mine.entries) == 14
+            assert theirs.letters == mine.letters
+            assert theirs.lines[:-1] == mine.lines[:-1]
+            assert (await move(here, there).plan()).found is Found.SAME
+            await there.ledger.governor.resume(EVERYTHING, True)
+            assert sorted(await there.ledger.suspects(100, -1e9)) == sorted(await here.ledger.suspects(100, -1e9)) != []
+            wants = [Want(key, order_of(version)) for key, _ in mine.entries for version in (1, 2**41)]
+            for want in wants:
+                [asked, again] = [await bench.ask_for(want, "w7", alone=True) for bench in (here, there)]
+                # What would be granted is paused in the place that was left.
+                if getattr(asked, "answer", "") != "paused":
+                    assert getattr(asked, "answer", None) == getattr(again, "answer", None), want
+
+    run(main(), limit_s=100)
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_key_that_has_used_up_its_rate_is_limited_where_it_comes_to(one, other):
+    async def main() -> None:
+        async with both(one, other, Policy(rate=Rate(1, per=600.0))) as (here, there):
+            await here.ledger.release((await here.ledger.claim([Want("a", order_of(1))], TERMS)).granted)
+            await moved(here, there)
+            refused = (await there.ledger.claim([Want("a", order_of(1))], TERMS)).refused
+            assert refused["a"].answer == "limited" and 590.0 < refused["a"].wait_s < 602.0
+
+    run(main())
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_what_random_histories_leave_behind_is_carried_as_it_is(one, other):
+    async def main() -> None:
+        async with both(one, other, POLICY) as (here, there):
+            twins = Twins(here, POLICY)
+            for seed in range(12):
+                await History(twins, seed).run()
+            here.advance(LEASE_S)
+            await moved(here, there)
+            assert await there.ledger.census() == await here.ledger.census()
+
+    run(main(), limit_s=100)
