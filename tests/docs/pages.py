@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 ROOT = Path(__file__).parents[2]
 STEP_MAX_S = 60
@@ -146,7 +147,7 @@ def _command_fault(command: str, expected: str, folder: Path, environment: dict[
             return f"make has no target {', '.join(unknown)}" if unknown else None
         case ["export", setting]:
             name, _, value = setting.partition("=")
-            environment[name] = value
+            environment[name] = Template(value).safe_substitute(environment)
             return None
     ran = _run(["bash", "-c", command], folder, environment)
     wanted_failure = re.search(r"^Error:", expected, re.MULTILINE) is not None

@@ -111,6 +111,7 @@ def line_faults(text: str, sources: str) -> list[str]:
     """Lines of the history that only the code knows, or only the page."""
     written = {*re.findall(r'"([a-z ]+)", (?:event\.key|"")', sources), history.ALARM, history.CALM}
     written |= set(re.findall(r'record(?:_pause)?\((?:found, )?"([a-z ]+)"', sources))
+    written |= set(re.findall(r'^COPIED = "([a-z ]+)"', sources, re.MULTILINE))
     written |= {"applied", "stale", "duplicate", "superseded"}
     [table] = [part for part in text.split("\n\n") if part.startswith("| line |")]
     told = set(re.findall(r"`([a-z ]+)`", " ".join(row[0] for row in rows(table)[1:])))
@@ -178,7 +179,7 @@ def test_every_event_is_told_with_its_fields():
 
 def test_every_line_of_the_history_is_told():
     text = page("docs/reference/events.md").text
-    places = ("history.py", "acts.py", "cli/dead.py")
+    places = ("history.py", "acts.py", "moving.py", "cli/dead.py")
     sources = "\n".join((ROOT / "src/keywise" / place).read_text("utf-8") for place in places)
     expect_none(line_faults(text, sources))
     assert line_faults(text.replace("| `pruned` |", "| `prunes` |"), sources) == [
