@@ -8,10 +8,10 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check coverage sim bench chaos lock clean
+.PHONY: help setup run test check coverage sim bench bench-peers chaos lock lock-peers clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(READY) ## Build .venv; the other targets do it when it is due
 
@@ -46,8 +46,19 @@ sim: $(READY) ## Simulate 500 seeds with faults, then hunt every mutant
 	$(BIN)/keywise simulate --seeds 500
 	$(BIN)/keywise simulate --mutants
 
-bench: $(READY) ## Measure the product beside its peers
+bench: $(READY) ## Measure the product beside a bare loop
 	$(BIN)/python benchmarks/run.py
+
+# The peers have an environment of their own, so that none of them is a dependency of the project.
+PEERS := build/peers/.ready
+
+$(PEERS): benchmarks/peers/requirements.txt
+	rm -f $@; $(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --require-hashes --requirement $<
+	@touch $@
+
+bench-peers: $(READY) $(PEERS) ## Measure the product beside its peers, and renew docs/benchmarks.md
+	$(BIN)/python benchmarks/peers/run.py --write docs/benchmarks.md
 
 chaos: $(READY) ## Kill real workers at random moments, then check the store
 	$(BIN)/python tests/chaos/kill.py
@@ -59,6 +70,13 @@ lock: ## Renew requirements.lock from pyproject.toml
 	CUSTOM_COMPILE_COMMAND="make lock" build/lock/bin/pip-compile --quiet --upgrade --strip-extras --generate-hashes \
 		--allow-unsafe --extra dev --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
 		--output-file requirements.lock pyproject.toml
+
+lock-peers: ## Renew benchmarks/peers/requirements.txt from requirements.in beside it
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/python -m pip install --quiet pip-tools==7.6.2
+	CUSTOM_COMPILE_COMMAND="make lock-peers" build/lock/bin/pip-compile --quiet --upgrade --strip-extras --generate-hashes \
+		--allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
+		--output-file benchmarks/peers/requirements.txt benchmarks/peers/requirements.in
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,3 +34,24 @@ def test_a_profile_names_every_layer_in_its_page(tmp_path: Path):
     page = path.read_text()
     for layer in ("queue read", "decode", "fold", "decide", "sink write", "mark", "ack", "commit", "rest"):
         assert page.count(f"| {layer} |") == 2
+
+
+@pytest.mark.server("postgres")
+def test_a_small_race_is_checked_and_renews_its_part_of_a_page(tmp_path: Path):
+    page, data = tmp_path / "benchmarks.md", tmp_path / "peers.json"
+    page.write_text("Before.\n<!-- peers: made by hand -->\n<!-- end of peers -->\nAfter.\n")
+    chosen = ("keywise, table sink", "keywise, batch handler", "keywise, one-change handler")
+    only = [word for name in chosen for word in ("--only", name)]
+    small = ("--rounds", "1", "--changes", "400", "--keys", "40", "--json", str(data), "--write", str(page))
+    told = run("peers/run.py", *only, *small)
+    rows = json.loads(data.read_text())["rows"]
+    assert [row["contender"]["name"] for row in rows] == list(chosen)
+    for row in rows:
+        (turn,) = row["turns"]
+        verdict = turn["verdict"]
+        assert (verdict["backwards"], verdict["repeats"], verdict["wrong"]) == (0, 0, 0)
+        assert not verdict["overlaps"]
+        assert turn["changes_per_s"] > 0
+        assert row["contender"]["name"] in told and f"| {row['contender']['name']} |" in page.read_text()
+    assert page.read_text().startswith("Before.\n") and page.read_text().endswith("After.\n")
+    assert (tmp_path / "benchmarks" / "peers-speed.svg").read_text().startswith("<svg")

@@ -1,0 +1,1 @@
+"""keywise beside its peers: the same changes, the same handler, the same servers."""

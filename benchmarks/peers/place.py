@@ -1,0 +1,35 @@
+"""Where a contender works: its servers, its changes, its log and its settings, handed over in the environment."""
+
+import os
+from typing import Any
+
+import msgspec
+
+from benchmarks import workload
+
+VARIABLE = "BENCH_PLACE"
+STREAM = 200_000
+"""All contenders get a beginning of the same stream; a slow one gets a shorter beginning."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a contender's processes have to know."""
+
+    postgres: str
+    redis: str
+    log: str
+    changes: int
+    keys: int
+    distribution: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def here(cls) -> "Place":
+        return msgspec.json.decode(os.environ[VARIABLE], type=cls)
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, VARIABLE: msgspec.json.encode(self).decode()}
+
+    def bodies(self) -> list[bytes]:
+        """What is delivered, in the order of delivery."""
+        return workload.changes(max(STREAM, self.changes), self.keys, self.distribution)[: self.changes]

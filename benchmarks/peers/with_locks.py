@@ -1,0 +1,91 @@
+"""The design that keywise grew from: a lock and the latest version of each key in Redis, message by message.
+
+Messages come from a Redis stream with a group of consumers. For each one: take `lock:KEY`, waiting for it if somebody
+has it; leave the message alone if `latest:KEY` is not older; write; set `latest:KEY`; release the lock; ack.
+"""
+
+import asyncio
+import random
+import secrets
+from typing import Any
+
+import redis.asyncio
+
+from benchmarks import workload
+from benchmarks.peers.entrance import enter
+from benchmarks.peers.handler import Writer
+from benchmarks.peers.place import Place
+from benchmarks.peers.record import Kind, clock_ns
+
+STREAM, GROUP, AT_ONCE = "pages", "workers", 1000
+LOCK_MS, LATEST_S = 10_000, 86_400
+RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+
+async def fill(place: Place) -> None:
+    client: Any = redis.asyncio.Redis.from_url(place.redis)
+    await client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
+    bodies = place.bodies()
+    for start in range(0, len(bodies), AT_ONCE):
+        async with client.pipeline(transaction=False) as pipe:
+            for body in bodies[start : start + AT_ONCE]:
+                pipe.xadd(STREAM, {"body": body})
+            await pipe.execute()
+    await client.aclose()
+
+
+async def work(place: Place) -> None:
+    concurrency = int(place.settings["concurrency"])
+    waiting: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(int(place.settings["prefetch"]))
+    async with Writer(place.postgres, place.log, concurrency) as writer, asyncio.TaskGroup() as group:
+        worker = Worker(place, writer)
+        group.create_task(worker.receive(waiting))
+        for _ in range(concurrency):
+            group.create_task(worker.handle_all(waiting))
+
+
+class Worker:
+    """One process that takes messages and brings them to an end, many side by side."""
+
+    def __init__(self, place: Place, writer: Writer) -> None:
+        self._redis: Any = redis.asyncio.Redis.from_url(place.redis)
+        self._release = self._redis.register_script(RELEASE)
+        self._writer = writer
+        self._prefetch = int(place.settings["prefetch"])
+
+    async def receive(self, waiting: asyncio.Queue[tuple[bytes, bytes]]) -> None:
+        name = secrets.token_hex(4)
+        while True:
+            found = await self._redis.xreadgroup(GROUP, name, {STREAM: ">"}, count=self._prefetch, block=1000)
+            for _, messages in found:
+                for number, fields in messages:
+                    await waiting.put((number, fields[b"body"]))
+
+    async def handle_all(self, waiting: asyncio.Queue[tuple[bytes, bytes]]) -> None:
+        while True:
+            await self._handle(*await waiting.get())
+
+    async def _handle(self, number: bytes, body: bytes) -> None:
+        change = workload.decode(body)
+        key, version = change.content_id, change.payload_version
+        lock, token = f"lock:{key}", secrets.token_hex(8)
+        # Polling, as the design proposes; Redis tells nobody that a lock is free.
+        while not await self._redis.set(lock, token, nx=True, px=LOCK_MS):  # noqa: ASYNC110
+            await asyncio.sleep(random.uniform(0.001, 0.005))
+        latest = await self._redis.get(f"latest:{key}")
+        is_newer = latest is None or int(latest) < version
+        if is_newer:
+            await self._writer.write(key, version, body)
+        else:
+            self._writer.recorder.note(Kind.SKIPPED, key, version, clock_ns())
+        # The last three steps in one round trip: that is as quick as this design can be.
+        async with self._redis.pipeline(transaction=False) as pipe:
+            if is_newer:
+                pipe.set(f"latest:{key}", version, ex=LATEST_S)
+            await self._release(keys=[lock], args=[token], client=pipe)
+            pipe.xack(STREAM, GROUP, number)
+            await pipe.execute()
+
+
+if __name__ == "__main__":
+    enter(fill, work)
