@@ -162,8 +162,9 @@ class Move:
             return replace(plan, found=Found.OTHER, difference=f"a copy that was cut off: {mark.why}")
         if there == PLAIN and await self._is_empty():
             return plan
-        mine = await self._tallied(self._source, "comparing", plan.since, plan.shift_s)
-        theirs = await self._tallied(self._target, "comparing", plan.since + plan.shift_s)
+        shift_s = _shift_of(standing, there, plan.shift_s)
+        mine = await self._tallied(self._source, "comparing", since, shift_s)
+        theirs = await self._tallied(self._target, "comparing", since + shift_s)
         difference = mine.difference(theirs)
         return replace(plan, found=Found.OTHER if difference else Found.SAME, difference=difference)
 
@@ -259,6 +260,13 @@ async def _parts(place: Place) -> AsyncIterator[Part]:
 def _mark_of(standing: Standing) -> Pause | None:
     """The pause of an unfinished copy, if there is one."""
     return next((one for one in standing.pauses if one.is_pattern and one.keys == UNFINISHED), None)
+
+
+def _shift_of(mine: Standing, theirs: Standing, otherwise_s: float) -> float:
+    """By how much moments were moved when a standing was copied: the clocks may be a little further apart by now."""
+    moments = {replace(pause, at=0.0): pause.at for pause in mine.pauses}
+    apart_s = [pause.at - moments[same] for pause in theirs.pauses if (same := replace(pause, at=0.0)) in moments]
+    return float(round(apart_s[0])) if apart_s else otherwise_s
 
 
 def carried(part: Part, since: float, shift_s: float) -> Part:
