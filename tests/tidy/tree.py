@@ -48,7 +48,8 @@ def expect_none(faults: Iterable[str]) -> None:
 
 def _walk(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
-        if path.is_symlink():
+        # In a second work tree of git, .git is a file that names the first one.
+        if path.is_symlink() or path.name == ".git":
             continue
         if path.is_file():
             yield path
