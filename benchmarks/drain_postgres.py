@@ -1,53 +1,89 @@
-"""One timed drain on Postgres in a process of its own: fills a queue, drains it, checks the table, prints one line."""
+"""One timed drain on Postgres in a process of its own: fills a queue, drains it, checks the store, prints one line."""
 
 import argparse
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import asyncpg
 import msgspec
 
 import keywise
 from benchmarks import keywise_sqlite, raw_postgres, workload
-from benchmarks.drain import Drained, Job, add_job_arguments
+from benchmarks.drain import Drained, Job, Timed, add_job_arguments
+from keywise.events import BatchClosed, Settled
 
 PIPELINE = "bench"
+HANDLER_S = 0.001
+CONCURRENCY = 200
+"""A handler that waits for 1 ms is worth having so many of at once."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=sorted(DRAINS))
     parser.add_argument("--url", required=True, help="an empty database")
+    parser.add_argument("--known", action="store_true", help="every key has been written before")
     add_job_arguments(parser)
     options = parser.parse_args()
     job = Job(options.changes, options.keys, options.batch, options.distribution)
     bodies = workload.changes(job.changes, job.keys, job.distribution)
-    elapsed_s, cpu_s = asyncio.run(DRAINS[options.what](job, bodies, options.url))
-    assert asyncio.run(stored(options.url)) == workload.newest(bodies), "the table does not hold the newest versions"
+    known = workload.first_of_each(job.keys) if options.known else []
+    elapsed_s, cpu_s, found = asyncio.run(DRAINS[options.what](job, bodies, known, options.url))
+    assert found == workload.newest([*known, *bodies]), "the store does not hold the newest versions"
     print(msgspec.json.encode(Drained(job.changes / elapsed_s, 1e6 * cpu_s / job.changes)).decode())
 
 
-async def drain_raw(job: Job, bodies: list[bytes], url: str) -> tuple[float, float]:
+async def drain_raw(job: Job, bodies: list[bytes], known: list[bytes], url: str) -> Timed:
     connection = await raw_postgres.connect(url)
     await connection.execute(raw_postgres.SCHEMA)
+    await raw_postgres.send(connection, known)
+    while await raw_postgres.drain_batch(connection, job.batch):
+        pass
     await raw_postgres.send(connection, bodies)
-    await connection.execute("vacuum analyze queue")
+    await connection.execute("vacuum analyze")
     started, cpu = time.perf_counter(), time.process_time()
     while await raw_postgres.drain_batch(connection, job.batch):
         pass
     elapsed_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu
     await connection.close()
-    return elapsed_s, cpu_s
+    return elapsed_s, cpu_s, await stored(url)
 
 
-async def drain_keywise(job: Job, bodies: list[bytes], url: str) -> tuple[float, float]:
-    async with app_on(url, job.batch) as app:
+async def drain_keywise(job: Job, bodies: list[bytes], known: list[bytes], url: str) -> Timed:
+    if known:
+        await _drain(app_on(url, job.batch), known, url)
+    finish = await _drain(app_on(url, job.batch), bodies, url)
+    return finish.elapsed_s, finish.cpu_s, await stored(url)
+
+
+async def drain_leased(job: Job, bodies: list[bytes], known: list[bytes], url: str) -> Timed:
+    """Each change goes to a handler that waits for a while, as one that calls another service does."""
+    found: dict[str, int] = {}
+    app = keywise.App(url)
+    pipeline = app.pipeline(
+        PIPELINE, key="content_id", version="payload_version", batch_max=job.batch, concurrency=CONCURRENCY
+    )
+    pipeline.source(url)
+
+    @pipeline.apply
+    async def handle(change: keywise.Change[Any]) -> None:
+        await asyncio.sleep(HANDLER_S)
+        assert change.version is not None
+        found[change.key] = change.version
+
+    finish = await _drain(app, [*known, *bodies], url, counted=Settled)
+    return finish.elapsed_s, finish.cpu_s, found
+
+
+async def _drain(
+    app: keywise.App, bodies: list[bytes], url: str, counted: type[BatchClosed | Settled] = BatchClosed
+) -> keywise_sqlite.Finish:
+    async with app:
         await app.send(PIPELINE, *bodies)
-        connection = await asyncpg.connect(url)
-        await connection.execute("vacuum analyze keywise_ready")
-        await connection.close()
-        finish = await keywise_sqlite.drain(app, job.changes)
-    return finish.elapsed_s, finish.cpu_s
+        await vacuum(url)
+        return await keywise_sqlite.drain(app, len(bodies), counted=counted)
 
 
 def app_on(url: str, batch: int = 1000) -> keywise.App:
@@ -56,6 +92,13 @@ def app_on(url: str, batch: int = 1000) -> keywise.App:
     pipeline = app.pipeline(PIPELINE, key="content_id", version="payload_version", batch_max=batch)
     pipeline.source(url).sink(f"{url}?table=pages")
     return app
+
+
+async def vacuum(url: str) -> None:
+    """As the server does by itself, given time."""
+    connection = await asyncpg.connect(url)
+    await connection.execute("vacuum analyze")
+    await connection.close()
 
 
 async def stored(url: str) -> dict[str, int]:
@@ -67,7 +110,11 @@ async def stored(url: str) -> dict[str, int]:
         await connection.close()
 
 
-DRAINS = {"raw": drain_raw, "keywise": drain_keywise}
+DRAINS: dict[str, Callable[[Job, list[bytes], list[bytes], str], Coroutine[Any, Any, Timed]]] = {
+    "raw": drain_raw,
+    "keywise": drain_keywise,
+    "leased": drain_leased,
+}
 
 if __name__ == "__main__":
     main()

@@ -54,6 +54,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     memory_changes: int
     bulk: int
     flow_s: float
+    key_counts: tuple[int, ...]
 
 
 FULL = Scale(
@@ -68,6 +69,7 @@ FULL = Scale(
     memory_changes=1_000_000,
     bulk=200_000,
     flow_s=6.0,
+    key_counts=(1, 10, 1_000, 100_000, 1_000_000),
 )
 QUICK = Scale(
     changes=20_000,
@@ -81,4 +83,5 @@ QUICK = Scale(
     memory_changes=50_000,
     bulk=100_000,
     flow_s=2.0,
+    key_counts=(1, 1_000, 10_000),
 )

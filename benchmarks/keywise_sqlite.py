@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import keywise
-from keywise.events import BatchClosed, Event, Observer, Started
+from keywise.events import BatchClosed, Event, Observer, Settled, Started
 
 PIPELINE = "bench"
 
@@ -29,26 +29,35 @@ def database_in(folder: Path) -> Path:
 class Finish:
     """An observer that measures from the opened pipeline to the last commit, and then ends the work."""
 
-    def __init__(self, changes: int, stop: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        changes: int,
+        stop: Callable[[], None],
+        clock: Callable[[], float] = time.perf_counter,
+        counted: type[BatchClosed | Settled] = BatchClosed,
+    ) -> None:
         self.elapsed_s = self.cpu_s = 0.0
         self._left = changes
         self._stop = stop
         self._clock = clock
+        self._counted = counted
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
             self._started, self._cpu = self._clock(), time.process_time()
-        elif isinstance(event, BatchClosed):
-            # It is told after the commit.
+        elif isinstance(event, self._counted):
+            # In one transaction, a batch is told after the commit; changes that were leased are settled after theirs.
             self._left -= event.changes
             if self._left <= 0:
                 self.elapsed_s, self.cpu_s = self._clock() - self._started, time.process_time() - self._cpu
                 self._stop()
 
 
-async def drain(app: keywise.App, changes: int, *more: Observer) -> Finish:
+async def drain(
+    app: keywise.App, changes: int, *more: Observer, counted: type[BatchClosed | Settled] = BatchClosed
+) -> Finish:
     """Run until so many changes are committed; all of them must have been settled."""
-    figures, finish = keywise.Figures(), Finish(changes, app.stop)
+    figures, finish = keywise.Figures(), Finish(changes, app.stop, counted=counted)
     app.observers += [figures, finish, *more]
     await app.run(handle_signals=False)
     settled = figures.outcomes.total()

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import keywise_sqlite, raw_sqlite, workload
-from keywise.events import BatchClosed, Event, Started
+from keywise.events import BatchClosed, Event, Observer, Started
 
 READY = "ready"
 POLL_S = 0.001
@@ -111,6 +111,13 @@ def _drain_if_free(connection: sqlite3.Connection) -> int:
 
 async def work_keywise(messages: int, folder: Path) -> Commits:
     commits: Commits = []
+    async with keywise_sqlite.app_in(folder) as app:
+        await keywise_sqlite.drain(app, messages, noting(commits))
+    return commits
+
+
+def noting(commits: Commits) -> Observer:
+    """An observer that says when the work begins, and notes each commit."""
 
     def note(event: Event) -> None:
         if isinstance(event, Started):
@@ -118,9 +125,7 @@ async def work_keywise(messages: int, folder: Path) -> Commits:
         elif isinstance(event, BatchClosed):
             commits.append((time.monotonic(), event.changes))
 
-    async with keywise_sqlite.app_in(folder) as app:
-        await keywise_sqlite.drain(app, messages, note)
-    return commits
+    return note
 
 
 if __name__ == "__main__":

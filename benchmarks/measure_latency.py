@@ -16,32 +16,39 @@ from benchmarks.machine import ROOT, Bystander, run_module
 
 def measure(scale: Scale) -> list[Figure]:
     """The median and the 99th percentile of both."""
-    messages = round(scale.rate * scale.latency_s)
     figures = []
     for what in ("raw", "keywise"):
-        with Bystander() as bystander:
-            delays_ms, sends = _delays_ms(what, messages, scale.rate)
-        percentiles = statistics.quantiles(delays_ms, n=100)
-        note = f"{scale.rate}/s for {scale.latency_s:g} s; others used {bystander.others:.0%} of the CPUs"
-        detail = {"messages": messages, "commits": sends, "max_ms": max(delays_ms), "others": bystander.others}
-        figures.append(Figure(f"send to committed, {what}, p50", percentiles[49], "ms", note, detail=detail))
-        figures.append(Figure(f"send to committed, {what}, p99", percentiles[98], "ms", f"{sends:,} commits"))
+        with tempfile.TemporaryDirectory() as folder:
+            figures += percentiles(scale, "benchmarks.latency", [what, "--folder", folder], what)
     return figures
 
 
-def _delays_ms(what: str, messages: int, rate: int) -> tuple[list[float], int]:
-    """The delay of each message, and how many commits there were."""
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [what, "--folder", folder, "--messages", str(messages), "--rate", str(rate)]
-        command = [sys.executable, "-m", "benchmarks.latency", "work", *arguments]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
-            assert worker.stdout is not None
-            try:
-                if worker.stdout.readline().strip() != READY:
-                    raise RuntimeError(f"the {what} worker did not start")
-                due: Sequence[float] = run_module("benchmarks.latency", ["send", *arguments])
-                commits = msgspec.json.decode(worker.stdout.readline(), type=Commits)
-            finally:
-                worker.terminate()
+def percentiles(scale: Scale, module: str, arguments: Sequence[str], name: str) -> list[Figure]:
+    """The median and the 99th percentile of one run of the module's two processes."""
+    messages = round(scale.rate * scale.latency_s)
+    with Bystander() as bystander:
+        words = [*arguments, "--messages", str(messages), "--rate", str(scale.rate)]
+        delays_ms, commits = delays(module, words)
+    hundredths = statistics.quantiles(delays_ms, n=100)
+    note = f"{scale.rate}/s for {scale.latency_s:g} s; others used {bystander.others:.0%} of the CPUs"
+    detail = {"messages": messages, "commits": commits, "max_ms": max(delays_ms), "others": bystander.others}
+    return [
+        Figure(f"send to committed, {name}, p50", hundredths[49], "ms", note, detail=detail),
+        Figure(f"send to committed, {name}, p99", hundredths[98], "ms", f"{commits:,} commits"),
+    ]
+
+
+def delays(module: str, arguments: Sequence[str]) -> tuple[list[float], int]:
+    """The delay of each message in milliseconds, and how many commits there were."""
+    command = [sys.executable, "-m", module, "work", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        try:
+            if worker.stdout.readline().strip() != READY:
+                raise RuntimeError(f"the worker did not start: {' '.join(command)}")
+            due: Sequence[float] = run_module(module, ["send", *arguments])
+            commits = msgspec.json.decode(worker.stdout.readline(), type=Commits)
+        finally:
+            worker.terminate()
     committed = chain.from_iterable([at] * count for at, count in commits)
     return [1000 * (at - when) for at, when in zip(committed, due, strict=True)], len(commits)

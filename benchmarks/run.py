@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import (
     machine,
     measure_flow,
+    measure_keys,
     measure_latency,
     measure_ledger,
     measure_memory,
@@ -35,6 +36,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "ledger": measure_ledger.measure,
     "memory": measure_memory.measure,
     "postgres": measure_postgres.measure,
+    "keys": measure_keys.measure,
 }
 SLOWER_AT_MOST = 0.05
 BUSY = 0.1

@@ -37,11 +37,11 @@ class Body(Routed):
 decode = msgspec.json.Decoder(Routed).decode
 
 
-def changes(count: int, keys: int, distribution: str = "uniform", *, timestamps: bool = False) -> list[bytes]:
-    """Bodies in the order of delivery; versions count from one, or are microseconds since 1970."""
+def changes(count: int, keys: int, distribution: str = "uniform", *, above: int = 0) -> list[bytes]:
+    """Bodies in the order of delivery; the versions of each key count up from one, or from above another."""
     rng = random.Random(20)
-    names = [str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(keys)]
-    versions = [itertools.count(EPOCH_US + rng.randrange(10**9) if timestamps else 1) for _ in names]
+    names = _names(rng, keys)
+    versions = [itertools.count(above + 1) for _ in names]
     bodies: list[bytes] = []
     for key in _drawn(rng, keys, count, distribution):
         body = msgspec.json.encode(Body(names[key], next(versions[key]), "guide", TEXT))
@@ -49,11 +49,16 @@ def changes(count: int, keys: int, distribution: str = "uniform", *, timestamps:
     return _shuffled(rng, bodies[:count])
 
 
+def first_of_each(keys: int) -> list[bytes]:
+    """A change for each of the keys that `changes` draws from, older than all of those."""
+    return [msgspec.json.encode(Body(name, 0, "guide", TEXT)) for name in _names(random.Random(20), keys)]
+
+
 def once_each(keys: int, *, timestamps: bool = False) -> list[bytes]:
     """One change for each of so many keys."""
     rng = random.Random(21)
     start = EPOCH_US if timestamps else 1
-    names = (str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(keys))
+    names = _names(rng, keys)
     return [msgspec.json.encode(Body(name, start + rng.randrange(1000), "guide", TEXT)) for name in names]
 
 
@@ -66,6 +71,10 @@ def newest(bodies: Iterable[bytes]) -> dict[str, int]:
         if change.payload_version > known:
             found[change.content_id] = change.payload_version
     return found
+
+
+def _names(rng: random.Random, keys: int) -> list[str]:
+    return [str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(keys)]
 
 
 def _drawn(rng: random.Random, keys: int, count: int, distribution: str) -> list[int]:
