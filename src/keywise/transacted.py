@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from keywise import events
+from keywise.backoff import shortened
 from keywise.causes import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
 from keywise.change import Change, Delivery, Outcome
 from keywise.envelope import Readings
@@ -68,6 +69,7 @@ class OneTransaction:
         self._stopping = False
         self._waiting: list[asyncio.Task[bool]] = []
         self._ahead: asyncio.Task[Ahead] | None = None
+        self._unreachable = 0
 
     def stop(self) -> None:
         self._stopping = True
@@ -75,7 +77,6 @@ class OneTransaction:
             waiting.cancel()
 
     async def run(self) -> None:
-        unreachable = 0
         while not self._stopping:
             try:
                 await self._going.wait()
@@ -83,14 +84,14 @@ class OneTransaction:
                     started = self._pipeline.clock()
                     await self._batch(index)
                     await self._give_way(index, self._pipeline.clock() - started)
-                unreachable = 0
+                self._unreachable = 0
             except _AllPausedError:
                 # They stay where they are; whoever watches the pipeline tells when it goes on.
                 self._going.clear()
             except UnavailableError as error:
                 # If the transaction arrived all the same, its messages are gone with it.
-                unreachable += 1
-                await self._pipeline.back_off("database", error, unreachable)
+                self._unreachable += 1
+                await self._pipeline.back_off("database", error, self._unreachable)
 
     async def _next(self) -> int | None:
         """The source whose turn it is: live before bulk, but not for ever. None: look again."""
@@ -170,7 +171,7 @@ class OneTransaction:
 
     def _limit(self, index: int) -> int:
         """Bulk batches are short where live changes may have to wait for them."""
-        limit = self._pipeline.settings.batch_max
+        limit = shortened(self._pipeline.settings.batch_max, self._unreachable)
         return max(1, limit // BULK_PART) if index in self._bulk and self._pipeline.has_both_lanes else limit
 
     def _read(self, index: int, deliveries: Sequence[Delivery]) -> Readings:
@@ -241,7 +242,7 @@ class ClaimInTransaction:
     async def run(self) -> None:
         unreachable = 0
         while not self._stopping:
-            limit = self._pipeline.settings.batch_max
+            limit = shortened(self._pipeline.settings.batch_max, unreachable)
             bulk_limit = max(1, limit // BULK_PART) if self._pipeline.has_both_lanes else limit
             tickets = self._lanes.take(limit, self._pipeline.clock(), bulk_limit)
             if not tickets:

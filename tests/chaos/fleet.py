@@ -1,5 +1,6 @@
 """Worker processes that can be killed, stopped, woken and started again, and what they leave behind."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -24,10 +25,12 @@ class Worker:
 
     def __init__(self, store: Store, way: str, name: str, *, gate: str = "", **options: Any) -> None:
         self._folder, self._name = store.folder, name
-        visibility = options.pop("visibility", "60s")
+        visibility, more = options.pop("visibility", "60s"), options.pop("environment", {})
         self._flags, self._notes = self._path("flags"), self._path("notes")
         shelf, files = store.shelf, (str(self._flags), str(self._notes))
-        self._assignment = Assignment(shelf.on, shelf.ledger, shelf.url, way, *files, options, visibility, gate)
+        ledger, url = options.pop("ledger", shelf.ledger), options.pop("url", shelf.url)
+        self._assignment = Assignment(shelf.on, ledger, url, way, *files, options, visibility, gate)
+        self._environment = os.environ | more
         self._process: subprocess.Popen | None = None
         self._asleep_until = 0.0
 
@@ -45,7 +48,7 @@ class Worker:
         told.write_bytes(msgspec.json.encode(self._assignment))
         with self._path("errors").open("wb") as errors:
             command = [sys.executable, str(SCRIPT), str(told)]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors)
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, env=self._environment)
         if wait:
             until(lambda: self.is_started, f"worker {self._name} to start", self.check)
         return self
@@ -71,11 +74,11 @@ class Worker:
     def check(self) -> None:
         """Raise if it has died though nobody killed it."""
         status = self.process.poll()
-        assert status is None, f"worker {self._name} ended with {status}: {self._errors_of_last()}"
+        assert status is None, f"worker {self._name} ended with {status}: {self.errors}"
 
     def start_again_if_it_could_not(self) -> None:
         """As a supervisor does: without a server, a worker that starts ends with an error."""
-        if not self.is_started and self.process.poll() is not None and "UnavailableError" in self._errors_of_last():
+        if not self.is_started and self.process.poll() is not None and "UnavailableError" in self.errors:
             self.start(wait=False)
 
     def kill(self) -> bool:
@@ -116,7 +119,9 @@ class Worker:
             self._process.wait(LIMIT_S)
         self._process.stdin.close()
 
-    def _errors_of_last(self) -> str:
+    @property
+    def errors(self) -> str:
+        """What its last life said on stderr."""
         return self._path("errors").read_text()[-2000:]
 
     def _path(self, what: str) -> Path:

@@ -1,7 +1,7 @@
 """Kills and stops workers and restarts their server at random moments while changes flow, then lets all finish."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -90,12 +90,21 @@ class Tally(msgspec.Struct):
 Tell = Callable[[Tally], None]
 
 
-def hunt(folder: Path, way: str, plan: Plan, shelf: Shelf | None = None, tell: Tell = lambda tally: None) -> Tally:
-    """Run one way through a plan, and judge what is left."""
+def hunt(
+    folder: Path,
+    way: str,
+    plan: Plan,
+    shelf: Shelf | None = None,
+    tell: Tell = lambda tally: None,
+    environments: Sequence[dict[str, str]] = ({}, {}),
+) -> Tally:
+    """Run one way through a plan, with a worker in each environment, and judge what is left."""
     began = boot_time()
     store = Store(folder, shelf, seed=plan.seed, is_heavy=True)
     tally = Tally(way, store.shelf.on)
-    workers = [Worker(store, way, name, **OPTIONS) for name in ("a", "b")]
+    workers = [
+        Worker(store, way, f"worker{number}", environment=one, **OPTIONS) for number, one in enumerate(environments)
+    ]
     try:
         for worker in workers:
             worker.start()

@@ -92,7 +92,8 @@ def _run(on: str, way: str, plan: Plan, console: Console) -> Tally:
         told_at = boot_time()
         console.print(
             f"{on}, {way}: {tally.kills_inside} kills inside a batch ({tally.kills} in all), {tally.stops} stops, "
-            f"{tally.restarts} restarts, {tally.sent} sent"
+            f"{tally.restarts} restarts, {tally.sent} sent",
+            soft_wrap=True,
         )
 
     with tempfile.TemporaryDirectory() as folder, SHELVES[on](Path(folder)) as shelf:

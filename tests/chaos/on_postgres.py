@@ -18,7 +18,7 @@ WEIGHT_S = 0.001
 AWAY_S = 30.0
 """How long a server may take to come back."""
 LOST = (OSError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError, asyncpg.InterfaceError)
-BOUNDS = {"lock_timeout": "1s", "statement_timeout": "1s", "idle_in_transaction_session_timeout": "1s"}
+BOUNDS = "set lock_timeout = '1s'; set statement_timeout = '1s'"
 """A write of a plain handler lands soon or never: the horizon of repairs relies on that."""
 TABLES = """
 create table stock (key text primary key, version bigint, body text);
@@ -164,7 +164,8 @@ class Handlers:
         """One answer, over a connection that nobody else uses meanwhile."""
         connection = None
         try:
-            connection = self._free.pop() if self._free else await asyncpg.connect(self._url, server_settings=BOUNDS)
+            connection = self._free.pop() if self._free else await asyncpg.connect(self._url)
+            await connection.execute(BOUNDS)
             answer = await connection.fetchval(statement, *arguments)
         except LOST as error:
             raise OutcomeUnknownError(f"the server is away: {error}") from error

@@ -31,11 +31,12 @@ class PostgresServer:
         self._data = folder / "data"
         self._log = folder / "log"
 
-    def create(self) -> None:
+    def create(self, **more: str) -> None:
         # Only this machine can reach the port, and only while the tests run: there is no password to be told.
         self._run("initdb", "--username", USER, "--auth", "trust", "--encoding", "UTF8", "-D", str(self._data))
         with (self._data / "postgresql.conf").open("a") as settings:
             settings.write(f"port = {self.port}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = ''\n")
+            settings.writelines(f"{name} = '{more[name]}'\n" for name in more)
 
     def start(self) -> None:
         self._run("pg_ctl", "start", "--wait", "-t", str(START_S), "-D", str(self._data), "-l", str(self._log))
@@ -70,7 +71,7 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server(scratch: str | None = IN_MEMORY) -> Iterator[PostgresServer]:
+def postgres_server(scratch: str | None = IN_MEMORY, **settings: str) -> Iterator[PostgresServer]:
     """A new server that ends with the context."""
     binaries = find_binaries()
     folder = Path(tempfile.mkdtemp(prefix="keywise-postgres-", dir=scratch))
@@ -78,7 +79,7 @@ def postgres_server(scratch: str | None = IN_MEMORY) -> Iterator[PostgresServer]
         if os.getuid() == 0:
             shutil.chown(folder, USER)
         server = PostgresServer(binaries, folder)
-        server.create()
+        server.create(**settings)
         server.start()
         try:
             yield server

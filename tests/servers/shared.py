@@ -3,10 +3,15 @@
 import os
 from contextlib import ExitStack
 
+from servers.faketime import find_library
+from servers.pgbouncer import find_program
 from servers.postgres import MissingServerError, PostgresServer, find_binaries, postgres_server
 
 REQUIRED = "KEYWISE_SERVERS_REQUIRED"
 """Set in the environment, a server that cannot be had makes its tests fail; else they are told as not run."""
+
+NEEDED = {"postgres": find_binaries, "pgbouncer": find_program, "faketime": find_library}
+"""What looks for each of them, and installs it if that is allowed."""
 
 _stack = ExitStack()
 _postgres: list[PostgresServer] = []
@@ -27,7 +32,7 @@ def stop_all() -> None:
 def why_missing(server: str) -> str | None:
     """Why a server cannot be had; None if it can."""
     try:
-        {"postgres": find_binaries}[server]()
+        NEEDED[server]()
     except MissingServerError as error:
         return str(error)
     return None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keywise.backoff import backoff_s
+from keywise.backoff import backoff_s, shortened
 
 
 class Drawn(random.Random):
@@ -39,3 +39,7 @@ def test_a_wait_is_between_half_of_it_and_all_of_it(attempts: int, first_s: floa
 def test_crowds_disperse():
     rng = random.Random(1)
     assert len({backoff_s(5, 0.5, 60.0, rng) for _ in range(50)}) == 50
+
+
+def test_a_batch_is_half_as_large_after_each_vain_try_and_never_empty():
+    assert [shortened(1000, vain) for vain in (0, 1, 2, 9, 10, 5000)] == [1000, 500, 250, 1, 1, 1]

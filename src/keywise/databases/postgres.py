@@ -1,6 +1,7 @@
 """One Postgres database that source, ledger and sink share: pooled connections, its own clock, durable commits."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
@@ -16,8 +17,13 @@ CONNECT_S = 10.0
 """How long a connection may take, and how long one of the pool is waited for."""
 COMMAND_S = 60.0
 """How long a statement may take before the database counts as unreachable."""
+IDLE_S, IDLE_IN_HANDLER_S = 10, 3600
+"""How long a transaction may do nothing before the server ends it: else a worker that was stopped in the midst of one
+would hold up its keys for ever. Handlers may have to wait for something else meanwhile."""
 WRITERS_MAX, READERS_MAX = 8, 2
 CHANNEL = "keywise"
+LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What a connection that is lost in the midst of something may raise."""
 OPTIONS = ("host", "port", "user", "passfile", "sslmode", "sslrootcert", "sslcert", "sslkey")
 """What a URL may tell the client library."""
 
@@ -74,8 +80,8 @@ class PostgresDatabase:
 
     async def write(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Rows of one statement that is a transaction of its own."""
-        with postgres_errors(self.name):
-            async with self._writers.acquire(timeout=CONNECT_S) as connection:
+        async with self._acquired() as connection:
+            with postgres_errors(self.name):
                 rows: Sequence[Any] = await connection.fetch(statement, *arguments)
                 return rows
 
@@ -127,9 +133,10 @@ class PostgresDatabase:
         async with self._listening:
             if self._listener is None or self._listener.is_closed():
                 # Who waits looks by himself now and then, so this may fail.
-                with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                with suppress(*LOST):
                     self._listener = await self._connect(self._url)
-                    await self._listener.add_listener(CHANNEL, self._ring)
+                    async with closed_after_error(self._listener):
+                        await self._listener.add_listener(CHANNEL, self._ring)
         return bell
 
     def _ring(self, connection: object, process: int, channel: str, queue: str) -> None:
@@ -138,7 +145,11 @@ class PostgresDatabase:
 
     async def _connect(self, url: str, **options: Any) -> Any:
         given = {"timeout": CONNECT_S, "command_timeout": COMMAND_S, **options}
-        return await asyncpg.connect(url, server_settings={"application_name": "keywise", "jit": "off"}, **given)
+        connection = await asyncpg.connect(url, server_settings={"application_name": "keywise"}, **given)
+        async with closed_after_error(connection):
+            # Not with the other settings of a connection: poolers refuse those that they do not know.
+            await connection.execute(_SESSION)
+        return connection
 
     @asynccontextmanager
     async def _acquired(self) -> AsyncIterator[Any]:
@@ -147,19 +158,40 @@ class PostgresDatabase:
             connection = await self._writers.acquire(timeout=CONNECT_S)
         try:
             yield connection
+        except UnavailableError as error:
+            if isinstance(error.__cause__, asyncpg.ReadOnlySQLTransactionError):
+                # Whether a session may write is often settled when it begins.
+                await self._writers.expire_connections()
+            raise
         finally:
-            with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with suppress(*LOST):
                 await self._writers.release(connection)
 
     async def _open(self) -> None:
         with postgres_errors(self.name, at_start=True):
             connection = await self._connect(self._url)
             try:
+                await self._refuse_mixed_sessions(connection)
                 await install(connection, self.name)
             finally:
                 await connection.close()
             self._writers = await self._pool(WRITERS_MAX)
             self._readers = await self._pool(READERS_MAX)
+
+    async def _refuse_mixed_sessions(self, connection: Any) -> None:
+        """A pooler may hand one session to several clients by turns; what is prepared in it, or heard, goes astray."""
+        mine = secrets.token_hex(8)
+        other = await self._connect(self._url)
+        try:
+            await connection.execute(f"set keywise.session = '{mine}'")
+            async with other.transaction():
+                theirs = await other.fetchval(_WHOSE_SESSION)
+                # Whoever has a transaction keeps its session, so this one would be given another.
+                again = await connection.fetchval(_WHOSE_SESSION)
+        finally:
+            await other.close()
+        if theirs == mine or again != mine:
+            raise DatabaseError(f"{self.name}: {_POOLED}")
 
     async def _pool(self, size: int) -> Any:
         async def connect(url: str, **options: Any) -> Any:
@@ -170,7 +202,7 @@ class PostgresDatabase:
     async def _close(self) -> None:
         for part in (self._listener, self._readers, self._writers):
             if part is not None:
-                with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                with suppress(*LOST):
                     await asyncio.wait_for(part.close(), CONNECT_S)
         self._listener = self._readers = self._writers = None
 
@@ -183,6 +215,16 @@ async def opening(database: PostgresDatabase) -> AsyncIterator[None]:
         yield
     except BaseException:
         await database.__aexit__()
+        raise
+
+
+@asynccontextmanager
+async def closed_after_error(connection: Any) -> AsyncIterator[None]:
+    """Give a connection up if what it is needed for fails."""
+    try:
+        yield
+    except BaseException:
+        connection.terminate()
         raise
 
 
@@ -206,11 +248,11 @@ class postgres_errors:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, asyncpg.PostgresError):
             state = error.sqlstate or ""
+            advice = _ADVICE.get(state, "")
             if state in PASSING or state[:2] in PASSING_CLASSES:
-                raise UnavailableError(f"{self._name}: {error}") from error
+                raise UnavailableError(f"{self._name}: {error}{advice and f'; {advice}'}") from error
             if not self._of_handler:
-                advice = _ADVICE.get(state, "the server's log may say more")
-                raise DatabaseError(f"{self._name}: {error}; {advice}") from error
+                raise DatabaseError(f"{self._name}: {error}; {advice or 'the server log may say more'}") from error
         elif isinstance(error, asyncpg.DataError | asyncpg.ClientConfigurationError):
             if self._at_start:
                 raise DatabaseError(f"{self._name}: {error}; check the URL") from error
@@ -226,8 +268,25 @@ PASSING = frozenset(
     {"57P01", "57P02", "57P03", "57P05", "57014", "40001", "40P01", "40003", "55P03", "55006", "25006", "25P03"}
 )
 """Shut down, starting, cancelled, timed out, deadlocked, read-only for now: somebody else's doing."""
+_SESSION = (
+    "set jit = off; select set_config('idle_in_transaction_session_timeout', "
+    f"'{IDLE_S}s', false) where current_setting('idle_in_transaction_session_timeout') = '0'"
+)
+WAIT_LONGER = (
+    "select set_config('idle_in_transaction_session_timeout', "
+    f"'{IDLE_IN_HANDLER_S}s', true) where current_setting('idle_in_transaction_session_timeout') = '{IDLE_S}s'"
+)
+"""Unless the user's own setting says otherwise."""
+_WHOSE_SESSION = "select current_setting('keywise.session', true)"
 _POOLED = "a pooler between keywise and the server mixes sessions; use session pooling, or connect to the server itself"
+_IS_READ_ONLY = "it is a standby, or read-only; name the primary, or wait until it may write"
 _ADVICE = {
+    "25006": _IS_READ_ONLY,
+    "25P03": "the worker was stopped, or a handler waited too long, in the midst of a transaction",
+    "53100": "free some disk space on the server",
+    "53300": "raise max_connections of the server, or run fewer workers",
+    "55P03": "somebody else holds a lock for longer than lock_timeout of this user allows",
+    "57014": "if it happens again and again, raise statement_timeout of this user, or lower batch_max",
     "26000": _POOLED,
     "42P05": _POOLED,
     "28P01": "check user and password",
@@ -262,7 +321,7 @@ async def _roll_back(connection: Any) -> None:
     try:
         if not connection.is_closed() and connection.is_in_transaction():
             await connection.execute("rollback", timeout=CONNECT_S)
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+    except LOST:
         # One that was lost meanwhile is the pool's no more.
         with suppress(asyncpg.InterfaceError):
             connection.terminate()

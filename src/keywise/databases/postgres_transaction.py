@@ -9,7 +9,7 @@ import asyncpg
 
 from keywise.change import Want
 from keywise.databases import bookkeeping
-from keywise.databases.postgres import PostgresDatabase, numbers, postgres_errors
+from keywise.databases.postgres import WAIT_LONGER, PostgresDatabase, numbers, postgres_errors
 from keywise.databases.postgres_book import MARK, MARK_NEWER, Book, are_plain, encoded, mark_of, marks_of_wants
 from keywise.entry import Claim, Entry, Policy, Refusal, Verdict
 from keywise.errors import DatabaseError
@@ -33,6 +33,8 @@ class PostgresTransaction:
         """Keys that were marked when they were decided."""
         self._placed: set[str] = set()
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
+        self._begin_savepoint = f"{WAIT_LONGER}; savepoint keywise"
+        """The first one of a transaction may be a handler's."""
 
     async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
         self._marked = set()
@@ -118,7 +120,8 @@ class PostgresTransaction:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         with self._errors():
-            await self.connection.execute("savepoint keywise")
+            await self.connection.execute(self._begin_savepoint)
+        self._begin_savepoint = "savepoint keywise"
         placed = self._placed.copy()
         try:
             with postgres_errors(self._database.name, of_handler=True):
