@@ -4,15 +4,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from conformance.benches import LEDGERS
+from conformance.benches import LEDGERS, two_databases
 from conformance.postgres_benches import LEDGERS as POSTGRES
+from conformance.postgres_benches import fresh, two_openings
 from keywise.acts import Mandate
 from keywise.change import Want, order_of
-from keywise.entry import Policy, Terms
+from keywise.databases.memory import MemoryDatabase
+from keywise.entry import Entry, Policy, Terms
+from keywise.ledgers.memory import MemoryLedger
+from keywise.ledgers.postgres import PostgresLedger
+from keywise.ledgers.sqlite import SqliteLedger
 from keywise.limits import Rate
 from keywise.moving import Found, Move, Place, carried
-from keywise.protocols import Part
-from keywise.standing import EVERYTHING, Pause
+from keywise.protocols import Letter, Line, Part
+from keywise.standing import EVERYTHING, Pause, Standing
 from keywise.testing.conformance.archives import filled, joined, parts_of
 from keywise.testing.conformance.histories import LEASE_S, REDELIVERY_S, RETENTION_S, History, Twins
 from keywise.testing.conformance.ledgers import PLAIN, LedgerBench
@@ -102,3 +107,42 @@ def test_what_random_histories_leave_behind_is_carried_as_it_is(one, other):
             assert await there.ledger.census() == await here.ledger.census()
 
     run(main(), limit_s=100)
+
+
+@asynccontextmanager
+async def neighbours(kind: str):
+    """Two pipelines in one store."""
+    if kind == "memory":
+        database = MemoryDatabase()
+        yield [MemoryLedger(database, name, PLAIN) for name in ("one", "other")]
+        return
+    async with AsyncExitStack() as stack:
+        if kind == "sqlite":
+            database, make = (await stack.enter_async_context(two_databases()))[0], SqliteLedger
+        else:
+            database, make = (await stack.enter_async_context(two_openings()))[0], PostgresLedger
+        yield [await stack.enter_async_context(make(database, fresh(name), PLAIN)) for name in ("one", "other")]
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.server("postgres"))])
+def test_pipelines_in_one_store_are_copied_and_cleared_each_for_itself(kind):
+    async def main() -> None:
+        async with neighbours(kind) as (one, other):
+            contents = []
+            for ledger, version in ((one, 1), (other, 2)):
+                order = order_of(version)
+                line, letter = Line(1.0, "stale", "a", version), Letter("cause", b"", "a", version)
+                entries = [("a", Entry(order, updated_at=1.0)), ("b", Entry(order, suspect=1, rate_at=2.0**40))]
+                # Charged for a rate that the pipeline has no more.
+                entries.append(("c", Entry(rate_at=2.0**40)))
+                contents.append(Part(entries=entries, letters=[(1.0, letter)], lines=[line]))
+                await ledger.archive.add(contents[-1])
+                await ledger.archive.stand(Standing(version))
+            for ledger, content in ((one, contents[0]), (other, contents[1])):
+                assert joined(await parts_of(ledger.archive)) == content
+            await one.archive.clear()
+            assert joined(await parts_of(one.archive)) == Part([], [], [])
+            assert joined(await parts_of(other.archive)) == contents[1]
+            assert [(await one.governor.standing()).era, (await other.governor.standing()).era] == [1, 2]
+
+    run(main())
