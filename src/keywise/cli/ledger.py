@@ -94,7 +94,7 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
 
     Copies the pipelines of the app, or all that FROM knows if no app is named. They have to be paused, and stay so
     in TO. Keys, dead letters, history and pauses are copied; the queue and the sink are not.
-    Nothing is changed in FROM. A copy that was cut off is begun anew by the same command.
+    FROM stays as it is, but for a line in its history. A copy that was cut off is begun anew by the same command.
 
     Exits with status 1 if something was not copied, or both sides differ.
 
@@ -122,7 +122,7 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
         return
     for report in reports:
         print(plain(str(report)))
-        if not dry_run:
+        if report.outcome == "copied":
             resume = f"keywise resume --all --pipeline {shlex.quote(report.pipeline)}"
             print(plain(f"it stays paused; start its workers with the new ledger, then: {resume}"))
 
