@@ -63,11 +63,11 @@ class Tallies(msgspec.Struct):
     lines: Tally = msgspec.field(default_factory=Tally)
 
     def add(self, part: Part) -> None:
-        """Letters and lines have an order, so their place counts too."""
+        """Lines are told in the order in which they were written, so their place counts too."""
         for key, entry in part.entries:
             self.keys.add(key, entry)
         for at, letter in part.letters:
-            self.letters.add(self.letters.count, at, letter)
+            self.letters.add(at, letter)
         for line in part.lines:
             if line.what != COPIED:
                 self.lines.add(self.lines.count, line)

@@ -366,7 +366,7 @@ class Part(msgspec.Struct, frozen=True):
 
     entries: Sequence[tuple[str, Entry]] = ()
     letters: Sequence[tuple[float, Letter]] = ()
-    """Each with when it was buried; the oldest first."""
+    """Each with when it was buried; the oldest first, by that moment or by its number."""
     lines: Sequence[Line] = ()
     """The oldest first."""
     cursor: str = ""

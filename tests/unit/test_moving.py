@@ -247,9 +247,11 @@ def test_a_tally_tells_what_there_is_whatever_the_order():
     assert len(str(one)) == 32
 
 
-def test_the_order_of_letters_and_lines_counts():
-    letters = [(1.0, Letter("one", b"")), (1.0, Letter("two", b""))]
+def test_the_order_of_lines_counts_and_that_of_letters_does_not():
+    """Letters are told by when they were buried, and each says so."""
+    letters, lines = [(1.0, Letter("one", b"")), (2.0, Letter("two", b""))], [Line(1.0, "one"), Line(1.0, "two")]
     one, other = Tallies(), Tallies()
-    one.add(Part(letters=letters))
-    other.add(Part(letters=letters[::-1]))
-    assert one.difference(other) == "2 dead letters, and some of them are different"
+    one.add(Part(letters=letters, lines=lines))
+    other.add(Part(letters=letters[::-1], lines=lines[::-1]))
+    assert one.letters == other.letters
+    assert one.difference(other) == "2 lines of history, and some of them are different"
