@@ -8,10 +8,11 @@ import pytest
 
 from conformance.postgres_benches import fresh
 from keywise.change import Want, order_of
+from keywise.databases import postgres_archive as archive_statements
 from keywise.databases.postgres import PostgresDatabase
 from keywise.ledgers.postgres import PostgresLedger
-from keywise.protocols import Burial, Failure, Letter
-from keywise.rules import Certainty, Policy, Terms
+from keywise.protocols import Burial, Failure, Letter, Part
+from keywise.rules import Certainty, Entry, Policy, Terms
 from keywise.sinks.postgres import PostgresSink
 from keywise.sources.postgres import PostgresSource
 from keywise.testing.conformance.sinks import gone, put
@@ -126,3 +127,22 @@ def test_no_hot_statement_scans_a_table():
     assert len(plans) > 200, "too few plans were seen to prove anything"
     scans = {plan[:300] for plan in plans for table in SCAN.findall(plan) if table not in SMALL}
     assert scans == set()
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True])
+def test_a_part_of_a_scope_is_read_without_the_rest_of_it(is_analyzed):
+    """Else a copy would take longer for each key the more keys there are."""
+
+    async def main() -> list[tuple[int, int]]:
+        async with PostgresLedger(PostgresDatabase(shared.postgres().url), fresh("scope"), Policy()) as ledger:
+            entries = [(f"k{number:06}", Entry(order_of(1), suspect=number % 9)) for number in range(20_000)]
+            await ledger.archive.add(Part(entries=entries))
+            if is_analyzed:
+                await ledger.database.write("analyze keywise_marks")
+            explain = "explain (analyze) " + archive_statements._ENTRIES
+            lines = await ledger.archive._read(explain, ledger.scope.number, b"k010000", 100)
+            scans = [re.search(r"Scan.*actual.* rows=(\d+) loops=(\d+)", line) for (line,) in lines]
+            return [(int(scan[1]), int(scan[2])) for scan in scans if scan]
+
+    seen = run(main())
+    assert len(seen) >= 5 and max(rows * loops for rows, loops in seen) <= 100

@@ -1,5 +1,8 @@
 """All of one scope of a Postgres database, to be carried to another ledger."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from msgspec.structs import replace
 
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
@@ -54,7 +57,7 @@ class PostgresArchive:
         return await self._letters(int(after), limit) if kind == "letters" else await self._lines(int(after), limit)
 
     async def _entries(self, after: bytes, limit: int) -> Part:
-        rows = await self._database.read(_ENTRIES, self._scope.number, after, limit)
+        rows = await self._read(_ENTRIES, self._scope.number, after, limit)
         entries = []
         for code, *row, text, rate_at in rows:
             entry = entry_of(row, text)
@@ -65,7 +68,7 @@ class PostgresArchive:
         return Part(entries=entries, cursor=f"entries:{rows[-1][0].hex()}" if rows else "letters:0")
 
     async def _letters(self, after: int, limit: int) -> Part:
-        rows = await self._database.read(_LETTERS, self._scope.number, after, min(limit, LETTERS_AT_ONCE))
+        rows = await self._read(_LETTERS, self._scope.number, after, min(limit, LETTERS_AT_ONCE))
         letters = [
             (buried_at, Letter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
             for _, buried_at, cause, body, code, version, headers, sent_at, source in rows
@@ -73,9 +76,17 @@ class PostgresArchive:
         return Part(letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
 
     async def _lines(self, after: int, limit: int) -> Part:
-        rows = await self._database.read(_LINES, self._scope.number, after, limit)
+        rows = await self._read(_LINES, self._scope.number, after, limit)
         lines = [Line(at, what, decoded(code), version, detail, by) for _, at, what, code, version, detail, by in rows]
         return Part(lines=lines, cursor=f"lines:{rows[-1][0]}" if rows else "")
+
+    async def _read(self, statement: str, *arguments: object) -> Sequence[Any]:
+        """Rows by an index. A table that was just filled has no statistics, and would be read as a whole each time."""
+        async with self._database.transaction() as connection:
+            with postgres_errors(self._database.name):
+                await connection.execute(_BY_INDEX)
+                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
+                return rows
 
     async def add(self, part: Part) -> None:
         scope = self._scope.number
@@ -120,10 +131,13 @@ _KEYS = " union ".join(
 _ENTRIES = (
     "select wanted.key, marks.era, marks.version, marks.generation, marks.deleted, marks.updated_at, "  # noqa: S608
     f"active.entry, rates.at from ({_KEYS} order by key limit $3) as wanted "
-    "left join keywise_marks as marks on marks.scope = $1 and marks.key = wanted.key "
-    "left join keywise_active as active on active.scope = $1 and active.key = wanted.key "
-    "left join keywise_rates as rates on rates.scope = $1 and rates.key = wanted.key order by wanted.key"
+    "left join lateral (select * from keywise_marks where scope = $1 and key = wanted.key offset 0) as marks on true "
+    "left join lateral (select * from keywise_active where scope = $1 and key = wanted.key offset 0) as active on true "
+    "left join lateral (select * from keywise_rates where scope = $1 and key = wanted.key offset 0) as rates on true "
+    "order by wanted.key"
 )
+"""Such a subquery is run for each key, with the index."""
+_BY_INDEX = "set local enable_seqscan = off; set local enable_bitmapscan = off"
 _LETTERS = (
     "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
     "where scope = $1 and id > $2 order by id limit $3"
