@@ -14,7 +14,7 @@ from keywise.rules import Claim
 class Held:
     """A claim that this process holds, with the deadline by its own clock."""
 
-    __slots__ = ("call", "claim", "deadline", "started")
+    __slots__ = ("call", "claim", "deadline", "is_ending", "started")
 
     def __init__(self, claim: Claim, started: float, deadline: float) -> None:
         self.claim = claim
@@ -22,6 +22,8 @@ class Held:
         self.deadline = deadline
         self.call: Call | None = None
         """What runs under this claim, and perhaps under others."""
+        self.is_ending = False
+        """The ledger is being told what became of it, and answers whether it was lost."""
 
 
 class Call:
@@ -56,6 +58,12 @@ class Heartbeat:
         for claim in claims:
             self._held[claim.token] = Held(claim, asked_at, self._deadline(asked_at))
 
+    def end(self, claims: Iterable[Claim]) -> None:
+        """The ledger is being told what became of them: a renewal that comes after it finds them gone, not lost."""
+        for claim in claims:
+            if (one := self._held.get(claim.token)) is not None:
+                one.is_ending = True
+
     def drop(self, claims: Iterable[Claim]) -> None:
         """Renew no more; dropping a claim twice does nothing."""
         for claim in claims:
@@ -74,8 +82,9 @@ class Heartbeat:
     @asynccontextmanager
     async def limit(self, claims: Sequence[Claim]) -> AsyncIterator[None]:
         """Cancel what runs inside, with a TimeoutError, when these claims end or one of them is lost."""
-        self.check(claims)
-        async with asyncio.timeout(self.left_s(claims)) as timeout:
+        if (left_s := self.left_s(claims)) <= 0:
+            raise TimeoutError("the claim has ended")
+        async with asyncio.timeout(left_s) as timeout:
             held = [one for claim in claims if (one := self._held.get(claim.token)) is not None]
             call = Call(timeout, held)
             for one in held:
@@ -113,7 +122,7 @@ class Heartbeat:
             return False
         for claim in lost:
             one = held.pop(claim.token)
-            if self._held.pop(claim.token, None) is not None:
+            if self._held.pop(claim.token, None) is not None and not one.is_ending:
                 self._tell(self._lose, one)
         for one in held.values():
             one.deadline = self._deadline(asked_at)

@@ -1,6 +1,7 @@
 """What is claimed and waits for a worker: live before bulk, and some workers are for live jobs only."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -8,6 +9,38 @@ from typing import Generic, TypeVar
 from keywise.lanes import LIVE_BEFORE_BULK
 
 T = TypeVar("T")
+
+AHEAD_S = 0.1
+"""What is claimed ahead should be through in about this time: if this worker dies, others wait for its claims."""
+AHEAD_MAX = 16
+"""Changes claimed for each worker, at the most: after a death they are run one at a time."""
+
+
+class Ahead:
+    """How many changes are claimed before a worker is free for them: the quicker the work, the more at once.
+
+    A claim of many costs little more than a claim of one, so it waits until half of them are through.
+    """
+
+    def __init__(self, workers: int, batch_max: int, most: int) -> None:
+        self._workers = workers * batch_max
+        self._least = min(2 * self._workers, most)
+        self._most = min(AHEAD_MAX * self._workers, most)
+        self._looked_at = -math.inf
+        self.limit = self._least
+        """Changes that are claimed and not committed, at the most."""
+
+    def is_due(self, free: int, waiting: int) -> bool:
+        """Whether to claim, with so much room and so many that wait for a worker."""
+        return 2 * free >= self.limit or waiting < self._workers
+
+    def look(self, waiting: int, now: float) -> None:
+        """Before a claim: were the workers through early, or do the last ones still wait?"""
+        took_s, self._looked_at = now - self._looked_at, now
+        if took_s < AHEAD_S and waiting < self._workers:
+            self.limit = min(2 * self.limit, self._most)
+        elif took_s >= AHEAD_S and waiting:
+            self.limit = max(self.limit // 2, self._least)
 
 
 class Jobs(Generic[T]):
@@ -42,6 +75,10 @@ class Jobs(Generic[T]):
         # Whoever was woken for what is left may not be the one who may take it.
         self._wake_one()
         return job
+
+    def __len__(self) -> int:
+        """How many wait for a worker."""
+        return len(self._live) + len(self._bulk)
 
     def take_beside(self, fits: Callable[[T], bool], limit: int, *, is_bulk: bool) -> list[T]:
         """What follows in one line, as far as it fits."""

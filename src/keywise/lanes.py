@@ -304,8 +304,13 @@ class Lanes:
             del self._lanes[key]
 
     def _blocked(self, *, bulk_only: bool = False) -> int:
-        lanes = (lane for lane in self._lanes.values() if lane.state is not State.READY)
-        return sum(self._held_back(lane) for lane in lanes if lane.is_bulk or not bulk_only)
+        ready, held = State.READY, State.HELD
+        # Every receive asks, and there may be thousands of lanes.
+        return sum(
+            len(lane.waiting) - (lane.is_gathering and lane.state is held)
+            for lane in self._lanes.values()
+            if lane.state is not ready and (lane.is_bulk or not bulk_only)
+        )
 
     def _held_back(self, lane: Lane) -> int:
         """How many of a lane stand in the way of others. The newest of a burst does not: if it left, it would

@@ -11,7 +11,7 @@ from keywise.causes import cause_of_refusal, concerns_key, look_again_s
 from keywise.change import Outcome
 from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat
-from keywise.jobs import Jobs
+from keywise.jobs import Ahead, Jobs
 from keywise.lanes import Ended, Lanes, Ticket
 from keywise.news import News
 from keywise.pipeline import Pipeline
@@ -39,12 +39,9 @@ class Leased:
         self._room = room
         self._stopping = False
         self._open = 0
-        self._open_max = min(2 * work.side_by_side * work.batch_max, pipeline.settings.batch_max)
+        self._ahead = Ahead(work.side_by_side, work.batch_max, pipeline.settings.batch_max)
         self._open_bulk = 0
-        self._open_bulk_max, self._live_workers = self._open_max, 0
-        if pipeline.has_both_lanes:
-            self._open_bulk_max = max(1, self._open_max - self._open_max // RESERVED_PART)
-            self._live_workers = work.side_by_side // RESERVED_PART
+        self._live_workers = work.side_by_side // RESERVED_PART if pipeline.has_both_lanes else 0
         self._claimed: Jobs[Job] = Jobs()
         self._done: list[Job] = []
         self._done_news = News()
@@ -75,14 +72,24 @@ class Leased:
             if self._repair.due <= self._pipeline.clock() and (suspects := await self._repair.suspects()):
                 await self._until_idle()
                 await self._repair.run(suspects)
-            free = self._open_max - self._open
-            bulk_free = min(free, self._open_bulk_max - self._open_bulk)
-            tickets = self._lanes.take(free, self._pipeline.clock(), bulk_free)
+            free, now = self._ahead.limit - self._open, self._pipeline.clock()
+            tickets = self._lanes.take(free, now, self._bulk_free(free)) if self._is_due(free) else []
             if tickets:
+                self._ahead.look(len(self._claimed), now)
                 await self._claim(tickets, alone=False)
             else:
                 due = self._lanes.next_due() if free else None
                 await self._news.wait(self._pipeline.until(min(due or _NEVER, self._repair.due)))
+
+    def _is_due(self, free: int) -> bool:
+        """A live change has to pass the bulk ones that wait for a worker, so it is claimed at once."""
+        return self._pipeline.has_both_lanes or self._ahead.is_due(free, len(self._claimed))
+
+    def _bulk_free(self, free: int) -> int:
+        if not self._pipeline.has_both_lanes:
+            return free
+        bulk_max = max(1, self._ahead.limit - self._ahead.limit // RESERVED_PART)
+        return min(free, bulk_max - self._open_bulk)
 
     async def _claim_alone(self) -> bool:
         """Run one change with nothing beside it, so that another death can be blamed on it."""
@@ -243,6 +250,7 @@ class Leased:
         pipeline = self._pipeline
         await self._extend_once_more(jobs)
         claims = [job.claim for job in jobs if not job.committed]
+        self._heartbeat.end(claims)
         refused = await pipeline.insist("ledger", lambda: pipeline.ledger.commit(claims)) if claims else []
         self._heartbeat.drop(job.claim for job in jobs)
         lost = {claim.token for claim in refused}

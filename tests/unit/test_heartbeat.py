@@ -204,6 +204,17 @@ def test_a_claim_that_is_lost_while_nothing_runs_is_told_too():
     on_virtual_time(story)
 
 
+def test_a_claim_that_is_committed_while_it_is_renewed_is_not_told_as_lost():
+    async def story(holder: Holder) -> None:
+        ending, other = await holder.take("a", "b")
+        holder.heartbeat.end([ending])
+        await holder.ledger.commit([ending, other])
+        await pass_s(11.0)
+        assert holder.lost == ["b"], "nobody had said that it was about to end"
+
+    on_virtual_time(story)
+
+
 def test_nothing_begins_after_the_deadline():
     """Rule 7: before dispatch too."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from keywise.jobs import Jobs
+from keywise.jobs import AHEAD_S, Ahead, Jobs
 from keywise.lanes import LIVE_BEFORE_BULK
 from running import run
 
@@ -170,3 +170,47 @@ def test_workers_that_come_and_go_leave_nothing_behind():
         assert len(jobs._waiting) == 0
 
     run(story(), limit_s=20)
+
+
+def test_quick_work_is_claimed_further_ahead_up_to_a_limit():
+    ahead = Ahead(workers=4, batch_max=1, most=1000)
+    assert ahead.limit == 8
+    limits = []
+    for moment in range(5):
+        ahead.look(waiting=0, now=moment * AHEAD_S / 2)
+        limits.append(ahead.limit)
+    assert limits == [8, 16, 32, 64, 64], "the first look has nothing to compare with"
+
+
+def test_slow_work_is_claimed_less_far_ahead_but_never_less_than_workers_need():
+    ahead = Ahead(workers=4, batch_max=1, most=1000)
+    for moment in range(5):
+        ahead.look(waiting=0, now=moment * AHEAD_S / 2)
+    limits = []
+    for moment in range(4):
+        ahead.look(waiting=30, now=10.0 + moment * 2 * AHEAD_S)
+        limits.append(ahead.limit)
+    assert limits == [32, 16, 8, 8]
+
+
+def test_a_quiet_source_changes_nothing_and_nor_do_workers_that_have_enough():
+    ahead = Ahead(workers=4, batch_max=1, most=1000)
+    ahead.look(waiting=0, now=0.0)
+    ahead.look(waiting=0, now=60.0)
+    ahead.look(waiting=6, now=60.0 + AHEAD_S / 2)
+    assert ahead.limit == 8
+
+
+def test_no_more_is_claimed_ahead_than_a_batch_may_hold():
+    ahead = Ahead(workers=1, batch_max=1000, most=1000)
+    for moment in range(3):
+        ahead.look(waiting=0, now=moment * AHEAD_S / 2)
+    assert ahead.limit == 1000
+    assert Ahead(workers=16, batch_max=1, most=5).limit == 5
+
+
+def test_it_is_time_to_claim_when_half_of_the_room_is_free_or_a_worker_may_soon_have_nothing():
+    ahead = Ahead(workers=4, batch_max=1, most=1000)
+    assert not ahead.is_due(free=3, waiting=4)
+    assert ahead.is_due(free=4, waiting=4)
+    assert ahead.is_due(free=1, waiting=3)

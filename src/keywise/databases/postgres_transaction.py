@@ -9,7 +9,7 @@ import asyncpg
 
 from keywise.change import Want
 from keywise.databases import bookkeeping
-from keywise.databases.postgres import WAIT_LONGER, PostgresDatabase, numbers, postgres_errors
+from keywise.databases.postgres import FOR_HANDLERS, PostgresDatabase, numbers, postgres_errors
 from keywise.databases.postgres_book import MARK, MARK_NEWER, Book, are_plain, encoded, mark_of, marks_of_wants
 from keywise.entry import Claim, Entry, Policy, Refusal, Verdict
 from keywise.errors import DatabaseError
@@ -33,7 +33,7 @@ class PostgresTransaction:
         """Keys that were marked when they were decided."""
         self._placed: set[str] = set()
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
-        self._begin_savepoint = f"{WAIT_LONGER}; savepoint keywise"
+        self._begin_savepoint = f"{FOR_HANDLERS}; savepoint keywise"
         """The first one of a transaction may be a handler's."""
 
     async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
