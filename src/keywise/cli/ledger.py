@@ -190,7 +190,7 @@ class Copy:
             # Before the target is opened, which makes a file or tables where there are none.
             await resting(name, original)
             target = await stack.enter_async_context(_opened(there, name, policy, self._shared))
-            task = self._bar.add_task(name, total=(await source.operator.census()).keys or None)
+            task = self._bar.add_task(plain(name), total=(await source.operator.census()).keys or None)
 
             def tell(what: str, done: int) -> None:
                 if not self._bar.disable:
