@@ -165,7 +165,7 @@ class Move:
         shift_s = _shift_of(standing, there, plan.shift_s)
         mine = await self._tallied(self._source, "comparing", since, shift_s)
         theirs = await self._tallied(self._target, "comparing", since + shift_s)
-        difference = mine.difference(theirs)
+        difference = mine.difference(theirs) or await self._miscount()
         return replace(plan, found=Found.OTHER if difference else Found.SAME, difference=difference)
 
     async def check_replaceable(self) -> None:
@@ -226,6 +226,19 @@ class Move:
                 f"{self._source.name} was changed while it was copied ({difference or 'its pauses'}); "
                 f"stop its workers, and run it again; pipeline {self._pipeline!r} stays paused in {self._target.name}"
             )
+        if miscount := await self._miscount():
+            raise ActError(
+                f"not everything that {self._source.name} counts was told to {self._target.name} ({miscount}), "
+                f"by a mistake of one of their adapters; pipeline {self._pipeline!r} stays paused there"
+            )
+
+    async def _miscount(self) -> str:
+        """What both ledgers count by themselves, where it differs: what one of them has not told is missed here."""
+        mine, theirs = [await place.ledger.operator.census() for place in (self._source, self._target)]
+        for noun in ("keys", "tombstones", "suspects", "dead"):
+            if getattr(mine, noun) != getattr(theirs, noun):
+                return f"{noun}: {getattr(theirs, noun):,} instead of {getattr(mine, noun):,}"
+        return ""
 
     async def _tallied(self, place: Place, what: str, since: float, shift_s: float = 0.0) -> Tallies:
         tallies = Tallies()

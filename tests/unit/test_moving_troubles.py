@@ -1,11 +1,14 @@
 """A copy that is cut off, or whose source or target changes meanwhile: it is noticed, and begun anew."""
 
 import pytest
+from msgspec.structs import replace
 
 from keywise.change import Want, order_of
+from keywise.databases.memory_archive import MemoryArchive
 from keywise.entry import Entry
 from keywise.errors import ActError
 from keywise.moving import UNFINISHED, Found
+from keywise.protocols import Part
 from keywise.standing import EVERYTHING, Pause, Standing
 from running import run
 from unit.road import EVERY_KEY, TERMS, WHO, Road
@@ -125,5 +128,25 @@ def test_a_target_that_somebody_begins_to_use_is_left_as_it_was():
             await move.run(plan, WHO)
         assert await road.target.standing() == Standing()
         assert (await road.target.inspect("a")).token
+
+    run(main())
+
+
+def test_what_a_ledger_counts_and_does_not_tell_is_noticed():
+    road = Road()
+
+    class Forgetful(MemoryArchive):
+        async def part(self, cursor: str, limit: int) -> Part:
+            told = await super().part(cursor, limit)
+            return replace(told, entries=[(key, entry) for key, entry in told.entries if key != "🦉"])
+
+    async def main() -> None:
+        await road.fill()
+        road.source.archive = Forgetful(road.source.database, road.source.database.scope("pages"))
+        with pytest.raises(ActError, match=r"counts was told to new:// \(keys: 9 instead of 10"):
+            await road.copy()
+        await road.target.archive.stand(Standing(0, (EVERY_KEY,)))
+        plan = await road.move.plan()
+        assert (plan.found, plan.difference) == (Found.OTHER, "keys: 9 instead of 10")
 
     run(main())

@@ -5,10 +5,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
-from keywise.databases.sqlite_book import TOKEN_NONCE_BITS, Book, Scope, headers_of, store_standing
+from keywise.databases.sqlite import SqliteDatabase
+from keywise.databases.sqlite_book import TOKEN_NONCE_BITS, Book, Scope, entry_of, headers_of, store_standing
 from keywise.databases.sqlite_historian import ADD
-from keywise.entry import Policy
+from keywise.entry import EMPTY, Policy
 from keywise.limits import Rate
 from keywise.protocols import Letter, Line, Part
 from keywise.standing import Standing
@@ -45,13 +45,15 @@ class SqliteArchive:
 
     def _entries(self, after: str, limit: int) -> Part:
         scope = self._scope.number
-        with sqlite_errors(self._database.path):
-            book = Book(self._database.reader, scope, self._policy, self._database.now())
-            keys = [key for (key,) in self._database.reader.execute(_KEYS, (scope, after) * 3 + (limit,))]
-            book.load(keys)
-        # A key may have gone since it was listed.
-        entries = [(key, entry) for key in keys if (entry := book.entry(key)) is not None]
-        return Part(entries=entries, cursor=f"entries:{keys[-1]}" if keys else "letters:0")
+        rows: Any = self._database.read(_ENTRIES, (*(scope, after) * 3, limit, *(scope,) * 3))
+        entries = []
+        for key, *row, text, rate_at in rows:
+            entry = entry_of(row, text)
+            if rate_at is not None:
+                entry = replace(entry or EMPTY, rate_at=rate_at)
+            assert entry is not None, "a key that is listed has a row"
+            entries.append((key, entry))
+        return Part(entries=entries, cursor=f"entries:{rows[-1][0]}" if rows else "letters:0")
 
     def _letters(self, after: int, limit: int) -> Part:
         rows: Any = self._database.read(_LETTERS, (self._scope.number, after, min(limit, LETTERS_AT_ONCE)))
@@ -108,6 +110,14 @@ _KEYS = (
     "select key from keywise_marks where scope = ? and key > ? union "
     "select key from keywise_active where scope = ? and key > ? union "
     "select key from keywise_rates where scope = ? and key > ? order by key limit ?"
+)
+# Not by a list of keys, as elsewhere: JSON in SQLite ends at a NUL, and nothing may be left out here.
+_ENTRIES = (
+    "select wanted.key, marks.era, marks.version, marks.generation, marks.deleted, marks.updated_at, active.entry, "  # noqa: S608
+    f"rates.at from ({_KEYS}) as wanted "
+    "left join keywise_marks as marks on marks.scope = ? and marks.key = wanted.key "
+    "left join keywise_active as active on active.scope = ? and active.key = wanted.key "
+    "left join keywise_rates as rates on rates.scope = ? and rates.key = wanted.key order by wanted.key"
 )
 _LETTERS = (
     "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "

@@ -142,7 +142,14 @@ def headers_of(text: str | None) -> dict[str, str] | None:
     return msgspec.json.decode(text, type=dict[str, str]) if text else None
 
 
-def _idle(row: tuple[Any, ...]) -> Entry:
+def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
+    """What a row of marks and perhaps one of `active` remember."""
+    if text is not None:
+        return _DECODE(text)
+    return None if row[0] is None else _idle(row)
+
+
+def _idle(row: Sequence[Any]) -> Entry:
     era, version, generation, deleted, updated_at = row
     return Entry((era, version, generation), bool(deleted), updated_at)
 

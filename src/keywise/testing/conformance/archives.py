@@ -171,6 +171,9 @@ async def many_keys_are_told_each_once(bench: LedgerBench) -> None:
     entries = [(f"k{number}", Entry(order_of(number), updated_at=float(number))) for number in range(2500)]
     await archive_of(bench).add(Part(entries=entries[:2000]))
     await archive_of(bench, another=True).add(Part(entries=entries[2000:]))
+    # No pipeline has such a key; but what is there has to be told.
+    entries.append(("k\0", Entry(order_of(1), updated_at=1.0)))
+    await archive_of(bench).add(Part(entries=entries[-1:]))
     for limit in (400, 10_000):
         same("all entries", joined(await parts_of(archive_of(bench), limit)).entries, sorted(entries))
 
