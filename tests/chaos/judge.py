@@ -17,6 +17,12 @@ class Evidence(msgspec.Struct, frozen=True):
     """What it should show."""
     newest: dict[str, int] = {}
     """The newest version that was sent of each key, deletions included."""
+    marks: dict[str, int] | None = None
+    """The marks at the end, where the log does not tell them."""
+
+
+UNSEEN = -1
+"""Instead of a number of suspicions: whoever should have looked was killed before."""
 
 
 class Verdict(msgspec.Struct):
@@ -26,6 +32,8 @@ class Verdict(msgspec.Struct):
     repeated: int = 0
     """Written again at the same version; only an atomic sink promises that it never happens."""
     takeovers: int = 0
+    unseen: int = 0
+    """Older writes after newer ones, of which nobody can tell whether their keys were suspect."""
     twice: list[str] = []
     lost: list[str] = []
     backwards: list[str] = []
@@ -81,6 +89,8 @@ def judge_plain(evidence: Evidence) -> Verdict:
             verdict.writes += 1
             if version == story.written:
                 verdict.repeated += 1
+            if version < story.written and suspect == UNSEEN:
+                verdict.unseen += 1
             if version < story.written and not suspect:
                 verdict.backwards.append(f"{key}: version {version} was written after {story.written}")
             story.written = max(version, story.written)
@@ -111,7 +121,9 @@ def _judge_end(verdict: Verdict, evidence: Evidence, stories: dict[str, Story]) 
     for key in sorted(content.keys() | truth.keys()):
         if content.get(key) != truth.get(key):
             verdict.lost.append(f"{key}: the store shows {content.get(key)}, the truth is {truth.get(key)}")
+    told = {key: story.marked for key, story in stories.items()}
+    marks = told if evidence.marks is None else evidence.marks
     for key, version in evidence.newest.items():
-        marked = stories[key].marked if key in stories else None
+        marked = marks.get(key)
         if marked != version:
             verdict.lost.append(f"{key}: {version} was sent, {marked} is the newest that was marked")

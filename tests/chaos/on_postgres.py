@@ -67,8 +67,14 @@ create trigger taken_over after update on keywise_active for each row
     when (new.token != 0 and old.token not in (0, new.token)) execute function note_takeover();
 
 -- What a plain handler does, in one step: writes to one key come one after another, deletions of nothing too.
-create function keep(which text, what bigint, how text, gone boolean) returns void language plpgsql as $$ begin
+-- It tells the newest version that was there before.
+create index log_by_key on log (key);
+create function keep(which text, what bigint, how text, gone boolean) returns bigint language plpgsql as $$
+declare
+    newest bigint;
+begin
     perform pg_advisory_xact_lock(hashtext(which));
+    select max(version) into newest from log where key = which and op in ('write', 'delete');
     if gone then
         delete from stock where key = which;
         insert into log (key, version, op, suspect) values (which, what, 'delete', suspicion(which));
@@ -76,6 +82,7 @@ create function keep(which text, what bigint, how text, gone boolean) returns vo
         insert into stock values (which, what, how)
             on conflict (key) do update set version = excluded.version, body = excluded.body;
     end if;
+    return newest;
 end $$;
 """
 UPSERT = (
@@ -92,9 +99,10 @@ class PostgresShelf:
     """A database that all processes of a run share."""
 
     on = "postgres"
+    logs_marks = True
 
     def __init__(self, server: PostgresServer, url: str = "") -> None:
-        self._server = server
+        self.server = server
         self.url = self.ledger = url or server.url
         self._runner = asyncio.Runner()
         self._connection: Any = None
@@ -111,7 +119,7 @@ class PostgresShelf:
 
     def restart(self) -> None:
         """Every connection is cut, and whatever was not committed is gone."""
-        self._server.restart()
+        self.server.restart()
 
     def close(self) -> None:
         if self._connection is not None:
@@ -141,13 +149,18 @@ class Handlers:
     def __init__(self, url: str, witness: Witness) -> None:
         self._url = url
         self._witness = witness
+        self.observers = ()
         self._free: list[Any] = []
 
     async def leased(self, change: Change[dict]) -> None:
         """A plain sink: a store of its own, as far as keywise knows."""
+        await self.kept(change)
+
+    async def kept(self, change: Change[dict]) -> int | None:
+        """Write; the newest version that was there before."""
         self._witness.obey(change)
         body = change.body.decode()
-        await self._asked("select keep($1, $2, $3, $4)", change.key, change.version, body, change.deleted)
+        return await self.asked("select keep($1, $2, $3, $4)", change.key, change.version, body, change.deleted)
 
     async def transacted(self, change: Change[dict], transaction: Transaction) -> None:
         self._witness.obey(change)
@@ -158,9 +171,9 @@ class Handlers:
 
     async def refetch(self, key: str) -> bytes | None:
         """The newest body that the producer has sent, or will send next."""
-        return await self._asked("select body from truth where key = $1", key)
+        return await self.asked("select body from truth where key = $1", key)
 
-    async def _asked(self, statement: str, *arguments: object) -> Any:
+    async def asked(self, statement: str, *arguments: object) -> Any:
         """One answer, over a connection that nobody else uses meanwhile."""
         connection = None
         try:

@@ -64,6 +64,7 @@ class SqliteShelf:
     """A file that all processes of a run share."""
 
     on = "sqlite"
+    logs_marks = True
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "stock.db"
@@ -107,6 +108,7 @@ class Handlers:
     def __init__(self, url: str, witness: Witness) -> None:
         self._file = url.removeprefix("sqlite:///")
         self._witness = witness
+        self.observers = ()
         self._threads = threading.local()
 
     def leased(self, change: Change[dict]) -> None:

@@ -25,6 +25,8 @@ class Shelf(Protocol):
     ledger: str
     url: str
     """Of queue and table."""
+    logs_marks: bool
+    """Whether marks are told by the log; else the ledger is asked at the end."""
 
     def create(self, *, is_heavy: bool) -> None:
         """Make the tables beside those of keywise; in a heavy one, each write takes a millisecond or so."""
@@ -106,6 +108,7 @@ class Store:
             content=self.content(),
             truth=self.truth(),
             newest=dict(self.rows("select key, version from truth")),
+            marks=None if self.shelf.logs_marks else self._marks(),
         )
 
     def depth(self) -> int:
@@ -129,6 +132,13 @@ class Store:
         """The cause of each dead letter by its key."""
         found = self._look(lambda pipeline: pipeline.operator.letters(1000))
         return {letter.key: letter.cause for _, _, letter in found}
+
+    def _marks(self) -> dict[str, int]:
+        async def marks(pipeline: Any) -> dict[str, int]:
+            entries = {key: await pipeline.operator.inspect(key) for key in self._keys}
+            return {key: entry.mark[1] for key, entry in entries.items() if entry is not None and entry.mark}
+
+        return self._look(marks)
 
     def _look(self, act: Callable[[Any], Awaitable[T]]) -> T:
         async def look() -> T:

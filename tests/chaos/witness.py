@@ -23,7 +23,7 @@ class Assignment(msgspec.Struct):
     """What a worker is told at its start."""
 
     on: str
-    """The technology of queue and table: `sqlite` or `postgres`."""
+    """`sqlite`, `postgres`, or `redis`: then queue and table are in Postgres."""
     ledger: str
     url: str
     """Of queue and table."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import asyncpg
@@ -12,7 +13,9 @@ from chaos.judge import judge_atomic, judge_plain
 from chaos.on_postgres import PostgresShelf
 from chaos.store import Store
 from conformance.postgres_benches import fresh
-from keywise.databases.postgres import IDLE_S
+from keywise.databases.postgres import IDLE_S, WRITERS_MAX, PostgresDatabase, closed_after_error
+from keywise.errors import UnavailableError
+from running import run
 from servers import shared
 from servers.pgbouncer import pgbouncer
 from servers.postgres import PostgresServer, postgres_server
@@ -205,9 +208,24 @@ def test_two_workers_outlive_the_end_of_every_connection_again_and_again(store, 
     assert store.letters() == {}
 
 
+def test_a_server_that_is_away_for_a_while_is_waited_for(narrow):
+    worker = Worker(narrow, "one transaction", "worker", **SHORT)
+    try:
+        worker.start()
+        narrow.shelf.server.stop("fast")
+        until(lambda: worker.said("unavailable") > 3, "the worker to notice", worker.check)
+        narrow.shelf.server.start()
+        narrow.send(*changes(30))
+        until_done(narrow, worker)
+        drained(worker)
+    finally:
+        worker.close()
+    assert judge_atomic(narrow.evidence()).faults == []
+
+
 @pytest.fixture
 def narrow(tmp_path: Path, user: str) -> Iterator[Store]:
-    """On a server with few connections; some for superusers are left, so producer and judge are not concerned."""
+    """On a server of its own, with few connections; producer and judge have those that superusers keep."""
     with postgres_server(max_connections="24") as server:
         yield from stored(tmp_path, server, server.url, user)
 
@@ -235,6 +253,33 @@ def test_without_a_free_connection_a_worker_says_what_to_do_and_others_wait(narr
         second.close()
     verdict = judge_atomic(narrow.evidence())
     assert (verdict.faults, verdict.writes) == ([], 30)
+
+
+def test_a_process_that_has_all_its_connections_in_use_says_so_and_goes_on(monkeypatch):
+    monkeypatch.setattr("keywise.databases.postgres.CONNECT_S", 0.2)
+
+    async def main() -> None:
+        async with PostgresDatabase(shared.postgres().url) as database:
+            async with AsyncExitStack() as transactions:
+                for _ in range(WRITERS_MAX):
+                    await transactions.enter_async_context(database.transaction())
+                assert await database.now() > 0, "there are others to read with"
+                with pytest.raises(UnavailableError, match=f"all {WRITERS_MAX} connections of this process are in use"):
+                    await database.write("select 1")
+            assert len(await database.write("select 1")) == 1
+
+    run(main())
+
+
+def test_a_connection_that_could_not_be_prepared_is_given_up():
+    async def main() -> None:
+        connection = await asyncpg.connect(shared.postgres().url)
+        with pytest.raises(asyncpg.PostgresSyntaxError):
+            async with closed_after_error(connection):
+                await connection.execute("listen to me")
+        assert connection.is_closed()
+
+    run(main())
 
 
 async def all_connections(url: str) -> list[asyncpg.Connection]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chaos.judge import Evidence, judge_atomic, judge_plain
+from chaos.judge import UNSEEN, Evidence, judge_atomic, judge_plain
 
 WRITE, MARK = ("k", 1, "write", 0), ("k", 1, "mark", None)
 WRITE_2, MARK_2 = ("k", 2, "write", 0), ("k", 2, "mark", None)
@@ -80,3 +80,11 @@ def test_a_takeover_without_suspicion_is_found():
     log = [WRITE, MARK, WRITE_2, MARK_2]
     assert judge_plain(evidence(*log, takeovers=[("k", 0, 1), ("k", 1, 2)])).faults == []
     assert judge_plain(evidence(*log, takeovers=[("k", 1, 1)])).unsuspected == ["k: taken over, suspect 1 → 1"]
+
+
+def test_marks_may_be_told_at_the_end_and_nobody_may_have_seen_a_suspicion():
+    """As with a ledger elsewhere, which no trigger sees."""
+    verdict = judge_plain(evidence(WRITE_2, ("k", 1, "write", UNSEEN), WRITE_2, marks={"k": 2}))
+    assert (verdict.faults, verdict.unseen) == ([], 1)
+    assert judge_plain(evidence(WRITE_2, marks={"k": 1})).lost == ["k: 2 was sent, 1 is the newest that was marked"]
+    assert judge_plain(evidence(WRITE_2, marks={})).lost == ["k: 2 was sent, None is the newest that was marked"]

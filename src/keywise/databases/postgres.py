@@ -155,7 +155,11 @@ class PostgresDatabase:
     async def _acquired(self) -> AsyncIterator[Any]:
         assert self._writers is not None, "the database is not open"
         with postgres_errors(self.name):
-            connection = await self._writers.acquire(timeout=CONNECT_S)
+            try:
+                connection = await self._writers.acquire(timeout=CONNECT_S)
+            except TimeoutError as error:
+                cause = f"the server does not answer, or all {WRITERS_MAX} connections of this process are in use"
+                raise UnavailableError(f"{self.name}: {cause}") from error
         try:
             yield connection
         except UnavailableError as error:
