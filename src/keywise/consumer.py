@@ -202,7 +202,11 @@ class Consumer:
         """A paused pipeline takes nothing; if nobody can tell, the ledger refuses every single change all the same."""
         try:
             standing = await self._pipeline.governor.standing()
-        except UnavailableError:
+        except UnavailableError as error:
+            if not (self._going.is_set() or self._was_paused):
+                # Nothing has begun yet, so nobody else would tell.
+                name, cause = self._pipeline.name, str(error)
+                self._pipeline.emit(events.Unavailable(pipeline=name, what="ledger", cause=cause, retry_s=LOOK_S))
             return
         if standing.is_paused and not self._stop.is_set():
             self._going.clear()

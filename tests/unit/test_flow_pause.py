@@ -142,8 +142,10 @@ def test_paused_keys_hold_up_nobody_however_many_of_their_messages_come_first(wa
     assert (len(rig.stored), rig.letters, rig.of(events.Failed)) == (30, [], [])
 
 
-def test_a_governor_that_is_away_for_a_while_stops_nothing_for_good():
-    rig = FlowRig(LEASED)
+@pytest.mark.parametrize("way", [LEASED, ONE_TRANSACTION])
+def test_a_governor_that_is_away_at_the_start_is_waited_for_and_told(way: str):
+    rig = FlowRig(way)
     rig.more["governor"] = Unreachable(rig.ledger, standing=3)
     rig.run(page("a", 1), limit_s=10.0)
     assert rig.stored == {"a": 1}
+    assert [event.what for event in rig.of(events.Unavailable)] == ["ledger"] * 3
