@@ -18,7 +18,8 @@ from benchmarks.measure_latency import percentiles
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from servers.postgres import MissingServerError, PostgresServer, postgres_server
+from servers.machine import MissingServerError
+from servers.postgres import PostgresServer, postgres_server
 
 TARGET, STRETCH = 0.7, 0.85
 TOGETHER = 0.8

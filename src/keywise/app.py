@@ -271,6 +271,12 @@ class App:
         settings = definition.settings
         policy = Policy(intents, settings.redelivery_s, settings.retention_s, definition.rate)
         ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), policy)
+        if is_atomic(sink) and ledger.database is None:
+            raise SettingsError(
+                f"the sink of pipeline {definition.name!r} writes inside the ledger's transaction, and "
+                f"{shown(self.ledger_url)} has none; put the ledger into the sink's database, or write with a handler "
+                "that takes no transaction"
+            )
         if is_atomic(sink) and sink.database is not ledger.database:
             raise SettingsError(
                 f"the sink of pipeline {definition.name!r} writes inside the ledger's transaction, so it has to live "

@@ -128,7 +128,8 @@ class Ledger(Opened, Protocol):
     """Remembers one entry per key of one pipeline, and grants claims on them. `rules.py` says how it decides.
 
     A ledger that plugs in also has the attributes `operator`, `governor` and `historian`, perhaps all itself,
-    and `archive` if it can be copied.
+    `archive` if it can be copied, and `database`: the one that an atomic sink can share, None if it has no
+    transactions.
     """
 
     async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
@@ -326,7 +327,7 @@ class Governor(Protocol):
         """Raise the era of all keys above any that one of them has; None while a claim is held."""
 
     async def keys(self, after: str, limit: int) -> list[str]:
-        """Known keys after one, in their order."""
+        """Known keys after one, in an order of the ledger's own that never changes; all are after an empty one."""
 
     async def held(self, after: str, limit: int) -> list[str]:
         """Keys after one that a claim is held on now, in their order."""

@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 from keywise.change import Change
 from keywise.clock import boot_time
@@ -21,9 +20,8 @@ from keywise.sources.memory import MemorySource
 from keywise.sources.sqlite import SqliteSource
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
 from keywise.testing.conformance.sinks import put
+from servers.machine import IN_MEMORY
 
-IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""What these checks write need not outlive the machine, and a flush to a disk would be most of their time."""
 VISIBILITY_S = 60.0
 BAD = put("bad", 1)
 

@@ -12,8 +12,8 @@ from conformance.postgres_benches import fresh
 from keywise import adapters
 from keywise.address import Address
 from keywise.change import Want, order_of
+from keywise.databases.key_codes import decoded, encoded
 from keywise.databases.postgres import PostgresDatabase
-from keywise.databases.postgres_book import decoded, encoded
 from keywise.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.ledgers.postgres import PostgresLedger
 from keywise.rules import Policy

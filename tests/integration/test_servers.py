@@ -25,7 +25,8 @@ def outcome(folder: Path, *options: str, **environment: str) -> tuple[int, str]:
     """Run two tests where no PostgreSQL is installed and none may be."""
     (folder / "test_needy.py").write_text(NEEDY)
     (folder / "no_postgres.py").write_text(
-        f"import servers.postgres as one\none.FOLDERS = {str(folder)!r}\none.may_install = lambda: False\n"
+        f"import servers.machine, servers.postgres\nservers.postgres.FOLDERS = {str(folder)!r}\n"
+        "servers.machine.may_install = lambda: False\n"
     )
     (folder / "conftest.py").write_text("import no_postgres\n" + (TESTS / "conftest.py").read_text())
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    server(name): needs a server\n")
@@ -42,7 +43,7 @@ def outcome(folder: Path, *options: str, **environment: str) -> tuple[int, str]:
 def test_a_missing_server_is_told_by_name(tmp_path: Path, options: tuple[str, ...]):
     status, told = outcome(tmp_path, *options)
     assert status == 0, told
-    assert "NOT RUN: 1 tests of postgres: no PostgreSQL in" in told
+    assert "NOT RUN: 1 tests of postgres: not installed" in told
     assert "1 passed" in told
 
 

@@ -1,12 +1,10 @@
 """Debian's faketime: a process of the tests sees a clock of its own."""
 
-import subprocess
 from pathlib import Path
 
-from servers.postgres import MissingServerError, may_install
+from servers import machine
 
 FOLDERS = "/usr/lib"
-PACKAGE = ("apt-get", "install", "--yes", "--no-install-recommends", "faketime")
 
 
 def shifted(ahead_s: int, *, boot_too: bool = False) -> dict[str, str]:
@@ -17,15 +15,8 @@ def shifted(ahead_s: int, *, boot_too: bool = False) -> dict[str, str]:
 
 
 def find_library() -> Path:
-    """Where it is; Debian's package is installed if that is allowed."""
-    if (found := _installed()) is not None:
-        return found
-    if not may_install():
-        raise MissingServerError(f"no faketime in {FOLDERS}; install the package faketime")
-    done = subprocess.run(PACKAGE, capture_output=True, text=True, timeout=600, check=False)
-    if (found := _installed()) is None:
-        raise MissingServerError(f"the package faketime could not be installed: {done.stderr[-500:]}")
-    return found
+    """Where it is."""
+    return machine.installed("faketime", _installed)
 
 
 def _installed() -> Path | None:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from servers.postgres import USER, MissingServerError, PostgresServer, _as_user, _free_port, may_install
+from servers import machine
+from servers.postgres import USER, PostgresServer, _as_user
 
-PACKAGE = ("apt-get", "install", "--yes", "--no-install-recommends", "pgbouncer")
 PROGRAM = "/usr/sbin/pgbouncer"
 START_S = 30.0
 LOOK_S = 0.02
@@ -34,7 +34,7 @@ pidfile = {folder}/pid
 @contextmanager
 def pgbouncer(server: PostgresServer, mode: str) -> Iterator[str]:
     """The URL of a pooler in front of a server; it ends with the context."""
-    program, port = find_program(), _free_port()
+    program, port = find_program(), machine.free_port()
     folder = Path(tempfile.mkdtemp(prefix="keywise-pgbouncer-"))
     settings = folder / "settings.ini"
     # Any client is that user: only this machine can reach the port, and only while the tests run.
@@ -55,14 +55,8 @@ def pgbouncer(server: PostgresServer, mode: str) -> Iterator[str]:
 
 
 def find_program() -> Path:
-    """Where it is; Debian's package is installed if that is allowed."""
-    if not Path(PROGRAM).exists():
-        if not may_install():
-            raise MissingServerError(f"no PgBouncer at {PROGRAM}; install the package pgbouncer")
-        done = subprocess.run(PACKAGE, capture_output=True, text=True, timeout=600, check=False)
-        if not Path(PROGRAM).exists():
-            raise MissingServerError(f"the package pgbouncer could not be installed: {done.stderr[-500:]}")
-    return Path(PROGRAM)
+    """Where it is."""
+    return machine.installed("pgbouncer", lambda: Path(PROGRAM) if Path(PROGRAM).exists() else None)
 
 
 def _until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:

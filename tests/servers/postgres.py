@@ -2,30 +2,24 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from servers import machine
+
 FOLDERS = "/usr/lib/postgresql"
-PACKAGE = ("apt-get", "install", "--yes", "--no-install-recommends", "postgresql")
 USER = "postgres"
 START_S = 60
-IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""What tests write need not outlive the machine, and a flush to a disk would be most of their time."""
-
-
-class MissingServerError(Exception):
-    """There is no PostgreSQL here, and none can be had; the message says why."""
 
 
 class PostgresServer:
     """One server; it can be stopped and started again on the same data and the same port."""
 
     def __init__(self, binaries: Path, folder: Path) -> None:
-        self.port = _free_port()
+        self.port = machine.free_port()
         self.url = f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
         self._binaries = binaries
         self._data = folder / "data"
@@ -71,7 +65,7 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server(scratch: str | None = IN_MEMORY, **settings: str) -> Iterator[PostgresServer]:
+def postgres_server(scratch: str | None = machine.IN_MEMORY, **settings: str) -> Iterator[PostgresServer]:
     """A new server that ends with the context."""
     binaries = find_binaries()
     folder = Path(tempfile.mkdtemp(prefix="keywise-postgres-", dir=scratch))
@@ -90,19 +84,8 @@ def postgres_server(scratch: str | None = IN_MEMORY, **settings: str) -> Iterato
 
 
 def find_binaries() -> Path:
-    """Where the newest server is; Debian's package is installed if that is allowed."""
-    if (found := _installed()) is not None:
-        return found
-    if not may_install():
-        raise MissingServerError(f"no PostgreSQL in {FOLDERS}; install the package postgresql")
-    done = subprocess.run(PACKAGE, capture_output=True, text=True, timeout=600, check=False)
-    if (found := _installed()) is None:
-        raise MissingServerError(f"the package postgresql could not be installed: {done.stderr[-500:]}")
-    return found
-
-
-def may_install() -> bool:
-    return os.getuid() == 0 and shutil.which("apt-get") is not None
+    """Where the newest server is."""
+    return machine.installed("postgresql", _installed)
 
 
 def _installed() -> Path | None:
@@ -115,10 +98,3 @@ def _as_user() -> list[str]:
     if os.getuid() != 0:
         return []
     return ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--init-groups", "--"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

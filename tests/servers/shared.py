@@ -3,18 +3,27 @@
 import os
 from contextlib import ExitStack
 
+from servers import pgbouncer
 from servers.faketime import find_library
-from servers.pgbouncer import find_program
-from servers.postgres import MissingServerError, PostgresServer, find_binaries, postgres_server
+from servers.machine import MissingServerError
+from servers.postgres import PostgresServer, find_binaries, postgres_server
+from servers.redis import RedisServer, redis_server
+from servers.redis import find_program as find_redis
 
 REQUIRED = "KEYWISE_SERVERS_REQUIRED"
 """Set in the environment, a server that cannot be had makes its tests fail; else they are told as not run."""
 
-NEEDED = {"postgres": find_binaries, "pgbouncer": find_program, "faketime": find_library}
+NEEDED = {
+    "postgres": find_binaries,
+    "pgbouncer": pgbouncer.find_program,
+    "faketime": find_library,
+    "redis": find_redis,
+}
 """What looks for each of them, and installs it if that is allowed."""
 
 _stack = ExitStack()
 _postgres: list[PostgresServer] = []
+_redis: list[RedisServer] = []
 
 
 def postgres() -> PostgresServer:
@@ -24,8 +33,16 @@ def postgres() -> PostgresServer:
     return _postgres[0]
 
 
+def redis() -> RedisServer:
+    """The shared Redis; nobody may stop it."""
+    if not _redis:
+        _redis.append(_stack.enter_context(redis_server()))
+    return _redis[0]
+
+
 def stop_all() -> None:
     _postgres.clear()
+    _redis.clear()
     _stack.close()
 
 

@@ -100,10 +100,12 @@ async def _checked(playground: "Playground", role: str, tell: "Callable[[Checked
 
     bench: Any = {"sources": playground.source, "ledgers": playground.ledger, "sinks": playground.sink}[role]
     try:
-        promises: Any = conformance.ledger_promises()
-        if role != "ledgers":
-            of_role = conformance.source_promises if role == "sources" else conformance.sink_promises
-            promises = await of_role(bench)
+        of_role: Any = {
+            "sources": conformance.source_promises,
+            "ledgers": conformance.promises_of_ledger,
+            "sinks": conformance.sink_promises,
+        }[role]
+        promises = await of_role(bench)
         return await hold(role[:-1], promises, bench, lambda checked: tell(checked, len(promises)))
     except NotConformingError as error:
         return error.report

@@ -5,13 +5,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from keywise.databases.key_codes import decoded
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
 from keywise.databases.postgres_book import (
     KEEP,
     TOKEN_NONCE_BITS,
     Book,
     Scope,
-    decoded,
     entry_of,
     headers_of,
     letter_row,

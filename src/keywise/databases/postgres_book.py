@@ -6,9 +6,7 @@ Rows are read in a step of their own: in the one that waits for a lock, others a
 """
 
 import math
-import re
 import secrets
-import uuid
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -18,13 +16,12 @@ from msgspec.structs import replace
 
 from keywise import rules
 from keywise.change import Order
+from keywise.databases.key_codes import decoded, encoded
 from keywise.entry import EMPTY, Entry, Policy
 from keywise.protocols import Letter
 from keywise.standing import PLAIN, Standing
 
 TOKEN_NONCE_BITS = 24
-UUID_LENGTH, UUID_MARK = 36, b"\xff"
-"""No text begins with this byte in UTF-8."""
 
 
 class Scope(msgspec.Struct):
@@ -182,17 +179,6 @@ def letter_row(scope: int, buried_at: float, letter: Letter) -> tuple[Any, ...]:
     return (*row, letter.sent_at, letter.source)
 
 
-def encoded(key: str) -> bytes:
-    """A key as it is stored: as UTF-8, or in 17 bytes if it is written as UUIDs are."""
-    if len(key) == UUID_LENGTH and _UUID(key) is not None:
-        return UUID_MARK + bytes.fromhex(key.replace("-", ""))
-    return key.encode()
-
-
-def decoded(code: bytes) -> str:
-    return str(uuid.UUID(bytes=code[1:])) if code[:1] == UUID_MARK else code.decode()
-
-
 def mark_of(row: Sequence[Any]) -> Order | None:
     """The mark in a row of a key."""
     return None if row[1] is None else (row[0] or 0, row[1], row[2] or 0)
@@ -257,7 +243,6 @@ def _is_idle(entry: Entry) -> bool:
     return Entry(entry.mark, entry.deleted, entry.updated_at, rate_at=entry.rate_at) == entry
 
 
-_UUID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE = msgspec.json.Decoder(Entry).decode
 _NOW = "extract(epoch from clock_timestamp())::float8"

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from keywise.databases import bookkeeping
+from keywise.databases.key_codes import decoded, encoded
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
-from keywise.databases.postgres_book import Book, Scope, decoded, encoded, standing_of, text_of
+from keywise.databases.postgres_book import Book, Scope, standing_of, text_of
 from keywise.entry import Claim, Policy
 from keywise.standing import Pause, Standing
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from keywise.databases.key_codes import decoded, encoded
 from keywise.databases.postgres import PostgresDatabase
-from keywise.databases.postgres_book import Scope, decoded, encoded
+from keywise.databases.postgres_book import Scope
 from keywise.protocols import Line
 
 

@@ -9,8 +9,9 @@ import asyncpg
 
 from keywise.change import Want
 from keywise.databases import bookkeeping
+from keywise.databases.key_codes import encoded
 from keywise.databases.postgres import FOR_HANDLERS, PostgresDatabase, numbers, postgres_errors
-from keywise.databases.postgres_book import MARK, MARK_NEWER, Book, are_plain, encoded, mark_of, marks_of_wants
+from keywise.databases.postgres_book import MARK, MARK_NEWER, Book, are_plain, mark_of, marks_of_wants
 from keywise.entry import Claim, Entry, Policy, Refusal, Verdict
 from keywise.errors import DatabaseError
 from keywise.protocols import Letter

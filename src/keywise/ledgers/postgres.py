@@ -13,16 +13,10 @@ import msgspec
 from keywise.address import Address
 from keywise.change import Want
 from keywise.databases import bookkeeping
+from keywise.databases.key_codes import decoded, encoded
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
 from keywise.databases.postgres_archive import PostgresArchive
-from keywise.databases.postgres_book import (
-    Book,
-    Scope,
-    decoded,
-    encoded,
-    entry_of,
-    headers_of,
-)
+from keywise.databases.postgres_book import Book, Scope, entry_of, headers_of
 from keywise.databases.postgres_governor import PostgresGovernor
 from keywise.databases.postgres_historian import PostgresHistorian
 from keywise.databases.postgres_transaction import PostgresTransaction

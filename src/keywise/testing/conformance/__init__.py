@@ -17,10 +17,14 @@ from keywise.protocols import Grade
 from keywise.testing.conformance.archives import ARCHIVE_PROMISES
 from keywise.testing.conformance.doubts import DOUBT_PROMISES
 from keywise.testing.conformance.endings import ENDING_PROMISES
-from keywise.testing.conformance.governors import GOVERNOR_PROMISES, HISTORIAN_PROMISES
+from keywise.testing.conformance.governors import (
+    GOVERNED_TRANSACTION_PROMISES,
+    GOVERNOR_PROMISES,
+    HISTORIAN_PROMISES,
+)
 from keywise.testing.conformance.histories import HISTORY_PROMISES
 from keywise.testing.conformance.inlets import INLET_PROMISES
-from keywise.testing.conformance.ledgers import CLAIM_PROMISES, LedgerBench, MakeLedger
+from keywise.testing.conformance.ledgers import CLAIM_PROMISES, SAFE, LedgerBench, MakeLedger
 from keywise.testing.conformance.promise import BrokenPromiseError, Promise, UncheckedError
 from keywise.testing.conformance.report import Checked, Conformance, NotConformingError, Verdict, hold
 from keywise.testing.conformance.sinks import (
@@ -54,6 +58,7 @@ __all__ = [
     "check_sink",
     "check_source",
     "ledger_promises",
+    "promises_of_ledger",
     "sink_promises",
     "source_promises",
 ]
@@ -72,7 +77,7 @@ async def check_ledger(connect: MakeLedger | str, *, tell: Callable[[Checked], N
     if isinstance(connect, str):
         async with _played("ledgers", connect) as playground:
             return await check_ledger(playground.ledger, tell=tell)
-    return await hold("ledger", ledger_promises(), connect, tell)
+    return await hold("ledger", await promises_of_ledger(connect), connect, tell)
 
 
 async def check_sink(connect: MakeSink | str, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
@@ -94,14 +99,22 @@ async def source_promises(make: MakeSource) -> list[Promise[SourceBench]]:
     ]
 
 
-def ledger_promises() -> list[Promise[LedgerBench]]:
-    """What every ledger promises."""
+async def promises_of_ledger(make: MakeLedger) -> list[Promise[LedgerBench]]:
+    """What this ledger promises: more if a sink can write in a transaction of its database."""
+    async with make(SAFE) as bench:
+        has_transactions = bench.has_transactions
+    return ledger_promises(transactions=has_transactions)
+
+
+def ledger_promises(*, transactions: bool = True) -> list[Promise[LedgerBench]]:
+    """What every ledger promises, perhaps without what is about transactions."""
     return [
         *CLAIM_PROMISES,
         *ENDING_PROMISES,
         *DOUBT_PROMISES,
-        *TRANSACTION_PROMISES,
+        *(TRANSACTION_PROMISES if transactions else ()),
         *GOVERNOR_PROMISES,
+        *(GOVERNED_TRANSACTION_PROMISES if transactions else ()),
         *HISTORIAN_PROMISES,
         *ARCHIVE_PROMISES,
         *HISTORY_PROMISES,

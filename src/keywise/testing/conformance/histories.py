@@ -125,7 +125,7 @@ class History:
             (self._advance, 14),
             (self._commit, 12),
             (self._fail, 10),
-            (self._transact, 14),
+            (self._transact, 14 if self._twins.bench.has_transactions else 0),
             (self._renew, 5),
             (self._release, 5),
             (self._bury, 6),

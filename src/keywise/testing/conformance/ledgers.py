@@ -60,6 +60,11 @@ class LedgerBench:
     async def entry(self, key: str = "a") -> Entry:
         return await self.ledger.inspect(key) or Entry()
 
+    @property
+    def has_transactions(self) -> bool:
+        """Whether anything can be written in a transaction of the ledger's database."""
+        return getattr(self.ledger, "database", self) is not None
+
     def expire(self) -> None:
         """Let leases run out that were just taken."""
         self.advance(LEASE_S + 1.0)

@@ -217,6 +217,8 @@ async def _clean(plug: Any, name: str) -> None:
         await database.write(lambda connection: _delete(connection, name))
     elif hasattr(database, "forget"):
         await database.forget(name)
+    elif hasattr(plug, "forget"):
+        await plug.forget(name)
     elif hasattr(plug, "receive"):
         await _drain(plug)
 

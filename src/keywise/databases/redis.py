@@ -1,0 +1,207 @@
+"""One Redis server that ledgers live in: pooled connections, its own clock, and what it must be set to."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+import redis.asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    ClusterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from keywise.address import Address, shown
+from keywise.databases.redis_scripts import Script
+from keywise.errors import AddressError, DatabaseError, UnavailableError
+
+CONNECT_S = 10.0
+"""How long a connection may take, and how long one of the pool is waited for."""
+COMMAND_S = 60.0
+"""How long an answer may take before the server counts as unreachable."""
+CONNECTIONS_MAX = 8
+OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+"""What a URL may tell the client library."""
+OLDEST = (7, 0)
+
+
+class RedisDatabase:
+    """Connections to one server, counted: the first who enters opens them, the last who leaves closes them."""
+
+    def __init__(self, url: str, options: tuple[tuple[str, str], ...] = ()) -> None:
+        self.name = shown(url)
+        self._url = url
+        self._options = dict(options)
+        self._users = 0
+        self._opening = asyncio.Lock()
+        self._client: Any = None
+        self.ahead_s = 0.0
+        """By how much the clock was moved, to check what time does."""
+        self.is_durable: bool | None = None
+        """Whether the server writes every change to a file; None: it does not tell."""
+
+    async def __aenter__(self) -> Self:
+        async with self._opening:
+            if self._users == 0:
+                await self._open()
+            self._users += 1
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        async with self._opening:
+            self._users -= 1
+            if self._users == 0:
+                await self._close()
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock that this opening goes by, to check what time does."""
+        self.ahead_s += seconds
+
+    async def now(self) -> float:
+        """The store's clock: that of the server, the same for all who are connected to it."""
+        seconds, microseconds = await self.run("TIME")
+        return int(seconds) + int(microseconds) / 1e6 + self.ahead_s
+
+    async def run(self, *command: Any) -> Any:
+        """The answer to one command."""
+        assert self._client is not None, "the database is not open"
+        with redis_errors(self.name):
+            return await self._client.execute_command(*command)
+
+    async def call(self, script: Script, *arguments: Any) -> list[Any]:
+        """The answer of a script; a server that has forgotten it is given it again."""
+        with redis_errors(self.name):
+            try:
+                answer = await self._client.execute_command("EVALSHA", script.sha, 0, *arguments)
+            except NoScriptError:
+                answer = await self._client.execute_command("EVAL", script.text, 0, *arguments)
+        found: list[Any] = answer
+        return found
+
+    async def _open(self) -> None:
+        with redis_errors(self.name):
+            pool = aioredis.BlockingConnectionPool.from_url(
+                self._url,
+                max_connections=CONNECTIONS_MAX,
+                timeout=CONNECT_S,
+                socket_connect_timeout=CONNECT_S,
+                socket_timeout=COMMAND_S,
+                protocol=2,
+                # Whoever asks decides what is tried again.
+                retry=Retry(NoBackoff(), 0),
+                **self._options,
+            )
+            self._client = aioredis.Redis.from_pool(pool)
+        try:
+            await self._check()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _check(self) -> None:
+        """Refuse a server that would lose marks by its settings, or cannot run the scripts."""
+        await self.run("PING")
+        try:
+            told = _info(await self.run("INFO", "everything"))
+        except DatabaseError:
+            return  # Not everybody may ask; then it is believed to be set well.
+        self.is_durable = told.get("aof_enabled") == "1" if "aof_enabled" in told else None
+        version = told.get("redis_version", "")
+        if _version(version) < OLDEST:
+            raise DatabaseError(f"{self.name} runs Redis {version}; keywise needs Redis 7.0 or newer")
+        if told.get("cluster_enabled") == "1":
+            raise DatabaseError(
+                f"{self.name} is part of a Redis Cluster, where a step over many keys is not one step; "
+                "use a server that is no cluster"
+            )
+        if told.get("role", "master") != "master":
+            raise DatabaseError(f"{self.name} is a replica, which nobody can write to; name its master")
+        policy = told.get("maxmemory_policy", "noeviction")
+        if policy.startswith("allkeys"):
+            raise DatabaseError(
+                f"{self.name} has maxmemory-policy {policy}: it would throw away what keywise has to remember; "
+                "set maxmemory-policy noeviction, or use a server of its own"
+            )
+
+    async def _close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with suppress(OSError, TimeoutError, RedisError):
+                await client.aclose(close_connection_pool=True)
+
+
+class redis_errors:
+    """Turns errors of the client library into ours, at the edge: what may pass becomes `UnavailableError`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, AuthenticationError | AuthorizationError):
+            raise DatabaseError(f"{self._name}: {error}; check user and password") from error
+        if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError | TimeoutError):
+            raise UnavailableError(f"{self._name}: {str(error) or 'no answer in time'}") from error
+        if isinstance(error, ResponseError):
+            word = str(error).partition(" ")[0].rstrip(":")
+            if isinstance(error, PASSING) or word in PASSING_WORDS:
+                raise UnavailableError(f"{self._name}: {error}") from error
+            advice = _PERMIT if isinstance(error, NoPermissionError) else _ADVICE.get(word, _LOG)
+            raise DatabaseError(f"{self._name}: {error}; {advice}") from error
+        if isinstance(error, RedisError):
+            raise UnavailableError(f"{self._name}: {error}") from error
+
+
+PASSING = (OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgainError)
+PASSING_WORDS = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "LOADING"})
+"""Busy with somebody's script, out of memory or disk, no longer the master: somebody else's doing."""
+_LOG = "the server's log may say more"
+_PERMIT = "give this user the right to do so"
+_ADVICE = {
+    "NOAUTH": "check user and password",
+    "WRONGPASS": "check user and password",
+    "WRONGTYPE": "something else writes under keywise's names; use another database number, or a server of its own",
+}
+
+
+def database_at(address: Address, options: dict[str, str]) -> RedisDatabase:
+    """The server that an address names, one for all ledgers of an app; its options are taken out of `options`."""
+    parts = urlsplit(address.url)
+    number = unquote(parts.path).strip("/")
+    if number and not number.isdecimal():
+        raise AddressError(
+            f"{shown(address.url)} names the database {number!r}, but Redis numbers them; write for example "
+            f"{address.scheme}://localhost:6379/0"
+        )
+    if not parts.hostname:
+        raise AddressError(f"{shown(address.url)} names no server; write for example {address.scheme}://localhost:6379")
+    given = tuple(sorted((name, options.pop(name)) for name in OPTIONS if name in options))
+    if given and address.scheme != "rediss":
+        raise AddressError(f"{shown(address.url)}: {given[0][0]} is for rediss://, which is encrypted")
+    return address.shared(RedisDatabase, f"{parts.scheme}://{parts.netloc}/{number or 0}", given)
+
+
+def _info(told: Any) -> dict[str, str]:
+    """What INFO says, whether or not the client library has read it already."""
+    if isinstance(told, dict):
+        return {str(name): str(value) for name, value in told.items()}
+    lines = (line.partition(":") for line in bytes(told).decode().splitlines() if ":" in line)
+    return {name: value for name, _, value in lines}
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())

@@ -1,0 +1,21 @@
+"""The ledger in Redis keeps the promises of its protocol, on a real server."""
+
+import pytest
+
+from conformance.redis_benches import LEDGERS
+from keywise.testing.conformance import ledger_promises
+from running import run
+
+pytestmark = pytest.mark.server("redis")
+
+
+@pytest.mark.parametrize(
+    ("make", "promise"),
+    [
+        pytest.param(make, promise, id=f"{name}-{promise.name}")
+        for name, make in LEDGERS["redis.py"].items()
+        for promise in ledger_promises(transactions=False)
+    ],
+)
+def test_a_ledger_keeps_its_promises(make, promise):
+    run(promise(make), limit_s=110)
