@@ -1,6 +1,7 @@
 """One Redis server that ledgers live in: pooled connections, its own clock, and what it must be set to."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -104,6 +105,8 @@ class RedisDatabase:
                 **self._options,
             )
             self._client = aioredis.Redis.from_pool(pool)
+            # Answers as the server gives them: how the library dresses them up changes from version to version.
+            self._client.response_callbacks.clear()
         try:
             await self._check()
         except BaseException:
@@ -195,11 +198,13 @@ def database_at(address: Address, options: dict[str, str]) -> RedisDatabase:
     return address.shared(RedisDatabase, f"{parts.scheme}://{parts.netloc}/{number or 0}", given)
 
 
-def _info(told: Any) -> dict[str, str]:
-    """What INFO says, whether or not the client library has read it already."""
-    if isinstance(told, dict):
-        return {str(name): str(value) for name, value in told.items()}
-    lines = (line.partition(":") for line in bytes(told).decode().splitlines() if ":" in line)
+def in_pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Members with their scores, or fields with their values, as Redis lists them."""
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _info(told: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in told.decode().splitlines() if ":" in line)
     return {name: value for name, _, value in lines}
 
 

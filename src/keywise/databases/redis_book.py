@@ -47,8 +47,8 @@ class Page(msgspec.Struct):
     tokens: dict[str, int] = {}
     letters: dict[str, list[Letter]] = {}
     """To be kept with what becomes of each key."""
-    is_known: bool = False
-    """Nothing was read: this worker wrote it, and no clock was asked since."""
+    read_at: float | None = None
+    """None: nothing was read, this worker knows it."""
     is_timed_there: bool = False
     """Marks get the time at which the server writes them."""
 
@@ -60,9 +60,11 @@ Act: TypeAlias = Callable[[Page, str], Entry | None]
 class Book:
     """Reads and writes the entries of one scope."""
 
-    def __init__(self, scope: RedisScope, policy: Policy) -> None:
+    def __init__(self, scope: RedisScope, policy: Policy, *, keeps_rates: bool = False) -> None:
         self._scope = scope
         self._policy = policy
+        self._keeps_rates = keeps_rates
+        """Also those that limit nothing any more."""
 
     async def read(self, keys: Iterable[str], *, tokens: bool = False) -> Page:
         """The entries of keys as they are now, and perhaps a fresh token for each."""
@@ -101,7 +103,7 @@ class Book:
     async def keep(self, letters: Sequence[Letter]) -> None:
         """Keep letters that end no claim."""
         more = _more((0, 0, 0), (b"", b""), letters)
-        answer = await self._scope.call(SWAP, *self._terms(None, under_standing=False), *("", *(b"",) * 5, more))
+        answer = await self._scope.call(SWAP, *self._terms(Page(), under_standing=False), *("", *(b"",) * 5, more))
         self._scope.saw(answer[2], answer[4])
 
     async def _swap(
@@ -134,13 +136,12 @@ class Book:
             del states[key]
         return fresh, states
 
-    def _terms(self, page: Page | None, *, under_standing: bool, era: int = 0) -> tuple[Any, ...]:
+    def _terms(self, page: Page, *, under_standing: bool, era: int = 0) -> tuple[Any, ...]:
         """What has to hold for anything to be written."""
-        is_read = page is not None and not page.is_known
-        read_at = repr(page.now) if page is not None and is_read else ""
-        standing: Any = b"=" + page.standing_text if page is not None and under_standing else ANY_STANDING
-        stamp = "1" if page is not None and page.is_timed_there else ""
-        return read_at, standing, READ_WITHIN_S, stamp, era
+        read_at = "" if page.read_at is None else repr(page.read_at)
+        standing: Any = b"=" + page.standing_text if under_standing else ANY_STANDING
+        stamp, sweep = "1" if page.is_timed_there else "", "" if self._keeps_rates else "1"
+        return read_at, standing, READ_WITHIN_S, stamp, era, sweep
 
     def _item(self, page: Page, key: str, entry: Entry | None, state: bytes) -> tuple[Any, ...]:
         code, lease, doubt = encoded(key), "", ""
@@ -160,14 +161,14 @@ class Book:
 
     def _is_charged(self, page: Page, key: str, entry: Entry | None) -> bool:
         """Whether a dispatch was charged since the page was read; what limits nothing any more is not kept."""
-        if self._policy.rate is None or entry is None or entry.rate_at <= page.now or page.is_known:
+        if self._policy.rate is None or entry is None or entry.rate_at <= page.now:
             return False
         before = page.entries[key]
         return before is None or entry.rate_at != before.rate_at
 
     def _page(self, seconds: bytes, microseconds: bytes, standing: bytes) -> Page:
         now = int(seconds) + int(microseconds) / 1e6 + self._scope.database.ahead_s
-        return Page(now=now, standing=standing_of(standing), standing_text=standing)
+        return Page(now=now, read_at=now, standing=standing_of(standing), standing_text=standing)
 
     def _put(self, page: Page, key: str, state: bytes, rate: bytes) -> None:
         entry = entry_of(state)

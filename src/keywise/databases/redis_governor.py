@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from keywise import rules
 from keywise.databases.key_codes import decoded, encoded
 from keywise.databases.redis_book import TRIES_MAX, WAIT_S, Book, Page, standing_of
+from keywise.databases.redis_listing import active_entries, codes_after
 from keywise.databases.redis_scope import RedisScope
-from keywise.databases.redis_scripts import FIELDS, STAND, TURN
-from keywise.databases.redis_states import entry_of
+from keywise.databases.redis_scripts import STAND, TURN
 from keywise.entry import Claim, Entry
 from keywise.errors import UnavailableError
 from keywise.standing import PLAIN, Pause, Standing
@@ -70,18 +70,8 @@ class RedisGovernor:
 
     async def keys(self, after: str, limit: int) -> list[str]:
         """In the order of their buckets, which never changes."""
-        scope, code = self._scope, encoded(after)
-        bucket = scope.bucket(code) if after else 0
-        past = (bucket, code) if after else (-1, b"")
-        going_on = [(scope.bucket(one), one) for one in await self._active()]
-        found: list[tuple[int, bytes]] = []
-        while bucket < scope.buckets_all and len(found) < limit:
-            end, pages = await scope.call(FIELDS, bucket, scope.buckets_all, limit)
-            here = {(n, one) for n, page in zip(pages[::2], pages[1::2], strict=True) for one in page}
-            here |= {place for place in going_on if bucket <= place[0] < end}
-            found += sorted(place for place in here if place > past)
-            bucket = end
-        return [decoded(one) for _, one in found[:limit]]
+        going_on = [code async for code, entry in active_entries(self._scope) if rules.is_known(entry)]
+        return [decoded(code) for code in await codes_after(self._scope, encoded(after), limit, going_on)]
 
     async def held(self, after: str, limit: int) -> list[str]:
         now = await self._scope.database.now()
@@ -92,13 +82,14 @@ class RedisGovernor:
         [done] = await self._scope.call(TURN, chore, repr(every_s))
         return bool(done)
 
-    async def _active(self) -> list[bytes]:
-        """Keys that something is going on with, and that somebody would want to know."""
-        found: list[bytes] = []
-        async for code, entry in active_entries(self._scope):
-            if rules.is_known(entry):
-                found.append(code)
-        return found
+    async def note_resync(self, is_due: bool) -> None:
+        """Of the operator's `doubt`: a standing is changed while nobody decides about a key."""
+        now = await self._scope.database.now()
+        await self._change(lambda standing: standing.with_resync(is_due, now))
+
+    async def stand(self, standing: Standing) -> None:
+        """Replace what holds for all keys."""
+        await self._change(lambda _: standing)
 
     async def _read(self) -> tuple[bytes, bytes]:
         text = await self._scope.database.run("GET", self._scope.key("standing")) or b""
@@ -117,19 +108,6 @@ class RedisGovernor:
             text = answer[1]
             await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
         raise UnavailableError(f"{self._scope.database.name}: others keep changing what is set")
-
-
-async def active_entries(scope: RedisScope):  # type: ignore[no-untyped-def]
-    """All keys that something is going on with, page by page."""
-    cursor = 0
-    while True:
-        cursor, page = await scope.database.run("HSCAN", scope.key("active"), cursor, "COUNT", 500)
-        for code, packed in page.items():
-            entry = entry_of(b"a" + packed)
-            assert entry is not None
-            yield code, entry
-        if int(cursor) == 0:
-            return
 
 
 def _text(standing: Standing) -> bytes:

@@ -33,6 +33,12 @@ class RedisHistorian:
         found = await self._scope.database.run("XREVRANGE", self._scope.key("lines"), "+", "-", "COUNT", limit)
         return [_line(fields) for _, fields in found]
 
+    async def after(self, number: str, limit: int) -> list[tuple[str, Line]]:
+        """Lines behind one, oldest first, each with its number."""
+        start = number if number == "-" else f"({number}"
+        found = await self._scope.database.run("XRANGE", self._scope.key("lines"), start, "+", "COUNT", limit)
+        return [(one.decode(), _line(fields)) for one, fields in found]
+
     async def trim(self, age_s: float, lines_max: int) -> int:
         """From the oldest on, as long as a stretch holds something to forget."""
         since = await self._scope.database.now() - age_s
@@ -59,7 +65,7 @@ def _place(key: str) -> bytes:
 
 
 def _line(fields: Any) -> Line:
-    return _DECODE(fields[b"line"])
+    return _DECODE(fields[1])
 
 
 _ENCODE = msgspec.msgpack.Encoder().encode

@@ -7,6 +7,7 @@ A server that knows a lower number has lost something. It is asked in every step
 
 import secrets
 import zlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from keywise.databases.redis import RedisDatabase
@@ -20,6 +21,8 @@ BUCKETS_MAX = 1 << 24
 LONG = 64
 """Longer keys have buckets of their own: one would make Redis keep all keys of its bucket in another, larger way."""
 RECOVERIES_MAX = 3
+UNLINK_AT_ONCE = 4096
+SCOPES = "keywise:scopes"
 
 
 class RedisScope:
@@ -28,7 +31,7 @@ class RedisScope:
     def __init__(self, database: RedisDatabase, name: str, buckets: int | None) -> None:
         self.database = database
         self.name = name
-        self.prefix = f"keywise:{{{name}}}:"
+        self.prefix = prefix_of(name)
         self.buckets = buckets or BUCKETS
         self.losses = 0
         """How often this worker has found that something was lost."""
@@ -36,6 +39,8 @@ class RedisScope:
         self._worker = secrets.token_bytes(8)
         self._nonce = b""
         self._seen = self._own = 0
+        self.on_loss: Callable[[], Awaitable[None]] | None = None
+        """What is done besides when something was lost."""
 
     @property
     def buckets_all(self) -> int:
@@ -63,6 +68,8 @@ class RedisScope:
                 return answer
             self.losses += 1
             await self._learn(seen=self._seen, lost=True)
+            if self.on_loss is not None:
+                await self.on_loss()
         raise UnavailableError(f"{self.database.name} keeps losing what it was told")
 
     def saw(self, seq: Any, own: Any = 0) -> None:
@@ -70,22 +77,24 @@ class RedisScope:
         self._seen = max(self._seen, int(seq))
         self._own = max(self._own, int(own))
 
-    async def lost_at(self) -> float | None:
-        """When somebody last found that something was lost; None: never."""
-        found = await self.database.run("HGET", self.key("meta"), "lost")
-        return None if found is None else float(found) + self.database.ahead_s
+    async def clear(self) -> None:
+        """Remove all that is remembered of keys, letters and lines."""
+        names = [self.key(str(bucket)) for bucket in range(self.buckets_all)]
+        names += map(self.key, ("active", "held", "doubtful", "rates", "letters", "buried"))
+        names += map(self.key, ("chores", "lines", "lines-of"))
+        for start in range(0, len(names), UNLINK_AT_ONCE):
+            await self.database.run("UNLINK", *names[start : start + UNLINK_AT_ONCE])
+        await self.database.run("HDEL", self.key("meta"), "keys", "tombstones", "suspects")
 
     async def forget(self) -> None:
         """Remove all that is kept under this name."""
-        names = [self.key(str(bucket)) for bucket in range(self.buckets_all)]
-        names += map(self.key, ("meta", "standing", "active", "held", "doubtful", "rates", "letters", "buried"))
-        names += map(self.key, ("chores", "workers", "lines", "lines-of"))
-        for start in range(0, len(names), 4096):
-            await self.database.run("UNLINK", *names[start : start + 4096])
+        await self.clear()
+        await self.database.run("UNLINK", *map(self.key, ("meta", "standing", "workers")))
+        await self.database.run("SREM", SCOPES, self.name)
 
     async def _learn(self, *, seen: int, lost: bool) -> None:
         nonce = secrets.token_hex(8)
-        arguments = (self.prefix, nonce, self.buckets, self._worker, seen, FORMAT, "1" if lost else "")
+        arguments = (self.prefix, nonce, self.buckets, self._worker, seen, FORMAT, "1" if lost else "", self.name)
         form, found_nonce, buckets, seq = await self.database.call(OPEN, *arguments)
         if form != FORMAT.encode():
             raise DatabaseError(
@@ -101,3 +110,8 @@ class RedisScope:
         self._nonce = found_nonce
         self._seen = int(seq)
         self._own = int(seq) if lost else 0
+
+
+def prefix_of(scope: str) -> str:
+    """What all names of a scope begin with; the braces keep them together where names are spread over servers."""
+    return f"keywise:{{{scope}}}:"

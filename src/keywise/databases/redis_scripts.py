@@ -84,7 +84,7 @@ local function index(name, score, code, was_active)
     redis.call('ZREM', P .. name, code)
   end
 end
-for at = 12, #ARGV, 7 do
+for at = 13, #ARGV, 7 do
   local bucket, code, expected, after = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
   local more = ARGV[at + 6]
   local keys, tombstones, suspects, rate_before, rate_after, letters = 0, 0, 0, '', '', 1
@@ -98,7 +98,7 @@ for at = 12, #ARGV, 7 do
     local current = state_of(bucket, code)
     local function rate() return redis.call('ZSCORE', P .. 'rates', code) or '' end
     if not fits or current ~= expected or (rate_after ~= '' and rate() ~= rate_before) then
-      changed[#changed + 1] = (at - 12) / 7
+      changed[#changed + 1] = (at - 13) / 7
       changed[#changed + 1] = current
       changed[#changed + 1] = rate()
     else
@@ -131,7 +131,7 @@ for at = 12, #ARGV, 7 do
     end
   end
 end
-if charged > 0 then
+if charged > 0 and ARGV[12] ~= '' then
   -- Only what still limits a key is kept: more is swept than can have been added.
   local past = redis.call('ZRANGEBYSCORE', P .. 'rates', '-inf', seconds, 'LIMIT', 0, 2 * charged + 10)
   for _, code in ipairs(past) do redis.call('ZREM', P .. 'rates', code) end
@@ -153,8 +153,9 @@ SWAP = Script(_SWAP)
 """Write the states of keys that are as they were when they were read, and tell how the others are now.
 
 ARGV: when they were read (or nothing) and how long ago that may be, with the standing in between; whether marks get
-the server's time; the highest era. Of each key: bucket, code, state before and after, its places in the indexes, and
-what else: three counts, rate before and after, letters. A bucket without a name keeps letters only.
+the server's time; the highest era; whether rates are swept. Of each key: bucket, code, state before and after, its
+places in the indexes, and what else: three counts, rate before and after, letters. A bucket without a name keeps
+letters only.
 """
 SWAP_FREEING = Script(_SWAP, frees=True)
 """The same for what gives memory back: it works also when all memory that Redis may use is used."""
@@ -287,7 +288,7 @@ return {1}
 OPEN = Script(
     """
 local P = ARGV[1]
-local time = redis.call('TIME')
+redis.call('SADD', 'keywise:scopes', ARGV[8])
 if redis.call('EXISTS', P .. 'meta') == 0 then
   redis.call('HSET', P .. 'meta', 'format', ARGV[6], 'nonce', ARGV[2], 'buckets', ARGV[3], 'seq', ARGV[5])
 end
@@ -295,13 +296,57 @@ if ARGV[7] ~= '' then
   if tonumber(redis.call('HGET', P .. 'meta', 'seq')) < tonumber(ARGV[5]) then
     redis.call('HSET', P .. 'meta', 'seq', ARGV[5])
   end
-  redis.call('HSET', P .. 'meta', 'lost', time[1])
-  redis.call('HINCRBY', P .. 'meta', 'losses', 1)
   redis.call('ZADD', P .. 'workers', redis.call('HGET', P .. 'meta', 'seq'), ARGV[4])
 end
 redis.call('ZREMRANGEBYRANK', P .. 'workers', 0, -4097)
 return redis.call('HMGET', P .. 'meta', 'format', 'nonce', 'buckets', 'seq')
 """
 )
-"""What holds for a scope, which is made if it is new. ARGV: prefix, nonce, buckets, worker, seen, format, and whether
-this worker has found that something was lost."""
+"""What holds for a scope, which is made if it is new. ARGV: prefix, nonce, buckets, worker, seen, format, whether this
+worker has found that something was lost, and the scope's name."""
+
+DROP = Script(
+    _GUARD
+    + """
+local gone = 0
+for at = 7, #ARGV do
+  gone = gone + redis.call('HDEL', P .. 'letters', ARGV[at])
+  redis.call('ZREM', P .. 'buried', string.format('%016d', ARGV[at]))
+end
+return {gone}
+""",
+    frees=True,
+)
+
+KEEP = Script(
+    _GUARD
+    + """
+for at = 7, #ARGV, 2 do
+  local number = redis.call('HINCRBY', P .. 'meta', 'letters', 1)
+  redis.call('HSET', P .. 'letters', number, ARGV[at + 1])
+  redis.call('ZADD', P .. 'buried', ARGV[at], string.format('%016d', number))
+end
+return {1}
+"""
+)
+"""Add dead letters that were buried elsewhere. ARGV: of each, when it was, and the letter."""
+
+FLOOR = Script(
+    _GUARD
+    + """
+local last = math.max(tonumber(redis.call('HGET', P .. 'meta', 'token') or 0), tonumber(ARGV[7]))
+redis.call('HSET', P .. 'meta', 'token', string.format('%.0f', last))
+return {string.format('%.0f', last)}
+""",
+    frees=True,
+)
+"""Grant only tokens above a number, and tell which is the last one that may have been granted."""
+
+HOLDS = """
+for _, name in ipairs({'active', 'rates', 'buried', 'lines', 'standing'}) do
+  if redis.call('EXISTS', ARGV[1] .. name) == 1 then return 1 end
+end
+return tonumber(redis.call('HGET', ARGV[1] .. 'meta', 'keys') or 0) > 0 and 1 or 0
+"""
+HOLDING = Script(HOLDS, frees=True)
+"""Whether a scope holds anything. ARGV: prefix."""

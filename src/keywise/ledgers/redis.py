@@ -7,20 +7,20 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Self, TypeVar
-
-import msgspec
+from typing import Self, TypeVar
 
 from keywise import rules
 from keywise.address import Address
 from keywise.change import Want
 from keywise.databases.key_codes import decoded
-from keywise.databases.redis import OPTIONS, RedisDatabase, database_at
+from keywise.databases.redis import OPTIONS, RedisDatabase, database_at, in_pairs
+from keywise.databases.redis_archive import LETTER, RedisArchive
 from keywise.databases.redis_book import Book, Page
-from keywise.databases.redis_governor import RedisGovernor, active_entries
+from keywise.databases.redis_governor import RedisGovernor
 from keywise.databases.redis_historian import RedisHistorian
+from keywise.databases.redis_listing import active_entries
 from keywise.databases.redis_scope import BUCKETS_MAX, RedisScope
-from keywise.databases.redis_scripts import COUNT, WALK
+from keywise.databases.redis_scripts import COUNT, DROP, WALK
 from keywise.databases.redis_states import IDLE, entry_of, state_of
 from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
 from keywise.errors import AddressError, SettingsError
@@ -53,6 +53,8 @@ class RedisLedger:
         self.operator = self
         self.governor = RedisGovernor(self._scope, self._book)
         self.historian = RedisHistorian(self._scope)
+        self.archive = RedisArchive(self._scope, policy, self.governor, self.historian)
+        self._scope.on_loss = self._lost
 
     async def __aenter__(self) -> Self:
         await self._server.__aenter__()
@@ -177,6 +179,18 @@ class RedisLedger:
 
         await self._end([claim], one)
 
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        by_key = {want.key: want for want in wants}
+
+        def act(page: Page, key: str) -> Entry | None:
+            lifted = rules.in_era(by_key[key], page.entries[key], page.standing)
+            return rules.doubt(page.entries[key], lifted, page.now, self._policy)
+
+        if by_key:
+            await self._book.work(await self._book.read(by_key), act, under_standing=True)
+        if resync_due is not None:
+            await self.governor.note_resync(resync_due)
+
     async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
         found: list[tuple[int, float, Letter]] = []
         start = 0
@@ -185,11 +199,11 @@ class RedisLedger:
         while len(found) < limit:
             stretch = (self._scope.key("buried"), until, since, "WITHSCORES", "LIMIT", start, LETTERS_AT_ONCE)
             page = await self._server.run("ZREVRANGEBYSCORE", *stretch)
-            numbers = [(int(member), float(at)) for member, at in _pairs(page)]
+            numbers = [(int(member), float(at)) for member, at in in_pairs(page)]
             if not numbers:
                 break
             packed = await self._server.run("HMGET", self._scope.key("letters"), *(number for number, _ in numbers))
-            letters = [(*one, _LETTER(text)) for one, text in zip(numbers, packed, strict=True) if text is not None]
+            letters = [(*one, LETTER(text)) for one, text in zip(numbers, packed, strict=True) if text is not None]
             found += (one for one in letters if sought.cause in one[2].cause)
             start += len(numbers)
         return found[:limit]
@@ -197,12 +211,16 @@ class RedisLedger:
     async def drop(self, numbers: Sequence[int]) -> int:
         if not numbers:
             return 0
-        gone = await self._server.run("HDEL", self._scope.key("letters"), *numbers)
-        await self._server.run("ZREM", self._scope.key("buried"), *(f"{number:016d}" for number in numbers))
+        [gone] = await self._scope.call(DROP, *numbers)
         return int(gone)
 
     async def now(self) -> float:
         return await self._server.now()
+
+    @property
+    def losses(self) -> int:
+        """How often this opening has found that the server has lost something."""
+        return self._scope.losses
 
     def advance(self, seconds: float) -> None:
         """Move the clock that this opening goes by, to check what time does."""
@@ -212,6 +230,11 @@ class RedisLedger:
         """Remove this scope."""
         assert name == self._scope.name, "a ledger forgets only itself"
         await self._scope.forget()
+
+    async def _lost(self) -> None:
+        """Nobody knows which marks are gone, so everything has to be sent again."""
+        self._known.clear()
+        await self.governor.note_resync(True)
 
     async def _end(
         self,
@@ -250,7 +273,7 @@ class RedisLedger:
 
         With `ends`, all of them have to end as marks alone, whose time is known where they are written.
         """
-        page = Page(is_known=True, is_timed_there=ends is not None)
+        page = Page(is_timed_there=ends is not None)
         for claim in claims:
             entry = self._known.pop(claim.token, None)
             if entry is None or claim.key in page.entries:
@@ -262,7 +285,8 @@ class RedisLedger:
 
     async def _prune(self, found: Iterable[tuple[bytes, bytes]], retention_s: float) -> int:
         """Forget those of some keys that may be; return how many."""
-        page = Page(now=await self._server.now())
+        now = await self._server.now()
+        page = Page(now=now, read_at=now)
         for code, state in found:
             key = decoded(code)
             page.states[key], page.entries[key] = state, entry_of(state)
@@ -288,11 +312,3 @@ def connect(address: Address, policy: Policy) -> RedisLedger:
         raise AddressError(f"buckets={buckets} is no number from 1 to {BUCKETS_MAX}")
     server = database_at(address, options)
     return RedisLedger(server, address.name, policy, int(buckets) if buckets is not None else None)
-
-
-def _pairs(page: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
-    """Members with their scores, whether or not the client library has paired them already."""
-    return page if page and isinstance(page[0], tuple) else zip(page[::2], page[1::2], strict=True)
-
-
-_LETTER = msgspec.msgpack.Decoder(Letter).decode
