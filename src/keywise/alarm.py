@@ -1,4 +1,4 @@
-"""Notices that upstream has begun to count again from a low number: then nearly everything that is new looks stale."""
+"""Notices what only a person can put right: upstream counts again from a low number, or a ledger has lost marks."""
 
 from collections import deque
 
@@ -22,6 +22,26 @@ ADVICE = (
     "keywise resume --all, and let it send everything again; if old messages are being sent again on purpose, there "
     "is nothing to do"
 )
+
+LOSS = "the server of the ledger has lost what it had confirmed: nobody knows which marks are gone"
+LOSS_ADVICE = (
+    "let upstream send everything again; until then an older change may be applied after a newer one. Let the server "
+    "write every change to a file, so that it does not happen again"
+)
+
+
+class Losses:
+    """Counts how often a ledger has found that its server lost something; most ledgers never do."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def look(self, pipeline: str, losses: int) -> events.Event | None:
+        """An alarm for each time; None if there is nothing new to say."""
+        if losses == self._told:
+            return None
+        self._told = losses
+        return events.Alarmed(pipeline=pipeline, cause=LOSS, advice=LOSS_ADVICE)
 
 
 class Restarts:

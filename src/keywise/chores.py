@@ -4,6 +4,7 @@ import asyncio
 from contextlib import suppress
 
 from keywise import events
+from keywise.alarm import Losses
 from keywise.errors import UnavailableError
 from keywise.pipeline import Pipeline
 
@@ -16,6 +17,7 @@ class Chores:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._stop = asyncio.Event()
+        self._losses = Losses()
 
     def stop(self) -> None:
         """Write what has gathered, and end."""
@@ -36,8 +38,12 @@ class Chores:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_S):
                     await self._stop.wait()
-            if (event := history.restarts.look(pipeline.name, pipeline.clock())) is not None:
-                pipeline.emit(event)
+            for event in (
+                history.restarts.look(pipeline.name, pipeline.clock()),
+                self._losses.look(pipeline.name, getattr(pipeline.ledger, "losses", 0)),
+            ):
+                if event is not None:
+                    pipeline.emit(event)
             # The lines wait; whatever else cannot reach the ledger says so.
             with suppress(UnavailableError):
                 await history.flush(pipeline.historian, pipeline.operator, is_last=self._stop.is_set())

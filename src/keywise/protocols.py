@@ -129,7 +129,7 @@ class Ledger(Opened, Protocol):
 
     A ledger that plugs in also has the attributes `operator`, `governor` and `historian`, perhaps all itself,
     `archive` if it can be copied, and `database`: the one that an atomic sink can share, None if it has no
-    transactions.
+    transactions. If its store may lose what it had confirmed, `losses` counts how often this opening has found that.
     """
 
     async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
