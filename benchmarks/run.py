@@ -23,6 +23,7 @@ from benchmarks import (
     measure_memory,
     measure_overhead,
     measure_postgres,
+    measure_redis,
     measure_throughput,
 )
 from benchmarks.drain import Drained, Job
@@ -37,6 +38,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "memory": measure_memory.measure,
     "postgres": measure_postgres.measure,
     "keys": measure_keys.measure,
+    "redis": measure_redis.measure,
 }
 SLOWER_AT_MOST = 0.05
 BUSY = 0.1

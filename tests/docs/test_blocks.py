@@ -14,7 +14,9 @@ def is_run(block: Block) -> bool:
 
 
 RUNNABLE = [page for page in pages() if any(map(is_run, page.blocks()))]
-SERVED = [page for page in RUNNABLE if "DATABASE_URL" in page.text]
+ON_POSTGRES = [page for page in RUNNABLE if "DATABASE_URL" in page.text]
+ON_REDIS = [page for page in RUNNABLE if "REDIS_URL" in page.text]
+SERVED = [*ON_POSTGRES, *ON_REDIS]
 """They need a server."""
 
 
@@ -24,9 +26,16 @@ def test_a_page_does_what_it_says(page: Page, tmp_path: Path):
 
 
 @pytest.mark.server("postgres")
-@pytest.mark.parametrize("page", SERVED, ids=lambda page: page.path)
+@pytest.mark.parametrize("page", ON_POSTGRES, ids=lambda page: page.path)
 def test_a_page_about_postgres_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("DATABASE_URL", shared.postgres().create_database(f"docs_{SERVED.index(page)}"))
+    monkeypatch.setenv("DATABASE_URL", shared.postgres().create_database(f"docs_{ON_POSTGRES.index(page)}"))
+    expect_none(faults(page, tmp_path))
+
+
+@pytest.mark.server("redis")
+@pytest.mark.parametrize("page", ON_REDIS, ids=lambda page: page.path)
+def test_a_page_about_redis_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("REDIS_URL", shared.redis().url)
     expect_none(faults(page, tmp_path))
 
 

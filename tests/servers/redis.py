@@ -52,6 +52,15 @@ class RedisServer:
         self.stop()
         shutil.rmtree(self._folder / "appendonlydir", ignore_errors=True)
 
+    def read_file(self) -> dict[Path, bytes]:
+        """What it has written to files so far."""
+        return {path: path.read_bytes() for path in (self._folder / "appendonlydir").iterdir()}
+
+    def write_file(self, content: dict[Path, bytes]) -> None:
+        """Set its files back, while it does not run."""
+        for path, written in content.items():
+            path.write_bytes(written)
+
     @property
     def log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")

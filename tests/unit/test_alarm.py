@@ -1,7 +1,7 @@
 """Numbering that restarted is noticed by what it does: nearly everything that is new is stale."""
 
 from keywise import events
-from keywise.alarm import AGAIN_S, CALM_MIN, FIRSTS_ENOUGH, FIRSTS_MIN, WINDOW_S, Restarts
+from keywise.alarm import AGAIN_S, CALM_MIN, FIRSTS_ENOUGH, FIRSTS_MIN, WINDOW_S, Losses, Restarts
 from keywise.change import Outcome
 
 
@@ -103,3 +103,13 @@ def test_silence_is_no_end_and_nothing_to_repeat():
     assert bench.said() is None, "an operator may have paused it meanwhile"
     bench.now += 10 * WINDOW_S
     assert bench.said() is None
+
+
+def test_each_loss_of_a_ledger_is_told_once():
+    losses = Losses()
+    assert losses.look("p", 0) is None
+    event = losses.look("p", 2)
+    assert isinstance(event, events.Alarmed)
+    assert "send everything again" in event.advice
+    assert losses.look("p", 2) is None
+    assert losses.look("p", 3) is not None

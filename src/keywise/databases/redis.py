@@ -163,7 +163,8 @@ class redis_errors:
             word = str(error).partition(" ")[0].rstrip(":")
             if isinstance(error, PASSING) or word in PASSING_WORDS:
                 raise UnavailableError(f"{self._name}: {error}") from error
-            advice = _PERMIT if isinstance(error, NoPermissionError) else _ADVICE.get(word, _LOG)
+            is_forbidden = isinstance(error, NoPermissionError) or "user executing the script" in str(error)
+            advice = _PERMIT if is_forbidden else _ADVICE.get(word, _LOG)
             raise DatabaseError(f"{self._name}: {error}; {advice}") from error
         if isinstance(error, RedisError):
             raise UnavailableError(f"{self._name}: {error}") from error

@@ -1,0 +1,83 @@
+"""The ledger in Redis: bytes of memory that an idle key needs, and claims that are granted and committed per second."""
+
+import asyncio
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from benchmarks.figure import Figure, Scale
+from benchmarks.machine import ROOT
+from keywise.change import Want, order_of
+from keywise.databases.redis import RedisDatabase
+from keywise.entry import Entry, Policy, Terms
+from keywise.ledgers.redis import RedisLedger
+from keywise.protocols import Part
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from servers.machine import MissingServerError
+from servers.redis import RedisServer, redis_server
+
+TARGET_BYTES = 60
+BATCH = 500
+ADD_AT_ONCE = 2_000
+CLAIMED = 20_000
+TERMS = Terms("bench", 60.0)
+MICROSECONDS = 1_700_000_000_000_000
+"""Versions as most people have them."""
+
+
+def measure(scale: Scale) -> list[Figure]:
+    """On a server of its own with an append-only file, at two sizes."""
+    try:
+        with redis_server(None) as server:
+            return [
+                figure
+                for keys in (scale.ledger_keys, 10 * scale.ledger_keys)
+                for figure in asyncio.run(_measure(server, keys))
+            ]
+    except MissingServerError as error:
+        return [Figure("idle ledger entry in Redis", None, "bytes/key", str(error), at_most=TARGET_BYTES)]
+
+
+async def _measure(server: RedisServer, count: int) -> list[Figure]:
+    keys = [str(uuid.uuid4()) for _ in range(count)]
+    async with RedisLedger(RedisDatabase(server.url), f"bench {count}", Policy()) as ledger:
+        await _marked(ledger, ["warm"], 1)
+        before = _used(server)
+        for batch in _batches(keys, ADD_AT_ONCE):
+            entry = Entry(order_of(MICROSECONDS), updated_at=time.time())
+            await ledger.archive.add(Part(entries=[(key, entry) for key in batch]))
+        size = (_used(server) - before) / count
+        some = keys[:CLAIMED]
+        seconds = await _marked(ledger, some, MICROSECONDS + 1)
+        await ledger.forget(f"bench {count}")
+    note = f"{count:,} uuid keys, difference of used_memory"
+    work = f"batches of {BATCH}, {count:,} keys known, no source and no sink"
+    return [
+        Figure("idle ledger entry in Redis", size, "bytes/key", note, at_most=TARGET_BYTES),
+        Figure("claimed and committed in Redis", len(some) / seconds, "changes/s", work),
+    ]
+
+
+async def _marked(ledger: RedisLedger, keys: Sequence[str], version: int) -> float:
+    """Claim and commit all keys at a version; the seconds that it took."""
+    began = time.monotonic()
+    for batch in _batches(keys, BATCH):
+        answers = await ledger.claim([Want(key, order_of(version)) for key in batch], TERMS)
+        assert len(answers.granted) == len(batch)
+        assert await ledger.commit(answers.granted) == []
+    return time.monotonic() - began
+
+
+def _batches(keys: Sequence[str], size: int) -> Iterator[list[str]]:
+    rest = iter(keys)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _used(server: RedisServer) -> int:
+    told = dict(line.partition(":")[::2] for line in server.command("INFO", "memory").splitlines())
+    return int(told["used_memory"])
