@@ -13,7 +13,8 @@ from benchmarks.measure_postgres import drained, durable_server
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from servers.postgres import MissingServerError, PostgresServer
+from servers.machine import MissingServerError
+from servers.postgres import PostgresServer
 
 FEW_KEYS = 1_000
 KEPT = 0.6
