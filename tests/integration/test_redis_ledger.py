@@ -1,5 +1,6 @@
 """What a Redis ledger does when its server is restarted, loses data, runs out of memory or is set wrongly."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -171,6 +172,27 @@ def test_a_server_that_is_away_is_unavailable_and_comes_back(server):
             server.start()
             await reached(ledger)
             await committed(ledger, ("a", 6))
+
+    run(story())
+
+
+@pytest.mark.parametrize("is_connected", [True, False], ids=["connected", "connecting"])
+def test_whoever_is_cancelled_ends_whatever_it_waits_for(is_connected):
+    """However many steps of the event loop the command has come before."""
+
+    async def story() -> None:
+        async with RedisDatabase(shared.redis().url) as database:
+            for steps in range(30):
+                if not is_connected:
+                    await database._drop(*database._free)
+                asked = asyncio.create_task(database.run("TIME"))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                is_over = asked.done()
+                asked.cancel()
+                await asyncio.wait([asked])
+                assert is_over or asked.cancelled(), f"after {steps} steps it went on"
+            assert await database.now() > 0
 
     run(story())
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-import redis.asyncio as aioredis
+from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -47,7 +47,10 @@ class RedisDatabase:
         self._options = dict(options)
         self._users = 0
         self._opening = asyncio.Lock()
-        self._client: Any = None
+        self._factory: Any = None
+        """Makes connections as the URL says; None while this is not open."""
+        self._free: list[Any] = []
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         self.ahead_s = 0.0
         """By how much the clock was moved, to check what time does."""
         self.is_durable: bool | None = None
@@ -77,26 +80,49 @@ class RedisDatabase:
 
     async def run(self, *command: Any) -> Any:
         """The answer to one command."""
-        assert self._client is not None, "the database is not open"
         with redis_errors(self.name):
-            return await self._client.execute_command(*command)
+            return await self._ask(*command)
 
     async def call(self, script: Script, *arguments: Any) -> list[Any]:
         """The answer of a script; a server that has forgotten it is given it again."""
         with redis_errors(self.name):
             try:
-                answer = await self._client.execute_command("EVALSHA", script.sha, 0, *arguments)
+                answer = await self._ask("EVALSHA", script.sha, 0, *arguments)
             except NoScriptError:
-                answer = await self._client.execute_command("EVAL", script.text, 0, *arguments)
+                answer = await self._ask("EVAL", script.text, 0, *arguments)
         found: list[Any] = answer
         return found
 
+    async def _ask(self, *command: Any) -> Any:
+        """One command and its answer, as the server gives it.
+
+        The pools of the client library lose connections whose users are cancelled, so this is done here.
+        """
+        assert self._factory is not None, "the database is not open"
+        async with self._slots:
+            connection = self._free.pop() if self._free else self._factory.make_connection()
+            try:
+                answer = await _exchanged(connection, command)
+            except ResponseError:
+                self._free.append(connection)
+                raise
+            except BaseException:
+                # Its answer may still come, and must not be taken for another one's. The others may be cut off as well.
+                await self._drop(connection, *self._free)
+                raise
+            self._free.append(connection)
+            return answer
+
+    async def _drop(self, *connections: Any) -> None:
+        self._free = [one for one in self._free if one not in connections]
+        for connection in connections:
+            with suppress(OSError, TimeoutError, RedisError):
+                await connection.disconnect(nowait=True)
+
     async def _open(self) -> None:
         with redis_errors(self.name):
-            pool = aioredis.BlockingConnectionPool.from_url(
+            self._factory = ConnectionPool.from_url(
                 self._url,
-                max_connections=CONNECTIONS_MAX,
-                timeout=CONNECT_S,
                 socket_connect_timeout=CONNECT_S,
                 socket_timeout=COMMAND_S,
                 protocol=2,
@@ -104,9 +130,6 @@ class RedisDatabase:
                 retry=Retry(NoBackoff(), 0),
                 **self._options,
             )
-            self._client = aioredis.Redis.from_pool(pool)
-            # Answers as the server gives them: how the library dresses them up changes from version to version.
-            self._client.response_callbacks.clear()
         try:
             await self._check()
         except BaseException:
@@ -139,10 +162,22 @@ class RedisDatabase:
             )
 
     async def _close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            with suppress(OSError, TimeoutError, RedisError):
-                await client.aclose(close_connection_pool=True)
+        self._factory = None
+        await self._drop(*self._free)
+
+
+async def _exchanged(connection: Any, command: Sequence[Any]) -> Any:
+    """The answer to a command, over a connection that is made if it has to be."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    await connection.connect()
+    await connection.send_command(*command)
+    answer = await connection.read_response()
+    if task.cancelling() > before:
+        # The client library swallows it while it connects, and whoever cancelled would wait for ever.
+        raise asyncio.CancelledError
+    return answer
 
 
 class redis_errors:
