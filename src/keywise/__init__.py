@@ -1,11 +1,12 @@
 """Queues deliver twice, late and out of order; keywise makes your store end up right anyway."""
 
-from keywise.app import App, Retry
+from keywise.app import App
 from keywise.change import Change, Delete, Ignore, Outcome, Put, version_of
 from keywise.configuration import load
 from keywise.errors import KeywiseError, OutcomeUnknownError, PermanentError, TransientError
 from keywise.events import Figures, Log
 from keywise.limits import Debounce, Rate, Snooze
+from keywise.options import Retry
 from keywise.protocols import Grade, Transaction
 from keywise.rules import Claim
 from keywise.settings import Settings

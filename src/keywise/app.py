@@ -1,17 +1,13 @@
 """The front that people import: an app has a ledger, and pipelines from sources to a sink."""
 
 import asyncio
-import difflib
 import os
 import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import fields
 from typing import Any, Self, TypeVar
-
-import msgspec
 
 from keywise import adapters
 from keywise.address import Address, shown
@@ -23,6 +19,7 @@ from keywise.events import Log, Observer
 from keywise.history import History
 from keywise.limits import Debounce, Rate
 from keywise.models import encoded
+from keywise.options import Retry, check_limits, check_types, settings_from
 from keywise.pipeline import Pipeline, is_atomic
 from keywise.protocols import AtomicSink, Ledger, Sink, Source
 from keywise.rules import Policy
@@ -34,14 +31,6 @@ SAME_WISH_S = 0.2
 """`timeout` and some process managers send a signal to a process and to its group: that is one wish to stop."""
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-
-
-class Retry(msgspec.Struct, frozen=True):
-    """How often a failed change is tried, and how long the waits are."""
-
-    attempts: int = 5
-    backoff: float | str = "500ms"
-    max: float | str = "1m"
 
 
 class PipelineDefinition:
@@ -155,8 +144,8 @@ class App:
             raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
         if (read is None) == (key is None) or key == "":
             raise SettingsError(f"pipeline {name!r} needs either key= (and version=) or read=")
-        _check_types(key, version, deleted)
-        _check_limits(retry, debounce, rate)
+        check_types(key, version, deleted)
+        check_limits(retry, debounce, rate)
         route = FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
         if retry is not None:
             given = {"attempts_max": retry.attempts, "backoff": retry.backoff, "backoff_max": retry.max}
@@ -342,40 +331,3 @@ class App:
                 f"pipeline {definition.name!r} has no source; call .source(URL) (in a TOML file: sources = [URL])"
             )
         return definition.source_urls[0]
-
-
-def _check_types(key: object, version: object, deleted: object) -> None:
-    """People without a type checker get an answer too."""
-    if (
-        not isinstance(key, str | None)
-        or not isinstance(version, str | None)
-        or not isinstance(deleted, Mapping | None)
-    ):
-        raise SettingsError("key= and version= name fields; deleted= maps a field to the values that mean a deletion")
-
-
-def _check_limits(retry: object, debounce: object, rate: object) -> None:
-    if not isinstance(retry, Retry | None):
-        raise SettingsError(f"retry={retry!r} is no Retry; write retry=Retry(attempts=5)")
-    if not isinstance(debounce, Debounce | None):
-        raise SettingsError(f'debounce={debounce!r} is no Debounce; write debounce=Debounce("500ms", max_wait="5s")')
-    if not isinstance(rate, Rate | None):
-        raise SettingsError(f'rate={rate!r} is no Rate; write rate=Rate(1, per="1s")')
-
-
-def settings_from(options: Mapping[str, Any]) -> Settings:
-    """Settings by name; `lease="30s"` and `lease_s=30` mean the same."""
-    known = {field.name for field in fields(Settings)}
-    given: dict[str, Any] = {}
-    for name, value in options.items():
-        if name.endswith("_s") and name.removesuffix("_s") in options:
-            raise SettingsError(f"{name.removesuffix('_s')} and {name} are one setting; keep one of them")
-        if f"{name}_s" in known:
-            given[f"{name}_s"] = None if value is None else seconds(value)
-        elif name in known:
-            given[name] = value
-        else:
-            near = difflib.get_close_matches(name, [*known, *(one.removesuffix("_s") for one in known)], 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(sorted(known))}"
-            raise SettingsError(f"unknown setting {name!r}; {hint}")
-    return Settings(**given)

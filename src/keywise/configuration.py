@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from keywise.address import Filled, shown
-from keywise.app import App, PipelineDefinition, Retry
+from keywise.app import App, PipelineDefinition
 from keywise.errors import KeywiseError, SettingsError
 from keywise.limits import Debounce, Rate
+from keywise.options import Retry
 from keywise.settings import Settings
 
 TABLES = {

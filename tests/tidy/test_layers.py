@@ -44,7 +44,7 @@ LAYERS = {
         "merge",
     },
     "adapters": {"adapters"},
-    "front": {"__init__", "app", "configuration"},
+    "front": {"__init__", "app", "configuration", "options"},
     "doors": {"__main__", "cli", "testing", "dashboard"},
 }
 
