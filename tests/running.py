@@ -1,7 +1,8 @@
 """Runs one coroutine of a test to its end, under a time limit."""
 
 import asyncio
-from collections.abc import Coroutine
+import functools
+from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -10,6 +11,16 @@ T = TypeVar("T")
 def run(coroutine: Coroutine[object, object, T], *, limit_s: float = 30) -> T:
     """Return what the coroutine returns; one that hangs raises TimeoutError instead of holding up the suite."""
     return asyncio.run(_limited(coroutine, limit_s))
+
+
+def awaited(test: Callable[..., Coroutine[object, object, None]]) -> Callable[..., None]:
+    """A test that is a coroutine, as one that is not."""
+
+    @functools.wraps(test)
+    def waiting(*arguments: object, **fixtures: object) -> None:
+        run(test(*arguments, **fixtures))
+
+    return waiting
 
 
 async def _limited(coroutine: Coroutine[object, object, T], limit_s: float) -> T:

@@ -175,6 +175,14 @@ class Acts:
         await self.record("pruned", detail=f"{keys:,} keys")
         return keys
 
+    async def resynced(self) -> bool:
+        """Say that everything was written again; False if no full resync was due."""
+        if not (await self._pipeline.governor.standing()).resync_at:
+            return False
+        await self._pipeline.operator.doubt([], False)
+        await self.record("resynced")
+        return True
+
     async def repairs(self, keys: Sequence[str]) -> AsyncIterator[tuple[str, str]]:
         """Repair these keys, or all suspects: each with why it could not be; that is empty if it was."""
         needs_refetch(self._pipeline)

@@ -17,13 +17,15 @@ from keywise.envelope import Envelope, FieldRoute, Fields, FunctionRoute, Read, 
 from keywise.errors import SettingsError
 from keywise.events import Log, Observer
 from keywise.history import History
+from keywise.late import Late
 from keywise.limits import Debounce, Rate
 from keywise.models import encoded
 from keywise.options import Retry, check_limits, check_types, settings_from
-from keywise.pipeline import Pipeline, is_atomic
+from keywise.pipeline import Pipeline, is_atomic, may_show_older
 from keywise.protocols import AtomicSink, Ledger, Sink, Source
 from keywise.rules import Policy
 from keywise.settings import Settings, seconds
+from keywise.shelf import FileShelf
 from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
 
 LANES = ("live", "bulk")
@@ -219,7 +221,12 @@ class App:
             policy, ledger, sink = self._plugs(definition)
             plugs: Any = ledger
             self._first_source(definition)
-            await stack.enter_async_context(ledger)
+            owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+            shelf = _shelf(definition, owner) if work else None
+            late = Late(ledger, stack)
+            # Whoever writes without the ledger can also start without it.
+            await (late.open() if shelf is None else late.try_to_open())
+            part = late.part if shelf is not None else _itself
             await stack.enter_async_context(sink)
             sources = []
             for url in definition.source_urls:
@@ -227,14 +234,13 @@ class App:
                 await stack.enter_async_context(source)
                 definition.settings.check_visibility(source.visibility_s, shown(url))
                 sources.append((shown(url), source))
-            owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
             yield Pipeline(
                 name=name,
                 sources=sources,
-                ledger=ledger,
-                operator=plugs.operator,
-                governor=plugs.governor,
-                historian=plugs.historian,
+                ledger=part(ledger),
+                operator=part(plugs.operator),
+                governor=part(plugs.governor),
+                historian=part(plugs.historian),
                 sink=sink,
                 envelope=definition._envelope(),
                 settings=definition.settings,
@@ -244,6 +250,7 @@ class App:
                 refetch=definition._refetch,
                 lookup=definition._lookup,
                 pulse=self._pulse(name, policy) if work else None,
+                shelf=shelf,
                 bulk=definition.bulk,
                 debounce=definition.debounce,
                 rate=definition.rate,
@@ -256,9 +263,8 @@ class App:
     def _plugs(self, definition: PipelineDefinition) -> tuple[Policy, Ledger, Sink | AtomicSink]:
         """The ledger and the sink, which decide together what can be promised."""
         sink = self._sink(definition)
-        intents = not is_atomic(sink) and (sink.grade == "plain" or sink.forgets_deletions)  # type: ignore[union-attr]
         settings = definition.settings
-        policy = Policy(intents, settings.redelivery_s, settings.retention_s, definition.rate)
+        policy = Policy(may_show_older(sink), settings.redelivery_s, settings.retention_s, definition.rate)
         ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), policy)
         if is_atomic(sink) and ledger.database is None:
             raise SettingsError(
@@ -271,7 +277,22 @@ class App:
                 f"the sink of pipeline {definition.name!r} writes inside the ledger's transaction, so it has to live "
                 f"in the ledger's database; use the same file in both URLs ({shown(self.ledger_url)})"
             )
+        if settings.on_ledger_down == "first-wins":
+            self._check_first_wins(definition, sink)
         return policy, ledger, sink
+
+    def _check_first_wins(self, definition: PipelineDefinition, sink: Sink | AtomicSink) -> None:
+        """Refuse what cannot be written without the ledger."""
+        if is_atomic(sink):
+            raise SettingsError(
+                f"pipeline {definition.name!r} cannot write while its ledger is down: its sink is in the ledger's "
+                "database; write on_ledger_down='wait'"
+            )
+        if definition._handler is not None and signature_of(definition._handler).wants_claim:
+            raise SettingsError(
+                f"the handler of pipeline {definition.name!r} asks for the claim, and while the ledger is down there "
+                "is none; leave that parameter out, or write on_ledger_down='wait'"
+            )
 
     def _sink(self, definition: PipelineDefinition) -> Sink | AtomicSink:
         sink: Sink | AtomicSink
@@ -331,3 +352,17 @@ class App:
                 f"pipeline {definition.name!r} has no source; call .source(URL) (in a TOML file: sources = [URL])"
             )
         return definition.source_urls[0]
+
+
+def _itself(plug: Any) -> Any:
+    return plug
+
+
+def _shelf(definition: PipelineDefinition, owner: str) -> FileShelf | None:
+    """Where keys are noted that are written without the ledger, if that is wished."""
+    settings = definition.settings
+    if settings.on_ledger_down != "first-wins" or settings.spool is None:
+        return None
+    shelf = FileShelf(settings.spool, definition.name, owner)
+    shelf.prepare()
+    return shelf

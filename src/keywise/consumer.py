@@ -14,7 +14,7 @@ from keywise.heartbeat import Heartbeat, Pulse
 from keywise.lanes import Lanes
 from keywise.leased import Leased
 from keywise.news import News
-from keywise.pipeline import Pipeline, is_atomic
+from keywise.pipeline import LEDGER, Pipeline, is_atomic
 from keywise.protocols import Burial, Source
 from keywise.rules import Claim
 from keywise.transacted import ClaimInTransaction, OneTransaction
@@ -64,7 +64,9 @@ class Consumer:
         self._news, self._room = News(), News()
         self._stop = asyncio.Event()
         self._going = asyncio.Event()
-        """Set, unless an operator has paused the whole pipeline."""
+        """Set, unless an operator has paused the whole pipeline, or nobody could tell yet."""
+        if pipeline.shelf is not None:
+            self._going.set()  # It goes on without the ledger, and so without whoever could tell.
         self._was_paused = False
         self._asked = [0] * len(pipeline.sources)
         """How many deliveries each source is being asked for."""
@@ -99,6 +101,8 @@ class Consumer:
         for way, (name, _) in zip(ways, self._pipeline.sources, strict=True):
             grade = self._pipeline.grade.value
             self._pipeline.emit(events.Started(pipeline=self._pipeline.name, way=way.value, grade=grade, source=name))
+        if self._pipeline.shelf is not None and self._pipeline.has_suspects and self._pipeline.refetch is None:
+            self._pipeline.emit(events.Unrepairable(pipeline=self._pipeline.name))
         await self._look_at_standing()
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self._extend()), group.create_task(self._keep_looking())]
@@ -185,7 +189,12 @@ class Consumer:
         pipeline = self._pipeline
         burials = [Burial(pipeline.unread_letter(*bad, index)) for bad in readings.malformed]
         if burials:
-            await pipeline.insist("ledger", lambda: pipeline.ledger.bury(burials))
+            try:
+                await pipeline.insist(LEDGER, lambda: pipeline.ledger.bury(burials))
+            except UnavailableError:
+                # A dead letter needs the ledger; until it is back, such a message comes again and again.
+                await pipeline.release(index, [delivery for delivery, _ in readings.malformed])
+                readings = Readings(ignored=readings.ignored)
         pipeline.tell_unread(readings)
         await pipeline.ack(index, [delivery for delivery, _ in (*readings.malformed, *readings.ignored)])
 
@@ -203,11 +212,14 @@ class Consumer:
         try:
             standing = await self._pipeline.governor.standing()
         except UnavailableError as error:
+            self._pipeline.outage.failed(str(error), at_write=False)
             if not (self._going.is_set() or self._was_paused):
                 # Nothing has begun yet, so nobody else would tell.
                 name, cause = self._pipeline.name, str(error)
-                self._pipeline.emit(events.Unavailable(pipeline=name, what="ledger", cause=cause, retry_s=LOOK_S))
+                self._pipeline.emit(events.Unavailable(pipeline=name, what=LEDGER, cause=cause, retry_s=LOOK_S))
             return
+        self._pipeline.outage.answered(at_write=False)
+        self._pipeline.standing = standing
         if standing.is_paused and not self._stop.is_set():
             self._going.clear()
         else:

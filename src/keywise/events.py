@@ -126,6 +126,34 @@ class Unavailable(Event, frozen=True, kw_only=True):
     retry_s: float
 
 
+class LedgerDown(Event, frozen=True, kw_only=True):
+    """The ledger was silent for longer than the grace; told once for each outage."""
+
+    since: float
+    """By the wall clock."""
+    cause: str
+    mode: str
+    """`wait` or `first-wins`: what is done meanwhile."""
+
+
+class LedgerBack(Event, frozen=True, kw_only=True):
+    """The ledger answers again."""
+
+    since: float
+    """When the outage began, by the wall clock."""
+    seconds: float
+
+
+class Doubted(Event, frozen=True, kw_only=True):
+    """So many keys were written without the ledger, and the ledger knows now: they are suspect, where that matters."""
+
+    keys: int
+
+
+class Unrepairable(Event, frozen=True, kw_only=True):
+    """Said at start: an outage may make keys suspect, and there is no refetch that would put them right."""
+
+
 class Waiting(Event, frozen=True, kw_only=True):
     """What one consumer holds, told about once a second."""
 
@@ -175,8 +203,8 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 Observer: TypeAlias = Callable[[Event], None]
 
-_WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, Alarmed)
-_NOTICES = (Started, Repaired, Paused, Resumed, Pruned, Calmed, Draining, Stopped)
+_WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, LedgerDown, Doubted, Unrepairable, Alarmed)
+_NOTICES = (Started, Repaired, LedgerBack, Paused, Resumed, Pruned, Calmed, Draining, Stopped)
 
 
 class Log:

@@ -51,6 +51,8 @@ class Heartbeat:
         self._lost = lost
         self._held: dict[int, Held] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_unanswered = False
+        """A renewal is on its way, or the last one had no answer."""
 
     def hold(self, claims: Iterable[Claim], asked_at: float) -> None:
         """Begin to renew. `asked_at` was read before the claim was sent, so the own deadline is never too late."""
@@ -78,6 +80,13 @@ class Heartbeat:
         """Raise TimeoutError if nothing may be done under these claims any more."""
         if self.left_s(claims) <= 0:
             raise TimeoutError("the claim has ended")
+
+    def is_cut_off(self, claims: Sequence[Claim]) -> bool:
+        """Whether these claims have ended only because the ledger could not be reached to renew them."""
+        now = self._clock()
+        held = [self._held.get(claim.token) for claim in claims]
+        young = all(one is not None and now - one.started < self._runtime_max_s for one in held)
+        return self._is_unanswered and young and self.left_s(claims) <= 0
 
     @asynccontextmanager
     async def limit(self, claims: Sequence[Claim]) -> AsyncIterator[None]:
@@ -116,10 +125,12 @@ class Heartbeat:
     async def _renew(self, ledger: Ledger, held: dict[int, Held]) -> bool:
         """Whether all of them are still held."""
         asked_at = self._clock()
+        self._is_unanswered = True
         try:
             lost = await ledger.renew([one.claim for one in held.values()], self._lease_s)
         except UnavailableError:
             return False
+        self._is_unanswered = False
         for claim in lost:
             one = held.pop(claim.token)
             if self._held.pop(claim.token, None) is not None and not one.is_ending:

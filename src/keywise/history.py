@@ -153,6 +153,9 @@ _TELL: dict[type[events.Event], Callable[[Any], Told]] = {
     # The operator's act has a line of its own; this one says that a worker obeys.
     events.Paused: lambda event: ("pause seen", "", None, ""),
     events.Resumed: lambda event: ("resume seen", "", None, ""),
+    events.LedgerDown: lambda event: ("ledger down", "", None, storable(f"{event.mode}: {event.cause}")),
+    events.LedgerBack: lambda event: ("ledger back", "", None, f"after {event.seconds:.0f} s"),
+    events.Doubted: lambda event: ("doubted", "", None, f"{event.keys:,} keys were written without the ledger"),
     events.Pruned: lambda event: ("pruned", "", None, f"{event.keys:,} keys"),
     events.Alarmed: lambda event: (ALARM, "", None, f"{event.cause}; {event.advice}"),
     events.Calmed: lambda event: (CALM, "", None, event.cause),

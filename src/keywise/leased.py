@@ -5,19 +5,21 @@ transaction (`TransactedWork`) goes this way too: only its commit is part of the
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from keywise import events
 from keywise.causes import cause_of_refusal, concerns_key, look_again_s
 from keywise.change import Outcome
 from keywise.errors import UnavailableError
+from keywise.first_wins import FirstWins
 from keywise.heartbeat import Heartbeat
 from keywise.jobs import Ahead, Jobs
 from keywise.lanes import Ended, Lanes, Ticket
 from keywise.news import News
-from keywise.pipeline import Pipeline
+from keywise.pipeline import LEDGER, Pipeline
 from keywise.protocols import Burial, Failure, Result
 from keywise.repair import Repair
-from keywise.rules import Answer, Certainty, Refusal, Terms
+from keywise.rules import Answer, Certainty, Claim, Refusal, Terms
 from keywise.work import Job, Work
 
 RESERVED_PART = 4
@@ -45,12 +47,25 @@ class Leased:
         self._claimed: Jobs[Job] = Jobs()
         self._done: list[Job] = []
         self._done_news = News()
+        self._calls = 0
+        self._first_wins: FirstWins | None = None
+        if pipeline.shelf is not None:
+            self._first_wins = FirstWins(pipeline, lanes, work, pipeline.shelf, news, room)
 
     def stop(self) -> None:
         self._stopping = True
+        if self._first_wins is not None:
+            self._first_wins.stop()
         self._news.tell()
 
     async def run(self) -> None:
+        try:
+            await self._run()
+        finally:
+            if self._first_wins is not None:
+                self._first_wins.close()
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             committing = group.create_task(self._commit_until_told())
             workers = [
@@ -67,6 +82,8 @@ class Leased:
 
     async def _claim_until_stopped(self) -> None:
         while not self._stopping:
+            if self._first_wins is not None and not await self._first_wins.is_settled(lambda: self._calls):
+                continue
             if self._lanes.has_alone and await self._claim_alone():
                 continue
             if self._repair.due <= self._pipeline.clock() and (suspects := await self._repair.suspects()):
@@ -79,7 +96,8 @@ class Leased:
                 await self._claim(tickets, alone=False)
             else:
                 due = self._lanes.next_due() if free else None
-                await self._news.wait(self._pipeline.until(min(due or _NEVER, self._repair.due)))
+                look_at = self._first_wins.due if self._first_wins is not None else _NEVER
+                await self._news.wait(self._pipeline.until(min(due or _NEVER, self._repair.due, look_at)))
 
     def _is_due(self, free: int) -> bool:
         """A live change has to pass the bulk ones that wait for a worker, so it is claimed at once."""
@@ -114,8 +132,9 @@ class Leased:
         except UnavailableError as error:
             for ticket in tickets:
                 self._lanes.hold(ticket, pipeline.clock())
-            await pipeline.back_off("ledger", error, 1)
+            await pipeline.back_off(LEDGER, error, 1)
             return
+        pipeline.outage.answered()
         by_key = {ticket.change.key: ticket for ticket in tickets}
         self._heartbeat.hold(answers.granted, asked_at)
         jobs = [Job(by_key[claim.key], claim) for claim in answers.granted]
@@ -168,7 +187,12 @@ class Leased:
         if not hopeless:
             return
         burials = [Burial(pipeline.letter(ticket, cause)) for ticket, cause in hopeless]
-        await pipeline.insist("ledger", lambda: pipeline.ledger.bury(burials))
+        try:
+            await pipeline.insist(LEDGER, lambda: pipeline.ledger.bury(burials))
+        except UnavailableError:
+            for ticket, _ in hopeless:
+                self._lanes.hold(ticket, pipeline.clock())
+            return
         for ticket, cause in hopeless:
             pipeline.emit(pipeline.buried(ticket, cause))
             ended += self._lanes.bury(ticket)
@@ -179,7 +203,7 @@ class Leased:
     async def _work_until_told(self, *, live_only: bool) -> None:
         while (job := await self._claimed.get(live_only=live_only)) is not None:
             jobs = [job, *self._beside(job)]
-            if self._stopping:
+            if self._stopping or (self._first_wins is not None and self._first_wins.is_at_work):
                 self._undo(jobs)
             else:
                 await self._work_on(jobs)
@@ -201,7 +225,11 @@ class Leased:
         self._undo([job for job in jobs if job.claim.token not in timely])
         if in_time:
             started = self._pipeline.clock()
-            await self._work.do(in_time)
+            self._calls += 1
+            try:
+                await self._work.do(in_time)
+            finally:
+                self._calls -= 1
             self._tell_handled(in_time, self._pipeline.clock() - started)
         for job in in_time:
             job.undone = job.undone or job.result.outcome is Outcome.BUSY
@@ -251,8 +279,10 @@ class Leased:
         await self._extend_once_more(jobs)
         claims = [job.claim for job in jobs if not job.committed]
         self._heartbeat.end(claims)
-        refused = await pipeline.insist("ledger", lambda: pipeline.ledger.commit(claims)) if claims else []
+        refused = await self._insist(jobs, lambda: pipeline.ledger.commit(claims)) if claims else []
         self._heartbeat.drop(job.claim for job in jobs)
+        if refused is None:
+            return
         lost = {claim.token for claim in refused}
         ended: list[Ended] = []
         for job in jobs:
@@ -262,22 +292,43 @@ class Leased:
                 ended += self._lanes.finish(job.ticket, job.result.outcome, job.ticket.change.order)
         await pipeline.settle(ended)
 
+    async def _insist(self, jobs: list[Job], act: Callable[[], Awaitable[list[Claim]]]) -> list[Claim] | None:
+        """None: the ledger is not waited for, and the changes have ended without it."""
+        while True:
+            try:
+                return await self._pipeline.insist(LEDGER, act)
+            except UnavailableError:
+                assert self._first_wins is not None, "else the ledger is waited for"
+            try:
+                await self._first_wins.conclude_claimed(jobs)
+                return None
+            except UnavailableError as error:
+                await self._pipeline.back_off("spool", error, 1)
+
     async def _fail(self, jobs: list[Job]) -> None:
         hopeless = [job for job in jobs if self._is_hopeless(job)]
         await self._bury(hopeless)
-        rest = [job for job in jobs if not self._is_hopeless(job)]
+        self._leave_to_expire([job for job in jobs if job.cut_off])
+        rest = [job for job in jobs if not self._is_hopeless(job) and not job.cut_off]
         retries = {job.claim.token: self._pipeline.retry_s(job.claim.attempts + 1) for job in rest}
         failures = [Failure(job.claim, job.result.certainty, retries[job.claim.token]) for job in rest]
-        if failures:
-            await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.fail(failures))
+        done = await self._insist(rest, lambda: _done(self._pipeline.ledger.fail(failures))) if failures else []
         self._heartbeat.drop(job.claim for job in rest)
-        for job in rest:
+        for job in rest if done is not None else []:
             retry_s = retries[job.claim.token]
             self._lanes.hold(job.ticket, self._pipeline.clock() + retry_s)
             attempts = job.claim.attempts + 1
             self._pipeline.emit(self._pipeline.failed(job.ticket, job.result.cause, attempts, retry_s))
 
+    def _leave_to_expire(self, jobs: list[Job]) -> None:
+        """The claim could not be renewed: that costs no attempt, and whoever is next finds the lease run out."""
+        self._heartbeat.drop(job.claim for job in jobs)
+        for job in jobs:
+            self._lanes.hold(job.ticket, self._pipeline.clock() + self._pipeline.retry_s(1))
+
     def _is_hopeless(self, job: Job) -> bool:
+        if job.cut_off:
+            return False
         if job.result.certainty is Certainty.UNKNOWN:
             return False  # It may still land: the lease has to run out before anything is decided.
         return job.result.permanent or job.claim.attempts + 1 >= self._pipeline.settings.attempts_max
@@ -287,8 +338,10 @@ class Leased:
             return
         pipeline = self._pipeline
         burials = [Burial(pipeline.letter(j.ticket, j.result.cause), j.claim, j.result.certainty) for j in jobs]
-        lost = await pipeline.insist("ledger", lambda: pipeline.ledger.bury(burials))
+        lost = await self._insist(jobs, lambda: pipeline.ledger.bury(burials))
         self._heartbeat.drop(job.claim for job in jobs)
+        if lost is None:
+            return
         tokens = {claim.token for claim in lost}
         ended: list[Ended] = []
         for job in jobs:
@@ -301,9 +354,9 @@ class Leased:
 
     async def _release(self, jobs: list[Job]) -> None:
         claims = [job.claim for job in jobs]
-        await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.release(claims))
+        done = await self._insist(jobs, lambda: _done(self._pipeline.ledger.release(claims)))
         self._heartbeat.drop(claims)
-        for job in jobs:
+        for job in jobs if done is not None else []:
             if job.result.wait_s is not None:
                 await self._snooze(job.ticket, job.result.wait_s)
                 continue
@@ -335,6 +388,11 @@ class Leased:
 
 
 _NEVER = float("inf")
+
+
+async def _done(act: Awaitable[None]) -> list[Claim]:
+    await act
+    return []
 
 
 def _dead(cause: str) -> Result:

@@ -7,6 +7,9 @@ import msgspec
 from keywise.errors import KeywiseError, SettingsError
 from keywise.settings import seconds
 
+PACED_KEYS_MAX = 10_000
+"""Above so many, those that are limited no more are forgotten."""
+
 
 class Rate(msgspec.Struct, frozen=True):
     """`n` dispatches of one key at once, then one in every n-th part of `per`, by all workers together.
@@ -32,6 +35,26 @@ class Rate(msgspec.Struct, frozen=True):
     def burst_s(self) -> float:
         """How far ahead of the even pace a burst may run."""
         return self.interval_s * (self.n - 1)
+
+
+class Pace:
+    """A rate as one worker alone keeps it, while nobody can be asked what the others do."""
+
+    def __init__(self, rate: Rate | None) -> None:
+        self._rate = rate
+        self._rate_at: dict[str, float] = {}
+
+    def wait_s(self, key: str, now: float) -> float:
+        """How long until the next dispatch of a key; not above zero if it is due."""
+        return 0.0 if self._rate is None else self._rate_at.get(key, now) - self._rate.burst_s - now
+
+    def charge(self, key: str, now: float) -> None:
+        """A dispatch."""
+        if self._rate is None:
+            return
+        if len(self._rate_at) >= PACED_KEYS_MAX:
+            self._rate_at = {one: at for one, at in self._rate_at.items() if at > now}
+        self._rate_at[key] = max(self._rate_at.get(key, now), now) + self._rate.interval_s
 
 
 class Debounce(msgspec.Struct, frozen=True):

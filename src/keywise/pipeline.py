@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,11 +21,17 @@ from keywise.fold import grouped
 from keywise.history import History
 from keywise.lanes import Ended, Endings, Ticket
 from keywise.limits import Debounce, Rate
+from keywise.outage import Outage
 from keywise.protocols import AtomicSink, Governor, Grade, Historian, Ledger, Letter, Operator, Sink, Source
 from keywise.rules import Answer
 from keywise.settings import Settings
+from keywise.spool import Shelf
+from keywise.standing import PLAIN, Standing
 
 T = TypeVar("T")
+
+LEDGER = "ledger"
+"""What is told of when it cannot be reached."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,13 +62,32 @@ class Pipeline:
     """Which of the sources go behind the others."""
     debounce: Debounce | None = None
     rate: Rate | None = None
+    shelf: Shelf | None = None
+    """Where keys are noted that are written without the ledger; None: nothing is."""
+    standing: Standing = PLAIN
+    """What an operator had set when somebody looked last."""
     clock: Clock = boot_time
+    wall: Clock = time.time
     rng: random.Random = field(default_factory=random.Random)
+    outage: Outage = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outage = Outage(self.settings.ledger_grace_s, self.clock, self._tell_down, self._tell_back)
 
     @property
     def grade(self) -> Grade:
         sink = self.sink
         return Grade.ATOMIC if is_atomic(sink) else sink.grade  # type: ignore[union-attr]
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether an older write after a newer one would show in the sink."""
+        return may_show_older(self.sink)
+
+    @property
+    def is_without_ledger(self) -> bool:
+        """The ledger is down, and is not waited for."""
+        return self.outage.is_down and self.shelf is not None
 
     @property
     def has_both_lanes(self) -> bool:
@@ -142,24 +168,39 @@ class Pipeline:
             self.emit(events.Ignored(pipeline=self.name, reason=reason, changes=count))
 
     async def insist(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
-        """Try until it can be reached: everything is held meanwhile, nothing is lost."""
+        """Try until it can be reached: everything is held meanwhile, nothing is lost.
+
+        Raises UnavailableError once the ledger is down and is not to be waited for.
+        """
         attempts = 0
         while True:
             try:
-                return await act()
+                result = await act()
             except UnavailableError as error:
                 attempts += 1
                 await self.back_off(what, error, attempts)
+                if what == LEDGER and self.is_without_ledger:
+                    raise
+            else:
+                if what == LEDGER:
+                    self.outage.answered()
+                return result
 
     async def back_off(self, what: str, error: UnavailableError, attempts: int) -> None:
         """Say that something cannot be reached, and wait."""
         retry_s = self.retry_s(attempts)
+        if what == LEDGER:
+            self.outage.failed(str(error))
         self.emit(events.Unavailable(pipeline=self.name, what=what, cause=str(error), retry_s=retry_s))
         await asyncio.sleep(retry_s)
 
     async def ack(self, index: int, deliveries: Sequence[Delivery]) -> None:
         """Ack deliveries that never became changes."""
         await self._at(index, lambda source: source.ack(deliveries))
+
+    async def release(self, index: int, deliveries: Sequence[Delivery]) -> None:
+        """Let deliveries come back later that never became changes."""
+        await self._at(index, lambda source: source.release(deliveries, self.settings.surplus_s))
 
     async def settle(self, ended: Sequence[Ended]) -> None:
         """Ack what has ended. An ack that is lost does no harm: the message comes back as a duplicate."""
@@ -177,6 +218,13 @@ class Pipeline:
         for ticket in due:
             ticket.extended_at = now
         await self._each_source(due, lambda source, some: source.extend(some, source.visibility_s or 0.0))
+
+    def _tell_down(self, seconds: float, cause: str) -> None:
+        mode = self.settings.on_ledger_down
+        self.emit(events.LedgerDown(pipeline=self.name, since=self.wall() - seconds, cause=cause, mode=mode))
+
+    def _tell_back(self, seconds: float) -> None:
+        self.emit(events.LedgerBack(pipeline=self.name, since=self.wall() - seconds, seconds=seconds))
 
     async def _each_source(
         self, tickets: Iterable[Ticket], act: Callable[[Source, list[Delivery]], Awaitable[None]]
@@ -200,6 +248,11 @@ class Pipeline:
             await act(source)
         except UnavailableError as error:
             self.emit(events.Unavailable(pipeline=self.name, what=name, cause=str(error), retry_s=0.0))
+
+
+def may_show_older(sink: Sink | AtomicSink) -> bool:
+    """Whether an older write after a newer one would show: then claims need intents, and keys can be suspect."""
+    return not is_atomic(sink) and (sink.grade is Grade.PLAIN or sink.forgets_deletions)  # type: ignore[union-attr]
 
 
 def is_atomic(sink: Sink | AtomicSink) -> TypeGuard[AtomicSink]:

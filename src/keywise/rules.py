@@ -212,7 +212,12 @@ def doubt(entry: Entry | None, want: Want, now: float, policy: Policy) -> Entry 
     if not policy.intents:
         return entry
     doubted = _suspected(entry, policy, now) or EMPTY
-    if want.order is None or (doubted.mark is not None and want.order <= doubted.mark):
+    if want.order is None:
+        return doubted
+    if now >= doubted.lease_until and doubted.tried is not None and want.order >= doubted.tried:
+        # What the last holder tried was written without a claim and acked: its message comes no more to settle it.
+        doubted = _free(doubted)
+    if doubted.mark is not None and want.order <= doubted.mark:
         return doubted
     return _with_unknown(doubted, want.order, now + policy.redelivery_s)
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 from keywise.errors import SettingsError
 
 HISTORIES = ("events", "all", "none")
+LEDGER_DOWN = ("wait", "first-wins")
+_WORDS = ("history", "on_ledger_down", "spool")
+"""Settings that are no numbers."""
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -57,11 +60,20 @@ class Settings:
     """Lines of one pipeline's history, at the most; the oldest go first."""
     chores_s: float = 60.0
     """How often keys are pruned and the history is trimmed, by one worker at a time."""
+    on_ledger_down: str = "wait"
+    """While the ledger cannot be reached: `wait` (hold everything), or `first-wins` (write without a claim, note each
+    key in the spool first, and make it suspect afterwards)."""
+    ledger_grace_s: float = 5.0
+    """The ledger is down once it was silent for so long; one lost connection is no outage."""
+    spool: str | None = None
+    """The folder for notes of keys that were written without the ledger; it has to outlive the worker."""
+    spool_keys_max: int = 10_000
+    """Keys that one worker notes, at the most; with more, a full resync is due."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value, is_whole = getattr(self, field.name), field.type in (int, "int")
-            if field.name == "history" or (value is None and field.name == "retention_s"):
+            if field.name in _WORDS or (value is None and field.name == "retention_s"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise SettingsError(f"{field.name}={value!r} must be a number")
@@ -71,6 +83,7 @@ class Settings:
                 raise SettingsError(f"{field.name}={value} must be a whole number")
         if self.history not in HISTORIES:
             raise SettingsError(f"history={self.history!r} is not known; write one of {', '.join(HISTORIES)}")
+        self._check_ledger_down()
         if self.margin_s >= self.lease_s / 2:
             raise SettingsError(
                 f"margin_s={self.margin_s} leaves too little of lease_s={self.lease_s}; keep it below half of it"
@@ -85,6 +98,20 @@ class Settings:
         if self.prefetch < self.batch_max:
             raise SettingsError(
                 f"prefetch={self.prefetch} is below batch_max={self.batch_max}: no batch could fill; raise prefetch"
+            )
+
+    def _check_ledger_down(self) -> None:
+        if self.on_ledger_down not in LEDGER_DOWN:
+            raise SettingsError(
+                f"on_ledger_down={self.on_ledger_down!r} is not known; write one of {', '.join(LEDGER_DOWN)}"
+            )
+        spool: object = self.spool
+        if spool is not None and (not isinstance(spool, str) or not spool):
+            raise SettingsError(f"spool={self.spool!r} names no folder; write for example spool='/var/lib/shop/spool'")
+        if self.on_ledger_down == "first-wins" and self.spool is None:
+            raise SettingsError(
+                "on_ledger_down='first-wins' needs a folder for its notes, which outlives the worker (in a container: "
+                "on a volume); write for example spool='/var/lib/shop/spool'"
             )
 
     def check_visibility(self, visibility_s: float | None, source: str) -> None:

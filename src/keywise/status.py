@@ -12,6 +12,8 @@ from keywise.history import standing_alarm
 from keywise.pipeline import Pipeline, is_atomic
 from keywise.protocols import Grade, Line
 from keywise.rules import Entry, Policy, Terms, decide_under, era_of
+from keywise.settings import Settings
+from keywise.shelf import notes_in
 from keywise.standing import PLAIN, Pause, Standing
 
 Dated = TypeVar("Dated", Pause, Line)
@@ -33,6 +35,17 @@ class SourceFigures(msgspec.Struct, frozen=True):
     depth: int
 
 
+class Spooled(msgspec.Struct, frozen=True):
+    """What workers on this machine have noted on disk, and the ledger does not know yet."""
+
+    since: float
+    """When the ledger could be reached last, by the wall clock."""
+    keys: int
+    spools: int
+    resync_due: bool
+    """More keys were written than are noted."""
+
+
 class Figures(msgspec.Struct, frozen=True):
     """A pipeline in figures."""
 
@@ -48,6 +61,17 @@ class Figures(msgspec.Struct, frozen=True):
     pauses: list[Pause] = []
     alarms: list[Line] = []
     """Of the last hour, and not over."""
+    spooled: Spooled | None = None
+    resync_since: float | None = None
+    """Since when a full resync is due; None: it is not."""
+
+
+class Unreached(msgspec.Struct, frozen=True):
+    """A pipeline whose ledger or queue cannot be reached now."""
+
+    pipeline: str
+    cause: str
+    spooled: Spooled | None
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -181,7 +205,19 @@ async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
         era=standing.era,
         pauses=_on_the_wall(standing.pauses, wall - now),
         alarms=_on_the_wall([alarm] if alarm is not None else [], wall - now),
+        spooled=spooled_of(pipeline.settings, pipeline.name),
+        resync_since=standing.resync_at + wall - now if standing.resync_at else None,
     )
+
+
+def spooled_of(settings: Settings, pipeline: str) -> Spooled | None:
+    """What is noted in the spools of a pipeline on this machine; None if that is nothing."""
+    notes = notes_in(settings.spool, pipeline) if settings.spool is not None else []
+    if not notes:
+        return None
+    keys = {key for one in notes for key in one.keys}
+    since = min((one.since for one in notes if one.since), default=0.0)
+    return Spooled(since, len(keys), len(notes), any(one.is_full for one in notes))
 
 
 async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> Story | None:

@@ -251,6 +251,7 @@ class ClaimInTransaction:
             try:
                 await self._batch(tickets)
                 unreachable = 0
+                self._pipeline.outage.answered()
             except UnavailableError as error:
                 # If the transaction arrived all the same, the next try finds duplicates.
                 for ticket in tickets:

@@ -31,6 +31,8 @@ class Job(msgspec.Struct):
     """The work has committed its own mark."""
     undone: bool = False
     """Nothing was written and nothing is on its way: the claim can be given back."""
+    cut_off: bool = False
+    """It ended with its claim, which could not be renewed: that is nothing to blame it for."""
 
 
 class Work(Protocol):
@@ -66,11 +68,18 @@ class SinkWork:
             async with self._heartbeat.limit(claims):
                 results = await self._sink.apply([job.ticket.change for job in jobs], claims)
         except Exception as error:
-            cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else ""
-            unknown = Result(Outcome.FAILED, cause or cause_of_error(error), certainty=Certainty.UNKNOWN)
-            results = [unknown] * len(jobs)
+            results = [unknown_result(error)] * len(jobs)
+            is_cut_off = isinstance(error, TimeoutError) and self._heartbeat.is_cut_off(claims)
+            for job in jobs:
+                job.cut_off = is_cut_off
         for job, result in zip(jobs, results, strict=True):
             job.result = result
+
+
+def unknown_result(error: Exception) -> Result:
+    """What is made of a call that did not end by itself."""
+    cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else cause_of_error(error)
+    return Result(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
 
 
 class TransactedWork:

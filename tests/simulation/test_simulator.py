@@ -40,6 +40,9 @@ QUICK_MUTANTS = {
     "a forced write hides the next version": 20,
     "a drain gives nothing back": 20,
     "held messages are not kept hidden": 20,
+    "a key is noted after it is written": 20,
+    "notes go before their keys are suspect": 20,
+    "an outage costs an attempt": 20,
 }
 
 

@@ -138,3 +138,16 @@ def test_a_rate_is_exact_enough(changes_a_second, text):
 )
 def test_a_span_has_a_unit_that_fits(seconds, text):
     assert span(seconds) == text
+
+
+def test_an_outage_is_told_since_when_and_what_followed():
+    view = View(["pages"], clock=lambda: 0.0)
+    view(events.Started(pipeline="pages", way="leased", grade="plain", source="queue"))
+    view(events.Unrepairable(pipeline="pages"))
+    view(events.LedgerDown(pipeline="pages", since=0.0, cause="refused", mode="first-wins"))
+    view(events.Doubted(pipeline="pages", keys=3))
+    text = "\n".join(drawn(view.look(), 200))
+    assert "ledger   down since 1970-01-01 00:00:00 UTC, first-wins" in text
+    assert "the ledger is down since 1970-01-01 00:00:00 UTC, first-wins: refused" in text
+    assert "3 keys had been written without the ledger" in text and "there is no refetch" in text
+    assert line(view.look()[0]).endswith("down since 1970-01-01 00:00:00 UTC, first-wins")

@@ -29,6 +29,10 @@ LEVELS = {
     events.Alarmed(pipeline="p", cause="no", advice="do"): logging.WARNING,
     events.Calmed(pipeline="p", cause="fresh again"): logging.INFO,
     events.Unavailable(pipeline="p", what="ledger", cause="no", retry_s=1.0): logging.WARNING,
+    events.LedgerDown(pipeline="p", since=1.0, cause="no", mode="wait"): logging.WARNING,
+    events.LedgerBack(pipeline="p", since=1.0, seconds=5.0): logging.INFO,
+    events.Doubted(pipeline="p", keys=3): logging.WARNING,
+    events.Unrepairable(pipeline="p"): logging.WARNING,
     events.Draining(pipeline="p"): logging.INFO,
     events.Stopped(pipeline="p"): logging.INFO,
 }

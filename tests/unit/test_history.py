@@ -98,6 +98,15 @@ def test_lines_have_the_time_of_the_store_when_they_happened():
         (events.Repaired(pipeline="p", key="a"), ("repaired", "a", None, "")),
         (events.Paused(pipeline="p"), ("pause seen", "", None, "")),
         (events.Resumed(pipeline="p"), ("resume seen", "", None, "")),
+        (
+            events.LedgerDown(pipeline="p", since=1.0, cause="no\0", mode="wait"),
+            ("ledger down", "", None, "wait: no\\x00"),
+        ),
+        (events.LedgerBack(pipeline="p", since=1.0, seconds=61.2), ("ledger back", "", None, "after 61 s")),
+        (
+            events.Doubted(pipeline="p", keys=1234),
+            ("doubted", "", None, "1,234 keys were written without the ledger"),
+        ),
         (events.Pruned(pipeline="p", keys=1234), ("pruned", "", None, "1,234 keys")),
         (events.Alarmed(pipeline="p", cause="bad", advice="act"), ("alarm", "", None, "bad; act")),
         (events.Calmed(pipeline="p", cause="good"), ("alarm over", "", None, "good")),

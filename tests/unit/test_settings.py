@@ -7,7 +7,8 @@ import pytest
 from keywise.errors import KeywiseError, SettingsError
 from keywise.settings import Settings, seconds
 
-NAMES = [field.name for field in dataclasses.fields(Settings) if field.name != "history"]
+WORDS = ("history", "on_ledger_down", "spool")
+NAMES = [field.name for field in dataclasses.fields(Settings) if field.name not in WORDS]
 
 
 def test_the_defaults_work_together():
@@ -113,3 +114,21 @@ def test_a_refusal_is_an_error_of_ours():
 def test_the_history_keeps_one_of_three_things(value):
     with pytest.raises(SettingsError, match="write one of events, all, none"):
         Settings(history=value)
+
+
+@pytest.mark.parametrize("value", ["first wins", "", None, True])
+def test_an_outage_is_met_in_one_of_two_ways(value):
+    with pytest.raises(SettingsError, match="write one of wait, first-wins"):
+        Settings(on_ledger_down=value)
+
+
+@pytest.mark.parametrize("value", ["", 5, True])
+def test_a_spool_is_a_folder(value):
+    with pytest.raises(SettingsError, match="names no folder"):
+        Settings(spool=value)
+
+
+def test_first_wins_needs_a_spool():
+    with pytest.raises(SettingsError, match="needs a folder for its notes, which outlives the worker"):
+        Settings(on_ledger_down="first-wins")
+    assert Settings(on_ledger_down="first-wins", spool="here").spool == "here"

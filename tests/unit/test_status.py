@@ -10,7 +10,7 @@ from keywise import App, Change, Grade
 from keywise.change import VERSION_MAX, VERSION_MIN, Want, order_of
 from keywise.protocols import Burial, Letter
 from keywise.rules import Entry, Policy, Terms, decide
-from keywise.status import Figures, Meeting, SourceFigures, Story, figures_of, meetings, story_of
+from keywise.status import Figures, Meeting, SourceFigures, Spooled, Story, figures_of, meetings, story_of
 from running import run
 
 WALL = 1_700_000_000.0
@@ -224,3 +224,20 @@ def test_what_a_change_would_meet_is_what_the_rules_decide(entry, version, terms
     refusal = decide(entry, Want("a", order_of(version)), 0.0, POLICY, terms)
     assert meeting.answer == ("granted" if refusal is None else refusal.answer.value)
     assert meeting.wait_s == (0.0 if refusal is None else refusal.wait_s)
+
+
+def test_figures_tell_what_is_noted_here_and_that_a_resync_is_due(tmp_path):
+    text = '{"since": 5.0, "begun": [["a", [0, 1, 0], false]]}\n{"full": true}\n'
+    (tmp_path / "pages@one.spool").write_text(text)
+    (tmp_path / "pages@two.spool").write_text(text.replace("5.0", "4.0"))
+    app = App("memory://")
+    app.pipeline("pages", key="id", spool=str(tmp_path)).source("memory://").sink("memory://?grade=plain")
+
+    async def act() -> Figures:
+        async with app.open("pages", work=False) as pipeline:
+            await pipeline.operator.doubt([], True)
+            return await figures_of(pipeline, WALL)
+
+    figures = run(act())
+    assert figures.spooled == Spooled(since=4.0, keys=1, spools=2, resync_due=True)
+    assert figures.resync_since is not None and abs(figures.resync_since - WALL) < 60

@@ -234,3 +234,12 @@ def test_looks_from_another_thread_meet_no_half_told_event(run):
     over.set()
     thread.join()
     assert set(found) <= {0}
+
+
+def test_an_outage_is_seen_as_long_as_it_lasts(run):
+    run.emit(events.LedgerDown, since=SENT_AT, cause="gone", mode="wait")
+    down = run.look().ledger_down
+    assert down is not None and down.since == SENT_AT
+    run.emit(events.LedgerBack, since=SENT_AT, seconds=5.0)
+    assert run.look().ledger_down is None
+    assert [type(notice.event) for notice in run.look().warnings] == [events.LedgerDown]

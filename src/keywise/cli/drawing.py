@@ -6,7 +6,7 @@ from rich.cells import chop_cells
 from rich.text import Text
 
 from keywise import events
-from keywise.cli.speech import count, duration, plain
+from keywise.cli.speech import count, duration, plain, stamp
 from keywise.cli.view import WINDOW_S, Notice, Sight
 
 SLOW_SHOWN = 3
@@ -46,6 +46,7 @@ def line(sight: Sight) -> str:
     parts += [count(sight.failed_tries, "failed try", "failed tries")] if sight.failed_tries else []
     parts += [f"lanes {_lanes(sight.lanes)}"] if sight.lanes and sight.state != "stopped" else []
     parts += [f"slowest {', '.join(_slowest(sight))}"] if sight.slowest else []
+    parts += [_ledger_down(sight.ledger_down)] if sight.ledger_down is not None else []
     state = "" if sight.state == "running" else f" {sight.state},"
     return plain(f"{sight.pipeline}:{state} {'; '.join(parts)}")
 
@@ -69,6 +70,8 @@ def _block(sight: Sight, width: int, *, brief: bool = False) -> Iterator[Text]:
     yield from _labelled("changes", _outcomes(sight), width)
     if sight.lanes is not None and sight.state != "stopped":
         yield from _labelled("lanes", _lanes(sight.lanes).split(", "), width)
+    if sight.ledger_down is not None:
+        yield from _labelled("ledger", [Text(_ledger_down(sight.ledger_down), "bold red")], width)
     for alarm in sight.alarms:
         yield from _noticed("ALARM", alarm, sight.now, width, "bold red")
     if brief:
@@ -115,6 +118,10 @@ def _lanes(lanes: events.Waiting) -> str:
     return f"live {lanes.live:,}, bulk {lanes.bulk:,}, busy {lanes.busy:,}, held {lanes.held:,}"
 
 
+def _ledger_down(event: events.LedgerDown) -> str:
+    return f"down since {stamp(event.since)}, {event.mode}"
+
+
 def _slowest(sight: Sight) -> list[str]:
     return [
         f"{span(call.seconds)} {_key(call.key)}{f' and {call.others:,} more' if call.others else ''}"
@@ -149,6 +156,12 @@ def _told(event: events.Event) -> str:
             return f"{_key(event.key)} is somebody else's: its claim was lost"
         case events.Unavailable():
             return f"{_cause(event.what)} cannot be reached: {_cause(event.cause)}"
+        case events.LedgerDown():
+            return f"the ledger is down since {stamp(event.since)}, {event.mode}: {_cause(event.cause)}"
+        case events.Doubted():
+            return f"{count(event.keys, 'key')} had been written without the ledger, and may be suspect now"
+        case events.Unrepairable():
+            return "there is no refetch, so keys that an outage makes suspect are not repaired"
         case events.Alarmed():
             return f"{_cause(event.cause)}; {_cause(event.advice)}"
     return plain(events.described(event))

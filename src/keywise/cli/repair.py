@@ -7,12 +7,16 @@ import typer
 from keywise.acts import Acts
 from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, checked_key, perform
 from keywise.cli.loading import AppOption, JsonOption
-from keywise.cli.speech import complain, count, plain, tell_json
+from keywise.cli.speech import complain, count, plain, refuse, tell_json
 from keywise.pipeline import Pipeline
 
 
-def repair(
+def repair(  # noqa: PLR0913 - all the words that the command understands
     keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="These only; all suspects without.")] = None,
+    *,
+    resynced: Annotated[
+        bool, typer.Option("--resynced", help="Say that everything was written again: no full resync is due any more.")
+    ] = False,
     app: AppOption = None,
     pipeline: OneOption = None,
     why: WhyOption = "",
@@ -28,8 +32,14 @@ def repair(
     Example:
       keywise repair --app shop:app
       keywise repair page-17 page-18 --app shop:app
+      keywise repair --resynced --why 'reconciled after the outage' --app shop:app
     """
     wanted = [checked_key(key) for key in keys or []]
+    if resynced:
+        if wanted:
+            refuse("--resynced is about the whole pipeline; leave the keys out")
+        _take_back(Call(app, pipeline, why, who), json)
+        return
 
     async def act(acts: Acts, opened: Pipeline) -> dict[str, Any]:
         repaired, left = list[str](), dict[str, str]()
@@ -54,3 +64,15 @@ def repair(
     if told["left"]:
         complain(f"{count(len(told['left']), 'key')} could not be repaired")
         raise typer.Exit(1)
+
+
+def _take_back(call: Call, json: bool) -> None:
+    async def act(acts: Acts, opened: Pipeline) -> dict[str, Any]:
+        return {"pipeline": opened.name, "was_due": await acts.resynced()}
+
+    told = perform(call, act)
+    if json:
+        tell_json(told)
+    else:
+        said = "no full resync is due any more" if told["was_due"] else "no full resync was due"
+        print(plain(f"{told['pipeline']}: {said}"))

@@ -185,7 +185,7 @@ def _tell(view: View, tell: Callable[[str], None], over: threading.Event) -> Non
     while not is_over:
         is_over = over.wait(LINE_S)
         for sight in view.look():
-            happened = (sight.changes, sight.failed_tries, sight.state, len(sight.alarms))
+            happened = (sight.changes, sight.failed_tries, sight.state, len(sight.alarms), sight.ledger_down)
             # An idle pipeline is no news, day after day.
             if sight.sources and (is_over or told.get(sight.pipeline) != happened):
                 told[sight.pipeline] = happened

@@ -5,14 +5,16 @@ import time
 from collections.abc import Iterator
 
 import msgspec
+import typer
 
 from keywise.address import shown
 from keywise.app import App
 from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
-from keywise.cli.speech import cell, count, display, moment, screen, table, tell_json, with_moments
+from keywise.cli.speech import cell, complain, count, display, moment, screen, table, tell_json, with_moments
 from keywise.cli.watching import EveryOption, WatchOption, looking
+from keywise.errors import UnavailableError
 from keywise.standing import EVERYTHING, Pause
-from keywise.status import Figures, figures_of
+from keywise.status import Figures, Spooled, Unreached, figures_of, spooled_of
 
 PAUSES_SHOWN = 5
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
@@ -29,6 +31,7 @@ def status(
 
     Its grade, how many messages, keys, tombstones, live claims, suspects and dead letters there are,
     what is paused, its era, and alarms of the last hour with what to do about them.
+    If the ledger cannot be reached, what workers have noted in the spool of this machine; the exit status is then 1.
 
     \b
     Example:
@@ -38,26 +41,53 @@ def status(
     loaded = load(app)
     warn_of_memory(loaded)
     names = chosen(loaded, [pipeline])
-    looking(lambda: _look(loaded, names, json), watch=watch, every=every, json=json)
+
+    def look() -> None:
+        unreached = _look(loaded, names, json)
+        if unreached and not watch:
+            complain(f"{', '.join(one.pipeline for one in unreached)} cannot be reached now; see the spool above")
+            raise typer.Exit(1)
+
+    looking(look, watch=watch, every=every, json=json)
 
 
-def _look(app: App, names: list[str], json: bool) -> None:
-    found = asyncio.run(_gathered(app, names))
+def _look(app: App, names: list[str], json: bool) -> list[Unreached]:
+    found, unreached = asyncio.run(_gathered(app, names))
     if json:
-        tell_json({"ledger": shown(app.ledger_url), "pipelines": with_moments(msgspec.to_builtins(found), {"at"})})
+        told = {"ledger": shown(app.ledger_url), "pipelines": msgspec.to_builtins(found)}
+        told |= {"unreached": msgspec.to_builtins(unreached)} if unreached else {}
+        tell_json(with_moments(told, {"at", "since", "resync_since"}))
     else:
-        _tell(found, time.time())
+        _tell(found, unreached, time.time())
+    return unreached
 
 
-async def _gathered(app: App, names: list[str]) -> list[Figures]:
-    found = []
+async def _gathered(app: App, names: list[str]) -> tuple[list[Figures], list[Unreached]]:
+    found, unreached = list[Figures](), list[Unreached]()
     for name in names:
-        async with app.open(name, work=False) as pipeline:
-            found.append(await figures_of(pipeline, time.time()))
-    return found
+        try:
+            async with app.open(name, work=False) as pipeline:
+                found.append(await figures_of(pipeline, time.time()))
+        except UnavailableError as error:
+            settings = app.pipelines[name].settings
+            if settings.spool is None:
+                raise  # Nothing else is known here.
+            unreached.append(Unreached(name, str(error), spooled_of(settings, name)))
+    return found, unreached
 
 
-def _tell(found: list[Figures], now: float) -> None:
+def _tell(found: list[Figures], unreached: list[Unreached], now: float) -> None:
+    if found:
+        _tell_figures(found)
+    for figures in found:
+        for note in _notes(figures, now):
+            screen().print(cell(f"{figures.pipeline}: {note}"))
+    for one in unreached:
+        noted = told_spool(one.spooled, now) if one.spooled is not None else "nothing is noted in its spool here"
+        screen().print(cell(f"{one.pipeline}: cannot be reached: {one.cause}; {noted}"))
+
+
+def _tell_figures(found: list[Figures]) -> None:
     keys = table("pipeline", "grade", *NUMBERS, numbers=NUMBERS)
     queues = table("pipeline", "depth", "way", "source", numbers=("depth",), fold=("source",))
     for figures in found:
@@ -68,9 +98,15 @@ def _tell(found: list[Figures], now: float) -> None:
     display(keys)
     print()
     display(queues)
-    for figures in found:
-        for note in _notes(figures, now):
-            screen().print(cell(f"{figures.pipeline}: {note}"))
+
+
+def told_spool(spooled: Spooled, now: float) -> str:
+    """How many keys were written without the ledger since when, and whether that were too many."""
+    keys = (
+        f"{count(spooled.keys, 'key')} {'is' if spooled.keys == 1 else 'are'} noted in {count(spooled.spools, 'spool')}"
+    )
+    resync = "; more were written than are noted, so a full resync is due" if spooled.resync_due else ""
+    return f"without the ledger since {moment(spooled.since, now)}: {keys}{resync}"
 
 
 def told_pause(pause: Pause, now: float) -> str:
@@ -94,5 +130,12 @@ def _notes(figures: Figures, now: float) -> Iterator[str]:
         named = ", ".join(repr(pause.keys) for pause in keys[:PAUSES_SHOWN])
         more = f" and {len(keys) - PAUSES_SHOWN:,} more" if len(keys) > PAUSES_SHOWN else ""
         yield f"paused: {count(len(keys), 'key')}: {named}{more}"
+    if figures.spooled is not None:
+        yield f"{told_spool(figures.spooled, now)}; a worker with this spool makes them suspect"
+    if figures.resync_since is not None:
+        yield (
+            f"A FULL RESYNC IS DUE, since {moment(figures.resync_since, now)}: more keys were written without the "
+            "ledger than were noted; write everything again, then keywise repair --resynced"
+        )
     for alarm in figures.alarms:
         yield f"ALARM, {moment(alarm.at, now)}: {alarm.detail}"

@@ -51,6 +51,8 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str
     state: str
     """`starting`, `running`, `paused`, `draining` or `stopped`."""
+    ledger_down: events.LedgerDown | None = None
+    """While the ledger cannot be reached."""
     grade: str
     sources: Sequence[dict[str, str]]
     seconds: float
@@ -117,6 +119,7 @@ class _Seen:
         self._sources: list[dict[str, str]] = []
         self._state = "starting"
         self._is_paused = False
+        self._ledger_down: events.LedgerDown | None = None
         self._started_at = now
         self._stopped_at: float | None = None
         self._outcomes: Counter[str] = Counter()
@@ -145,6 +148,10 @@ class _Seen:
             events.TookOver: self._warn,
             events.ClaimLost: self._warn,
             events.Unavailable: self._warn,
+            events.LedgerDown: self._lose_ledger,
+            events.LedgerBack: self._find_ledger,
+            events.Doubted: self._warn,
+            events.Unrepairable: self._warn,
             events.Alarmed: self._alarm,
         }
         """What is done at each kind of event that changes a figure; there are many others."""
@@ -155,6 +162,7 @@ class _Seen:
         return Sight(
             pipeline=self._name,
             state="paused" if self._is_paused and self._state == "running" else self._state,
+            ledger_down=self._ledger_down,
             grade=self._grade,
             sources=tuple(self._sources),
             seconds=seconds,
@@ -199,6 +207,13 @@ class _Seen:
 
     def _alarm(self, event: events.Alarmed, now: float) -> None:
         _note(self._alarms, event, now)
+
+    def _lose_ledger(self, event: events.LedgerDown, now: float) -> None:
+        self._ledger_down = event
+        self._warn(event, now)
+
+    def _find_ledger(self, event: events.LedgerBack, now: float) -> None:
+        self._ledger_down = None
 
     def _start(self, event: events.Started, now: float) -> None:
         if not self._sources:

@@ -184,7 +184,10 @@ class Auditor:
         keys = tuple(change.key for change in changes)
         self.asked(list(keys))
         entries = world.entries()
-        for claim in claims:
+        is_claimed = all(claim.token for claim in claims)
+        if not is_claimed:
+            world.blackout.call_started(process, changes)
+        for claim in claims if is_claimed else ():
             entry = entries.get(claim.key)
             holds = entry is not None and entry.token == claim.token and entry.lease_until > now
             if not holds and not self._is_excused(now):
@@ -194,7 +197,7 @@ class Auditor:
                 self.violate(f"{claim.key} does not run alone")
         for call in self._calls:
             self._overlap(call, process, keys)
-        call = Call(process, keys, list(claims), now)
+        call = Call(process, keys, list(claims) if is_claimed else [], now)
         self._calls.append(call)
         if len(claims) > 1 and any(claim.attempts for claim in claims):
             self.violate(f"one of {', '.join(keys)} failed before, and takes others along")
@@ -220,7 +223,7 @@ class Auditor:
     def write(self, key: str, order: Order, deleted: bool) -> None:
         """A write was accepted by the sink."""
         entry = self._world.entries().get(key)
-        is_excused = self._world.has_suspects and entry is not None and entry.suspect > 0
+        is_excused = self._world.has_suspects and self._is_doubtful(key, entry)
         newest, gone = self._written.get(key), self._deleted.get(key)
         self.note(
             f"sink holds {key} {_version(order)}{' deleted' if deleted else ''}{' (suspect)' if is_excused else ''}"
@@ -238,6 +241,9 @@ class Auditor:
         self._written[key] = order if is_put_right else max(order, newest or order)
         if deleted:
             self._deleted[key] = order if is_put_right else max(order, gone or order)
+
+    def _is_doubtful(self, key: str, entry: Entry | None) -> bool:
+        return (entry is not None and entry.suspect > 0) or self._world.blackout.excuses(key)
 
     def repairing(self, change: Change[Any], claim: Claim) -> None:
         """A repair is about to write: not below what may be in the sink, while that can still be settled."""
@@ -262,7 +268,9 @@ class Auditor:
         """Something at or above it is committed, or it is a dead letter: it may be acked."""
         sent = self._world.sent_by_body[body]
         mark = self.committed.get(sent.key)
-        return body in self._buried_bodies or (not sent.malformed and mark is not None and mark >= sent.rank)
+        if sent.malformed or body in self._buried_bodies:
+            return body in self._buried_bodies
+        return (mark is not None and mark >= sent.rank) or self._world.blackout.has_ended(sent.key, sent.rank)
 
     # After every step of a server.
 
@@ -294,7 +302,7 @@ class Auditor:
         for name, lanes in self._world.lanes():
             if len(lanes) > lanes.capacity:
                 self.violate(f"{name} holds {len(lanes)} deliveries, its limit is {lanes.capacity}")
-            too_many = lanes._blocked() > lanes.capacity // 2
+            too_many = lanes._blocked() > lanes.capacity // 2 and not self._world.blackout.holds_up(name)
             self._blocked_ticks[name] = self._blocked_ticks[name] + 1 if too_many else 0
             # Giving back and receiving are two calls, each of which may be slow both ways.
             limit_s = BLOCKED_MAX_S * (2 if self._world.faults.rates.slow > SLOW_RATE else 1)
@@ -349,7 +357,8 @@ class Auditor:
         else:
             entries = self._world.entries()
             protected = self._world.grade is not Grade.PLAIN
-            same = {k for k in set(call.keys) & set(keys) if not (protected or (k in entries and entries[k].suspect))}
+            shared = set(call.keys) & set(keys)
+            same = {key for key in shared if not (protected or self._is_doubtful(key, entries.get(key)))}
         is_excused = self._is_excused(self._world.store_now()) or self._world.is_zombie_write()
         if same and not is_excused:
             self.violate(f"two calls at once on {', '.join(sorted(same))}")

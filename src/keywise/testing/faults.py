@@ -31,6 +31,9 @@ KINDS = (
     "operator's pause",
     "restart of versions",
     "forced write",
+    "outage",
+    "unclaimed write",
+    "full disk",
 )
 
 

@@ -59,7 +59,7 @@ class Link:
     async def _serve(self, act: Callable[[], Awaitable[T]], answer: asyncio.Future[T], lost: str) -> None:
         faults = self.world.faults
         await asyncio.sleep(faults.latency_s())
-        if faults.happens(lost or "lost before", faults.rates.lost / 2):
+        if self.is_cut() or faults.happens(lost or "lost before", faults.rates.lost / 2):
             return await self._stay_silent(answer)
         try:
             result = await act()
@@ -71,12 +71,25 @@ class Link:
         if faults.happens(lost or "lost after", faults.rates.lost / 2):
             return await self._stay_silent(answer)
         await asyncio.sleep(faults.latency_s())
+        if self.is_cut():
+            return await self._stay_silent(answer)
         if not answer.done():
             answer.set_result(result)
+
+    def is_cut(self) -> bool:
+        """Whether nothing comes through now."""
+        return False
 
     async def _stay_silent(self, answer: "asyncio.Future[Any]") -> None:
         await asyncio.sleep(self.world.rng.uniform(0.05, 3.0))
         _fail(answer, UnavailableError("no answer"))
+
+
+class LedgerLink(Link):
+    """The connections of one process to the ledger, which may be down."""
+
+    def is_cut(self) -> bool:
+        return self.world.blackout.cuts(self.process)
 
 
 class LinkedSource:
@@ -180,9 +193,13 @@ class LinkedLedger:
             self._auditor.renewed([claim for claim in claims if claim not in lost], lease_s)
             return lost
 
-        if self._link.world.trouble.loses_renewal(self._link.process):
+        world, process = self._link.world, self._link.process
+        world.blackout.renewing(process)
+        if world.trouble.loses_renewal(process):
             raise UnavailableError("the heartbeat's connection was lost")
-        return await self._link.call(act)
+        lost = await self._link.call(act)
+        world.blackout.renewed(process)
+        return lost
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         async def act() -> list[Claim]:
@@ -196,6 +213,7 @@ class LinkedLedger:
         return await self._link.call(act)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
+        self._link.world.blackout.failed([failure.claim for failure in failures])
         await self._link.call(lambda: self._ledger.fail(failures))
 
     async def release(self, claims: Sequence[Claim]) -> None:
@@ -239,7 +257,11 @@ class LinkedLedger:
         await self._link.call(act)
 
     async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
-        await self._link.call(lambda: self._ledger.doubt(wants, resync_due))
+        async def act() -> None:
+            await self._ledger.doubt(wants, resync_due)
+            self._link.world.blackout.doubted(wants)
+
+        await self._link.call(act)
 
     async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
         return await self._ledger.letters(limit, sought)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from keywise.entry import Claim
+from keywise.errors import UnavailableError
 from keywise.ledgers.memory import MemoryLedger
 from keywise.protocols import Line
 from keywise.standing import Pause, Standing
@@ -17,6 +18,8 @@ class LinkedOffice:
         self._ledger = ledger
 
     async def standing(self) -> Standing:
+        if self._link.is_cut():
+            raise UnavailableError("the ledger is down")
         return await self._ledger.standing()
 
     async def turn(self, chore: str, every_s: float) -> bool:

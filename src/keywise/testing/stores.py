@@ -34,15 +34,19 @@ class LinkedSink:
         world = self._link.world
         call = world.auditor.call_started(self._link.process, list(changes), list(claims))
         results: Sequence[Result] = [Result(Outcome.FAILED)] * len(changes)
+        costs = True
         try:
             await world.meet_killers(self._link.process, changes)
             await world.meet_deadly_repairs(self._link.process, claims)
             results = await (self._in_thread(changes, claims) if world.has_threads else self._run(changes, claims))
             return results
+        except asyncio.CancelledError:
+            costs = not world.blackout.cut_off(self._link.process, claims, call.started)
+            raise
         finally:
             world.auditor.call_ended(call)
             for change, result in zip(changes, results, strict=True):
-                if result.outcome is Outcome.FAILED:
+                if result.outcome is Outcome.FAILED and costs:
                     world.auditor.tries[change.key, change.order] += 1
 
     async def _in_thread(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:

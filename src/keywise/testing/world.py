@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from keywise.change import Change, Delete, Order, Put
@@ -20,11 +21,12 @@ from keywise.sinks.memory import MemorySink, MemoryTable
 from keywise.sources.memory import MemorySource
 from keywise.testing import workload
 from keywise.testing.auditor import TICK_S, Auditor
+from keywise.testing.blackout import Blackout
 from keywise.testing.custody import Custody
 from keywise.testing.faults import Faults
 from keywise.testing.flow import Flow
 from keywise.testing.judge import Judge
-from keywise.testing.links import Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
+from keywise.testing.links import LedgerLink, Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
 from keywise.testing.office import LinkedOffice
 from keywise.testing.stores import LinkedSink, LinkedTable
 from keywise.testing.trouble import Trouble
@@ -43,7 +45,8 @@ class World:
         self.loop = VirtualLoop()
         self.grade = grade
         self.faults = Faults(self.rng)
-        self.settings = _settings(self.rng, self.faults)
+        self.blackout = Blackout(self, seed)
+        self.settings = replace(_settings(self.rng, self.faults), **self.blackout.options())
         self.sink_batch_max = self.rng.choice((1, 3))
         self.has_threads = self.rng.random() < 0.5
         """A handler in a thread cannot be cancelled: it goes on when its claim is lost."""
@@ -170,11 +173,14 @@ class World:
             self._tick()
         if not self._is_at_rest():
             waiting = sorted(self.sent_by_body[m.body].key for m in self.messages().values())
-            self.auditor.violate(f"not drained: messages {waiting}, entries {self._unrest()}")
+            spools = [file.name for file in self.blackout.disk.files]
+            self.auditor.violate(f"not drained: messages {waiting}, entries {self._unrest()}, spools {spools}")
         self.judge.content()
 
     def _is_at_rest(self) -> bool:
-        return not self.messages() and not self._unrest() and not any(len(lanes) for _, lanes in self.lanes())
+        if self.messages() or self.blackout.disk.files:
+            return False
+        return not self._unrest() and not any(len(lanes) for _, lanes in self.lanes())
 
     def _unrest(self) -> list[str]:
         return [key for key, entry in self.entries().items() if self._is_restless(entry)]
@@ -209,8 +215,9 @@ class World:
     def pipeline(self, process: Process) -> Pipeline:
         """Everything as one process sees it."""
         link = Link(self, process)
-        ledger = LinkedLedger(link, self.ledger)
-        office = LinkedOffice(link, self.ledger)
+        ledger_link = LedgerLink(self, process)
+        ledger = LinkedLedger(ledger_link, self.ledger)
+        office = LinkedOffice(ledger_link, self.ledger)
         sink: Any = LinkedSink(link, self.sink)
         if self.grade is Grade.ATOMIC:
             sink = LinkedTable(link, self.table, runs_user_code=self.runs_user_code)
@@ -232,7 +239,9 @@ class World:
             bulk=frozenset({1}) if self.flow.has_bulk else frozenset(),
             debounce=self.flow.debounce,
             rate=self.flow.rate,
+            shelf=self.blackout.disk.shelf(process) if self.blackout.is_first_wins else None,
             clock=lambda: self.loop.time() + skew_s,
+            wall=self.store_now,
             rng=random.Random(self.rng.random()),
         )
 
@@ -242,6 +251,7 @@ class World:
         self._fallen.append(process)
         self.auditor.note(f"{process.name} killed")
         self.auditor.process_fell(process)
+        self.blackout.disk.crashed(process)
         self.workers.pop(process, None)
         for session in self.sessions.pop(process.name, []):
             session.end()
@@ -312,6 +322,7 @@ class World:
         result = sink.write(change, token)
         if result is APPLIED and len(sink.writes) > accepted:
             self.auditor.write(change.key, self._rank(change), change.deleted)
+        self.blackout.applied(change.key, self._rank(change))
         return result
 
     def _rank(self, change: Change[Any]) -> Order:

@@ -6,7 +6,8 @@ from keywise.testing.mutants.commits import COMMITS
 from keywise.testing.mutants.flows import FLOWS
 from keywise.testing.mutants.limits import LIMITS
 from keywise.testing.mutants.mutant import Mutant
+from keywise.testing.mutants.outages import OUTAGES
 
-MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *FLOWS, *LIMITS)
+MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *FLOWS, *LIMITS, *OUTAGES)
 
 __all__ = ["MUTANTS", "Mutant"]

@@ -1,0 +1,177 @@
+"""Spools as files of one folder: each is locked by the worker that writes it, so an unlocked one was left behind."""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+from keywise.errors import SettingsError, UnavailableError
+from keywise.spool import Notes, SpoolFile, read
+
+T = TypeVar("T")
+
+SUFFIX = ".spool"
+
+
+class FileShelf:
+    """The spools of one pipeline in a folder of this machine. The owner's name tells them apart."""
+
+    def __init__(self, folder: str, pipeline: str, owner: str) -> None:
+        self._folder = Path(folder)
+        self._prefix = f"{quote(pipeline, safe='')}@"
+        self._owner = quote(owner, safe="")
+        self._number = 0
+
+    def prepare(self) -> None:
+        """Make the folder, and find out whether it can be written: in an outage it is too late for that."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            probe = self._folder / f"{self._prefix}{self._owner}.probe"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise SettingsError(
+                f"spool={str(self._folder)!r} cannot be written: {error.strerror}; name a folder that this worker may "
+                "write and that outlives it"
+            ) from error
+
+    async def create(self) -> "LockedFile":
+        self._number += 1
+        path = self._folder / f"{self._prefix}{self._owner}-{self._number}{SUFFIX}"
+        return await _in_thread(path, lambda: _created(path))
+
+    async def orphans(self) -> Sequence[SpoolFile]:
+        def look() -> list[SpoolFile]:
+            paths = sorted(self._folder.glob(f"*{SUFFIX}"))
+            mine = [path for path in paths if path.name.startswith(self._prefix)]
+            return [found for path in mine if (found := _found(path)) is not None]
+
+        return await _in_thread(self._folder, look)
+
+
+class LockedFile:
+    """One file, open and locked."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.name = path.name
+        self._path = path
+        self._descriptor = descriptor
+
+    async def read(self) -> bytes:
+        return await _in_thread(self._path, self._path.read_bytes)
+
+    async def append(self, text: bytes, *, durably: bool) -> None:
+        def act() -> None:
+            size = os.fstat(self._descriptor).st_size
+            try:
+                _write(self._descriptor, text)
+            except OSError:
+                # Part of a line would spoil the next one.
+                os.ftruncate(self._descriptor, size)
+                raise
+            if durably:
+                os.fsync(self._descriptor)
+
+        await _in_thread(self._path, act)
+
+    async def rewrite(self, text: bytes) -> None:
+        def act() -> None:
+            fresh = self._path.with_suffix(".fresh")
+            # Locked before it has the name that others look for.
+            other = _open_locked(fresh, os.O_CREAT | os.O_TRUNC)
+            assert other is not None, "nobody else knows this name"
+            _write(other, text)
+            os.fsync(other)
+            fresh.rename(self._path)
+            _sync_folder(self._path.parent)
+            os.close(self._descriptor)
+            self._descriptor = other
+
+        await _in_thread(self._path, act)
+
+    async def remove(self) -> None:
+        def act() -> None:
+            self._path.unlink(missing_ok=True)
+            _sync_folder(self._path.parent)
+            self.close()
+
+        await _in_thread(self._path, act)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def notes_in(folder: str, pipeline: str) -> list[Notes]:
+    """What all spools of a pipeline say, those of living workers too; nothing is locked."""
+    prefix = f"{quote(pipeline, safe='')}@"
+    found = []
+    for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
+        if path.name.startswith(prefix):
+            try:
+                found.append(read(path.read_bytes()))
+            except FileNotFoundError:
+                continue  # It was handed over in this moment.
+    return found
+
+
+def _created(path: Path) -> LockedFile:
+    descriptor = _open_locked(path, os.O_CREAT | os.O_EXCL)
+    assert descriptor is not None, "the name is new"
+    _sync_folder(path.parent)
+    return LockedFile(path, descriptor)
+
+
+def _found(path: Path) -> LockedFile | None:
+    """None: a living worker has it, or somebody was faster."""
+    try:
+        descriptor = _open_locked(path, 0)
+    except FileNotFoundError:
+        return None
+    if descriptor is None:
+        return None
+    try:
+        is_same = os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        is_same = False
+    if not is_same:
+        os.close(descriptor)
+        return None
+    return LockedFile(path, descriptor)
+
+
+def _open_locked(path: Path, flags: int) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _write(descriptor: int, text: bytes) -> None:
+    left = memoryview(text)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is on disk only once its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def _in_thread(path: Path, act: Callable[[], T]) -> T:
+    """A disk may be slow, and the event loop has other work."""
+    try:
+        return await asyncio.to_thread(act)
+    except OSError as error:
+        raise UnavailableError(f"the spool {path} cannot be used: {error.strerror}") from error

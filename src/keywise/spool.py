@@ -1,0 +1,234 @@
+"""Notes on disk of the keys that were written while the ledger could not be reached, one file for each worker.
+
+A key is noted before it is written, and its note goes only when the ledger knows that the key is suspect.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from keywise.change import UNVERSIONED_GENERATION, VERSION_MIN, Order, Want
+
+BYTES_A_KEY = 2000
+"""A file of more bytes than this for each key that may be noted is written anew, without what is outdated."""
+BYTES_MIN = 1_000_000
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """One line of a spool."""
+
+    since: float = 0.0
+    """When the outage began, by the wall clock; the first line says it."""
+    begun: list[tuple[str, Order, bool]] = []
+    """Keys that are about to be written, with order and deletion."""
+    written: list[str] = []
+    """Keys whose write has ended, and may be in the sink."""
+    clean: list[str] = []
+    """Keys whose write has ended without an effect."""
+    full: bool = False
+    """More keys were written than are noted: a full resync is due."""
+
+
+class Notes(msgspec.Struct):
+    """What the lines of one spool say together."""
+
+    since: float = 0.0
+    wants: dict[str, Want] = {}
+    """The newest order of each key that may be in the sink."""
+    flying: dict[str, Want] = {}
+    """What was about to be written, and has not ended: its worker may have died of it."""
+    is_full: bool = False
+
+    def add(self, line: Line) -> None:
+        self.since = self.since or line.since
+        self.is_full = self.is_full or line.full
+        for key, order, deleted in line.begun:
+            self.flying[key] = Want(key, order, deleted)
+        for key in line.written:
+            if (want := self.flying.pop(key, None)) is not None:
+                self.wants[key] = newer(self.wants.get(key), want)
+        for key in line.clean:
+            self.flying.pop(key, None)
+
+    @property
+    def keys(self) -> set[str]:
+        return self.wants.keys() | self.flying.keys()
+
+    def doubtful(self) -> list[Want]:
+        """What has to become suspect: what was not seen to end counts as written."""
+        return [newer(self.wants.get(key), self.flying.get(key)) for key in sorted(self.keys)]
+
+    def lines(self) -> list[Line]:
+        """The same in as few lines as can be."""
+        wants = [(key, want.order, want.deleted) for key, want in self.wants.items() if want.order is not None]
+        flying = [(key, want.order, want.deleted) for key, want in self.flying.items() if want.order is not None]
+        return [
+            Line(since=self.since, begun=wants, written=[key for key, _, _ in wants], full=self.is_full),
+            Line(begun=flying),
+        ]
+
+
+def newer(one: Want | None, other: Want | None) -> Want:
+    """The newer of two wants of a key, one of which there is."""
+    known = [want for want in (one, other) if want is not None]
+    return max(known, key=lambda want: want.order or _LOWEST)
+
+
+def read(text: bytes) -> Notes:
+    """What a spool says. A last line that is not whole was never acted on; any other damage may hide keys."""
+    notes = Notes()
+    *whole, _ = text.split(b"\n")
+    for line in whole:
+        try:
+            notes.add(_DECODE(line))
+        except msgspec.MsgspecError:
+            notes.is_full = True
+    return notes
+
+
+class SpoolFile(Protocol):
+    """A spool that nobody else has, as long as this worker lives."""
+
+    name: str
+
+    async def read(self) -> bytes: ...
+
+    async def append(self, text: bytes, *, durably: bool) -> None:
+        """Add lines; durably, it returns only once they would outlive a crash of the machine."""
+
+    async def rewrite(self, text: bytes) -> None:
+        """Put other lines in place of all, durably and in one step."""
+
+    async def remove(self) -> None:
+        """It is gone from the disk."""
+
+    def close(self) -> None:
+        """Leave it to whoever finds it."""
+
+
+class Shelf(Protocol):
+    """Where the spools of one pipeline are kept."""
+
+    async def create(self) -> SpoolFile:
+        """An empty spool."""
+
+    async def orphans(self) -> Sequence[SpoolFile]:
+        """Spools that workers have left behind; each is found by one worker only."""
+
+
+class Spool:
+    """The spool of one worker, and those that it found: the keys in them are in doubt until they are handed over."""
+
+    def __init__(self, shelf: Shelf, keys_max: int) -> None:
+        self._shelf = shelf
+        self._keys_max = keys_max
+        self._bytes_max = max(BYTES_MIN, keys_max * BYTES_A_KEY)
+        self._own: SpoolFile | None = None
+        self._notes = Notes()
+        self._bytes = 0
+        self._found: list[tuple[SpoolFile, Notes]] = []
+        self._writing = asyncio.Lock()
+        """Two that note at once would each begin a file."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self._own is None and not self._found
+
+    @property
+    def is_full(self) -> bool:
+        """This worker has written more keys than it may note."""
+        return self._notes.is_full
+
+    @property
+    def withheld(self) -> set[str]:
+        """Keys that other workers may have died of."""
+        return {key for _, notes in self._found for key in notes.flying}
+
+    def pending(self) -> list[tuple[SpoolFile, Notes]]:
+        """What has to be handed over, with what each says."""
+        own = [(self._own, self._notes)] if self._own is not None else []
+        return [*self._found, *own]
+
+    async def note(self, wants: Sequence[Want], since: float) -> None:
+        """Note what is about to be written. Raises UnavailableError if that is impossible: then write nothing."""
+        async with self._writing:
+            await self._note(wants, since)
+
+    async def _note(self, wants: Sequence[Want], since: float) -> None:
+        known = self._notes.keys
+        strange = [want for want in wants if want.key not in known]
+        room = 0 if self.is_full else max(0, self._keys_max - len(known))
+        left_out = {want.key for want in strange[room:]}
+        begun = [(want.key, _order(want), want.deleted) for want in wants if want.key not in left_out]
+        line = Line(begun=begun, full=bool(left_out) and not self.is_full)
+        if self._own is None:
+            self._own = await self._shelf.create()
+            self._notes, self._bytes = Notes(), 0
+        if not self._notes.since:
+            line.since = since
+        if line != Line():
+            await self._append(line, durably=True)
+
+    async def ended(self, written: Sequence[str], clean: Sequence[str]) -> None:
+        """Note what became of it. If that is lost, it only counts as something that may have been written."""
+        async with self._writing:
+            await self._end(written, clean)
+
+    async def _end(self, written: Sequence[str], clean: Sequence[str]) -> None:
+        flying = self._notes.flying
+        line = Line(written=[key for key in written if key in flying], clean=[key for key in clean if key in flying])
+        if line == Line():
+            return
+        await self._append(line, durably=False)
+        if self._bytes > self._bytes_max and self._own is not None:
+            text = b"".join(map(_encoded, self._notes.lines()))
+            await self._own.rewrite(text)
+            self._bytes = len(text)
+
+    async def find(self) -> None:
+        """Take what dead workers have left behind."""
+        orphans = list(await self._shelf.orphans())
+        try:
+            while orphans:
+                notes = read(await orphans[0].read())
+                self._found.append((orphans.pop(0), notes))
+        finally:
+            for unread in orphans:
+                unread.close()
+
+    async def forget(self, file: SpoolFile) -> None:
+        """The ledger knows what this one says."""
+        await file.remove()
+        self._found = [(one, notes) for one, notes in self._found if one is not file]
+        if file is self._own:
+            self._own, self._notes = None, Notes()
+
+    def close(self) -> None:
+        """Leave everything to the next worker."""
+        for file, _ in self.pending():
+            file.close()
+        self._own, self._notes, self._found = None, Notes(), []
+
+    async def _append(self, line: Line, *, durably: bool) -> None:
+        assert self._own is not None, "a spool is created with its first note"
+        text = _encoded(line)
+        await self._own.append(text, durably=durably)
+        # Only now: what could not be noted is not written.
+        self._notes.add(line)
+        self._bytes += len(text)
+
+
+def _order(want: Want) -> Order:
+    assert want.order is not None, "a change has an order"
+    return want.order
+
+
+def _encoded(line: Line) -> bytes:
+    return _ENCODE(line) + b"\n"
+
+
+_LOWEST: Order = (0, VERSION_MIN, UNVERSIONED_GENERATION)
+_ENCODE = msgspec.json.Encoder().encode
+_DECODE = msgspec.json.Decoder(Line).decode

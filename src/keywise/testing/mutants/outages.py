@@ -1,0 +1,63 @@
+"""Variants of what is done while the ledger is down, and of how it is told afterwards."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from keywise import events
+from keywise.errors import UnavailableError
+from keywise.first_wins import FirstWins
+from keywise.heartbeat import Heartbeat
+from keywise.lanes import Ticket
+from keywise.pipeline import LEDGER
+from keywise.protocols import Grade
+from keywise.rules import Claim
+from keywise.spool import Spool
+from keywise.testing.mutants.mutant import Mutant
+
+_note = FirstWins._note
+
+
+async def _noted_later(self: FirstWins, tickets: Sequence[Ticket]) -> None:
+    async def later() -> None:
+        await asyncio.sleep(0.05)
+        try:
+            await _note(self, tickets)
+        except UnavailableError:
+            return
+
+    vars(self).setdefault("later", []).append(asyncio.get_running_loop().create_task(later()))
+
+
+async def _forgotten_first(self: FirstWins) -> bool:
+    pipeline = self._pipeline
+    for file, notes in self._spool.pending():
+        try:
+            await self._spool.forget(file)
+            await self._doubt(notes)
+        except UnavailableError as error:
+            await pipeline.back_off(LEDGER, error, 1)
+            return False
+        pipeline.emit(events.Doubted(pipeline=pipeline.name, keys=len(notes.keys)))
+    return True
+
+
+def _never_cut_off(self: Heartbeat, claims: Sequence[Claim]) -> bool:
+    return False
+
+
+async def _find_nothing(self: Spool) -> None:
+    return None
+
+
+async def _known_without_doubt(self: FirstWins, notes: Any) -> None:
+    await self._pipeline.operator.doubt([])
+
+
+OUTAGES = (
+    Mutant("a key is noted after it is written", 22, FirstWins, "_note", _noted_later),
+    Mutant("notes go before their keys are suspect", 22, FirstWins, "_hand_over", _forgotten_first),
+    Mutant("noted keys do not become suspect", 22, FirstWins, "_doubt", _known_without_doubt),
+    Mutant("what a dead worker has noted is left", 22, Spool, "find", _find_nothing, Grade.CONDITIONAL),
+    Mutant("an outage costs an attempt", 22, Heartbeat, "is_cut_off", _never_cut_off),
+)

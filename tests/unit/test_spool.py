@@ -1,0 +1,233 @@
+"""Spools: what their lines say together, how they stay small, and how they are kept as files."""
+
+import asyncio
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from keywise import spool as spools
+from keywise.change import Want
+from keywise.errors import SettingsError, UnavailableError
+from keywise.shelf import FileShelf, notes_in
+from keywise.spool import Notes, Spool, read
+from running import awaited
+from unit.paper import Paper
+
+
+def want(key: str, version: int, *, deleted: bool = False) -> Want:
+    return Want(key, (0, version, 0), deleted)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "spool"
+
+
+@pytest.fixture(params=["paper", "files"])
+def shelf(request, folder):
+    """A shelf without a disk behaves as the real one does."""
+    return Paper() if request.param == "paper" else prepared(folder)
+
+
+def prepared(folder: Path, owner: str = "w1", pipeline: str = "a/b") -> FileShelf:
+    shelf = FileShelf(str(folder), pipeline, owner)
+    shelf.prepare()
+    return shelf
+
+
+async def filled(shelf, *wants: Want) -> Spool:
+    spool = Spool(shelf, keys_max=100)
+    await spool.note(wants, since=5.0)
+    return spool
+
+
+def test_lines_say_together_what_may_be_in_the_sink():
+    text = b'{"since": 5.0, "begun": [["a", [0, 2, 0], false], ["b", [0, 1, 0], true], ["c", [0, 1, 0], false]]}\n'
+    text += b'{"written": ["a"], "clean": ["c"]}\n{"begun": [["a", [0, 1, 0], false]]}\n{"written": ["a"]}\n'
+    text += b'{"begun": [["b", [0'
+    notes = read(text)
+    assert (notes.since, notes.wants, notes.flying) == (5.0, {"a": want("a", 2)}, {"b": want("b", 1, deleted=True)})
+    assert notes.doubtful() == [want("a", 2), want("b", 1, deleted=True)]
+    assert not notes.is_full
+
+
+def test_a_last_line_that_is_not_whole_was_never_acted_on_and_other_damage_may_hide_keys():
+    assert read(b'{"begun"') == Notes()
+    assert read(b'{"begun"\n{"since": 5.0}\n') == Notes(since=5.0, is_full=True)
+
+
+@awaited
+async def test_a_spool_is_found_again_by_one_worker_only(shelf):
+    first = await filled(shelf, want("a", 1))
+    second = Spool(shelf, 100)
+    await second.find()
+    assert second.is_empty
+    first.close()
+    await second.find()
+    third = Spool(shelf, 100)
+    await third.find()
+    assert (third.is_empty, second.withheld) == (True, {"a"})
+    [(file, notes)] = second.pending()
+    assert notes.doubtful() == [want("a", 1)]
+    await second.forget(file)
+    second.close()
+    await third.find()
+    assert third.is_empty
+
+
+@awaited
+async def test_what_is_handed_over_is_gone_and_the_next_outage_begins_anew(shelf):
+    spool = await filled(shelf, want("a", 1))
+    [(file, _)] = spool.pending()
+    await spool.forget(file)
+    assert spool.is_empty
+    await spool.note([want("b", 1)], since=9.0)
+    [(_, notes)] = spool.pending()
+    assert (notes.since, notes.keys) == (9.0, {"b"})
+    spool.close()
+
+
+@awaited
+async def test_a_spool_is_written_anew_when_most_of_it_is_outdated(shelf, monkeypatch):
+    monkeypatch.setattr(spools, "BYTES_MIN", 1000)
+    monkeypatch.setattr(spools, "BYTES_A_KEY", 1)
+    spool = await filled(shelf, want("still flying", 1))
+    for version in range(100):
+        await spool.note([want("a", version)], since=5.0)
+        await spool.ended(["a"], [])
+    spool.close()
+    again = Spool(shelf, 100)
+    await again.find()
+    [(file, notes)] = again.pending()
+    assert len(await file.read()) < 1500
+    assert (notes.since, notes.doubtful()) == (5.0, [want("a", 99), want("still flying", 1)])
+    assert again.withheld == {"still flying"}
+    again.close()
+
+
+@awaited
+async def test_nothing_to_say_is_not_written(shelf):
+    spool = await filled(shelf, want("a", 1))
+    await spool.ended([], [])
+    await spool.ended(["b"], ["c"])
+    await spool.note([], since=5.0)
+    [(_, notes)] = spool.pending()
+    assert notes.keys == {"a"}
+    spool.close()
+
+
+@awaited
+async def test_two_that_note_at_once_share_one_spool(shelf):
+    spool = Spool(shelf, 100)
+    await asyncio.gather(*(spool.note([want(key, 1)], since=5.0) for key in "abc"))
+    [(_, notes)] = spool.pending()
+    assert notes.keys == {"a", "b", "c"}
+    spool.close()
+
+
+@awaited
+async def test_past_the_threshold_only_the_fact_is_kept(shelf):
+    spool = Spool(shelf, keys_max=2)
+    await spool.note([want(key, 1) for key in "abc"], since=5.0)
+    await spool.note([want("a", 2), want("d", 1)], since=5.0)
+    assert spool.is_full
+    [(_, notes)] = spool.pending()
+    assert (notes.doubtful(), notes.is_full) == ([want("a", 2), want("b", 1)], True)
+    spool.close()
+
+
+@awaited
+async def test_a_spool_that_cannot_be_read_is_found_again():
+    paper = Paper()
+    paper.leave(b"")
+    spool = Spool(paper, 100)
+    orphans = paper.orphans
+
+    async def full_afterwards():
+        found = await orphans()
+        paper.is_full = True
+        return found
+
+    paper.orphans = full_afterwards
+    with pytest.raises(UnavailableError):
+        await spool.find()
+    assert [sheet.is_held for sheet in paper.sheets] == [False]
+
+
+@awaited
+async def test_files_are_told_apart_by_pipeline_and_read_by_anybody(folder):
+    spool = await filled(prepared(folder), want("a", 1))
+    other = await filled(prepared(folder, pipeline="a"), want("b", 1))
+    assert [notes.keys for notes in notes_in(str(folder), "a/b")] == [{"a"}]
+    assert [notes.keys for notes in notes_in(str(folder), "a")] == [{"b"}]
+    assert notes_in(str(folder / "nowhere"), "a") == []
+    spool.close(), other.close()
+
+
+@awaited
+async def test_a_file_that_vanishes_while_it_is_looked_at_is_no_harm(folder, monkeypatch):
+    spool = await filled(prepared(folder), want("a", 1))
+    spool.close()
+    [path] = folder.iterdir()
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [path, path.with_name("a%2Fb@gone.spool")])
+    assert len(notes_in(str(folder), "a/b")) == 1
+    later = Spool(prepared(folder, "w2"), 100)
+    await later.find()
+    assert len(later.pending()) == 1
+    later.close()
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+@awaited
+async def test_a_file_that_was_replaced_meanwhile_is_left_alone(folder, monkeypatch, is_gone):
+    spool = await filled(prepared(folder), want("a", 1))
+    spool.close()
+    [path] = folder.iterdir()
+    lock = fcntl.flock
+
+    def too_late(descriptor, how):
+        lock(descriptor, how)
+        path.unlink()
+        if not is_gone:
+            path.touch()
+
+    monkeypatch.setattr(fcntl, "flock", too_late)
+    later = Spool(prepared(folder, "w2"), 100)
+    await later.find()
+    assert later.is_empty
+
+
+@awaited
+async def test_a_line_that_did_not_fit_leaves_no_part_of_itself(folder, monkeypatch):
+    spool = await filled(prepared(folder), want("a", 1))
+    write = os.write
+
+    def half(descriptor, text):
+        if len(text) > 10:
+            return write(descriptor, bytes(text)[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(UnavailableError, match="No space left on device"):
+        await spool.note([want("b", 1)], since=5.0)
+    monkeypatch.undo()
+    await spool.note([want("c", 1)], since=5.0)
+    [notes] = notes_in(str(folder), "a/b")
+    assert (notes.keys, notes.is_full) == ({"a", "c"}, False)
+    spool.close()
+
+
+@awaited
+async def test_closing_a_file_twice_is_no_harm(folder):
+    file = await prepared(folder).create()
+    await file.remove()
+    file.close()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_start(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match="cannot be written"):
+        FileShelf(str(tmp_path / "file" / "spool"), "shop", "w1").prepare()
