@@ -124,7 +124,8 @@ class RedisDatabase:
             self._factory = ConnectionPool.from_url(
                 self._url,
                 socket_connect_timeout=CONNECT_S,
-                socket_timeout=COMMAND_S,
+                # Its own limit on a call swallows cancellations now and then, so there is one here.
+                socket_timeout=None,
                 protocol=2,
                 # Whoever asks decides what is tried again.
                 retry=Retry(NoBackoff(), 0),
@@ -171,9 +172,10 @@ async def _exchanged(connection: Any, command: Sequence[Any]) -> Any:
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
-    await connection.connect()
-    await connection.send_command(*command)
-    answer = await connection.read_response()
+    async with asyncio.timeout(COMMAND_S):
+        await connection.connect()
+        await connection.send_command(*command)
+        answer = await connection.read_response()
     if task.cancelling() > before:
         # The client library swallows it while it connects, and whoever cancelled would wait for ever.
         raise asyncio.CancelledError
