@@ -16,10 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from chaos.hunt import WAYS, Plan, Tally, hunt
 from chaos.on_postgres import PostgresShelf
+from chaos.on_redis import RedisShelf
 from chaos.on_sqlite import SqliteShelf
 from chaos.store import Shelf
 from keywise.clock import boot_time
 from servers.postgres import postgres_server
+from servers.redis import redis_server
 
 FIGURES: dict[str, Callable[[Tally], object]] = {
     "kills": lambda tally: tally.kills,
@@ -32,6 +34,7 @@ FIGURES: dict[str, Callable[[Tally], object]] = {
     "written again (plain sinks may)": lambda tally: tally.verdict.repeated,
     "lost": lambda tally: len(tally.verdict.lost),
     "older after newer": lambda tally: len(tally.verdict.backwards),
+    "older after newer, and nobody saw": lambda tally: tally.verdict.unseen,
     "takeovers": lambda tally: tally.verdict.takeovers,
     "takeovers without suspicion": lambda tally: len(tally.verdict.unsuspected),
     "repairs": lambda tally: tally.repairs,
@@ -50,13 +53,20 @@ def _on_sqlite(folder: Path) -> Iterator[Shelf]:
 
 
 @contextmanager
-def _on_postgres(folder: Path) -> Iterator[Shelf]:
+def _on_postgres(folder: Path) -> Iterator[PostgresShelf]:
     with postgres_server() as server:
         yield PostgresShelf(server)
 
 
-SHELVES = {"sqlite": _on_sqlite, "postgres": _on_postgres}
-PLACES = [(on, way) for on in SHELVES for way in WAYS]
+@contextmanager
+def _on_redis(folder: Path) -> Iterator[Shelf]:
+    with _on_postgres(folder) as beside, redis_server() as server:
+        yield RedisShelf(server, beside)
+
+
+SHELVES = {"sqlite": _on_sqlite, "postgres": _on_postgres, "redis": _on_redis}
+# A ledger in Redis shares no transaction with a table.
+PLACES = [(on, way) for on in SHELVES for way in WAYS if on != "redis" or way == "leased"]
 
 
 def main() -> int:

@@ -3,23 +3,31 @@
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import keywise
-from chaos import on_postgres, on_sqlite
+from chaos import on_postgres, on_redis, on_sqlite
 from chaos.witness import Assignment, Witness
 
-HANDLERS = {"sqlite": on_sqlite.Handlers, "postgres": on_postgres.Handlers}
+
+def handlers_of(assignment: Assignment, witness: Witness) -> Any:
+    match assignment.on:
+        case "sqlite":
+            return on_sqlite.Handlers(assignment.url, witness)
+        case "postgres":
+            return on_postgres.Handlers(assignment.url, witness)
+    return on_redis.Handlers(assignment.url, assignment.ledger, witness)
 
 
 def app_of(assignment: Assignment, witness: Witness) -> keywise.App:
-    app = keywise.App(assignment.ledger, observers=[witness])
+    handlers = handlers_of(assignment, witness)
+    app = keywise.App(assignment.ledger, observers=[witness, *handlers.observers])
     pipeline = app.pipeline("stock", key="key", version="version", deleted={"gone": [True]}, **assignment.options)
     pipeline.source(f"{assignment.url}?visibility={assignment.visibility}")
-    handlers = HANDLERS[assignment.on](assignment.url, witness)
     if assignment.way == "one transaction":
         pipeline.sink(f"{assignment.url}?table=stock")
     elif assignment.way == "transacted":

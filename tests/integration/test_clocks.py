@@ -8,12 +8,14 @@ import pytest
 
 from chaos.fleet import Worker, drained, pause, until
 from chaos.hunt import OPTIONS, Plan, hunt
-from chaos.judge import judge_plain
+from chaos.judge import judge_atomic, judge_plain
 from chaos.on_postgres import PostgresShelf
+from chaos.on_redis import RedisShelf
 from chaos.store import Shelf, Store
 from conformance.postgres_benches import fresh
 from servers import shared
 from servers.faketime import shifted
+from servers.redis import redis_server
 
 pytestmark = [pytest.mark.server("faketime"), pytest.mark.timeout(240)]
 
@@ -23,19 +25,30 @@ LONG = {"lease": "20s", "margin": "2s", "visibility": "30s"}
 
 
 @contextmanager
-def on_postgres(folder: Path) -> Iterator[Shelf]:
+def on_postgres(folder: Path) -> Iterator[PostgresShelf]:
     server = shared.postgres()
     yield PostgresShelf(server, server.create_database(fresh("database")))
 
 
-SERVERS = [pytest.param(on_postgres, id="postgres", marks=pytest.mark.server("postgres"))]
+@contextmanager
+def on_redis(folder: Path) -> Iterator[Shelf]:
+    with on_postgres(folder) as beside, redis_server() as server:
+        yield RedisShelf(server, beside)
 
 
-def worked(folder: Path, shelf: Shelf, *environments: dict[str, str]) -> Store:
+NEEDS = pytest.mark.server("postgres"), pytest.mark.server("redis")
+PLACES = [
+    pytest.param(on_postgres, "transacted", id="postgres, transacted", marks=NEEDS[0]),
+    pytest.param(on_postgres, "leased", id="postgres, leased", marks=NEEDS[0]),
+    pytest.param(on_redis, "leased", id="redis, leased", marks=NEEDS),
+]
+
+
+def worked(folder: Path, shelf: Shelf, way: str, *environments: dict[str, str]) -> Store:
     """What workers leave that nothing happens to."""
     store = Store(folder, shelf, is_heavy=True)
     options = [OPTIONS | LONG | {"environment": one} for one in environments]
-    workers = [Worker(store, "leased", f"worker{number}", **mine) for number, mine in enumerate(options)]
+    workers = [Worker(store, way, f"worker{number}", **mine) for number, mine in enumerate(options)]
     try:
         for worker in workers:
             worker.start()
@@ -50,18 +63,17 @@ def worked(folder: Path, shelf: Shelf, *environments: dict[str, str]) -> Store:
     return store
 
 
-@pytest.mark.parametrize("on", SERVERS)
-def test_nobody_takes_over_from_a_worker_whose_wall_clock_is_an_hour_behind(tmp_path, on):
+@pytest.mark.parametrize(("on", "way"), PLACES)
+def test_nobody_takes_over_from_a_worker_whose_wall_clock_is_an_hour_behind(tmp_path, on, way):
     with on(tmp_path) as shelf:
-        store = worked(tmp_path, shelf, shifted(APART_S), shifted(-APART_S))
-        verdict = judge_plain(store.evidence())
+        store = worked(tmp_path, shelf, way, shifted(APART_S), shifted(-APART_S))
+        verdict = (judge_plain if way == "leased" else judge_atomic)(store.evidence())
         store.close()
     assert (verdict.faults, verdict.takeovers) == ([], 0)
     assert verdict.writes > 100
 
 
-@pytest.mark.parametrize("way", ["transacted", "leased"])
-@pytest.mark.parametrize("on", SERVERS)
+@pytest.mark.parametrize(("on", "way"), PLACES)
 def test_workers_with_different_clocks_are_killed_and_stopped_and_nothing_goes_wrong(tmp_path, on, way):
     """Their boot clocks differ, too."""
     plan = Plan(kills_inside=2, stops=2, seed=5, every_s=0.1)
