@@ -87,6 +87,10 @@ class Store:
         self._rng.shuffle(bodies)
         self.send(*bodies, *again)
 
+    def resync(self) -> None:
+        """Send the truth about every key once more."""
+        self.send(*(bytes(body) for (body,) in self.rows("select body from truth order by key")))
+
     def rows(self, statement: str) -> list[tuple]:
         return self.shelf.rows(statement)
 

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from servers import machine
-from servers.postgres import USER, PostgresServer, _as_user
+from servers.postgres import USER, PostgresServer, as_user
 
 PROGRAM = "/usr/sbin/pgbouncer"
 START_S = 30.0
@@ -43,7 +43,7 @@ def pgbouncer(server: PostgresServer, mode: str) -> Iterator[str]:
     if os.getuid() == 0:
         shutil.chown(folder, USER)
     process = subprocess.Popen(
-        [*_as_user(), str(program), "--quiet", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*as_user(), str(program), "--quiet", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         _until_it_answers(process, port)

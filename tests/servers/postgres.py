@@ -57,7 +57,7 @@ class PostgresServer:
         return self.url.removesuffix("postgres") + name
 
     def _run(self, program: str, *arguments: str) -> None:
-        command = [*_as_user(), str(self._binaries / program), *arguments]
+        command = [*as_user(), str(self._binaries / program), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=2 * START_S, check=False, cwd="/")
         if done.returncode != 0:
             log = self._log.read_text() if self._log.exists() else ""
@@ -93,7 +93,7 @@ def _installed() -> Path | None:
     return max(folders, key=lambda path: int(path.parent.name), default=None)
 
 
-def _as_user() -> list[str]:
+def as_user() -> list[str]:
     """PostgreSQL refuses to run as root."""
     if os.getuid() != 0:
         return []
