@@ -7,6 +7,7 @@ import pytest
 from conformance.benches import LEDGERS, two_databases
 from conformance.postgres_benches import LEDGERS as POSTGRES
 from conformance.postgres_benches import fresh, two_openings
+from conformance.redis_benches import LEDGERS as REDIS
 from keywise.acts import Mandate
 from keywise.change import Want, order_of
 from keywise.databases.memory import MemoryDatabase
@@ -23,10 +24,15 @@ from keywise.testing.conformance.histories import LEASE_S, REDELIVERY_S, RETENTI
 from keywise.testing.conformance.ledgers import PLAIN, LedgerBench
 from running import run
 
-MAKERS = {name: make for files in (LEDGERS, POSTGRES) for makes in files.values() for name, make in makes.items()}
+MAKERS = {
+    name: make for files in (LEDGERS, POSTGRES, REDIS) for makes in files.values() for name, make in makes.items()
+}
 PAIRS = [
     pytest.param(
-        one, other, id=f"{one} to {other}", marks=[pytest.mark.server("postgres")] * ("postgres" in (one, other))
+        one,
+        other,
+        id=f"{one} to {other}",
+        marks=[pytest.mark.server(server) for server in ("postgres", "redis") if server in f"{one} {other}"],
     )
     for one in MAKERS
     for other in MAKERS
