@@ -63,12 +63,19 @@ def _lines(report: Report, folder: str) -> Iterator[str]:
     yield ""
     yield "### Ratios"
     yield ""
-    yield "| ratio of speeds | measured | target | |"
-    yield "|---|--:|--:|---|"
-    for figure in report.ratios():
-        yield f"| {figure.name} | {figure.shown} | {figure.target} | {_met(figure)} |"
+    yield "How many times as fast keywise is, and how many times as much CPU time the peer needs, servers included."
     yield ""
+    yield "| ratio | of speeds | target | | of CPU time |"
+    yield "|---|--:|--:|---|--:|"
+    for figure in report.ratios():
+        yield f"| {figure.name} | {figure.shown} | {figure.target} | {_met(figure)} | {figure.note} |"
+    yield ""
+    if report.shares:
+        yield from _shares(report.shares)
     yield "### Settings"
+    yield ""
+    yield "The fastest that were found; a setting of 0 means no limit, and all else is as it comes."
+    yield "Postgres and Redis have the settings that they come with, and write to a disk."
     yield ""
     yield "| contender | changes | settings | tried too |"
     yield "|---|--:|---|---|"
@@ -87,6 +94,18 @@ def _table(report: Report) -> Iterator[str]:
     yield "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     for row in report.rows:
         yield "| " + " | ".join(cells(row)) + " |"
+
+
+def _shares(shares: dict[str, float]) -> Iterator[str]:
+    yield "### Where the time of the one-change handler goes"
+    yield ""
+    yield "In a turn of its own, by looking every two milliseconds at what the worker of keywise runs."
+    yield ""
+    yield "| part | share of its CPU time |"
+    yield "|---|--:|"
+    for part, share in shares.items():
+        yield f"| {part} | {share:.0%} |"
+    yield ""
 
 
 def cells(row: Row) -> list[str]:

@@ -22,6 +22,13 @@ class Place(msgspec.Struct, frozen=True):
     keys: int
     distribution: str
     settings: dict[str, Any]
+    is_sampled: bool = False
+    """Whether to find out where the time goes, which costs some."""
+
+    @property
+    def shares(self) -> str:
+        """The file with what was found out."""
+        return f"{self.log}.shares"
 
     @classmethod
     def here(cls) -> "Place":

@@ -40,6 +40,8 @@ class Turn(msgspec.Struct, frozen=True):
     """Of Postgres and Redis."""
     peak_mb: float
     verdict: Verdict
+    shares: dict[str, float] = {}
+    """Where the CPU time of its process went, if that was asked for."""
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -73,6 +75,7 @@ def run_turn(contender: Contender, place: Place, servers: set[int]) -> Turn:
         server_cpu_s_per_1000=1000 * (done.server_s - warm.server_s) / settled,
         peak_mb=peak / 1e6,
         verdict=check(place.bodies(), reader.lines, rewrites, stored),
+        shares=msgspec.json.decode(Path(place.shares).read_bytes()) if place.is_sampled else {},
     )
 
 

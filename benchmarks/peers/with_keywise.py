@@ -1,10 +1,13 @@
 """keywise: its queue, its ledger and the table in one Postgres, in one process, with the default observers."""
 
+from pathlib import Path
+
 import keywise
 from benchmarks.peers.entrance import enter
 from benchmarks.peers.handler import Writer
 from benchmarks.peers.place import Place
 from benchmarks.peers.record import Kind, Recorder, clock_ns
+from benchmarks.peers.sampler import Sampler
 from benchmarks.peers.store import UPSERT
 from keywise import Change, Transaction
 from keywise.app import PipelineDefinition
@@ -29,7 +32,12 @@ async def work(place: Place) -> None:
     async with Writer(place.postgres, place.log, connections, Kind.CALLED) as writer:
         app.observers.append(lambda event: tell(writer.recorder, event))
         HOW[place.settings["how"]](pipeline, place, writer)
+        sampler = Sampler()
+        if place.is_sampled:
+            sampler.start()
         await app.run()
+        if place.is_sampled:
+            sampler.stop(Path(place.shares))
 
 
 def app_at(place: Place) -> tuple[keywise.App, PipelineDefinition]:

@@ -1,5 +1,7 @@
 """Procrastinate: jobs with `lock=key`, so that those of one key run one after another in the order they were sent."""
 
+import logging
+
 from procrastinate import App, PsycopgConnector
 
 from benchmarks import workload
@@ -38,4 +40,6 @@ async def work(place: Place) -> None:
 
 
 if __name__ == "__main__":
+    # It warns of apps that are made in the main module; nobody imports this one.
+    logging.disable(logging.WARNING)
     enter(fill, work)

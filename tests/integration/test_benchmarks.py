@@ -44,7 +44,9 @@ def test_a_small_race_is_checked_and_renews_its_part_of_a_page(tmp_path: Path):
     only = [word for name in chosen for word in ("--only", name)]
     small = ("--rounds", "1", "--changes", "400", "--keys", "40", "--json", str(data), "--write", str(page))
     told = run("peers/run.py", *only, *small)
-    rows = json.loads(data.read_text())["rows"]
+    report = json.loads(data.read_text())
+    rows, shares = report["rows"], report["shares"]
+    assert sum(shares.values()) == pytest.approx(1) and "the handler and its client" in shares
     assert [row["contender"]["name"] for row in rows] == list(chosen)
     for row in rows:
         (turn,) = row["turns"]
