@@ -222,7 +222,7 @@ class FirstWins:
             await asyncio.sleep(min(PROBE_MAX_S, self._pipeline.retry_s(attempts)))
             try:
                 # A write: a ledger that can only be read is not back.
-                await self._pipeline.operator.doubt([])
+                await self._pipeline.governor.turn("probe", PROBE_MAX_S)
             except UnavailableError as error:
                 self._pipeline.outage.failed(str(error))
             else:

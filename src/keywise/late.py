@@ -30,7 +30,7 @@ class Late:
                 self._is_open = True
 
     def part(self, plug: Any) -> Any:
-        """The ledger itself or one of its hands, for calls only."""
+        """The ledger itself or one of its hands: its calls, and its figures as they are."""
         return _Part(self, plug)
 
 
@@ -41,6 +41,8 @@ class _Part:
 
     def __getattr__(self, name: str) -> Any:
         act = getattr(self._plug, name)
+        if not callable(act):
+            return act
 
         async def call(*arguments: Any, **options: Any) -> Any:
             await self._late.open()

@@ -1,4 +1,4 @@
-"""The ledger's Postgres goes away and comes back; the queue and the store are elsewhere."""
+"""The ledger's Postgres or Redis goes away and comes back; the queue and the store are elsewhere."""
 
 from collections.abc import Iterator
 
@@ -6,16 +6,19 @@ import pytest
 
 from integration.outage_shop import OutageShop
 from servers.postgres import PostgresServer, postgres_server
+from servers.redis import RedisServer, redis_server
 
-pytestmark = [pytest.mark.server("postgres"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
+
+SERVERS = {"postgres": postgres_server, "redis": redis_server}
 
 KEYS = [f"k{number}" for number in range(20)]
 
 
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.server(name)) for name in SERVERS])
+def server(request) -> Iterator[PostgresServer | RedisServer]:
     """One of its own, which may be stopped."""
-    with postgres_server() as server:
+    with SERVERS[request.param]() as server:
         yield server
 
 
@@ -31,7 +34,7 @@ def test_with_first_wins_changes_flow_on_and_all_is_put_right_afterwards(server,
     worker = shop.start()
     first = shop.change(KEYS, 1)
     shop.until(lambda: shop.stock() == shop.wanted(), "the first versions")
-    server.stop("immediate")
+    server.stop()
 
     shop.change(KEYS, 2)
     shop.until(lambda: shop.stock() == shop.wanted(), "changes without the ledger")
@@ -64,7 +67,7 @@ def test_with_wait_nothing_is_applied_meanwhile_and_everything_afterwards(server
     shop.change(KEYS, 1)
     shop.until(lambda: shop.stock() == shop.wanted(), "the first versions")
     before, writes = shop.stock(), shop.writes()
-    server.stop("immediate")
+    server.stop()
     shop.change(KEYS, 2)
     shop.until(lambda: shop.said("ledgerdown") == 1, "the outage to be noticed")
     assert (shop.stock(), shop.writes()) == (before, writes)
@@ -81,7 +84,7 @@ def test_past_the_threshold_a_full_resync_is_due_until_somebody_says_that_it_is_
     shop.start()
     shop.change(KEYS, 1)
     shop.until(lambda: shop.stock() == shop.wanted(), "the first versions")
-    server.stop("immediate")
+    server.stop()
     shop.change(KEYS, 2)
     shop.until(lambda: shop.stock() == shop.wanted(), "changes without the ledger")
     [unreached] = shop.keywise("status", "--json").json["unreached"]

@@ -70,6 +70,8 @@ def test_what_only_a_look_has_missed_a_look_can_find_again():
 class Server:
     """A ledger that cannot be opened a few times."""
 
+    losses = 3
+
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
         self.opened = 0
@@ -96,6 +98,7 @@ async def test_a_ledger_is_opened_by_the_first_call_that_reaches_it():
         with pytest.raises(UnavailableError):
             await late.part(server).now()
         assert (await late.part(server).now(), await late.part(server).now(), server.opened) == (7.0, 7.0, 1)
+        assert late.part(server).losses == 3
     assert server.opened == 0
 
 
