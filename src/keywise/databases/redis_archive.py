@@ -30,6 +30,8 @@ class RedisArchive:
         self._scope = scope
         self._governor = governor
         self._historian = historian
+        self._others: list[bytes] | None = None
+        """Keys that something is going on with, or whose rate was charged: they may have no mark."""
         # Whatever the pipeline says of rates now, moments that were charged are kept.
         self._book = Book(scope, replace(policy, rate=policy.rate or Rate(1)), keeps_rates=True)
 
@@ -69,9 +71,11 @@ class RedisArchive:
         return ((int(last) + 1) << TOKEN_NONCE_BITS) - 1
 
     async def _entries(self, after: bytes, limit: int) -> Part:
-        others = [code async for code, _ in active_entries(self._scope)]
-        others += [code async for code in charged_codes(self._scope)]
-        codes = await codes_after(self._scope, after, limit, others)
+        if not after or self._others is None:
+            # Once for all parts, since nobody works on the scope meanwhile.
+            self._others = [code async for code, _ in active_entries(self._scope)]
+            self._others += [code async for code in charged_codes(self._scope)]
+        codes = await codes_after(self._scope, after, limit, self._others)
         if not codes:
             return Part(cursor="letters:0")
         page = await self._book.read(map(decoded, codes))
