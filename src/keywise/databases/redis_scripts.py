@@ -198,11 +198,26 @@ return {1}
     frees=True,
 )
 
+# In a small ledger most buckets are empty, and many of them are passed over at once.
+_SKIP = """
+local function skipped(bucket, last)
+  while bucket + 256 <= last do
+    local names = {}
+    for n = bucket, bucket + 255 do names[#names + 1] = P .. n end
+    if redis.call('EXISTS', unpack(names)) > 0 then break end
+    bucket = bucket + 256
+  end
+  return bucket
+end
+"""
+
 WALK = Script(
     _GUARD
+    + _SKIP
     + """
 local bucket, cursor, left = tonumber(ARGV[7]), ARGV[8], tonumber(ARGV[10])
 local found = {}
+if cursor == '0' then bucket = skipped(bucket, tonumber(ARGV[9])) end
 while bucket < tonumber(ARGV[9]) and left > 0 do
   local page = redis.call('HSCAN', P .. bucket, cursor, 'COUNT', 512)
   left = left - 1 - #page[2] / 2
@@ -214,7 +229,10 @@ while bucket < tonumber(ARGV[9]) and left > 0 do
     end
   end
   cursor = page[1]
-  if cursor == '0' then bucket = bucket + 1 end
+  if cursor == '0' then
+    bucket = bucket + 1
+    if bucket % 256 == 0 then bucket = skipped(bucket, tonumber(ARGV[9])) end
+  end
 end
 return {bucket, cursor, found}
 """,
@@ -224,8 +242,9 @@ return {bucket, cursor, found}
 
 FIELDS = Script(
     _GUARD
+    + _SKIP
     + """
-local bucket, found = tonumber(ARGV[7]), 0
+local bucket, found = skipped(tonumber(ARGV[7]), tonumber(ARGV[8])), 0
 local pages = {}
 for n = bucket, math.min(tonumber(ARGV[8]), bucket + 4096) - 1 do
   local page = redis.call('HKEYS', P .. n)
