@@ -22,15 +22,17 @@ from benchmarks.peers import page, processes
 from benchmarks.peers.contenders import CONTENDERS, ONE_CHANGE, THEIRS, Contender
 from benchmarks.peers.place import Place
 from benchmarks.peers.race import Turn, log_file, postmaster_of, run_turn
-from benchmarks.peers.redis_server import RedisServer, redis_server
 from benchmarks.peers.report import Report, Row
 
 sys.path.insert(0, str(ROOT / "tests"))
 
 from servers.postgres import PostgresServer, postgres_server
+from servers.redis import RedisServer, find_program, redis_server
 
 KEYS, ROUNDS = 10_000, 3
 BUSY = 0.1
+SNAPSHOTS = "3600 1 300 100 60 10000"
+"""As Redis saves by itself: after so many seconds, if so many keys have changed."""
 SHOWN_VERSIONS = ("procrastinate", "dbos", "pgqueuer", "dramatiq", "asyncpg", "psycopg", "redis")
 
 
@@ -64,7 +66,7 @@ class Course:
             # On a disk and with the settings that it comes with, as the Redis too.
             self._postgres = stack.enter_context(postgres_server(None))
             if any(one.needs_redis for one in self._contenders):
-                self._redis = stack.enter_context(redis_server())
+                self._redis = stack.enter_context(redis_server(None, appendonly="no", save=SNAPSHOTS))
             rows = [Row(contender, []) for contender in self._contenders]
             with Others(self._servers()) as others:
                 for number in range(self._options.rounds):
@@ -78,7 +80,7 @@ class Course:
 
     def _turn(self, contender: Contender, name: str, *, is_sampled: bool = False) -> Turn:
         if self._redis is not None:
-            self._redis.empty()
+            self._redis.command("FLUSHALL")
         with log_file() as log:
             place = Place(
                 self._postgres.create_database(name),
@@ -183,7 +185,7 @@ async def _postgres_version(url: str) -> str:
 
 
 def _redis_version() -> str:
-    told = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run([find_program(), "--version"], capture_output=True, text=True, check=True).stdout
     return told.partition("v=")[2].split()[0]
 
 
