@@ -183,15 +183,18 @@ class FirstWins:
         """Ack what was written. What failed comes back: attempts and dead letters need the ledger."""
         shown = [ticket for ticket, result in endings if _may_show(result)]
         await self._ended(shown, [ticket for ticket, result in endings if not _may_show(result)])
-        ended: list[Ended] = []
+        ended, failed = list[Ended](), list[Ending]()
         for ticket, result in endings:
             if result.outcome in (Outcome.APPLIED, Outcome.SUPERSEDED):
                 ended += self._lanes.finish(ticket, result.outcome, ticket.change.order)
             elif result.outcome is Outcome.BUSY and result.wait_s is None:
                 self._lanes.hold(ticket, self._pipeline.clock() + self._pipeline.retry_s(1))
             else:
-                await self._give_back(ticket, result)
+                failed.append((ticket, result))
+        # At once: what has left its lane must not come again before it is acked, or the ack has an old receipt.
         await self._pipeline.settle(ended)
+        for ticket, result in failed:
+            await self._give_back(ticket, result)
 
     async def _give_back(self, ticket: Ticket, result: Result) -> None:
         pipeline, change = self._pipeline, ticket.change

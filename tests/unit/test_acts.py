@@ -183,6 +183,16 @@ def test_without_a_retention_nothing_is_pruned():
         Desk(Rig()).do("prune")
 
 
+def test_a_full_resync_is_due_until_somebody_says_that_it_was_done():
+    desk = Desk(Rig())
+    assert desk.do("resynced") is False
+    desk.rig.play(desk.rig.pass_s(1.0))
+    desk.rig.play(desk.rig.ledger.doubt([], True))
+    assert desk.do("resynced") is True
+    assert [line.what for line in desk.lines] == ["resynced"]
+    assert desk.rig.play(desk.rig.ledger.standing()).resync_at == 0.0
+
+
 class Ward(Desk):
     """Keys of a plain store that are suspect, and a truth to repair them with."""
 

@@ -50,11 +50,12 @@ class Judge:
         return world.grade is Grade.CONDITIONAL or (committed is not None and committed[1:] == order[1:])
 
     def kills_max(self, killer: workload.Sent) -> int:
-        """Deaths are counted anew for each copy, after a restore, after it or something newer was set aside,
-        and after a repair that came when its message seemed to come no more."""
+        """Deaths are counted anew for each copy, after a restore, after an outage that nobody waits for,
+        after it or something newer was set aside, and after a repair when its message seemed to come no more."""
         world = self._world
         copies = sum(body == killer.body for body in world.bodies.values()) + world.faults.injected["restore"]
         copies += world.auditor.letters_of[killer.body] + world.auditor.exclusions[killer.key]
+        copies += world.faults.injected["outage"] if world.blackout.is_first_wins else 0
         newer = sum(
             sum(body == sent.body for body in world.bodies.values())
             for sent in world.changes
