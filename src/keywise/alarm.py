@@ -25,8 +25,8 @@ ADVICE = (
 
 LOSS = "the server of the ledger has lost what it had confirmed: nobody knows which marks are gone"
 LOSS_ADVICE = (
-    "let upstream send everything again; until then an older change may be applied after a newer one. Let the server "
-    "write every change to a file, so that it does not happen again"
+    "let upstream send everything again, then run keywise repair --resynced; until then an older change may be applied "
+    "after a newer one. Let the server write every change to a file, so that it does not happen again"
 )
 
 

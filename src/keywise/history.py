@@ -22,8 +22,8 @@ WAITS_MAX = 10_000
 LEFT_OUT_AGAIN_S = 10.0
 
 ALARM, CALM = "alarm", "alarm over"
-ENDS_ALARM = (CALM, "era raised")
-"""An operator who raises the era has done what an alarm asks for."""
+ENDS_ALARM = (CALM, "era raised", "resynced")
+"""An operator who raises the era, or says that everything was written again, has done what an alarm asks for."""
 
 Told: TypeAlias = tuple[str, str, int | None, str]
 """What, key, version and detail."""

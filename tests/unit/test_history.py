@@ -223,6 +223,7 @@ def test_an_alarm_stands_until_it_is_over_or_old():
     assert standing_alarm([other, alarm], since=100.0) == alarm
     assert standing_alarm([other, alarm], since=100.1) is None
     assert standing_alarm([calm, alarm], since=0.0) is None
-    assert standing_alarm([Line(110.0, "era raised"), alarm], since=0.0) is None
+    for act in ("era raised", "resynced"):
+        assert standing_alarm([Line(110.0, act), alarm], since=0.0) is None
     assert standing_alarm([alarm, calm], since=0.0) == alarm
     assert standing_alarm([other], since=0.0) is None

@@ -134,8 +134,8 @@ def _notes(figures: Figures, now: float) -> Iterator[str]:
         yield f"{told_spool(figures.spooled, now)}; a worker with this spool makes them suspect"
     if figures.resync_since is not None:
         yield (
-            f"A FULL RESYNC IS DUE, since {moment(figures.resync_since, now)}: more keys were written without the "
-            "ledger than were noted; write everything again, then keywise repair --resynced"
+            f"A FULL RESYNC IS DUE, since {moment(figures.resync_since, now)}: more keys are in doubt than the "
+            "ledger knows of; write everything again, then keywise repair --resynced"
         )
     for alarm in figures.alarms:
         yield f"ALARM, {moment(alarm.at, now)}: {alarm.detail}"

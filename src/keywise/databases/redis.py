@@ -53,8 +53,6 @@ class RedisDatabase:
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         self.ahead_s = 0.0
         """By how much the clock was moved, to check what time does."""
-        self.is_durable: bool | None = None
-        """Whether the server writes every change to a file; None: it does not tell."""
 
     async def __aenter__(self) -> Self:
         async with self._opening:
@@ -144,7 +142,6 @@ class RedisDatabase:
             told = _info(await self.run("INFO", "everything"))
         except DatabaseError:
             return  # Not everybody may ask; then it is believed to be set well.
-        self.is_durable = told.get("aof_enabled") == "1" if "aof_enabled" in told else None
         version = told.get("redis_version", "")
         if _version(version) < OLDEST:
             raise DatabaseError(f"{self.name} runs Redis {version}; keywise needs Redis 7.0 or newer")

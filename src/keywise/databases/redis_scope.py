@@ -104,7 +104,7 @@ class RedisScope:
         if self._wanted is not None and self._wanted != int(buckets):
             raise DatabaseError(
                 f"{self.database.name}: the keys of {self.name!r} lie in {int(buckets)} buckets, not in "
-                f"{self._wanted}; write buckets={int(buckets)} or leave it out. To change it, copy the ledger"
+                f"{self._wanted}; write buckets={int(buckets)} or leave it out; to change it, use keywise ledger copy"
             )
         self.buckets = int(buckets)
         self._nonce = found_nonce
