@@ -101,8 +101,12 @@ class RedisDatabase:
             connection = self._free.pop() if self._free else self._factory.make_connection()
             try:
                 answer = await _exchanged(connection, command)
-            except ResponseError:
-                self._free.append(connection)
+            except ResponseError as error:
+                if _may_pass(error):
+                    # By now the name may lead to another server, which only a new connection finds.
+                    await self._drop(connection, *self._free)
+                else:
+                    self._free.append(connection)
                 raise
             except BaseException:
                 # Its answer may still come, and must not be taken for another one's. The others may be cut off as well.
@@ -194,18 +198,17 @@ class redis_errors:
         if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError | TimeoutError):
             raise UnavailableError(f"{self._name}: {str(error) or 'no answer in time'}") from error
         if isinstance(error, ResponseError):
-            word = str(error).partition(" ")[0].rstrip(":")
-            if isinstance(error, PASSING) or word in PASSING_WORDS:
+            if _may_pass(error):
                 raise UnavailableError(f"{self._name}: {error}") from error
             is_forbidden = isinstance(error, NoPermissionError) or "user executing the script" in str(error)
-            advice = _PERMIT if is_forbidden else _ADVICE.get(word, _LOG)
+            advice = _PERMIT if is_forbidden else _ADVICE.get(_word(error), _LOG)
             raise DatabaseError(f"{self._name}: {error}; {advice}") from error
         if isinstance(error, RedisError):
             raise UnavailableError(f"{self._name}: {error}") from error
 
 
 PASSING = (OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgainError)
-PASSING_WORDS = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "LOADING"})
+PASSING_WORDS = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "LOADING", "MASTERDOWN"})
 """Busy with somebody's script, out of memory or disk, no longer the master: somebody else's doing."""
 _LOG = "the server's log may say more"
 _PERMIT = "give this user the right to do so"
@@ -214,6 +217,14 @@ _ADVICE = {
     "WRONGPASS": "check user and password",
     "WRONGTYPE": "something else writes under keywise's names; use another database number, or a server of its own",
 }
+
+
+def _may_pass(error: ResponseError) -> bool:
+    return isinstance(error, PASSING) or _word(error) in PASSING_WORDS
+
+
+def _word(error: ResponseError) -> str:
+    return str(error).partition(" ")[0].rstrip(":")
 
 
 def database_at(address: Address, options: dict[str, str]) -> RedisDatabase:

@@ -1,0 +1,69 @@
+"""A name that leads to another Redis server after a failover, while the old one goes on as a replica."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from keywise.change import Want, order_of
+from keywise.databases.redis import RedisDatabase
+from keywise.errors import UnavailableError
+from keywise.ledgers.redis import RedisLedger
+from keywise.rules import Policy, Terms
+from running import run
+from servers.redis import RedisServer, redis_server
+
+pytestmark = pytest.mark.server("redis")
+
+TERMS = Terms("w1", 60.0)
+
+
+class Name:
+    """Leads new connections to one server; those that are there stay where they are."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.url = ""
+
+    @asynccontextmanager
+    async def known(self) -> AsyncIterator["Name"]:
+        async with asyncio.TaskGroup() as tasks:
+            listener = await asyncio.start_server(
+                lambda *caller: tasks.create_task(self._lead(*caller)), "127.0.0.1", 0
+            )
+            self.url = f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}/0"
+            yield self
+            listener.close()
+
+    async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self.server.port)
+        await asyncio.gather(_pumped(reader, back), _pumped(there, writer))
+
+
+async def _pumped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def test_after_a_failover_the_first_refusal_leads_to_the_new_master():
+    async def story(old: RedisServer, new: RedisServer) -> None:
+        new.command("REPLICAOF", "127.0.0.1", str(old.port))
+        async with Name(old).known() as name, RedisLedger(RedisDatabase(name.url), "shop", Policy()) as ledger:
+            together = [ledger.claim([Want(key, order_of(1))], TERMS) for key in "abcd"]
+            for answers in await asyncio.gather(*together):
+                await ledger.commit(answers.granted)
+            old.command("WAIT", "1", "0")
+            new.command("REPLICAOF", "NO", "ONE")
+            old.command("REPLICAOF", "127.0.0.1", str(new.port))
+            name.server = new
+            with pytest.raises(UnavailableError, match="read only"):
+                await ledger.claim([Want("a", order_of(2))], TERMS)
+            assert len((await ledger.claim([Want("a", order_of(2))], TERMS)).granted) == 1
+            assert ledger.losses == 0
+
+    with redis_server() as old, redis_server() as new:
+        run(story(old, new))
