@@ -83,7 +83,7 @@ def read(text: bytes) -> Notes:
     for line in whole:
         try:
             notes.add(_DECODE(line))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             notes.is_full = True
     return notes
 

@@ -57,6 +57,7 @@ def test_lines_say_together_what_may_be_in_the_sink():
 def test_a_last_line_that_is_not_whole_was_never_acted_on_and_other_damage_may_hide_keys():
     assert read(b'{"begun"') == Notes()
     assert read(b'{"begun"\n{"since": 5.0}\n') == Notes(since=5.0, is_full=True)
+    assert read(b'{"begun": [["\xff", [0, 1, 0], false]]}\n{"since": 5.0}\n') == Notes(since=5.0, is_full=True)
 
 
 @awaited
