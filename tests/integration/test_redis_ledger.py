@@ -146,7 +146,9 @@ def test_when_memory_is_used_up_claims_wait_and_work_ends(server):
             with pytest.raises(UnavailableError, match="maxmemory"):
                 await ledger.claim(wants(("c", 1)), TERMS)
             with pytest.raises(UnavailableError, match="maxmemory"):
-                await ledger.historian.record([Line(1.0, "stale", "a")])
+                await ledger.historian.record([Line(1.0, "stale", "a")] * 2)
+            await ledger.historian.record([Line(1.0, "pruned")])
+            assert [line.what for line in await ledger.historian.history(None, 9)] == ["pruned"], "an act is told"
             assert await ledger.commit(held[:1]) == [], "what has begun can end"
             await ledger.release(held[1:])
             assert (await ledger.inspect("a")).mark == order_of(5)

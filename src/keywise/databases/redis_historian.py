@@ -7,7 +7,7 @@ import msgspec
 
 from keywise.databases.key_codes import encoded
 from keywise.databases.redis_scope import RedisScope
-from keywise.databases.redis_scripts import LINES_OF, RECORD, TRIM
+from keywise.databases.redis_scripts import LINES_OF, RECORD, RECORD_ONE, TRIM
 from keywise.protocols import Line
 
 TRIM_AT_ONCE = 500
@@ -25,7 +25,8 @@ class RedisHistorian:
         for line in lines:
             arguments += (_place(line.key), _ENCODE(line))
         if arguments:
-            await self._scope.call(RECORD, *arguments)
+            # An act leaves one line, and may be what makes room again; workers write many, and can wait.
+            await self._scope.call(RECORD_ONE if len(lines) == 1 else RECORD, *arguments)
 
     async def history(self, key: str | None, limit: int) -> list[Line]:
         if key is not None:

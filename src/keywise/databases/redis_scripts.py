@@ -262,7 +262,7 @@ return {bucket, pages}
 )
 """All keys of a stretch of buckets. ARGV: the first bucket, behind the last, how many keys are enough."""
 
-RECORD = Script(
+_RECORD = (
     _GUARD
     + """
 for at = 7, #ARGV, 2 do
@@ -273,7 +273,10 @@ end
 return {1}
 """
 )
+RECORD = Script(_RECORD)
 """Add lines to the history. ARGV: of each, the prefix of its key's places, and the line."""
+RECORD_ONE = Script(_RECORD, frees=True)
+"""The same for an act that is done, which must be told though all memory is used."""
 
 LINES_OF = Script(
     _GUARD
@@ -319,7 +322,9 @@ if ARGV[7] ~= '' then
 end
 redis.call('ZREMRANGEBYRANK', P .. 'workers', 0, -4097)
 return redis.call('HMGET', P .. 'meta', 'format', 'nonce', 'buckets', 'seq')
-"""
+""",
+    # When memory is used up, whoever wants to make room has to come in.
+    frees=True,
 )
 """What holds for a scope, which is made if it is new. ARGV: prefix, nonce, buckets, worker, seen, format, whether this
 worker has found that something was lost, and the scope's name."""
