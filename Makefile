@@ -46,8 +46,8 @@ sim: $(READY) ## Simulate 500 seeds with faults, then hunt every mutant
 	$(BIN)/keywise simulate --seeds 500
 	$(BIN)/keywise simulate --mutants
 
-bench: $(READY) ## Measure the product beside a bare loop
-	$(BIN)/python benchmarks/run.py
+bench: $(READY) ## Measure the product beside a bare loop, and renew docs/benchmarks.md
+	$(BIN)/python benchmarks/run.py --write docs/benchmarks.md
 
 # The peers have an environment of their own, so that none of them is a dependency of the project.
 PEERS := build/peers/.ready

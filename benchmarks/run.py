@@ -25,6 +25,7 @@ from benchmarks import (
     measure_postgres,
     measure_redis,
     measure_throughput,
+    page,
 )
 from benchmarks.drain import Drained, Job
 from benchmarks.figure import FULL, QUICK, Figure, Scale
@@ -62,6 +63,8 @@ def main() -> int:
     if bystander.others > BUSY:
         console.print("The machine was busy with other work: measure again before you quote a figure.", style="yellow")
     write(options.json, found, scale, bystander.others)
+    if options.write is not None:
+        page.write_page(options.write, found, machine.this_machine(), bystander.others)
     return 0
 
 
@@ -111,6 +114,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small figures in about 20 s, to see that it works")
     parser.add_argument("--only", action="append", choices=MEASURES, help="measure just this; can be given again")
     parser.add_argument("--json", type=Path, default=machine.ROOT / "build" / "bench.json", help="where the data goes")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="renew our part of a page such as docs/benchmarks.md"
+    )
     parser.add_argument(
         "--compare", type=Path, metavar="PATH", help="only show that our raw loop is as fast as the one in this script"
     )
