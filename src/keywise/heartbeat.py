@@ -11,6 +11,10 @@ from keywise.protocols import Ledger
 from keywise.rules import Claim
 
 
+ROUNDING_S = 1e-6
+"""A timer that was set for a deadline may go off this much before it, by the rounding of floats."""
+
+
 class Held:
     """A claim that this process holds, with the deadline by its own clock."""
 
@@ -86,7 +90,7 @@ class Heartbeat:
         now = self._clock()
         held = [self._held.get(claim.token) for claim in claims]
         young = all(one is not None and now - one.started < self._runtime_max_s for one in held)
-        return self._is_unanswered and young and self.left_s(claims) <= 0
+        return self._is_unanswered and young and self.left_s(claims) <= ROUNDING_S
 
     @asynccontextmanager
     async def limit(self, claims: Sequence[Claim]) -> AsyncIterator[None]:
