@@ -10,7 +10,6 @@ from keywise.errors import UnavailableError
 from keywise.protocols import Ledger
 from keywise.rules import Claim
 
-
 ROUNDING_S = 1e-6
 """A timer that was set for a deadline may go off this much before it, by the rounding of floats."""
 
