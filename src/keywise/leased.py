@@ -95,7 +95,7 @@ class Leased:
                 self._ahead.look(len(self._claimed), now)
                 await self._claim(tickets, alone=False)
             else:
-                due = self._lanes.next_due() if free else None
+                due = self._lanes.next_due() if free and self._is_due(free) else None
                 look_at = self._first_wins.due if self._first_wins is not None else _NEVER
                 await self._news.wait(self._pipeline.until(min(due or _NEVER, self._repair.due, look_at)))
 
