@@ -1,6 +1,7 @@
 """Spools as files of one folder: each is locked by the worker that writes it, so an unlocked one was left behind."""
 
 import asyncio
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Sequence
@@ -14,6 +15,8 @@ from keywise.spool import Notes, SpoolFile, read
 T = TypeVar("T")
 
 SUFFIX = ".spool"
+FRESH = ".fresh"
+"""What is about to take the place of a spool."""
 
 
 class FileShelf:
@@ -45,11 +48,14 @@ class FileShelf:
 
     async def orphans(self) -> Sequence[SpoolFile]:
         def look() -> list[SpoolFile]:
-            paths = sorted(self._folder.glob(f"*{SUFFIX}"))
-            mine = [path for path in paths if path.name.startswith(self._prefix)]
-            return [found for path in mine if (found := _found(path)) is not None]
+            for path in self._mine(FRESH):
+                _tidy_away(path)
+            return [found for path in self._mine(SUFFIX) if (found := _found(path)) is not None]
 
         return await _in_thread(self._folder, look)
+
+    def _mine(self, suffix: str) -> list[Path]:
+        return [path for path in sorted(self._folder.glob(f"*{suffix}")) if path.name.startswith(self._prefix)]
 
 
 class LockedFile:
@@ -79,16 +85,23 @@ class LockedFile:
 
     async def rewrite(self, text: bytes) -> None:
         def act() -> None:
-            fresh = self._path.with_suffix(".fresh")
+            fresh = self._path.with_suffix(FRESH)
             # Locked before it has the name that others look for.
             other = _open_locked(fresh, os.O_CREAT | os.O_TRUNC)
-            assert other is not None, "nobody else knows this name"
-            _write(other, text)
-            os.fsync(other)
-            fresh.rename(self._path)
-            _sync_folder(self._path.parent)
+            if other is None:
+                raise BlockingIOError(errno.EWOULDBLOCK, "somebody looks whether it was left behind")
+            try:
+                _write(other, text)
+                os.fsync(other)
+                fresh.rename(self._path)
+            except OSError:
+                # A disk that is full must not keep what is of no use.
+                os.close(other)
+                fresh.unlink(missing_ok=True)
+                raise
             os.close(self._descriptor)
             self._descriptor = other
+            _sync_folder(self._path.parent)
 
         await _in_thread(self._path, act)
 
@@ -122,7 +135,11 @@ def notes_in(folder: str, pipeline: str) -> list[Notes]:
 def _created(path: Path) -> LockedFile:
     descriptor = _open_locked(path, os.O_CREAT | os.O_EXCL)
     assert descriptor is not None, "the name is new"
-    _sync_folder(path.parent)
+    try:
+        _sync_folder(path.parent)
+    except OSError:
+        os.close(descriptor)
+        raise
     return LockedFile(path, descriptor)
 
 
@@ -144,13 +161,22 @@ def _found(path: Path) -> LockedFile | None:
     return LockedFile(path, descriptor)
 
 
+def _tidy_away(path: Path) -> None:
+    """Remove what a worker was about to put in place of its spool when it died; the spool itself is whole."""
+    if (left := _found(path)) is not None:
+        path.unlink(missing_ok=True)
+        left.close()
+
+
 def _open_locked(path: Path, flags: int) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(descriptor)
-        return None
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
     return descriptor
 
 

@@ -173,7 +173,8 @@ async def test_a_file_that_vanishes_while_it_is_looked_at_is_no_harm(folder, mon
     spool = await filled(prepared(folder), want("a", 1))
     spool.close()
     [path] = folder.iterdir()
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: [path, path.with_name("a%2Fb@gone.spool")])
+    names = [path, path.with_name("a%2Fb@gone.spool"), path.with_name("a%2Fb@gone.fresh")]
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [one for one in names if one.match(pattern)])
     assert len(notes_in(str(folder), "a/b")) == 1
     later = Spool(prepared(folder, "w2"), 100)
     await later.find()
@@ -219,6 +220,78 @@ async def test_a_line_that_did_not_fit_leaves_no_part_of_itself(folder, monkeypa
     [notes] = notes_in(str(folder), "a/b")
     assert (notes.keys, notes.is_full) == ({"a", "c"}, False)
     spool.close()
+
+
+def full_for(monkeypatch, *names: str) -> None:
+    """A disk that has no room for files that end so."""
+    write = os.write
+
+    def refuse(descriptor, text):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(names):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, text)
+
+    monkeypatch.setattr(os, "write", refuse)
+
+
+def open_files(folder: Path) -> int:
+    linked = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    return sum(name.startswith(str(folder)) for name in linked)
+
+
+@awaited
+async def test_a_file_that_could_not_be_written_anew_is_as_it_was_and_is_tried_again(folder, monkeypatch):
+    file = await prepared(folder).create()
+    await file.append(b"old\n", durably=True)
+    full_for(monkeypatch, ".fresh")
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="No space left on device"):
+            await file.rewrite(b"new\n")
+    assert ([path.suffix for path in folder.iterdir()], open_files(folder)) == ([".spool"], 1)
+    monkeypatch.undo()
+    await file.append(b"more\n", durably=True)
+    assert await file.read() == b"old\nmore\n"
+    await file.rewrite(b"new\n")
+    await file.append(b"more\n", durably=True)
+    assert await file.read() == b"new\nmore\n"
+    file.close()
+
+
+@awaited
+async def test_what_dead_workers_were_about_to_put_in_place_is_removed(folder):
+    shelf = prepared(folder)
+    (folder / "a%2Fb@dead-1.fresh").write_bytes(b"half")
+    (folder / "other@dead-1.fresh").touch()
+    with (folder / "a%2Fb@alive-1.fresh").open("wb") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        assert list(await shelf.orphans()) == []
+    assert sorted(path.name for path in folder.iterdir()) == ["a%2Fb@alive-1.fresh", "other@dead-1.fresh"]
+
+
+@awaited
+async def test_a_file_is_not_written_anew_while_somebody_looks_at_its_place(folder):
+    file = await prepared(folder).create()
+    [path] = folder.iterdir()
+    with path.with_suffix(".fresh").open("wb") as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_EX)
+        with pytest.raises(UnavailableError, match="left behind"):
+            await file.rewrite(b"new\n")
+    await file.rewrite(b"new\n")
+    assert await file.read() == b"new\n"
+    file.close()
+
+
+@pytest.mark.parametrize("name", ["flock", "fsync"])
+@awaited
+async def test_a_file_that_cannot_be_begun_is_not_kept_open(folder, monkeypatch, name):
+    def refuse(*given):
+        raise OSError(errno.EIO, "Input/output error")
+
+    shelf = prepared(folder)
+    monkeypatch.setattr(fcntl if name == "flock" else os, name, refuse)
+    with pytest.raises(UnavailableError, match="Input/output error"):
+        await shelf.create()
+    assert open_files(folder) == 0
 
 
 @awaited
