@@ -184,6 +184,10 @@ def standing_of(text: bytes) -> Standing:
     return msgspec.json.decode(text, type=Standing) if text else PLAIN
 
 
+def text_of(standing: Standing) -> bytes:
+    return msgspec.json.encode(standing) if standing != PLAIN else b""
+
+
 def _more(counts: Sequence[int], rate: tuple[bytes, bytes], letters: Iterable[Letter]) -> bytes:
     """What is written besides a state, as `SWAP` reads it."""
     before, after = rate

@@ -4,18 +4,17 @@ import asyncio
 import random
 from collections.abc import Callable
 
-import msgspec
 from msgspec.structs import replace
 
 from keywise import rules
 from keywise.databases.key_codes import decoded, encoded
-from keywise.databases.redis_book import TRIES_MAX, WAIT_S, Book, Page, standing_of
+from keywise.databases.redis_book import TRIES_MAX, WAIT_S, Book, Page, standing_of, text_of
 from keywise.databases.redis_listing import active_entries, codes_after
 from keywise.databases.redis_scope import RedisScope
 from keywise.databases.redis_scripts import STAND, TURN
 from keywise.entry import Claim, Entry
 from keywise.errors import UnavailableError
-from keywise.standing import PLAIN, Pause, Standing
+from keywise.standing import Pause, Standing
 
 HELD = b"held"
 
@@ -60,7 +59,7 @@ class RedisGovernor:
         for _ in range(TRIES_MAX):
             standing = standing_of(text)
             raised = 1 + max(standing.era, int(era))
-            answer = await self._scope.call(STAND, text, _text(replace(standing, era=raised)), era)
+            answer = await self._scope.call(STAND, text, text_of(replace(standing, era=raised)), era)
             if answer[0] == HELD:
                 return None
             if len(answer) == 1:
@@ -102,13 +101,9 @@ class RedisGovernor:
         for attempt in range(TRIES_MAX):
             before = standing_of(text)
             after = change(before)
-            answer = await self._scope.call(STAND, text, _text(after), "")
+            answer = await self._scope.call(STAND, text, text_of(after), "")
             if len(answer) == 1:
                 return before, after
             text = answer[1]
             await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
         raise UnavailableError(f"{self._scope.database.name}: others keep changing what is set")
-
-
-def _text(standing: Standing) -> bytes:
-    return msgspec.json.encode(standing) if standing != PLAIN else b""

@@ -7,7 +7,7 @@ A server that knows a lower number has lost something. It is asked in every step
 
 import secrets
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from keywise.databases.redis import RedisDatabase
@@ -21,6 +21,8 @@ BUCKETS_MAX = 1 << 24
 LONG = 64
 """Longer keys have buckets of their own: one would make Redis keep all keys of its bucket in another, larger way."""
 RECOVERIES_MAX = 3
+NOTES_MAX = 50
+"""How often a loss is noted anew where others keep changing what is set."""
 UNLINK_AT_ONCE = 4096
 SCOPES = "keywise:scopes"
 
@@ -39,8 +41,12 @@ class RedisScope:
         self._worker = secrets.token_bytes(8)
         self._nonce = b""
         self._seen = self._own = 0
-        self.on_loss: Callable[[], Awaitable[None]] | None = None
-        """What is done besides when something was lost."""
+        self._learned = 0
+        """How often it was looked at what is there: whoever asked before that knows less."""
+        self._is_losing = False
+        """A loss was found, and is not noted yet."""
+        self.on_loss: Callable[[bytes, float], bytes] = lambda standing, now: standing
+        """What a standing becomes, at a moment, when something was lost."""
 
     @property
     def buckets_all(self) -> int:
@@ -57,19 +63,19 @@ class RedisScope:
     async def open(self) -> None:
         """Look at what is there, or begin."""
         self._own = 0
-        await self._learn(seen=0, lost=False)
+        self._learn(await self._open(0, b"", b"", lost=False), lost=False)
 
     async def call(self, script: Script, *arguments: Any) -> list[Any]:
         """The answer of a guarded script. What was lost is noted, and work goes on."""
         for _ in range(RECOVERIES_MAX):
+            learned = self._learned
             known = (self.prefix, self._nonce, self._worker, self._seen, self._own, repr(self.database.ahead_s))
             answer = await self.database.call(script, *known, *arguments)
             if answer != [b"lost"]:
+                self._is_losing = False
                 return answer
-            self.losses += 1
-            await self._learn(seen=self._seen, lost=True)
-            if self.on_loss is not None:
-                await self.on_loss()
+            if learned == self._learned:
+                await self._note_loss()
         raise UnavailableError(f"{self.database.name} keeps losing what it was told")
 
     def saw(self, seq: Any, own: Any = 0) -> None:
@@ -92,10 +98,29 @@ class RedisScope:
         await self.database.run("UNLINK", *map(self.key, ("meta", "standing", "workers")))
         await self.database.run("SREM", SCOPES, self.name)
 
-    async def _learn(self, *, seen: int, lost: bool) -> None:
-        nonce = secrets.token_hex(8)
-        arguments = (self.prefix, nonce, self.buckets, self._worker, seen, FORMAT, "1" if lost else "", self.name)
-        form, found_nonce, buckets, seq = await self.database.call(OPEN, *arguments)
+    async def _note_loss(self) -> None:
+        """Tell it to everybody in the step in which this worker comes to know what is there.
+
+        Whoever is cut off or cancelled before that finds the loss again with the next call.
+        """
+        if not self._is_losing:
+            self._is_losing = True
+            self.losses += 1
+        for _ in range(NOTES_MAX):
+            now = await self.database.now()
+            before = await self.database.run("GET", self.key("standing")) or b""
+            found = await self._open(self._seen, before, self.on_loss(before, now), lost=True)
+            if found != [b"changed"]:
+                return self._learn(found, lost=True)
+        raise UnavailableError(f"{self.database.name}: others keep changing what is set")
+
+    async def _open(self, seen: int, before: bytes, after: bytes, *, lost: bool) -> list[Any]:
+        is_lost = "1" if lost else ""
+        own = (self.prefix, secrets.token_hex(8), self.buckets, self._worker, seen, FORMAT, is_lost, self.name)
+        return await self.database.call(OPEN, *own, before, after)
+
+    def _learn(self, found: list[Any], *, lost: bool) -> None:
+        form, nonce, buckets, seq = found
         if form != FORMAT.encode():
             raise DatabaseError(
                 f"{self.database.name} was written by a newer keywise: the format of {self.name!r} is "
@@ -107,9 +132,11 @@ class RedisScope:
                 f"{self._wanted}; write buckets={int(buckets)} or leave it out; to change it, use keywise ledger copy"
             )
         self.buckets = int(buckets)
-        self._nonce = found_nonce
+        self._nonce = nonce
         self._seen = int(seq)
         self._own = int(seq) if lost else 0
+        self._learned += 1
+        self._is_losing = False
 
 
 def prefix_of(scope: str) -> str:

@@ -310,11 +310,14 @@ return {1}
 OPEN = Script(
     """
 local P = ARGV[1]
+local standing = redis.call('GET', P .. 'standing') or ''
+if ARGV[7] ~= '' and standing ~= ARGV[9] then return {'changed'} end
 redis.call('SADD', 'keywise:scopes', ARGV[8])
 if redis.call('EXISTS', P .. 'meta') == 0 then
   redis.call('HSET', P .. 'meta', 'format', ARGV[6], 'nonce', ARGV[2], 'buckets', ARGV[3], 'seq', ARGV[5])
 end
 if ARGV[7] ~= '' then
+  redis.call('SET', P .. 'standing', ARGV[10])
   if tonumber(redis.call('HGET', P .. 'meta', 'seq')) < tonumber(ARGV[5]) then
     redis.call('HSET', P .. 'meta', 'seq', ARGV[5])
   end
@@ -327,7 +330,7 @@ return redis.call('HMGET', P .. 'meta', 'format', 'nonce', 'buckets', 'seq')
     frees=True,
 )
 """What holds for a scope, which is made if it is new. ARGV: prefix, nonce, buckets, worker, seen, format, whether this
-worker has found that something was lost, and the scope's name."""
+worker has found that something was lost, the scope's name, and the standing before and after that is noted in it."""
 
 DROP = Script(
     _GUARD

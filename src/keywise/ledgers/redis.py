@@ -15,7 +15,7 @@ from keywise.change import Want
 from keywise.databases.key_codes import decoded
 from keywise.databases.redis import OPTIONS, RedisDatabase, database_at, in_pairs
 from keywise.databases.redis_archive import LETTER, RedisArchive
-from keywise.databases.redis_book import Book, Page
+from keywise.databases.redis_book import Book, Page, standing_of, text_of
 from keywise.databases.redis_governor import RedisGovernor
 from keywise.databases.redis_historian import RedisHistorian
 from keywise.databases.redis_listing import active_entries
@@ -231,10 +231,10 @@ class RedisLedger:
         assert name == self._scope.name, "a ledger forgets only itself"
         await self._scope.forget()
 
-    async def _lost(self) -> None:
+    def _lost(self, standing: bytes, now: float) -> bytes:
         """Nobody knows which marks are gone, so everything has to be sent again."""
         self._known.clear()
-        await self.governor.note_resync(True)
+        return text_of(standing_of(standing).with_resync(True, now))
 
     async def _end(
         self,

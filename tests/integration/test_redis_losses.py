@@ -1,0 +1,154 @@
+"""What a Redis server has lost is noted once and for all, whatever happens to whoever finds it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from conformance.redis_benches import fresh
+from keywise.change import Want, order_of
+from keywise.databases import redis_scope
+from keywise.databases.redis import RedisDatabase
+from keywise.errors import UnavailableError
+from keywise.ledgers.redis import RedisLedger
+from keywise.rules import Policy, Terms
+from running import run
+from servers.redis import RedisServer, redis_server
+
+pytestmark = pytest.mark.server("redis")
+
+TERMS = Terms("w1", 60.0)
+
+
+class Step:
+    """Lets the event loop go round once."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """One of its own, which may lose what it likes."""
+    with redis_server() as server:
+        yield server
+
+
+@asynccontextmanager
+async def ledger_on(server: RedisServer, name: str = "shop", **options) -> AsyncIterator[RedisLedger]:
+    async with RedisLedger(RedisDatabase(server.url), name, Policy(intents=True), **options) as ledger:
+        yield ledger
+
+
+async def committed(ledger: RedisLedger, key: str, version: int) -> None:
+    [claim] = (await ledger.claim([Want(key, order_of(version))], TERMS)).granted
+    assert await ledger.commit([claim]) == []
+
+
+async def reached(ledger: RedisLedger) -> None:
+    """Ask until the server answers again."""
+    while True:
+        try:
+            await ledger.census()
+        except UnavailableError:
+            continue
+        return
+
+
+async def is_due(ledger: RedisLedger) -> bool:
+    return (await ledger.governor.standing()).resync_at > 0
+
+
+def test_a_loss_is_noted_though_whoever_finds_it_is_cut_off(server):
+    """After however many of the commands that it takes."""
+
+    async def story() -> None:
+        for commands in range(8):
+            async with ledger_on(server, fresh("scope")) as ledger:
+                await committed(ledger, "a", 5)
+                server.command("FLUSHALL")
+                asked = await _cut_off_after(ledger, commands)
+                await committed(ledger, "a", 4)
+                assert await is_due(ledger)
+                assert ledger.losses == 1, "it is told once"
+        assert asked < commands, "all commands were tried"
+
+    run(story())
+
+
+async def _cut_off_after(ledger: RedisLedger, commands: int) -> int:
+    """Let a call end after so many commands, whose last one arrives; how many there were."""
+    real, asked = ledger._server._ask, 0
+
+    async def ask(*command):
+        nonlocal asked
+        asked += 1
+        answer = await real(*command)
+        if asked > commands:
+            raise ConnectionResetError("cut off")
+        return answer
+
+    ledger._server._ask = ask
+    try:
+        await ledger.census()
+    except UnavailableError:
+        pass
+    finally:
+        ledger._server._ask = real
+    return asked
+
+
+def test_a_loss_is_noted_though_whoever_finds_it_is_cancelled(server):
+    """However many steps of the event loop it has come before."""
+
+    async def story() -> None:
+        for steps in range(0, 120, 3):
+            async with ledger_on(server, fresh("scope")) as ledger:
+                await committed(ledger, "a", 5)
+                server.command("FLUSHALL")
+                asked = asyncio.create_task(ledger.census())
+                for _ in range(steps):
+                    await Step()
+                asked.cancel()
+                await asyncio.wait([asked])
+                await committed(ledger, "a", 4)
+                assert await is_due(ledger), f"not after {steps} steps"
+
+    run(story())
+
+
+def test_many_who_find_a_loss_at_once_tell_it_once(server):
+    async def story() -> None:
+        async with ledger_on(server) as ledger:
+            await committed(ledger, "a", 5)
+            server.command("FLUSHALL")
+            await asyncio.gather(*(ledger.census() for _ in range(8)))
+            assert (ledger.losses, await is_due(ledger)) == (1, True)
+
+    run(story())
+
+
+def test_what_was_set_before_a_loss_was_noted_stays_set(server, monkeypatch):
+    async def story() -> None:
+        async with ledger_on(server) as ledger, ledger_on(server) as other:
+            await committed(ledger, "a", 5)
+            server.command("FLUSHALL")
+            noted = ledger._scope.on_loss
+            await other.census()
+
+            def slow(standing: bytes, now: float) -> bytes:
+                ledger._scope.on_loss = noted
+                server.command("SET", "keywise:{shop}:standing", '{"era":3}')
+                return noted(standing, now)
+
+            ledger._scope.on_loss = slow
+            await ledger.census()
+            assert (await ledger.governor.standing()).era == 3
+            assert await is_due(ledger)
+            server.command("FLUSHALL")
+            monkeypatch.setattr(redis_scope, "NOTES_MAX", 0)
+            with pytest.raises(UnavailableError, match="others keep changing"):
+                await ledger.census()
+
+    run(story())
