@@ -42,6 +42,7 @@ class FirstWins:
         self.due = pipeline.clock()
         """When to look for what dead workers have left behind."""
         self.is_at_work = False
+        self._trouble_due = self.due
         self._pipeline = pipeline
         self._lanes = lanes
         self._work = work
@@ -71,7 +72,9 @@ class FirstWins:
             finally:
                 self.is_at_work = False
             return False
-        await self._find()
+        if self._pipeline.clock() >= self.due:
+            self.due = self._pipeline.clock() + self._pipeline.settings.chores_s
+            await self._find()
         return self._spool.is_empty or await self._hand_over()
 
     async def conclude_claimed(self, jobs: Sequence[Job]) -> None:
@@ -110,11 +113,10 @@ class FirstWins:
         """Note what may be written now, and only then hand it out, in parts that fit into a call."""
         if not tickets:
             return []
-        ready = list(tickets)
+        # A worker may just have died of one of these.
+        await self._find()
+        ready = self._let_through(tickets)
         try:
-            # A worker may just have died of one of these.
-            await self._spool.find()
-            ready = self._let_through(tickets)
             await self._note(ready)
         except UnavailableError as error:
             self._put_back(ready)
@@ -233,14 +235,18 @@ class FirstWins:
         self._news.tell()
 
     async def _find(self) -> None:
-        now = self._pipeline.clock()
-        if now < self.due:
-            return
-        self.due = now + self._pipeline.settings.chores_s
+        """What cannot be found stops nothing."""
         try:
             await self._spool.find()
         except UnavailableError as error:
-            name, retry_s = self._pipeline.name, self._pipeline.settings.chores_s
+            self._tell_trouble(error)
+
+    def _tell_trouble(self, error: UnavailableError) -> None:
+        """Now and then: a spool that cannot be used is seen again with every batch."""
+        now, retry_s = self._pipeline.clock(), self._pipeline.settings.chores_s
+        if now >= self._trouble_due:
+            self._trouble_due = now + retry_s
+            name = self._pipeline.name
             self._pipeline.emit(events.Unavailable(pipeline=name, what="spool", cause=str(error), retry_s=retry_s))
 
     async def _hand_over(self) -> bool:

@@ -4,13 +4,13 @@ import asyncio
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
 from keywise.errors import SettingsError, UnavailableError
-from keywise.spool import Notes, SpoolFile, read
+from keywise.spool import Notes, Orphans, SpoolFile, read
 
 T = TypeVar("T")
 
@@ -46,11 +46,20 @@ class FileShelf:
         path = self._folder / f"{self._prefix}{self._owner}-{self._number}{SUFFIX}"
         return await _in_thread(path, lambda: _created(path))
 
-    async def orphans(self) -> Sequence[SpoolFile]:
-        def look() -> list[SpoolFile]:
-            for path in self._mine(FRESH):
-                _tidy_away(path)
-            return [found for path in self._mine(SUFFIX) if (found := _found(path)) is not None]
+    async def orphans(self) -> Orphans:
+        def look() -> Orphans:
+            found, troubles = list[SpoolFile](), list[str]()
+            for path in [*self._mine(FRESH), *self._mine(SUFFIX)]:
+                try:
+                    file = _found(path)
+                    if file is not None and path.suffix == FRESH:
+                        _tidy_away(path, file)
+                    elif file is not None:
+                        found.append(file)
+                except OSError as error:
+                    # One that cannot be had keeps nobody from the others.
+                    troubles.append(_told(path, error))
+            return Orphans(found, troubles)
 
         return await _in_thread(self._folder, look)
 
@@ -153,7 +162,7 @@ def _found(path: Path) -> LockedFile | None:
         return None
     try:
         is_same = os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
+    except OSError:
         is_same = False
     if not is_same:
         os.close(descriptor)
@@ -161,10 +170,11 @@ def _found(path: Path) -> LockedFile | None:
     return LockedFile(path, descriptor)
 
 
-def _tidy_away(path: Path) -> None:
+def _tidy_away(path: Path, left: LockedFile) -> None:
     """Remove what a worker was about to put in place of its spool when it died; the spool itself is whole."""
-    if (left := _found(path)) is not None:
+    try:
         path.unlink(missing_ok=True)
+    finally:
         left.close()
 
 
@@ -200,4 +210,8 @@ async def _in_thread(path: Path, act: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(act)
     except OSError as error:
-        raise UnavailableError(f"the spool {path} cannot be used: {error.strerror}") from error
+        raise UnavailableError(_told(path, error)) from error
+
+
+def _told(path: Path, error: OSError) -> str:
+    return f"the spool {path} cannot be used: {error.strerror}"

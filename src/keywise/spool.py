@@ -5,11 +5,12 @@ A key is noted before it is written, and its note goes only when the ledger know
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from keywise.change import UNVERSIONED_GENERATION, VERSION_MIN, Order, Want
+from keywise.errors import UnavailableError
 
 BYTES_A_KEY = 2000
 """A file of more bytes than this for each key that may be noted is written anew, without what is outdated."""
@@ -108,13 +109,20 @@ class SpoolFile(Protocol):
         """Leave it to whoever finds it."""
 
 
+class Orphans(NamedTuple):
+    """Spools that workers have left behind, and what is wrong with those that cannot be had."""
+
+    files: Sequence[SpoolFile]
+    troubles: Sequence[str] = ()
+
+
 class Shelf(Protocol):
     """Where the spools of one pipeline are kept."""
 
     async def create(self) -> SpoolFile:
         """An empty spool."""
 
-    async def orphans(self) -> Sequence[SpoolFile]:
+    async def orphans(self) -> Orphans:
         """Spools that workers have left behind; each is found by one worker only."""
 
 
@@ -188,15 +196,22 @@ class Spool:
             self._bytes = len(text)
 
     async def find(self) -> None:
-        """Take what dead workers have left behind."""
-        orphans = list(await self._shelf.orphans())
+        """Take what dead workers have left behind. Raises UnavailableError for what cannot be read, after the rest."""
+        files, troubles = await self._shelf.orphans()
+        causes, unread = list(troubles), list(files)
         try:
-            while orphans:
-                notes = read(await orphans[0].read())
-                self._found.append((orphans.pop(0), notes))
+            while unread:
+                try:
+                    self._found.append((unread[0], read(await unread[0].read())))
+                except UnavailableError as error:
+                    unread[0].close()
+                    causes.append(str(error))
+                unread.pop(0)
         finally:
-            for unread in orphans:
-                unread.close()
+            for file in unread:
+                file.close()
+        if causes:
+            raise UnavailableError("; ".join(causes))
 
     async def forget(self, file: SpoolFile) -> None:
         """The ledger knows what this one says."""

@@ -1,11 +1,11 @@
 """A shelf of spools without a disk, for virtual time, and a ledger that can go away."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from keywise.errors import UnavailableError
-from keywise.spool import Notes, read
+from keywise.spool import Notes, Orphans, read
 
 
 class Paper:
@@ -15,6 +15,7 @@ class Paper:
         self.sheets: list[Sheet] = []
         self.is_full = False
         self.slow_s = 0.0
+        self.troubles: list[str] = []
         self.log: list[str] = []
 
     async def create(self) -> "Sheet":
@@ -23,12 +24,12 @@ class Paper:
         self.sheets.append(sheet)
         return sheet
 
-    async def orphans(self) -> Sequence[Any]:
+    async def orphans(self) -> Orphans:
         await self.check()
         found = [sheet for sheet in self.sheets if not sheet.is_held]
         for sheet in found:
             sheet.is_held = True
-        return found
+        return Orphans(found, self.troubles)
 
     async def check(self) -> None:
         if self.slow_s:
@@ -52,6 +53,7 @@ class Sheet:
         self.text = b""
         self.is_held = True
         self.rewrites = 0
+        self.is_torn = False
         self._paper = paper
 
     def notes(self) -> Notes:
@@ -59,6 +61,8 @@ class Sheet:
 
     async def read(self) -> bytes:
         await self._paper.check()
+        if self.is_torn:
+            raise UnavailableError("it is torn")
         return self.text
 
     async def append(self, text: bytes, *, durably: bool) -> None:

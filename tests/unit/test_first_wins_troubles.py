@@ -206,6 +206,26 @@ def test_a_key_that_a_worker_may_have_died_of_waits_for_the_ledger():
     assert sorted(event.keys for event in rig.of(events.Doubted)) == [1, 1]
 
 
+def test_a_spool_that_cannot_be_had_is_told_now_and_then_and_stops_nothing():
+    outage = Outage(chores_s=20.0)
+    rig = outage.rig
+
+    async def story() -> None:
+        async with Running(rig):
+            await outage.goes_down()
+            outage.paper.troubles = ["it is torn"]
+            for version in range(1, 6):
+                await rig.send(body("a", version))
+                await rig.until(lambda: not rig.queue)
+            assert rig.stored == {"a": 5}
+            outage.comes_back()
+            await rig.until(lambda: outage.suspect("a") == 1)
+
+    rig.play(story())
+    told = [event.cause for event in rig.of(events.Unavailable) if event.what == "spool"]
+    assert told == ["it is torn"]
+
+
 def test_what_dead_workers_noted_is_handed_over_at_start_and_later():
     outage = Outage(chores_s=20.0)
     rig = outage.rig

@@ -141,21 +141,33 @@ async def test_past_the_threshold_only_the_fact_is_kept(shelf):
 
 
 @awaited
-async def test_a_spool_that_cannot_be_read_is_found_again():
+async def test_a_spool_that_cannot_be_read_is_left_and_the_others_are_taken():
     paper = Paper()
-    paper.leave(b"")
+    paper.leave(b"").is_torn = True
+    paper.leave(b'{"since": 5.0}\n')
     spool = Spool(paper, 100)
-    orphans = paper.orphans
-
-    async def full_afterwards():
-        found = await orphans()
-        paper.is_full = True
-        return found
-
-    paper.orphans = full_afterwards
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="torn"):
         await spool.find()
-    assert [sheet.is_held for sheet in paper.sheets] == [False]
+    assert [sheet.is_held for sheet in paper.sheets] == [False, True]
+    assert [notes.since for _, notes in spool.pending()] == [5.0]
+
+
+@awaited
+async def test_a_worker_that_is_stopped_while_it_reads_leaves_the_rest():
+    paper, reading = Paper(), asyncio.Event()
+    first, _ = paper.leave(b""), paper.leave(b"")
+
+    async def hang() -> bytes:
+        reading.set()
+        return await asyncio.Future()
+
+    first.read = hang
+    finding = asyncio.create_task(Spool(paper, 100).find())
+    await reading.wait()
+    finding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await finding
+    assert [sheet.is_held for sheet in paper.sheets] == [False, False]
 
 
 @awaited
@@ -264,7 +276,7 @@ async def test_what_dead_workers_were_about_to_put_in_place_is_removed(folder):
     (folder / "other@dead-1.fresh").touch()
     with (folder / "a%2Fb@alive-1.fresh").open("wb") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
-        assert list(await shelf.orphans()) == []
+        assert await shelf.orphans() == ([], [])
     assert sorted(path.name for path in folder.iterdir()) == ["a%2Fb@alive-1.fresh", "other@dead-1.fresh"]
 
 
@@ -292,6 +304,34 @@ async def test_a_file_that_cannot_be_begun_is_not_kept_open(folder, monkeypatch,
     with pytest.raises(UnavailableError, match="Input/output error"):
         await shelf.create()
     assert open_files(folder) == 0
+
+
+@awaited
+async def test_a_spool_that_cannot_be_had_keeps_nobody_from_the_others(folder):
+    (await filled(prepared(folder), want("a", 1))).close()
+    for name in ("a%2Fb@a.spool", "a%2Fb@z.spool", "a%2Fb@z.fresh"):
+        (folder / name).mkdir()
+    later = Spool(prepared(folder, "w2"), 100)
+    with pytest.raises(
+        UnavailableError, match=r"@z\.fresh .*; .*@a\.spool .*; .*@z\.spool cannot be used: Is a directory"
+    ):
+        await later.find()
+    assert [notes.keys for _, notes in later.pending()] == [{"a"}]
+    later.close()
+    assert open_files(folder) == 0
+
+
+@awaited
+async def test_what_is_half_and_cannot_be_removed_is_not_kept_open(folder, monkeypatch):
+    shelf = prepared(folder)
+    (folder / "a%2Fb@dead-1.fresh").touch()
+
+    def refuse(path, missing_ok):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    files, [trouble] = await shelf.orphans()
+    assert (files, trouble.endswith("Read-only file system"), open_files(folder)) == ([], True, 0)
 
 
 @awaited

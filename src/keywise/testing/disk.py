@@ -2,14 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from keywise.change import Order
 from keywise.errors import UnavailableError
-from keywise.spool import Line, Notes, SpoolFile, read
+from keywise.spool import Line, Notes, Orphans, read
 from keywise.testing.virtual import Process
 
 if TYPE_CHECKING:
@@ -67,12 +66,12 @@ class DiskShelf:
         await self._disk.moment()
         return self._disk.add(self._process)
 
-    async def orphans(self) -> Sequence[SpoolFile]:
+    async def orphans(self) -> Orphans:
         await self._disk.moment()
         found = [file for file in self._disk.files if file.holder is None or file.holder.is_dead]
         for file in found:
             file.holder = self._process
-        return found
+        return Orphans(found)
 
 
 class DiskFile:
