@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -13,19 +13,13 @@ from keywise.databases.redis import RedisDatabase
 from keywise.errors import UnavailableError
 from keywise.ledgers.redis import RedisLedger
 from keywise.rules import Policy, Terms
+from keywise.standing import EVERYTHING, Pause
 from running import run
 from servers.redis import RedisServer, redis_server
 
 pytestmark = pytest.mark.server("redis")
 
 TERMS = Terms("w1", 60.0)
-
-
-class Step:
-    """Lets the event loop go round once."""
-
-    def __await__(self) -> Iterator[None]:
-        yield
 
 
 @pytest.fixture
@@ -60,7 +54,8 @@ async def is_due(ledger: RedisLedger) -> bool:
     return (await ledger.governor.standing()).resync_at > 0
 
 
-def test_a_loss_is_noted_though_whoever_finds_it_is_cut_off(server):
+@pytest.mark.parametrize("end", [ConnectionResetError, asyncio.CancelledError], ids=["cut off", "cancelled"])
+def test_a_loss_is_noted_though_whoever_finds_it_does_not_come_to_its_end(server, end):
     """After however many of the commands that it takes."""
 
     async def story() -> None:
@@ -68,7 +63,7 @@ def test_a_loss_is_noted_though_whoever_finds_it_is_cut_off(server):
             async with ledger_on(server, fresh("scope")) as ledger:
                 await committed(ledger, "a", 5)
                 server.command("FLUSHALL")
-                asked = await _cut_off_after(ledger, commands)
+                asked = await _ended_after(ledger, commands, end)
                 await committed(ledger, "a", 4)
                 assert await is_due(ledger)
                 assert ledger.losses == 1, "it is told once"
@@ -77,8 +72,8 @@ def test_a_loss_is_noted_though_whoever_finds_it_is_cut_off(server):
     run(story())
 
 
-async def _cut_off_after(ledger: RedisLedger, commands: int) -> int:
-    """Let a call end after so many commands, whose last one arrives; how many there were."""
+async def _ended_after(ledger: RedisLedger, commands: int, end: type[BaseException]) -> int:
+    """Let a call end after so many commands, the last of which arrives; how many there were."""
     real, asked = ledger._server._ask, 0
 
     async def ask(*command):
@@ -86,36 +81,14 @@ async def _cut_off_after(ledger: RedisLedger, commands: int) -> int:
         asked += 1
         answer = await real(*command)
         if asked > commands:
-            raise ConnectionResetError("cut off")
+            raise end
         return answer
 
     ledger._server._ask = ask
-    try:
+    with suppress(UnavailableError, asyncio.CancelledError):
         await ledger.census()
-    except UnavailableError:
-        pass
-    finally:
-        ledger._server._ask = real
+    ledger._server._ask = real
     return asked
-
-
-def test_a_loss_is_noted_though_whoever_finds_it_is_cancelled(server):
-    """However many steps of the event loop it has come before."""
-
-    async def story() -> None:
-        for steps in range(0, 120, 3):
-            async with ledger_on(server, fresh("scope")) as ledger:
-                await committed(ledger, "a", 5)
-                server.command("FLUSHALL")
-                asked = asyncio.create_task(ledger.census())
-                for _ in range(steps):
-                    await Step()
-                asked.cancel()
-                await asyncio.wait([asked])
-                await committed(ledger, "a", 4)
-                assert await is_due(ledger), f"not after {steps} steps"
-
-    run(story())
 
 
 def test_many_who_find_a_loss_at_once_tell_it_once(server):
@@ -150,5 +123,29 @@ def test_what_was_set_before_a_loss_was_noted_stays_set(server, monkeypatch):
             monkeypatch.setattr(redis_scope, "NOTES_MAX", 0)
             with pytest.raises(UnavailableError, match="others keep changing"):
                 await ledger.census()
+
+    run(story())
+
+
+@pytest.mark.parametrize("what", ["pause", "era"])
+def test_a_pause_and_an_era_that_are_lost_are_found_out(server, what):
+    """By whoever set it, and by whoever has seen it."""
+
+    async def story() -> None:
+        async with ledger_on(server) as ledger, ledger_on(server) as other:
+            await committed(ledger, "a", 5)
+            before = server.read_file()
+            if what == "pause":
+                await ledger.governor.pause(Pause(EVERYTHING, is_pattern=True))
+            else:
+                assert await ledger.governor.raise_era() == 1
+            await other.inspect("a")
+            server.stop()
+            server.write_file(before)
+            server.start()
+            for one in (other, ledger):
+                await reached(one)
+                assert one.losses == 1
+            assert await is_due(ledger)
 
     run(story())

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,7 +17,7 @@ from keywise.entry import Claim, Entry
 from keywise.errors import UnavailableError
 from keywise.standing import Pause, Standing
 
-HELD = b"held"
+HELD, DONE = b"held", b"done"
 
 
 class RedisGovernor:
@@ -59,10 +60,10 @@ class RedisGovernor:
         for _ in range(TRIES_MAX):
             standing = standing_of(text)
             raised = 1 + max(standing.era, int(era))
-            answer = await self._scope.call(STAND, text, text_of(replace(standing, era=raised)), era)
+            answer = await self._stand(text, text_of(replace(standing, era=raised)), era)
             if answer[0] == HELD:
                 return None
-            if len(answer) == 1:
+            if answer[0] == DONE:
                 return raised
             _, text, era = answer
         raise UnavailableError(f"{self._scope.database.name}: others keep changing what is set")
@@ -90,6 +91,12 @@ class RedisGovernor:
         """Replace what holds for all keys."""
         await self._change(lambda _: standing)
 
+    async def _stand(self, before: bytes, after: bytes, era: bytes = b"") -> list[Any]:
+        answer = await self._scope.call(STAND, before, after, era)
+        if answer[0] == DONE:
+            self._scope.saw(answer[1], answer[1])
+        return answer
+
     async def _read(self) -> tuple[bytes, bytes]:
         text = await self._scope.database.run("GET", self._scope.key("standing")) or b""
         era = await self._scope.database.run("HGET", self._scope.key("meta"), "era") or b"0"
@@ -101,8 +108,8 @@ class RedisGovernor:
         for attempt in range(TRIES_MAX):
             before = standing_of(text)
             after = change(before)
-            answer = await self._scope.call(STAND, text, text_of(after), "")
-            if len(answer) == 1:
+            answer = await self._stand(text, text_of(after))
+            if answer[0] == DONE:
                 return before, after
             text = answer[1]
             await asyncio.sleep(random.uniform(0, WAIT_S * attempt))

@@ -170,7 +170,9 @@ if ARGV[9] ~= '' and redis.call('ZCOUNT', P .. 'held', '(' .. string.format('%.6
 end
 if standing ~= ARGV[7] or (ARGV[9] ~= '' and era ~= ARGV[9]) then return {'changed', standing, era} end
 if ARGV[8] == '' then redis.call('DEL', P .. 'standing') else redis.call('SET', P .. 'standing', ARGV[8]) end
-return {'done'}
+local seq = redis.call('HINCRBY', P .. 'meta', 'seq', 1)
+redis.call('ZADD', P .. 'workers', seq, ARGV[3])
+return {'done', seq}
 """,
     frees=True,
 )
