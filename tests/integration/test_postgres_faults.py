@@ -24,6 +24,10 @@ pytestmark = [pytest.mark.server("postgres"), pytest.mark.timeout(240)]
 
 QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "100ms"}
 SHORT = QUICK | {"lease": "1s", "margin": "200ms", "visibility": "2s", "horizon": "2s", "repair": "100ms"}
+SESSION = (
+    "select (select count(*) from pg_prepared_statements), current_setting('enable_seqscan'), current_setting('jit'), "
+    "current_setting('idle_in_transaction_session_timeout'), current_setting('keywise.session', true)"
+)
 CUT = "select pg_terminate_backend(pid) from pg_stat_activity where usename = '{user}' and pid != pg_backend_pid()"
 
 StartWorker = Callable[..., Worker]
@@ -306,9 +310,28 @@ def test_a_pooler_of_sessions_may_stand_between(store, start, way):
 
 
 @pytest.mark.server("pgbouncer")
-def test_a_pooler_of_transactions_is_refused_with_what_to_do(store, start):
-    with pgbouncer(shared.postgres(), "transaction") as pooled:
+@pytest.mark.parametrize("settings", ["", "server_round_robin = 1\n"])
+def test_a_pooler_of_transactions_is_refused_with_what_to_do_and_its_sessions_are_left_as_they_were(
+    store, start, settings
+):
+    """Other applications go on with the same sessions."""
+    with pgbouncer(shared.postgres(), "transaction", settings) as pooled:
         url = pooled.rpartition("/")[0] + "/" + store.shelf.url.rpartition("/")[2]
+        before = run(sessions_of(url))
         worker = start(url=url, wait=False)
         assert worker.end() == 1
+        assert run(sessions_of(url)) == before
     assert "a pooler between keywise and the server mixes sessions; use session pooling" in worker.errors
+
+
+async def sessions_of(url: str) -> list[tuple[str, ...]]:
+    """What is set and prepared in the sessions that a pooler has, as another client finds them."""
+    async with AsyncExitStack() as clients:
+        found = []
+        for _ in range(3):
+            client = await asyncpg.connect(url, statement_cache_size=0)
+            clients.push_async_callback(client.close)
+            # Whoever has a transaction keeps its session, so the next client is given another one.
+            await clients.enter_async_context(client.transaction())
+            found.append(tuple(await client.fetchrow(SESSION)))
+        return found

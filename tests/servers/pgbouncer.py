@@ -32,13 +32,13 @@ pidfile = {folder}/pid
 
 
 @contextmanager
-def pgbouncer(server: PostgresServer, mode: str) -> Iterator[str]:
-    """The URL of a pooler in front of a server; it ends with the context."""
+def pgbouncer(server: PostgresServer, mode: str, more: str = "") -> Iterator[str]:
+    """The URL of a pooler in front of a server; it ends with the context. `more` are further lines of its settings."""
     program, port = find_program(), machine.free_port()
     folder = Path(tempfile.mkdtemp(prefix="keywise-pgbouncer-"))
     settings = folder / "settings.ini"
     # Any client is that user: only this machine can reach the port, and only while the tests run.
-    text = SETTINGS.format(server_port=server.port, port=port, mode=mode, folder=folder)
+    text = SETTINGS.format(server_port=server.port, port=port, mode=mode, folder=folder) + more
     settings.write_text(text.replace(f"port={server.port}", f"port={server.port} user={USER}"))
     if os.getuid() == 0:
         shutil.chown(folder, USER)

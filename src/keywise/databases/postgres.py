@@ -1,7 +1,6 @@
 """One Postgres database that source, ledger and sink share: pooled connections, its own clock, durable commits."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self
@@ -144,8 +143,7 @@ class PostgresDatabase:
             bell.set()
 
     async def _connect(self, url: str, **options: Any) -> Any:
-        given = {"timeout": CONNECT_S, "command_timeout": COMMAND_S, **options}
-        connection = await asyncpg.connect(url, server_settings={"application_name": "keywise"}, **given)
+        connection = await _connected(url, **options)
         async with closed_after_error(connection):
             # Not with the other settings of a connection: poolers refuse those that they do not know.
             await connection.execute(_SESSION)
@@ -173,28 +171,25 @@ class PostgresDatabase:
 
     async def _open(self) -> None:
         with postgres_errors(self.name, at_start=True):
+            # Before anything is set: a session that is mixed is also that of other applications.
+            await self._refuse_mixed_sessions()
             connection = await self._connect(self._url)
             try:
-                await self._refuse_mixed_sessions(connection)
                 await install(connection, self.name)
             finally:
                 await connection.close()
             self._writers = await self._pool(WRITERS_MAX)
             self._readers = await self._pool(READERS_MAX)
 
-    async def _refuse_mixed_sessions(self, connection: Any) -> None:
+    async def _refuse_mixed_sessions(self) -> None:
         """A pooler may hand one session to several clients by turns; what is prepared in it, or heard, goes astray."""
-        mine = secrets.token_hex(8)
-        other = await self._connect(self._url)
-        try:
-            await connection.execute(f"set keywise.session = '{mine}'")
-            async with other.transaction():
-                theirs = await other.fetchval(_WHOSE_SESSION)
-                # Whoever has a transaction keeps its session, so this one would be given another.
-                again = await connection.fetchval(_WHOSE_SESSION)
-        finally:
-            await other.close()
-        if theirs == mine or again != mine:
+        async with _bare(self._url) as one, _bare(self._url) as other:
+            async with one.transaction(), other.transaction():
+                # Nothing of either of them is shared as long as it has a transaction.
+                mine, theirs = [await each.fetchval("select pg_backend_pid()") for each in (one, other)]
+            # A pooler that hands out what was used last gives `mine` to both; one that takes turns, first `theirs`.
+            still = [await _is_in(one, mine), await _is_in(other, theirs)]
+        if not all(still):
             raise DatabaseError(f"{self.name}: {_POOLED}")
 
     async def _pool(self, size: int) -> Any:
@@ -282,7 +277,6 @@ FOR_HANDLERS = (
     f"'{IDLE_IN_HANDLER_S}s', true) where current_setting('idle_in_transaction_session_timeout') = '{IDLE_S}s'"
 )
 """Unless the user's own setting says otherwise."""
-_WHOSE_SESSION = "select current_setting('keywise.session', true)"
 _POOLED = "a pooler between keywise and the server mixes sessions; use session pooling, or connect to the server itself"
 _IS_READ_ONLY = "it is a standby, or read-only; name the primary, or wait until it may write"
 _ADVICE = {
@@ -308,6 +302,27 @@ def database_at(address: Address, options: dict[str, str]) -> PostgresDatabase:
     given = sorted((name, options.pop(name)) for name in OPTIONS if name in options)
     url = f"postgresql://{parts.netloc}{parts.path}" + (f"?{urlencode(given)}" if given else "")
     return address.shared(PostgresDatabase, url)
+
+
+async def _connected(url: str, **options: Any) -> Any:
+    given = {"timeout": CONNECT_S, "command_timeout": COMMAND_S, **options}
+    return await asyncpg.connect(url, server_settings={"application_name": "keywise"}, **given)
+
+
+@asynccontextmanager
+async def _bare(url: str) -> AsyncIterator[Any]:
+    """A connection that leaves nothing in its session, not even a prepared statement."""
+    connection = await _connected(url, statement_cache_size=0)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _is_in(connection: Any, session: int) -> bool:
+    """Whether a connection has that session now. Asked in one step: nothing is prepared for it."""
+    done: str = await connection.execute(f"select where pg_backend_pid() = {session}")
+    return done == "SELECT 1"
 
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:
