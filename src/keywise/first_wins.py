@@ -75,6 +75,7 @@ class FirstWins:
         if self._pipeline.clock() >= self.due:
             self.due = self._pipeline.clock() + self._pipeline.settings.chores_s
             await self._find()
+            await self._tidy()
         return self._spool.is_empty or await self._hand_over()
 
     async def conclude_claimed(self, jobs: Sequence[Job]) -> None:
@@ -255,13 +256,21 @@ class FirstWins:
         for file, notes in self._spool.pending():
             try:
                 await self._doubt(notes)
-                await self._spool.forget(file)
             except UnavailableError as error:
                 await pipeline.back_off(LEDGER, error, 1)
                 return False
             pipeline.outage.answered()
             pipeline.emit(events.Doubted(pipeline=pipeline.name, keys=len(notes.keys)))
-        return True
+            await self._spool.forget(file, notes)
+        await self._tidy()
+        return self._spool.is_empty
+
+    async def _tidy(self) -> None:
+        """What cannot be removed stops nothing, and is not handed over again as long as this worker lives."""
+        try:
+            await self._spool.tidy()
+        except UnavailableError as error:
+            self._tell_trouble(error)
 
     async def _doubt(self, notes: Notes) -> None:
         wants = notes.doubtful()

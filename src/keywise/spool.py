@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from keywise.change import UNVERSIONED_GENERATION, VERSION_MIN, Order, Want
 from keywise.errors import UnavailableError
@@ -60,6 +61,13 @@ class Notes(msgspec.Struct):
     def doubtful(self) -> list[Want]:
         """What has to become suspect: what was not seen to end counts as written."""
         return [newer(self.wants.get(key), self.flying.get(key)) for key in sorted(self.keys)]
+
+    def covers(self, other: "Notes") -> bool:
+        """Whether the other, which was the same once, makes nothing else suspect."""
+        return (self.doubtful(), self.is_full) == (other.doubtful(), other.is_full)
+
+    def copy(self) -> "Notes":
+        return replace(self, wants=dict(self.wants), flying=dict(self.flying))
 
     def lines(self) -> list[Line]:
         """The same in as few lines as can be."""
@@ -137,6 +145,8 @@ class Spool:
         self._notes = Notes()
         self._bytes = 0
         self._found: list[tuple[SpoolFile, Notes]] = []
+        self._outdated: list[SpoolFile] = []
+        """The ledger knows what they say: they only have to be removed."""
         self._writing = asyncio.Lock()
         """Two that note at once would each begin a file."""
 
@@ -155,8 +165,8 @@ class Spool:
         return {key for _, notes in self._found for key in notes.flying}
 
     def pending(self) -> list[tuple[SpoolFile, Notes]]:
-        """What has to be handed over, with what each says."""
-        own = [(self._own, self._notes)] if self._own is not None else []
+        """What has to be handed over, with what each says now."""
+        own = [(self._own, self._notes.copy())] if self._own is not None else []
         return [*self._found, *own]
 
     async def note(self, wants: Sequence[Want], since: float) -> None:
@@ -213,18 +223,34 @@ class Spool:
         if causes:
             raise UnavailableError("; ".join(causes))
 
-    async def forget(self, file: SpoolFile) -> None:
-        """The ledger knows what this one says."""
-        await file.remove()
-        self._found = [(one, notes) for one, notes in self._found if one is not file]
-        if file is self._own:
-            self._own, self._notes = None, Notes()
+    async def forget(self, file: SpoolFile, known: Notes) -> None:
+        """The ledger knows this of it, so it is no longer pending; unless more was noted meanwhile."""
+        async with self._writing:
+            if file is self._own:
+                if not known.covers(self._notes):
+                    return
+                self._own, self._notes = None, Notes()
+            self._found = [(one, notes) for one, notes in self._found if one is not file]
+            self._outdated.append(file)
+
+    async def tidy(self) -> None:
+        """Remove what was forgotten. Raises UnavailableError for what cannot be removed now, after the rest."""
+        causes = []
+        for file in list(self._outdated):
+            try:
+                await file.remove()
+            except UnavailableError as error:
+                causes.append(str(error))
+            else:
+                self._outdated.remove(file)
+        if causes:
+            raise UnavailableError("; ".join(causes))
 
     def close(self) -> None:
         """Leave everything to the next worker."""
-        for file, _ in self.pending():
+        for file in [*self._outdated, *(file for file, _ in self.pending())]:
             file.close()
-        self._own, self._notes, self._found = None, Notes(), []
+        self._own, self._notes, self._found, self._outdated = None, Notes(), [], []
 
     async def _append(self, line: Line, *, durably: bool) -> None:
         assert self._own is not None, "a spool is created with its first note"

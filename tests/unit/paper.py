@@ -9,11 +9,12 @@ from keywise.spool import Notes, Orphans, read
 
 
 class Paper:
-    """A shelf whose sheets outlive the workers that write them. It can be full, and slow."""
+    """A shelf whose sheets outlive the workers that write them. It can be full, slow, and stuck."""
 
     def __init__(self) -> None:
         self.sheets: list[Sheet] = []
         self.is_full = False
+        self.is_stuck = False
         self.slow_s = 0.0
         self.troubles: list[str] = []
         self.log: list[str] = []
@@ -77,6 +78,8 @@ class Sheet:
 
     async def remove(self) -> None:
         await self._paper.check()
+        if self._paper.is_stuck:
+            raise UnavailableError("it cannot be removed")
         self._paper.sheets.remove(self)
 
     def close(self) -> None:

@@ -244,6 +244,27 @@ def test_what_dead_workers_noted_is_handed_over_at_start_and_later():
     assert outage.paper.sheets == []
 
 
+def test_a_note_that_cannot_be_removed_is_handed_over_once_and_holds_up_nothing():
+    outage = Outage(chores_s=20.0)
+    rig = outage.rig
+    outage.paper.leave(FLYING)
+    outage.paper.is_stuck = True
+
+    async def story() -> None:
+        async with Running(rig):
+            await rig.send(body("a", 1))
+            await rig.until(lambda: not rig.queue)
+            await rig.pass_s(60.0)
+            assert (rig.entry("a").mark, len(outage.paper.sheets)) == (order_of(1), 1)
+            outage.paper.is_stuck = False
+            await rig.until(lambda: not outage.paper.sheets, 50.0)
+
+    rig.play(story())
+    assert [event.keys for event in rig.of(events.Doubted)] == [1]
+    assert rig.of(events.LedgerDown) == []
+    assert {(event.what, event.cause) for event in rig.of(events.Unavailable)} == {("spool", "it cannot be removed")}
+
+
 def test_notes_stay_until_the_ledger_has_taken_them():
     outage = Outage("first-wins", "doubt")
     rig = outage.rig

@@ -73,7 +73,8 @@ async def test_a_spool_is_found_again_by_one_worker_only(shelf):
     assert (third.is_empty, second.withheld) == (True, {"a"})
     [(file, notes)] = second.pending()
     assert notes.doubtful() == [want("a", 1)]
-    await second.forget(file)
+    await second.forget(file, notes)
+    await second.tidy()
     second.close()
     await third.find()
     assert third.is_empty
@@ -82,13 +83,44 @@ async def test_a_spool_is_found_again_by_one_worker_only(shelf):
 @awaited
 async def test_what_is_handed_over_is_gone_and_the_next_outage_begins_anew(shelf):
     spool = await filled(shelf, want("a", 1))
-    [(file, _)] = spool.pending()
-    await spool.forget(file)
+    [(file, notes)] = spool.pending()
+    await spool.forget(file, notes)
+    await spool.tidy()
     assert spool.is_empty
     await spool.note([want("b", 1)], since=9.0)
     [(_, notes)] = spool.pending()
     assert (notes.since, notes.keys) == (9.0, {"b"})
     spool.close()
+
+
+@pytest.mark.parametrize("more", [want("a", 2), want("b", 1)])
+@awaited
+async def test_what_was_noted_while_the_ledger_was_told_is_handed_over_too(shelf, more):
+    spool = await filled(shelf, want("a", 1))
+    [(file, notes)] = spool.pending()
+    await spool.note([more], since=5.0)
+    await spool.forget(file, notes)
+    [(_, notes)] = spool.pending()
+    assert more in notes.doubtful()
+    await spool.forget(file, notes)
+    assert spool.is_empty
+    spool.close()
+
+
+@awaited
+async def test_what_cannot_be_removed_is_tried_again_and_in_the_end_left_to_the_next_worker():
+    paper = Paper()
+    first, second = paper.leave(b'{"since": 5.0}\n'), paper.leave(b'{"since": 6.0}\n')
+    spool = Spool(paper, 100)
+    await spool.find()
+    paper.is_stuck = True
+    for file, notes in spool.pending():
+        await spool.forget(file, notes)
+    with pytest.raises(UnavailableError, match="it cannot be removed; it cannot be removed"):
+        await spool.tidy()
+    assert (spool.is_empty, len(paper.sheets)) == (True, 2)
+    spool.close()
+    assert not (first.is_held or second.is_held)
 
 
 @awaited

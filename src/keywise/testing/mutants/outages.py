@@ -33,7 +33,8 @@ async def _forgotten_first(self: FirstWins) -> bool:
     pipeline = self._pipeline
     for file, notes in self._spool.pending():
         try:
-            await self._spool.forget(file)
+            await self._spool.forget(file, notes)
+            await self._spool.tidy()
             await self._doubt(notes)
         except UnavailableError as error:
             await pipeline.back_off(LEDGER, error, 1)
