@@ -45,6 +45,13 @@ class Address:
             parts = None
         if parts is None or not parts.scheme or "://" not in url:
             raise AddressError(f"{shown(url)} is no URL; write for example sqlite:///shop.db")
+        if parts.netloc and "@" in parts.path + parts.query + parts.fragment:
+            # Whatever stands before it may be the rest of a password, so nothing of it is shown.
+            begin = shown(url) if isinstance(url, Filled) else f"the URL {parts.scheme}://..."
+            raise AddressError(
+                f"{begin} has an @ behind the end of its host; a password is written with %2F for /, %3F for ?, "
+                "%23 for # and %40 for @, and any other @ there with %40 as well"
+            )
         self.scheme = parts.scheme
         self.path = unquote(parts.path)
         self.host = parts.netloc
@@ -67,6 +74,14 @@ class Address:
         if len(self.path) < 2:
             raise AddressError(f"{shown(self.url)} names no file; write for example {self.scheme}:///shop.db")
         return self.path[1:]
+
+    def check_ports(self) -> None:
+        """Refuse a port that is no number; several hosts may be named, with commas between them."""
+        for host in self.host.rpartition("@")[2].split(","):
+            try:
+                _ = urlsplit(f"//{host}").port
+            except ValueError:
+                raise AddressError(f"{shown(self.url)} names a port that is no number up to 65535") from None
 
     def discreet(self, message: str) -> str:
         """A message about this address without what came from the environment."""

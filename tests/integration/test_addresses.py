@@ -14,7 +14,7 @@ BAD_LEDGERS = {
     "sqlite://": "names no file",
     "sqlite:///": "names no file",
     "sqllite:///shop.db": "did you mean sqlite://",
-    "oracle://shop": "known are: memory, postgres, postgresql, sqlite",
+    "oracle://shop": "known are: memory, postgres, postgresql, redis, rediss, sqlite",
     "sqlite:///shop.db?mode=ro": "unknown option 'mode'; known are: none",
 }
 

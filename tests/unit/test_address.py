@@ -5,6 +5,7 @@ import pytest
 from keywise import adapters
 from keywise.address import Address, Filled, shown
 from keywise.errors import AddressError, SettingsError
+from keywise.rules import Policy
 
 SECRET = "s3cret"
 
@@ -42,6 +43,47 @@ def test_what_cannot_be_parsed_is_refused_as_any_other(url: str):
     with pytest.raises(AddressError, match="is no URL; write for example") as error:
         Address(url, "shop", {})
     assert error.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:abc/s3cret==@host:6379/0",
+        "redis://u:abc#s3cret@host:6379/0",
+        "redis://u:s3cret#abc@host:6379/0",
+        "redis://u:abc?s3cret@host:6379/0",
+        "redis://u:a?s3cret=x@host:6379/0",
+        "redis://u:a/b?buckets=s3cret@host/0",
+        "redis://s3cret/abc@host",
+        "postgresql://u:abc/s3cret@host/shop",
+        "postgresql://u:s3cret#abc@host/shop",
+        "postgresql://u:a?s3cret=x@host/shop",
+        "amqp://u:a@b/s3cret@host/q",
+    ],
+)
+def test_a_password_that_ends_its_url_too_early_is_refused_and_no_part_of_it_told(url: str):
+    for given in (url, Filled(url, "${URL}", [url])):
+        with pytest.raises(AddressError, match="%2F for /") as error:
+            Address(given, "shop", {})
+        assert (SECRET in str(error.value), error.value.__cause__) == (False, None)
+    with pytest.raises(AddressError, match=r"^redis://u:\*\*\*@host has an @"):
+        Address(Filled("redis://u:a/b@host", "redis://u:${PASSWORD}@host", ["a/b"]), "shop", {})
+
+
+@pytest.mark.parametrize("scheme", ["redis", "postgresql"])
+@pytest.mark.parametrize("hosts", ["host:port", "host:70000", "one:5432,other:port", "u:s3cret@host:-1"])
+def test_a_port_that_is_no_number_is_refused_as_an_address(scheme: str, hosts: str):
+    with pytest.raises(AddressError, match="a port that is no number") as error:
+        adapters.connect("ledgers", Address(f"{scheme}://{hosts}/0", "shop", {}), Policy())
+    assert SECRET not in str(error.value)
+
+
+def test_several_hosts_with_ports_are_no_mistake():
+    adapters.connect("ledgers", Address("postgresql://u:p@one:5432,[::1]:5433,other/shop", "shop", {}), Policy())
+
+
+def test_a_file_may_have_an_at_in_its_name():
+    assert Address("sqlite:////home/me@work/shop.db", "shop", {}).file() == "/home/me@work/shop.db"
 
 
 WRITTEN = {

@@ -70,7 +70,7 @@ def several(app: App, shop: ModuleType) -> None:
 
 def from_environment(app: App, shop: ModuleType) -> None:
     app.pipeline("search", key="${SHOP_DB}", deleted={"type": ["${SHOP_DB}"]}).source(
-        "amqp://user:s3cret/p@ss@host/${SHOP_DB}?a=$b$"
+        "amqp://user:s3cret%2Fp%40ss@host/${SHOP_DB}?a=$b$"
     ).sink("sqlite:////data/shop.db?table=a")
 
 

@@ -71,6 +71,6 @@ def folder_in(path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     for module in ("toml_shop", "toml_broken"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setenv("SHOP_DB", "/data/shop.db")
-    monkeypatch.setenv("SHOP_PASSWORD", "s3cret/p@ss")
+    monkeypatch.setenv("SHOP_PASSWORD", "s3cret%2Fp%40ss")
     monkeypatch.delenv("SHOP_NOTHING", raising=False)
     return Folder(path)

@@ -298,6 +298,7 @@ _ADVICE = {
 
 def database_at(address: Address, options: dict[str, str]) -> PostgresDatabase:
     """The database that an address names, one for all plugs of an app; its options are taken out of `options`."""
+    address.check_ports()
     parts = urlsplit(address.url)
     given = sorted((name, options.pop(name)) for name in OPTIONS if name in options)
     url = f"postgresql://{parts.netloc}{parts.path}" + (f"?{urlencode(given)}" if given else "")

@@ -230,6 +230,7 @@ def _word(error: ResponseError) -> str:
 def database_at(address: Address, options: dict[str, str]) -> RedisDatabase:
     """The server that an address names, one for all ledgers of an app; its options are taken out of `options`."""
     parts = urlsplit(address.url)
+    address.check_ports()
     number = unquote(parts.path).strip("/")
     if number and not number.isdecimal():
         raise AddressError(
