@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+import msgspec
 import pytest
 
 import keywise
@@ -13,7 +14,7 @@ BODY_MAX = 60_000
 
 
 def body(**fields: object) -> bytes:
-    return keywise.app.msgspec.json.encode(fields)
+    return msgspec.json.encode(fields)
 
 
 BAD_BODIES = {

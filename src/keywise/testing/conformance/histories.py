@@ -16,7 +16,7 @@ from keywise.standing import Pause
 from keywise.testing.conformance.ledgers import LedgerBench
 from keywise.testing.conformance.promise import Promises
 
-HISTORIES = 100
+HISTORIES = 60
 """Of each policy."""
 OPERATIONS = 60
 
