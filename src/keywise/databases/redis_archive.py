@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from keywise.databases.key_codes import decoded
 from keywise.databases.redis import in_pairs
-from keywise.databases.redis_book import TOKEN_NONCE_BITS, Book, Page
+from keywise.databases.redis_book import TOKEN_NONCE_BITS, Book, Page, stretches
 from keywise.databases.redis_governor import RedisGovernor
 from keywise.databases.redis_historian import RedisHistorian
 from keywise.databases.redis_listing import active_entries, charged_codes, codes_after
@@ -53,10 +53,10 @@ class RedisArchive:
         # Nothing is known to be there, and whatever is there all the same comes back and is written over.
         page = Page(states=dict.fromkeys(entries, GONE), entries=dict.fromkeys(entries))
         await self._book.work(page, lambda _, key: entries[key], frees=False)
-        letters: list[Any] = []
-        for buried_at, letter in part.letters:
-            letters += (repr(buried_at), msgspec.msgpack.encode(letter))
-        if letters:
+        for some in stretches(part.letters, lambda one: one[1]):
+            letters: list[Any] = []
+            for buried_at, letter in some:
+                letters += (repr(buried_at), msgspec.msgpack.encode(letter))
             await self._scope.call(KEEP, *letters)
         await self._historian.record(part.lines)
 
@@ -89,7 +89,9 @@ class RedisArchive:
         if not pairs:
             return Part(cursor="lines:-")
         packed = await database.run("HMGET", scope.key("letters"), *(int(number) for number, _ in pairs))
-        letters = [(float(at), LETTER(text)) for (_, at), text in zip(pairs, packed, strict=True)]
+        # One that was dropped in between has no text any more.
+        found = zip(pairs, packed, strict=True)
+        letters = [(float(at), LETTER(text)) for (_, at), text in found if text is not None]
         return Part(letters=letters, cursor=f"letters:{start + len(pairs)}")
 
 

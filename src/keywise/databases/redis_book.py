@@ -8,9 +8,9 @@ import asyncio
 import random
 import secrets
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -32,6 +32,11 @@ READ_WITHIN_S = 10.0
 """A decision that is older is not written: a worker may have been stopped between the two steps."""
 TOKEN_NONCE_BITS = 11
 ANY_STANDING = "*"
+LETTERS_MAX = 1_000
+LETTER_BYTES_MAX = 64 * 1024 * 1024
+"""So many dead letters one step carries at the most; Redis takes 512 MB in one argument, and 1 GB in one command."""
+
+T = TypeVar("T")
 
 
 class Page(msgspec.Struct):
@@ -101,7 +106,7 @@ class Book:
         raise UnavailableError(f"{self._scope.database.name}: others keep changing the same keys")
 
     async def keep(self, letters: Sequence[Letter]) -> None:
-        """Keep letters that end no claim."""
+        """Keep letters that end no claim, no more than one step carries."""
         more = _more((0, 0, 0), (b"", b""), letters)
         answer = await self._scope.call(SWAP, *self._terms(Page(), under_standing=False), *("", *(b"",) * 5, more))
         self._scope.saw(answer[2], answer[4])
@@ -186,6 +191,21 @@ def standing_of(text: bytes) -> Standing:
 
 def text_of(standing: Standing) -> bytes:
     return msgspec.json.encode(standing) if standing != PLAIN else b""
+
+
+def stretches(items: Iterable[T], letter: Callable[[T], Letter]) -> Iterator[list[T]]:
+    """Split what holds letters into no more than one step carries."""
+    found: list[T] = []
+    size = 0
+    for item in items:
+        more = len(_encode(letter(item)))
+        if found and (len(found) >= LETTERS_MAX or size + more > LETTER_BYTES_MAX):
+            yield found
+            found, size = [], 0
+        found.append(item)
+        size += more
+    if found:
+        yield found
 
 
 def _more(counts: Sequence[int], rate: tuple[bytes, bytes], letters: Iterable[Letter]) -> bytes:

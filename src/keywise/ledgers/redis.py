@@ -15,7 +15,7 @@ from keywise.change import Want
 from keywise.databases.key_codes import decoded
 from keywise.databases.redis import OPTIONS, RedisDatabase, database_at, in_pairs
 from keywise.databases.redis_archive import LETTER, RedisArchive
-from keywise.databases.redis_book import Book, Page, standing_of, text_of
+from keywise.databases.redis_book import Book, Page, standing_of, stretches, text_of
 from keywise.databases.redis_governor import RedisGovernor
 from keywise.databases.redis_historian import RedisHistorian
 from keywise.databases.redis_listing import active_entries
@@ -33,6 +33,7 @@ T = TypeVar("T")
 PRUNE_AT_ONCE = 4_096
 """Nobody has to wait for longer than such a stretch takes."""
 LETTERS_AT_ONCE = 100
+DROP_AT_ONCE = 4_096
 KNOWN_MAX = 50_000
 """Of so many claims the worker remembers what it wrote, which saves a step when they end."""
 
@@ -129,6 +130,10 @@ class RedisLedger:
         await self._end(claims, one, self._known_page(claims))
 
     async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+        parts = stretches(burials, lambda burial: burial.letter)
+        return [claim for some in parts for claim in await self._bury(some)]
+
+    async def _bury(self, burials: Sequence[Burial]) -> list[Claim]:
         by_claim = {id(burial.claim): burial for burial in burials if burial.claim is not None}
 
         def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
@@ -209,10 +214,11 @@ class RedisLedger:
         return found[:limit]
 
     async def drop(self, numbers: Sequence[int]) -> int:
-        if not numbers:
-            return 0
-        [gone] = await self._scope.call(DROP, *numbers)
-        return int(gone)
+        total = 0
+        for start in range(0, len(numbers), DROP_AT_ONCE):
+            [gone] = await self._scope.call(DROP, *numbers[start : start + DROP_AT_ONCE])
+            total += int(gone)
+        return total
 
     async def now(self) -> float:
         return await self._server.now()
