@@ -64,7 +64,7 @@ class FileShelf:
         return await _in_thread(self._folder, look)
 
     def _mine(self, suffix: str) -> list[Path]:
-        return [path for path in sorted(self._folder.glob(f"*{suffix}")) if path.name.startswith(self._prefix)]
+        return _those(self._folder, self._prefix, suffix)
 
 
 class LockedFile:
@@ -128,17 +128,29 @@ class LockedFile:
             self._descriptor = -1
 
 
-def notes_in(folder: str, pipeline: str) -> list[Notes]:
-    """What all spools of a pipeline say, those of living workers too; nothing is locked."""
-    prefix = f"{quote(pipeline, safe='')}@"
-    found = []
-    for path in sorted(Path(folder).glob(f"*{SUFFIX}")):
-        if path.name.startswith(prefix):
-            try:
-                found.append(read(path.read_bytes()))
-            except FileNotFoundError:
-                continue  # It was handed over in this moment.
-    return found
+def notes_in(folder: str, pipeline: str) -> tuple[list[Notes], list[str]]:
+    """What all spools of a pipeline say, those of living workers too, and which cannot be read; nothing is locked."""
+    found, troubles = list[Notes](), list[str]()
+
+    def look(path: Path, act: Callable[[], T]) -> T | None:
+        try:
+            return act()
+        except FileNotFoundError:
+            pass  # It was handed over in this moment, or nobody has worked here yet.
+        except OSError as error:
+            troubles.append(f"{path}: {error.strerror}")
+        return None
+
+    there, prefix = Path(folder), f"{quote(pipeline, safe='')}@"
+    for path in look(there, lambda: _those(there, prefix, SUFFIX)) or []:
+        text = look(path, path.read_bytes)
+        if text is not None:
+            found.append(read(text))
+    return found, troubles
+
+
+def _those(folder: Path, prefix: str, suffix: str) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.startswith(prefix) and path.suffix == suffix)
 
 
 def _created(path: Path) -> LockedFile:

@@ -44,6 +44,8 @@ class Spooled(msgspec.Struct, frozen=True):
     spools: int
     resync_due: bool
     """More keys were written than are noted."""
+    unread: list[str] = []
+    """Which spools cannot be read, and why."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -212,12 +214,12 @@ async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
 
 def spooled_of(settings: Settings, pipeline: str) -> Spooled | None:
     """What is noted in the spools of a pipeline on this machine; None if that is nothing."""
-    notes = notes_in(settings.spool, pipeline) if settings.spool is not None else []
-    if not notes:
+    notes, unread = notes_in(settings.spool, pipeline) if settings.spool is not None else ([], [])
+    if not (notes or unread):
         return None
     keys = {key for one in notes for key in one.keys}
     since = min((one.since for one in notes if one.since), default=0.0)
-    return Spooled(since, len(keys), len(notes), any(one.is_full for one in notes))
+    return Spooled(since, len(keys), len(notes), any(one.is_full for one in notes), unread)
 
 
 async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> Story | None:

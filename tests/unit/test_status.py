@@ -230,6 +230,7 @@ def test_figures_tell_what_is_noted_here_and_that_a_resync_is_due(tmp_path):
     text = '{"since": 5.0, "begun": [["a", [0, 1, 0], false]]}\n{"full": true}\n'
     (tmp_path / "pages@one.spool").write_text(text)
     (tmp_path / "pages@two.spool").write_text(text.replace("5.0", "4.0"))
+    (tmp_path / "pages@three.spool").mkdir()
     app = App("memory://")
     app.pipeline("pages", key="id", spool=str(tmp_path)).source("memory://").sink("memory://?grade=plain")
 
@@ -239,5 +240,7 @@ def test_figures_tell_what_is_noted_here_and_that_a_resync_is_due(tmp_path):
             return await figures_of(pipeline, WALL)
 
     figures = run(act())
-    assert figures.spooled == Spooled(since=4.0, keys=1, spools=2, resync_due=True)
+    assert figures.spooled == Spooled(
+        since=4.0, keys=1, spools=2, resync_due=True, unread=[f"{tmp_path / 'pages@three.spool'}: Is a directory"]
+    )
     assert figures.resync_since is not None and abs(figures.resync_since - WALL) < 60

@@ -83,7 +83,7 @@ def _tell(found: list[Figures], unreached: list[Unreached], now: float) -> None:
         for note in _notes(figures, now):
             screen().print(cell(f"{figures.pipeline}: {note}"))
     for one in unreached:
-        noted = told_spool(one.spooled, now) if one.spooled is not None else "nothing is noted in its spool here"
+        noted = "; ".join(told_spools(one.spooled, now)) or "nothing is noted in its spool here"
         screen().print(cell(f"{one.pipeline}: cannot be reached: {one.cause}; {noted}"))
 
 
@@ -100,13 +100,15 @@ def _tell_figures(found: list[Figures]) -> None:
     display(queues)
 
 
-def told_spool(spooled: Spooled, now: float) -> str:
-    """How many keys were written without the ledger since when, and whether that were too many."""
-    keys = (
-        f"{count(spooled.keys, 'key')} {'is' if spooled.keys == 1 else 'are'} noted in {count(spooled.spools, 'spool')}"
-    )
-    resync = "; more were written than are noted, so a full resync is due" if spooled.resync_due else ""
-    return f"without the ledger since {moment(spooled.since, now)}: {keys}{resync}"
+def told_spools(spooled: Spooled | None, now: float, advice: str = "") -> Iterator[str]:
+    """How many keys were written without the ledger since when, whether that were too many, and what is not known."""
+    if spooled is not None and spooled.spools:
+        keys = f"{count(spooled.keys, 'key')} {'is' if spooled.keys == 1 else 'are'} noted"
+        due = "; more were written than are noted, so a full resync is due" if spooled.resync_due else ""
+        noted = f"{keys} in {count(spooled.spools, 'spool')}{due}{advice}"
+        yield f"without the ledger since {moment(spooled.since, now)}: {noted}"
+    for trouble in spooled.unread if spooled is not None else []:
+        yield f"a spool cannot be read: {trouble}"
 
 
 def told_pause(pause: Pause, now: float) -> str:
@@ -130,8 +132,7 @@ def _notes(figures: Figures, now: float) -> Iterator[str]:
         named = ", ".join(repr(pause.keys) for pause in keys[:PAUSES_SHOWN])
         more = f" and {len(keys) - PAUSES_SHOWN:,} more" if len(keys) > PAUSES_SHOWN else ""
         yield f"paused: {count(len(keys), 'key')}: {named}{more}"
-    if figures.spooled is not None:
-        yield f"{told_spool(figures.spooled, now)}; a worker with this spool makes them suspect"
+    yield from told_spools(figures.spooled, now, "; a worker with this spool makes them suspect")
     if figures.resync_since is not None:
         yield (
             f"A FULL RESYNC IS DUE, since {moment(figures.resync_since, now)}: more keys are in doubt than the "
