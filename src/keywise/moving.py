@@ -184,6 +184,7 @@ class Move:
         there = shifted_standing(plan.standing, plan.shift_s)
         mark = Pause(UNFINISHED, True, await target.operator.now(), storable(mandate.who), self._why)
         await target.archive.stand(replace(there, pauses=(*there.pauses, mark)))
+        await self._refuse_itself(before)
         if plan.found is not Found.NOTHING:
             await target.archive.clear()
         if not await self._is_empty():
@@ -198,6 +199,15 @@ class Move:
         await target.archive.stand(there)
         await self._record(self._source, f"to {self._target.name}: {told}", mandate)
         return copied
+
+    async def _refuse_itself(self, before: Standing) -> None:
+        """One ledger may have two names. Then the mark of the target is found in the source, which had none."""
+        if _mark_of(await self._source.ledger.governor.standing()) is not None:
+            await self._target.ledger.archive.stand(before)
+            raise ActError(
+                f"{self._source.name} and {self._target.name} are the same ledger; nothing was changed, "
+                "name another one to copy to"
+            )
 
     @property
     def _why(self) -> str:

@@ -150,3 +150,27 @@ def test_what_a_ledger_counts_and_does_not_tell_is_noticed():
         assert (plan.found, plan.difference) == (Found.OTHER, "keys: 9 instead of 10")
 
     run(main())
+
+
+def test_a_ledger_that_is_known_by_two_names_is_not_replaced_by_itself():
+    """Something is written while both sides are compared, so that they seem to differ."""
+    road = Road()
+    road.target = road.source
+
+    def write(what: str) -> None:
+        road.source.database.scope("pages").entries["more"] = Entry(order_of(1))
+
+    async def main() -> None:
+        await road.fill()
+        standing = await road.source.standing()
+        road.meanwhile = write
+        move, (before, _) = road.move, await road.content()
+        plan = await move.plan()
+        assert plan.found is Found.OTHER
+        with pytest.raises(ActError, match="old:// and new:// are the same ledger"):
+            await move.run(plan, WHO)
+        after, _ = await road.content()
+        assert (len(after.entries), after.letters, after.lines) == (15, before.letters, before.lines)
+        assert await road.source.standing() == standing
+
+    run(main())
