@@ -10,6 +10,7 @@ from conformance.redis_benches import fresh
 from keywise.change import Want, order_of
 from keywise.databases import redis_scope
 from keywise.databases.redis import RedisDatabase
+from keywise.entry import Entry
 from keywise.errors import UnavailableError
 from keywise.ledgers.redis import RedisLedger
 from keywise.rules import Policy, Terms
@@ -147,5 +148,48 @@ def test_a_pause_and_an_era_that_are_lost_are_found_out(server, what):
                 await reached(one)
                 assert one.losses == 1
             assert await is_due(ledger)
+
+    run(story())
+
+
+def test_a_quiet_worker_is_not_taken_for_one_whose_writes_are_gone(server):
+    """So many wrote after it that its number is kept no more."""
+
+    async def story() -> None:
+        async with ledger_on(server) as quiet:
+            await committed(quiet, "a", 5)
+            crowd = [word for number in range(5000) for word in ("3", f"worker{number}")]
+            server.command("ZADD", "keywise:{shop}:workers", *crowd)
+            async with ledger_on(server):
+                assert int(server.command("ZCARD", "keywise:{shop}:workers")[1:]) == redis_scope.WORKERS_MAX
+            await quiet.census()
+            assert (quiet.losses, await is_due(quiet)) == (0, False)
+            await committed(quiet, "c", 5)
+            server.command("DEL", "keywise:{shop}:workers")
+            await quiet.census()
+            assert quiet.losses == 1, "what is lost after that is found out"
+
+    run(story())
+
+
+def test_what_was_to_be_written_elsewhere_is_not_written_after_a_loss(server):
+    """Keys may lie in other places of a ledger that was made anew."""
+
+    async def story() -> None:
+        async with ledger_on(server, buckets=7):
+            pass
+        async with ledger_on(server) as ledger:
+            await committed(ledger, "a", 5)
+            page = await ledger._book.read(["key"])
+            server.command("FLUSHALL")
+            async with ledger_on(server) as other:
+                await committed(other, "key", 9)
+            wrong = Entry(order_of(8), False, page.now)
+            with pytest.raises(UnavailableError, match="buckets"):
+                await ledger._book.work(page, lambda page, key: page.entries[key] or wrong)
+            assert (await ledger.inspect("key")).mark == order_of(9)
+            assert (ledger.losses, await is_due(ledger)) == (1, True)
+            await ledger._book.work(page, lambda page, key: page.entries[key] or wrong)
+            assert (await ledger.inspect("key")).mark == order_of(9)
 
     run(story())

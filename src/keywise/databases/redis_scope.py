@@ -24,6 +24,8 @@ RECOVERIES_MAX = 3
 NOTES_MAX = 50
 """How often a loss is noted anew where others keep changing what is set."""
 UNLINK_AT_ONCE = 4096
+WORKERS_MAX = 4096
+"""Of so many the numbers are kept, those that wrote last; of the others only the highest."""
 SCOPES = "keywise:scopes"
 
 
@@ -67,7 +69,13 @@ class RedisScope:
 
     async def call(self, script: Script, *arguments: Any) -> list[Any]:
         """The answer of a guarded script. What was lost is noted, and work goes on."""
+        buckets = self.buckets
         for _ in range(RECOVERIES_MAX):
+            if buckets != self.buckets:
+                raise UnavailableError(
+                    f"{self.database.name} has lost {self.name!r}, which now has {self.buckets} buckets instead of "
+                    f"{buckets}; try again"
+                )
             learned = self._learned
             known = (self.prefix, self._nonce, self._worker, self._seen, self._own, repr(self.database.ahead_s))
             answer = await self.database.call(script, *known, *arguments)
@@ -117,7 +125,7 @@ class RedisScope:
     async def _open(self, seen: int, before: bytes, after: bytes, *, lost: bool) -> list[Any]:
         is_lost = "1" if lost else ""
         own = (self.prefix, secrets.token_hex(8), self.buckets, self._worker, seen, FORMAT, is_lost, self.name)
-        return await self.database.call(OPEN, *own, before, after)
+        return await self.database.call(OPEN, *own, before, after, WORKERS_MAX)
 
     def _learn(self, found: list[Any], *, lost: bool) -> None:
         form, nonce, buckets, seq = found

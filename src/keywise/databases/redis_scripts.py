@@ -24,6 +24,10 @@ _GUARD = """
 local P = ARGV[1]
 local meta = redis.call('HMGET', P .. 'meta', 'nonce', 'seq')
 local own = redis.call('ZSCORE', P .. 'workers', ARGV[3])
+if not own and ARGV[5] ~= '0' then
+  -- Of very many workers those that wrote last are kept; of the others it is known how far they had come.
+  own = redis.call('HGET', P .. 'meta', 'forgotten')
+end
 if meta[1] ~= ARGV[2] or tonumber(meta[2]) < tonumber(ARGV[4])
     or (ARGV[5] ~= '0' and (not own or tonumber(own) < tonumber(ARGV[5]))) then
   return {'lost'}
@@ -325,14 +329,20 @@ if ARGV[7] ~= '' then
   end
   redis.call('ZADD', P .. 'workers', redis.call('HGET', P .. 'meta', 'seq'), ARGV[4])
 end
-redis.call('ZREMRANGEBYRANK', P .. 'workers', 0, -4097)
+local last = -1 - tonumber(ARGV[11])
+local gone = redis.call('ZRANGE', P .. 'workers', last, last, 'WITHSCORES')
+if #gone > 0 then
+  redis.call('HSET', P .. 'meta', 'forgotten', gone[2])
+  redis.call('ZREMRANGEBYRANK', P .. 'workers', 0, last)
+end
 return redis.call('HMGET', P .. 'meta', 'format', 'nonce', 'buckets', 'seq')
 """,
     # When memory is used up, whoever wants to make room has to come in.
     frees=True,
 )
 """What holds for a scope, which is made if it is new. ARGV: prefix, nonce, buckets, worker, seen, format, whether this
-worker has found that something was lost, the scope's name, and the standing before and after that is noted in it."""
+worker has found that something was lost, the scope's name, the standing before and after that is noted in it,
+and of how many workers the numbers are kept."""
 
 DROP = Script(
     _GUARD
