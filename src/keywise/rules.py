@@ -214,9 +214,10 @@ def doubt(entry: Entry | None, want: Want, now: float, policy: Policy) -> Entry 
     doubted = _suspected(entry, policy, now) or EMPTY
     if want.order is None:
         return doubted
-    if now >= doubted.lease_until and doubted.tried is not None and want.order >= doubted.tried:
+    if doubted.tried is not None and want.order >= doubted.tried:
         # What the last holder tried was written without a claim and acked: its message comes no more to settle it.
-        doubted = _free(doubted)
+        # A lease that still runs ends by itself, and then nobody has to wait for the holder's next try.
+        doubted = _free(doubted) if now >= doubted.lease_until else replace(doubted, abandoned=True)
     if doubted.mark is not None and want.order <= doubted.mark:
         return doubted
     return _with_unknown(doubted, want.order, now + policy.redelivery_s)

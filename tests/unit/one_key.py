@@ -73,6 +73,10 @@ class OneKey:
         self.entry = rules.fail_unclaimed(self.entry, self.want(version), self.now)
         return self.entry.attempts
 
+    def doubt(self, version: int) -> None:
+        """It was written without a claim."""
+        self.entry = rules.doubt(self.entry, self.want(version), self.now, self.policy)
+
     def release(self, claim: Claim) -> None:
         self.entry = rules.release(self.entry, claim)
 

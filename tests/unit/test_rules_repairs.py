@@ -4,7 +4,7 @@ import pytest
 
 from keywise import rules
 from keywise.change import Want, order_of
-from keywise.rules import Answer, Certainty, Claim, Entry
+from keywise.rules import Answer, Certainty, Claim, Entry, Refusal, Verdict
 from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 
 
@@ -112,6 +112,38 @@ def test_a_repair_that_takes_the_key_drops_what_can_no_longer_arrive_and_leaves_
     key.wait(REDELIVERY_S)
     assert key.exclude().suspect == 1
     assert key.entry.unknown is None
+
+
+@pytest.mark.parametrize("wait_s", [0.0, LEASE_S / 2, LEASE_S])
+def test_a_repair_need_not_wait_for_a_change_that_was_written_without_the_ledger(wait_s):
+    """Rule 22: however short the outage was, its message was acked and comes no more to settle it."""
+    for written in (5, 6):
+        key = OneKey()
+        claim = key.take(5, "w1")
+        key.wait(wait_s)
+        key.doubt(written)
+        key.wait(LEASE_S - wait_s)
+        assert isinstance(key.exclude("w2"), Claim)
+        assert key.commit(claim) is Verdict.REFUSED
+
+
+def test_a_doubt_during_a_lease_leaves_the_key_to_its_holder_until_then():
+    """Rule 22: whether it still writes is not known."""
+    key = OneKey()
+    claim = key.take(5, "w1")
+    key.doubt(5)
+    assert Refusal(Answer.BUSY, LEASE_S) == key.exclude("w2")
+    assert key.commit(claim) is Verdict.COMMITTED
+    assert (key.entry.suspect, key.entry.token) == (1, 0)
+
+
+def test_a_repair_waits_for_a_holder_that_tried_something_newer_than_was_written_without_it():
+    """Rule 18: it may have died of that, and deaths must not be forgotten."""
+    key = OneKey()
+    key.take(5, "w1")
+    key.doubt(4)
+    key.wait(LEASE_S)
+    assert Refusal(Answer.DEFERRED, REDELIVERY_S) == key.exclude("w2")
 
 
 def test_only_idle_and_old_entries_are_pruned():
