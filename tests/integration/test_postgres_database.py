@@ -323,3 +323,16 @@ def test_a_plain_function_cannot_write_with_an_asyncpg_connection(url):
                 pass
 
     run(main())
+
+
+@pytest.mark.parametrize("port", ["s3cret", "70000"])
+def test_a_port_that_is_none_is_told_without_what_was_written_there(port):
+    """It may be a part of a password that was not quoted."""
+
+    async def main() -> None:
+        async with PostgresDatabase(f"postgresql:///shop?host=127.0.0.1&port={port}"):
+            pass
+
+    with pytest.raises(DatabaseError, match="host and port cannot be read; check the URL") as error:
+        run(main())
+    assert error.value.__cause__ is not None and error.value.__cause__.__cause__ is None

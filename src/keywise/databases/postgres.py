@@ -307,7 +307,13 @@ def database_at(address: Address, options: dict[str, str]) -> PostgresDatabase:
 
 async def _connected(url: str, **options: Any) -> Any:
     given = {"timeout": CONNECT_S, "command_timeout": COMMAND_S, **options}
-    return await asyncpg.connect(url, server_settings={"application_name": "keywise"}, **given)
+    try:
+        return await asyncpg.connect(url, server_settings={"application_name": "keywise"}, **given)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, asyncpg.InterfaceError):
+            raise
+        # Its text would tell a part of the URL, perhaps of the password.
+        raise asyncpg.ClientConfigurationError("host and port cannot be read") from None
 
 
 @asynccontextmanager
