@@ -227,8 +227,8 @@ class FirstWins:
             attempts += 1
             await asyncio.sleep(min(PROBE_MAX_S, self._pipeline.retry_s(attempts)))
             try:
-                # A write: a ledger that can only be read is not back.
-                await self._pipeline.governor.turn("probe", PROBE_MAX_S)
+                # A write, each time: a ledger that can only be read is not back.
+                await self._pipeline.governor.turn("probe", 0.0)
             except UnavailableError as error:
                 self._pipeline.outage.failed(str(error))
             else:

@@ -333,7 +333,7 @@ class Governor(Protocol):
         """Keys after one that a claim is held on now, in their order."""
 
     async def turn(self, chore: str, every_s: float) -> bool:
-        """True for one worker per interval: it has the turn at a chore."""
+        """True for one worker per interval: it has the turn at a chore. Without an interval, each call has to write."""
 
 
 class Line(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import pytest
 from chaos.fleet import until
 from integration.command import Folder
 from keywise.databases.redis import RedisDatabase
+from keywise.errors import UnavailableError
 from keywise.ledgers.redis import RedisLedger
 from keywise.rules import Policy
 from running import run
@@ -76,5 +77,19 @@ def test_a_pipeline_that_is_new_can_be_opened(server):
     async def story() -> None:
         async with RedisLedger(RedisDatabase(server.url), "new", Policy()) as ledger:
             assert (await ledger.census()).keys == 0
+
+    run(story())
+
+
+def test_a_chore_that_frees_memory_has_its_turn_and_a_probe_does_not_get_through(server):
+    """Else a ledger that refuses claims would count as being back."""
+
+    async def story() -> None:
+        async with RedisLedger(RedisDatabase(server.url), "new", Policy()) as ledger:
+            assert await ledger.governor.turn("probe", 0.0) and await ledger.governor.turn("probe", 0.0)
+            server.command("CONFIG", "SET", "maxmemory", "1kb")
+            assert await ledger.governor.turn("prune", 60.0)
+            with pytest.raises(UnavailableError, match="maxmemory"):
+                await ledger.governor.turn("probe", 0.0)
 
     run(story())

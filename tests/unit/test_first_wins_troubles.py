@@ -9,6 +9,7 @@ from keywise import events
 from keywise.change import Outcome, Want, order_of
 from keywise.entry import Terms
 from keywise.errors import PermanentError, TransientError
+from keywise.first_wins import PROBE_MAX_S
 from keywise.protocols import APPLIED, Result
 from unit.outage_rig import Outage, body
 from unit.rig import Running
@@ -318,3 +319,21 @@ def test_what_was_noted_and_not_begun_before_the_stop_is_clean():
     rig.play(story())
     assert (rig.written, len(rig.queue)) == ([], 1)
     assert all(not sheet.notes().keys for sheet in outage.paper.sheets)
+
+
+def test_a_probe_is_a_write_however_short_after_that_of_another_worker():
+    """A ledger that can be read and not written, as with a full disk, is not back."""
+    outage = Outage()
+    rig, chores = outage.rig, outage.rig.database.scope("test").chores
+
+    async def story() -> float:
+        async with Running(rig):
+            await rig.send(body("a", 1))
+            await outage.goes_down()
+            chores["probe"] = others = rig.loop.time()
+            outage.comes_back()
+            await rig.until(lambda: rig.of(events.LedgerBack))
+        return others
+
+    others = rig.play(story())
+    assert others < chores["probe"] < others + PROBE_MAX_S

@@ -12,7 +12,7 @@ from keywise.databases.key_codes import decoded, encoded
 from keywise.databases.redis_book import TRIES_MAX, WAIT_S, Book, Page, standing_of, text_of
 from keywise.databases.redis_listing import active_entries, codes_after
 from keywise.databases.redis_scope import RedisScope
-from keywise.databases.redis_scripts import STAND, TURN
+from keywise.databases.redis_scripts import PROBE, STAND, TURN
 from keywise.entry import Claim, Entry
 from keywise.errors import UnavailableError
 from keywise.standing import Pause, Standing
@@ -79,7 +79,8 @@ class RedisGovernor:
         return sorted(key for key in map(decoded, codes) if key > after)[:limit]
 
     async def turn(self, chore: str, every_s: float) -> bool:
-        [done] = await self._scope.call(TURN, chore, repr(every_s))
+        # What has an interval may free memory; what has none finds out whether there is any.
+        [done] = await self._scope.call(TURN if every_s else PROBE, chore, repr(every_s))
         return bool(done)
 
     async def note_resync(self, is_due: bool) -> None:

@@ -193,16 +193,17 @@ return {tonumber(counts[1] or 0), tonumber(counts[2] or 0), held, tonumber(count
     frees=True,
 )
 
-TURN = Script(
+_TURN = (
     _GUARD
     + """
 local done = redis.call('HGET', P .. 'chores', ARGV[7])
 if done and seconds < tonumber(done) + tonumber(ARGV[8]) then return {0} end
 redis.call('HSET', P .. 'chores', ARGV[7], string.format('%.6f', seconds))
 return {1}
-""",
-    frees=True,
+"""
 )
+TURN = Script(_TURN, frees=True)
+PROBE = Script(_TURN)
 
 # In a small ledger most buckets are empty, and many of them are passed over at once.
 _SKIP = """
