@@ -66,7 +66,7 @@ class Settings:
     ledger_grace_s: float = 5.0
     """The ledger is down once it was silent for so long; one lost connection is no outage."""
     spool: str | None = None
-    """The folder for notes of keys that were written without the ledger; it has to outlive the worker, and is for one app."""
+    """The folder for notes of keys that were written without the ledger; it outlives the worker, and is for one app."""
     spool_keys_max: int = 10_000
     """Keys that one worker notes, at the most; with more, a full resync is due."""
 
