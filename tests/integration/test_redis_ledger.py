@@ -327,6 +327,26 @@ def test_what_was_decided_long_ago_is_not_written(monkeypatch):
     run(story())
 
 
+def test_what_was_decided_before_a_key_may_have_come_and_gone_is_decided_again():
+    """Where keys are forgotten soon, one that is not there may have had a newer mark meanwhile."""
+
+    async def story() -> None:
+        async with on_shared(policy=Policy(redelivery_s=2.0, retention_s=3.0)) as ledger:
+            for seconds, times in ((4.0, 1), (6.0, 2)):
+                page = await ledger._book.read(["a"], tokens=True)
+                ledger.advance(seconds)
+                moments = []
+
+                def act(page, key, moments=moments):
+                    moments.append(page.now)
+                    return claimed(page, key)
+
+                await ledger._book.work(page, act)
+                assert len(moments) == times
+
+    run(story())
+
+
 def test_a_long_key_does_not_make_short_ones_larger():
     async def story() -> None:
         async with on_shared(buckets=1) as ledger:

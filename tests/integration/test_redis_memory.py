@@ -47,7 +47,7 @@ def full(tmp_path: Path, server: RedisServer) -> Folder:
     assert folder.keywise("send", "shop", *bodies).status == 0
     outcomes = folder.work()["shop"]
     assert (outcomes["applied"], outcomes["dead"]) == (3, 2)
-    folder.write("shop.py", SHOP.format(ledger=server.url, more=', retention="1ms", redelivery="1ms"'))
+    folder.write("shop.py", SHOP.format(ledger=server.url, more=', retention="100ms", redelivery="100ms"'))
     assert server.command("CONFIG", "SET", "maxmemory", "1kb").startswith("+OK")
     return folder
 

@@ -29,7 +29,10 @@ TRIES_MAX = 50
 """How often keys that others keep changing are decided again before the ledger counts as unreachable."""
 WAIT_S = 0.001
 READ_WITHIN_S = 10.0
-"""A decision that is older is not written: a worker may have been stopped between the two steps."""
+"""A decision that is older is not written: a worker may have been stopped between the two steps.
+
+Where keys are forgotten sooner it has to be younger: a key that was not there may have come and gone meanwhile.
+"""
 TOKEN_NONCE_BITS = 11
 ANY_STANDING = "*"
 LETTERS_MAX = 1_000
@@ -146,7 +149,12 @@ class Book:
         read_at = "" if page.read_at is None else repr(page.read_at)
         standing: Any = b"=" + page.standing_text if under_standing else ANY_STANDING
         stamp, sweep = "1" if page.is_timed_there else "", "" if self._keeps_rates else "1"
-        return read_at, standing, READ_WITHIN_S, stamp, era, sweep
+        return read_at, standing, self._read_within_s(), stamp, era, sweep
+
+    def _read_within_s(self) -> float:
+        if self._policy.retention_s is None:
+            return READ_WITHIN_S
+        return min(READ_WITHIN_S, self._policy.retention_s + self._policy.redelivery_s)
 
     def _item(self, page: Page, key: str, entry: Entry | None, state: bytes) -> tuple[Any, ...]:
         code, lease, doubt = encoded(key), "", ""
