@@ -1,6 +1,7 @@
 """Keeps claims alive: renews them in time, and stops their work at once when one is lost."""
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -17,11 +18,13 @@ ROUNDING_S = 1e-6
 class Held:
     """A claim that this process holds, with the deadline by its own clock."""
 
-    __slots__ = ("call", "claim", "deadline", "is_ending", "started")
+    __slots__ = ("call", "claim", "deadline", "has_begun", "is_ending", "started")
 
     def __init__(self, claim: Claim, started: float, deadline: float) -> None:
         self.claim = claim
         self.started = started
+        """When its work began; before that, when it was asked for."""
+        self.has_begun = False
         self.deadline = deadline
         self.call: Call | None = None
         """What runs under this claim, and perhaps under others."""
@@ -53,6 +56,8 @@ class Heartbeat:
         self._clock = clock
         self._lost = lost
         self._held: dict[int, Held] = {}
+        self._begun_at = -math.inf
+        """When work under any of them began last."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_unanswered = False
         """A renewal is on its way, or the last one had no answer."""
@@ -88,7 +93,7 @@ class Heartbeat:
         """Whether these claims have ended only because the ledger could not be reached to renew them."""
         now = self._clock()
         held = [self._held.get(claim.token) for claim in claims]
-        young = all(one is not None and now - one.started < self._runtime_max_s for one in held)
+        young = all(one is not None and self._is_young(one, now) for one in held)
         return self._is_unanswered and young and self.left_s(claims) <= ROUNDING_S
 
     @asynccontextmanager
@@ -99,8 +104,9 @@ class Heartbeat:
         async with asyncio.timeout(left_s) as timeout:
             held = [one for claim in claims if (one := self._held.get(claim.token)) is not None]
             call = Call(timeout, held)
+            self._begun_at = self._clock()
             for one in held:
-                one.call = call
+                one.call, one.started, one.has_begun = call, self._begun_at, True
             try:
                 yield
             finally:
@@ -116,7 +122,7 @@ class Heartbeat:
     async def beat(self, ledger: Ledger) -> None:
         """Renew once. An unreachable ledger changes nothing: the deadlines simply come nearer."""
         now = self._clock()
-        held = {t: h for t, h in self._held.copy().items() if now - h.started < self._runtime_max_s}
+        held = {token: one for token, one in self._held.copy().items() if self._is_young(one, now)}
         if held:
             await self._renew(ledger, held)
 
@@ -142,6 +148,12 @@ class Heartbeat:
             one.deadline = self._deadline(asked_at)
             self._tell(self._move, one)
         return not lost
+
+    def _is_young(self, one: Held, now: float) -> bool:
+        """Whether it may be renewed. What waits for a worker may wait until the work that began last has had to end."""
+        if one.has_begun:
+            return now - one.started < self._runtime_max_s
+        return now - max(one.started, self._begun_at) < self._runtime_max_s + self._lease_s
 
     def _left_s(self, claim: Claim, now: float) -> float:
         held = self._held.get(claim.token)
