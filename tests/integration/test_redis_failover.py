@@ -1,4 +1,4 @@
-"""A name that leads to another Redis server after a failover, while the old one goes on as a replica."""
+"""Connections to Redis that lead nowhere any more: cut off while idle, or to what has become a replica."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from chaos.fleet import until
 from keywise.change import Want, order_of
+from keywise.databases import redis as redis_module
 from keywise.databases.redis import RedisDatabase
 from keywise.errors import UnavailableError
 from keywise.ledgers.redis import RedisLedger
@@ -49,14 +51,17 @@ async def _pumped(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-def test_after_a_failover_the_first_refusal_leads_to_the_new_master():
+def test_after_a_failover_the_first_refusal_leads_to_the_new_master(monkeypatch):
+    monkeypatch.setattr(redis_module, "IDLE_S", 600.0)
+
     async def story(old: RedisServer, new: RedisServer) -> None:
         new.command("REPLICAOF", "127.0.0.1", str(old.port))
         async with Name(old).known() as name, RedisLedger(RedisDatabase(name.url), "shop", Policy()) as ledger:
             together = [ledger.claim([Want(key, order_of(1))], TERMS) for key in "abcd"]
             for answers in await asyncio.gather(*together):
                 await ledger.commit(answers.granted)
-            old.command("WAIT", "1", "0")
+            old.command("SET", "last", "written")
+            until(lambda: "written" in new.command("GET", "last"), "the replica to have it all")
             new.command("REPLICAOF", "NO", "ONE")
             old.command("REPLICAOF", "127.0.0.1", str(new.port))
             name.server = new
@@ -65,5 +70,17 @@ def test_after_a_failover_the_first_refusal_leads_to_the_new_master():
             assert len((await ledger.claim([Want("a", order_of(2))], TERMS)).granted) == 1
             assert ledger.losses == 0
 
-    with redis_server() as old, redis_server() as new:
+    with redis_server(repl_diskless_sync_delay="0") as old, redis_server() as new:
         run(story(old, new))
+
+
+def test_connections_that_were_cut_off_while_nobody_used_them_are_not_noticed(monkeypatch):
+    async def story(server: RedisServer) -> None:
+        async with RedisLedger(RedisDatabase(server.url), "shop", Policy()) as ledger:
+            await asyncio.gather(*(ledger.census() for _ in range(4)))
+            assert server.command("CLIENT", "KILL", "TYPE", "normal") != ":0\r\n"
+            monkeypatch.setattr(redis_module, "IDLE_S", -1.0)
+            await ledger.census()
+
+    with redis_server() as server:
+        run(story(server))

@@ -25,6 +25,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from keywise.address import Address, shown
+from keywise.clock import boot_time
 from keywise.databases.redis_scripts import Script
 from keywise.errors import AddressError, DatabaseError, UnavailableError
 
@@ -32,6 +33,8 @@ CONNECT_S = 10.0
 """How long a connection may take, and how long one of the pool is waited for."""
 COMMAND_S = 60.0
 """How long an answer may take before the server counts as unreachable."""
+IDLE_S = 5.0
+"""A connection that nobody used for longer is made anew, which costs less than a call that fails."""
 CONNECTIONS_MAX = 8
 OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 """What a URL may tell the client library."""
@@ -49,7 +52,8 @@ class RedisDatabase:
         self._opening = asyncio.Lock()
         self._factory: Any = None
         """Makes connections as the URL says; None while this is not open."""
-        self._free: list[Any] = []
+        self._free: dict[Any, float] = {}
+        """Connections that nobody uses, the last used ones last, and since when."""
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         self.ahead_s = 0.0
         """By how much the clock was moved, to check what time does."""
@@ -98,7 +102,7 @@ class RedisDatabase:
         """
         assert self._factory is not None, "the database is not open"
         async with self._slots:
-            connection = self._free.pop() if self._free else self._factory.make_connection()
+            connection = await self._taken()
             try:
                 answer = await _exchanged(connection, command)
             except ResponseError as error:
@@ -106,17 +110,27 @@ class RedisDatabase:
                     # By now the name may lead to another server, which only a new connection finds.
                     await self._drop(connection, *self._free)
                 else:
-                    self._free.append(connection)
+                    self._free[connection] = boot_time()
                 raise
             except BaseException:
                 # Its answer may still come, and must not be taken for another one's. The others may be cut off as well.
                 await self._drop(connection, *self._free)
                 raise
-            self._free.append(connection)
+            self._free[connection] = boot_time()
             return answer
 
+    async def _taken(self) -> Any:
+        """One that was used a moment ago, or a new one."""
+        if self._free:
+            connection, since = self._free.popitem()
+            if boot_time() - since <= IDLE_S:
+                return connection
+            # Whatever lies between may have cut it off long ago, and so the others, which were idle for longer.
+            await self._drop(connection, *self._free)
+        return self._factory.make_connection()
+
     async def _drop(self, *connections: Any) -> None:
-        self._free = [one for one in self._free if one not in connections]
+        self._free = {one: since for one, since in self._free.items() if one not in connections}
         for connection in connections:
             with suppress(OSError, TimeoutError, RedisError):
                 await connection.disconnect(nowait=True)
