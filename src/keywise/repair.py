@@ -92,6 +92,9 @@ class Repair:
     async def _write_truth(self, claim: Claim) -> str:
         pipeline = self._pipeline
         entry = await pipeline.operator.inspect(claim.key)
+        if not await self._is_quiet(entry or EMPTY):
+            await pipeline.ledger.release([claim])
+            return "it became suspect again, so the horizon begins anew"
         try:
             if not await self._heartbeat.begin(pipeline.ledger, claim):
                 return "the claim was lost before the repair began"
@@ -123,6 +126,10 @@ class Repair:
         self._fruitless.pop(claim.key, None)
         pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
         return ""
+
+    async def _is_quiet(self, entry: Entry) -> bool:
+        """Whether nothing that was written since the suspects were looked for may still land after the truth."""
+        return entry.suspect_at <= await self._pipeline.operator.now() - self._pipeline.settings.horizon_s
 
     async def _truth(self, key: str, entry: Entry) -> Change[Any] | None:
         """The current state as a change; None if what was read is older than what is committed or perhaps written."""

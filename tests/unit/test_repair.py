@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from keywise import events
 from keywise.change import Change, Want, order_of
 from keywise.errors import TransientError
+from keywise.patience import beating
+from keywise.repair import Repair
 from keywise.rules import Claim, Terms
 from unit.rig import LEASED, Rig, Running
 from unit.test_consumer import page
@@ -53,6 +55,23 @@ class Ward(Rig):
     @property
     def causes(self) -> list[str]:
         return [event.cause for event in self.of(events.Failed)]
+
+
+def test_a_key_that_became_suspect_again_since_it_was_looked_for_waits_for_the_horizon():
+    """What made it suspect may still land, after the truth and unnoticed."""
+    ward = Ward(lambda key: {"id": key, "v": 5, "text": "true"})
+
+    async def story() -> None:
+        await ward.fall_ill()
+        await ward.pass_s(HORIZON_S)
+        await ward.ledger.doubt([Want("a", order_of(4))])
+        pipeline = ward.pipeline()
+        async with beating(pipeline) as heartbeat:
+            causes = await Repair(pipeline, heartbeat).run(["a"])
+        assert causes == {"a": "it became suspect again, so the horizon begins anew"}
+        assert ward.entry("a").suspect == 2
+
+    ward.play(story())
 
 
 def test_a_suspect_key_is_written_again_from_the_truth_after_the_horizon():

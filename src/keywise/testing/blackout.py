@@ -130,7 +130,8 @@ class Blackout:
 
     def failed(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
-            if claim.token and claim.token in self._cut_off:
+            # A repair that fails is no try of a change.
+            if claim.order is not None and claim.token and claim.token in self._cut_off:
                 self._world.auditor.violate(f"an outage costs {claim.key} an attempt")
 
     def _is_concerned(self, process: Process, stretch: Stretch) -> bool:

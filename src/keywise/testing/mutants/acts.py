@@ -16,7 +16,7 @@ from keywise.leased import Leased
 from keywise.pipeline import Pipeline
 from keywise.protocols import Failure, Grade
 from keywise.repair import Repair
-from keywise.rules import Certainty
+from keywise.rules import Certainty, Entry
 from keywise.testing.mutants.mutant import Mutant
 from keywise.transacted import ClaimInTransaction, OneTransaction, Worked
 from keywise.work import Job
@@ -147,8 +147,13 @@ async def _never_wait(self: Leased) -> None:
     return None
 
 
+async def _quiet(entry: Entry) -> bool:
+    return True
+
+
 async def _repair_at_once(self: Repair) -> list[str]:
     self.due = self._next_due()
+    self._is_quiet = _quiet  # type: ignore[method-assign]
     try:
         return await self._pipeline.operator.suspects(10, -1e9)
     except UnavailableError:
