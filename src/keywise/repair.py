@@ -110,10 +110,9 @@ class Repair:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            # The write may have landed or not; the key stays suspect and is looked at again after the lease.
-            self._tell_failure(claim, cause_of_error(error))
-            await pipeline.ledger.fail([Failure(claim, Certainty.UNKNOWN, 0.0)])
-            return cause_of_error(error)
+            return await self._give_up(claim, cause_of_error(error))
+        if self._heartbeat.left_s([claim]) <= 0:
+            return await self._give_up(claim, "the claim ended before the sink had answered")
         if result.outcome is Outcome.BUSY:
             await pipeline.ledger.release([claim])
             return result.cause or "the sink is busy"
@@ -126,6 +125,13 @@ class Repair:
         self._fruitless.pop(claim.key, None)
         pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
         return ""
+
+    async def _give_up(self, claim: Claim, cause: str) -> str:
+        """The write may have landed or not: the key stays suspect, or is so again if somebody else has repaired it."""
+        self._tell_failure(claim, cause)
+        claim.overdue = self._heartbeat.left_s([claim]) <= 0
+        await self._pipeline.ledger.fail([Failure(claim, Certainty.UNKNOWN, 0.0)])
+        return cause
 
     async def _is_quiet(self, entry: Entry) -> bool:
         """Whether nothing that was written since the suspects were looked for may still land after the truth."""
