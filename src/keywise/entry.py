@@ -98,6 +98,8 @@ class Claim(msgspec.Struct):
     alone: bool = False
     overdue: bool = False
     """Set by the holder when its own deadline passed before the sink had answered."""
+    cut_off: bool = False
+    """Set by the holder when that happened only because the ledger could not be reached: it costs no attempt."""
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from keywise.pipeline import LEDGER, Pipeline
 from keywise.protocols import Burial, Failure, Result
 from keywise.repair import Repair
 from keywise.rules import Answer, Certainty, Claim, Refusal, Terms
-from keywise.work import Job, Work
+from keywise.work import Job, Work, dead_result
 
 RESERVED_PART = 4
 """Bulk changes leave one part in so many of all workers to live ones."""
@@ -155,9 +155,9 @@ class Leased:
                     events.TookOver(pipeline=pipeline.name, key=claim.key, version=version, crashes=claim.crashes)
                 )
             if claim.crashes >= settings.crashes_max:
-                self._finish_job(job, _dead(f"{claim.crashes} workers died alone with this change"))
+                self._finish_job(job, dead_result(f"{claim.crashes} workers died alone with this change"))
             elif claim.attempts >= settings.attempts_max:
-                self._finish_job(job, _dead(f"the outcome of the last of {claim.attempts} tries is unknown"))
+                self._finish_job(job, dead_result(f"the outcome of the last of {claim.attempts} tries is unknown"))
             else:
                 self._claimed.put(job, is_bulk=self._is_bulk(job))
 
@@ -308,7 +308,7 @@ class Leased:
     async def _fail(self, jobs: list[Job]) -> None:
         hopeless = [job for job in jobs if self._is_hopeless(job)]
         await self._bury(hopeless)
-        self._leave_to_expire([job for job in jobs if job.cut_off])
+        await self._fail_cut_off([job for job in jobs if job.cut_off])
         rest = [job for job in jobs if not self._is_hopeless(job) and not job.cut_off]
         retries = {job.claim.token: self._pipeline.retry_s(job.claim.attempts + 1) for job in rest}
         failures = [Failure(job.claim, job.result.certainty, retries[job.claim.token]) for job in rest]
@@ -320,10 +320,14 @@ class Leased:
             attempts = job.claim.attempts + 1
             self._pipeline.emit(self._pipeline.failed(job.ticket, job.result.cause, attempts, retry_s))
 
-    def _leave_to_expire(self, jobs: list[Job]) -> None:
-        """The claim could not be renewed: that costs no attempt, and whoever is next finds the lease run out."""
-        self._heartbeat.drop(job.claim for job in jobs)
+    async def _fail_cut_off(self, jobs: list[Job]) -> None:
+        """The claims could not be renewed: that costs no attempt, but what was written may land after another's."""
         for job in jobs:
+            job.claim.overdue = job.claim.cut_off = True
+        failures = [Failure(job.claim, Certainty.UNKNOWN, 0.0) for job in jobs]
+        done = await self._insist(jobs, lambda: _done(self._pipeline.ledger.fail(failures))) if failures else []
+        self._heartbeat.drop(job.claim for job in jobs)
+        for job in jobs if done is not None else []:
             self._lanes.hold(job.ticket, self._pipeline.clock() + self._pipeline.retry_s(1))
 
     def _is_hopeless(self, job: Job) -> bool:
@@ -393,7 +397,3 @@ _NEVER = float("inf")
 async def _done(act: Awaitable[None]) -> list[Claim]:
     await act
     return []
-
-
-def _dead(cause: str) -> Result:
-    return Result(Outcome.FAILED, cause, permanent=True)

@@ -147,7 +147,7 @@ def fail(
         return _suspected(entry, policy, now) if late else entry
     if entry.abandoned:
         return entry
-    if claim.order is not None:
+    if claim.order is not None and not claim.cut_off:
         entry = replace(entry, attempts=entry.attempts + 1, not_before=now + retry_s, tried_at=now, updated_at=now)
     if certainty is Certainty.UNKNOWN:
         return replace(entry, abandoned=True)

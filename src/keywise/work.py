@@ -161,3 +161,7 @@ class _RefusedError(Exception):
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         self.claims = claims
+
+
+def dead_result(cause: str) -> Result:
+    return Result(Outcome.FAILED, cause, permanent=True)

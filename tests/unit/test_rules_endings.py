@@ -336,3 +336,18 @@ def test_a_burial_without_a_claim_forgets_the_tries():
     marked = committed(4, SAFE)
     marked.fail_unclaimed(5)
     assert Entry(mark=order_of(4), updated_at=marked.now) == rules.bury_unclaimed(marked.entry)
+
+
+def test_a_try_that_was_cut_off_costs_no_attempt_and_is_not_forgotten():
+    """Rule 22: what was written may still land; if somebody else has the key by then, it is suspect."""
+    key = OneKey()
+    claim = key.take(5)
+    claim.overdue = claim.cut_off = True
+    key.fail(claim, Certainty.UNKNOWN)
+    assert (key.entry.attempts, key.entry.abandoned) == (0, True)
+    key.expire()
+    later = key.take(5, "w2", alone=True)
+    key.commit(later)
+    before = key.entry.suspect
+    key.fail(claim, Certainty.UNKNOWN)
+    assert key.entry.suspect == before + 1

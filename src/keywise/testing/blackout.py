@@ -131,7 +131,7 @@ class Blackout:
     def failed(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
             # A repair that fails is no try of a change.
-            if claim.order is not None and claim.token and claim.token in self._cut_off:
+            if claim.order is not None and not claim.cut_off and claim.token and claim.token in self._cut_off:
                 self._world.auditor.violate(f"an outage costs {claim.key} an attempt")
 
     def _is_concerned(self, process: Process, stretch: Stretch) -> bool:
