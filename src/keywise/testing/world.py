@@ -37,10 +37,6 @@ LIVENESS_MAX_S = 3000.0
 FORGET_DELETIONS_S = 30.0
 
 
-HELD_UP_S = 10.0
-"""So late a producer may be; the longest redelivery is declared to be longer."""
-
-
 class World:
     """All that exists in one run; everything random comes from its seed."""
 
@@ -274,18 +270,8 @@ class World:
         faults = self.faults
         for sent in list(self.changes):
             await asyncio.sleep(max(0.0, sent.at - self.now()))
-            if self._comes_too_late(sent):
-                continue
             delay_s = self._delay_s() if faults.happens("delay", faults.rates.delay) else sent.delay_s
             await self.send(sent, delay_s)
-
-    def _comes_too_late(self, sent: workload.Sent) -> bool:
-        """A paused worker that holds the database holds up the producer too, perhaps for longer than is declared.
-
-        Nobody promises anything about an older version that is sent so long after a newer one.
-        """
-        newest = self.sent.get(sent.key)
-        return self.now() - sent.at > HELD_UP_S and newest is not None and sent.rank < newest.rank
 
     async def send(self, sent: workload.Sent, delay_s: float) -> None:
         copies = 2 if self.faults.happens("duplicate", self.faults.rates.duplicate) else 1
