@@ -16,7 +16,7 @@ _CAUSES = {
     Answer.MIXED: "versioned and unversioned changes meet on this key, and nobody can order them; "
     "send all of them with a version, or none",
     Answer.FORGOTTEN: "sent longer ago than the retention, and the key is forgotten; "
-    "replay it if nothing newer was applied",
+    "replay it with --older if nothing newer was applied",
 }
 
 

@@ -53,6 +53,7 @@ LAYERS = {
         "force",
         "patience",
         "reconcile",
+        "replay",
         "truth",
         "moving",
         "ingest",

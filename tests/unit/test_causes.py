@@ -20,7 +20,7 @@ from keywise.rules import Answer, Refusal
 
 def test_a_refusal_that_buries_says_what_to_do():
     assert "send all of them with a version, or none" in cause_of_refusal(Refusal(Answer.MIXED))
-    assert "replay it if nothing newer was applied" in cause_of_refusal(Refusal(Answer.FORGOTTEN))
+    assert "replay it with --older if nothing newer was applied" in cause_of_refusal(Refusal(Answer.FORGOTTEN))
 
 
 def test_an_error_is_told_with_its_kind():

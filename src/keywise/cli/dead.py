@@ -23,7 +23,6 @@ from keywise.cli.letters import (
     filter_of,
     meant,
     newest,
-    send_again,
     summary,
 )
 from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
@@ -45,6 +44,7 @@ from keywise.cli.speech import (
 from keywise.errors import LetterError
 from keywise.pipeline import Pipeline
 from keywise.protocols import Line
+from keywise.replay import replay as send_again
 
 T = TypeVar("T")
 
@@ -166,6 +166,9 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
     since: SinceOption = None,
     until: UntilOption = None,
     cause: CauseOption = "",
+    older: Annotated[
+        bool, typer.Option("--older", help="Send letters of forgotten keys however old they are.")
+    ] = False,
     yes: YesOption = False,
     app: AppOption = None,
     pipeline: PipelineOption = None,
@@ -175,8 +178,9 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
 ) -> None:
     """Send dead letters again, if they are still news.
 
-    A letter at or below the mark of its key is refused, as is one that still cannot be read;
-    refused letters stay, and the exit status is 1. More than one letter is asked for first.
+    A letter at or below the mark of its key is refused, as is one that still cannot be read, and one that
+    was sent before the retention if its key is forgotten; refused letters stay, and the exit status is 1.
+    More than one letter is asked for first.
 
     \b
     Example:
@@ -194,7 +198,7 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
         replayed, refused = [], []
         for found in letters:
             try:
-                await send_again(found)
+                await send_again(found.pipeline, found.number, found.letter, older=older)
             except LetterError as error:
                 refused.append((found, str(error)))
             else:

@@ -8,12 +8,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from keywise.change import Want
 from keywise.cli.speech import fail, iso, refuse
-from keywise.errors import LetterError, MalformedError, SettingsError
+from keywise.errors import SettingsError
 from keywise.pipeline import Pipeline
 from keywise.protocols import Letter, Sought
-from keywise.rules import Answer, Policy, Terms, decide_under
 from keywise.settings import seconds
 
 PAGE = 100
@@ -113,39 +111,6 @@ async def _search(pipeline: Pipeline, numbers: set[int]) -> list[Found]:
         if len(letters) < limit or len(found) == len(numbers):
             return found
         limit *= 2
-
-
-async def send_again(found: Found) -> None:
-    """Send a letter's body to the pipeline's first source, then forget the letter: a crash between only duplicates."""
-    pipeline, letter = found.pipeline, found.letter
-    try:
-        change = pipeline.envelope.read_one(letter.body)
-    except MalformedError as error:
-        raise LetterError(
-            f"letter {found.number} cannot be read: {error}; it stays, drop it if it is of no use"
-        ) from error
-    entry, now = await pipeline.operator.inspect(change.key), await pipeline.operator.now()
-    standing, terms = await pipeline.governor.standing(), Terms("", 1.0, despite_pause=True)
-    refusal = decide_under(standing, entry, Want(change.key, change.order), now, Policy(), terms)
-    if refusal is not None and refusal.mark is not None:
-        raise LetterError(_told(found.number, change.key, change.version, refusal.answer, refusal.mark[1]))
-    [url, source], *_ = pipeline.sources
-    if url.startswith("memory:"):
-        raise LetterError(
-            f"letter {found.number} would end with this command: {pipeline.name} reads from {url}; it stays"
-        )
-    await source.send([letter.body])
-    await pipeline.operator.drop([found.number])
-
-
-def _told(number: int, key: str, version: int | None, answer: Answer, mark: int) -> str:
-    what = f"letter {number} has version {version} of {key!r}"
-    if answer is Answer.MIXED:
-        return f"letter {number} of {key!r} cannot be ordered: some of its changes have a version and some have none"
-    if version is None:
-        return f"letter {number} is refused: {key!r} was applied already, and without a version that is once; it stays"
-    applied = "is applied already" if answer is Answer.DUPLICATE else f"is stale: its mark is version {mark}"
-    return f"{what}, which {applied}; it stays, drop it with keywise dead drop {number}"
 
 
 def summary(found: Found) -> dict[str, Any]:

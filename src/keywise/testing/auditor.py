@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from keywise.change import VERSION_MIN, Change, Order, is_unversioned, order_of
+from keywise.change import VERSION_MIN, Change, Order, is_unversioned
 from keywise.protocols import Grade
 from keywise.rules import Claim, Entry
+from keywise.testing.letters import Letters
 from keywise.testing.virtual import Process
 
 if TYPE_CHECKING:
@@ -33,11 +34,14 @@ class Auditor:
 
     def __init__(self, world: "World") -> None:
         self._world = world
+        self.letters = Letters(world, self)
         self.violations: list[str] = []
         self.trace: list[str] = []
         self.committed: dict[str, Order] = {}
         """The highest mark that a key ever had."""
-        self.dead: set[tuple[str, Order]] = set()
+        self._committed_at: dict[str, float] = {}
+        self.sent_too_late: set[str] = set()
+        """Keys of which an old version was sent when they could be forgotten already: nothing is promised of them."""
         self.tries: Counter[tuple[str, Order]] = Counter()
         """Failed tries, as the handlers saw them."""
         self.deaths: Counter[tuple[str, Order]] = Counter()
@@ -58,9 +62,6 @@ class Auditor:
         self._deleted: dict[str, Order] = {}
         self._applied: Counter[tuple[str, Order]] = Counter()
         self._queued: set[int] = set()
-        self._letters: set[int] = set()
-        self._buried_bodies: set[bytes] = set()
-        self.letters_of: Counter[bytes] = Counter()
         self._ends: dict[int, float] = {}
         """When the lease of a token ends if no clock jumps."""
         self._overdue: set[int] = set()
@@ -100,6 +101,8 @@ class Auditor:
             self._repairs_killed[claim.key] = 0
         else:
             self.exclusions[claim.key] += 1
+        if process.is_dead or process.is_paused:
+            self._lost.add(claim.token)  # It asked before it fell, and nobody may ever hear the answer.
         self._tokens[claim.token] = now + lease_s
         self._ends[claim.token] = self._world.now() + lease_s
         self._latest[claim.key] = claim.token
@@ -230,7 +233,7 @@ class Auditor:
         )
         # The truth that a repair or an operator writes may be older than what was set aside: it counts from here.
         is_put_right = is_excused or order[1] == VERSION_MIN
-        is_excused = is_put_right or self._world.is_zombie_write()
+        is_excused = is_put_right or self._world.is_zombie_write() or key in self.sent_too_late
         if not is_excused and newest is not None and order < newest:
             self.violate(f"{key}: {_version(order)} written after {_version(newest)}")
         if not is_excused and not deleted and gone is not None and order < gone:
@@ -260,6 +263,16 @@ class Auditor:
 
     # The source.
 
+    def sent(self, key: str, rank: Order) -> None:
+        """A message is in the queue now. A transaction that another process held open may have kept it out for long."""
+        retention_s = self._world.settings.retention_s
+        mark = self.committed.get(key)
+        if retention_s is None or mark is None or rank >= mark:
+            return
+        if self._world.store_now() > self._committed_at[key] + retention_s:
+            self.sent_too_late.add(key)
+            self.note(f"{key} {_version(rank)} is sent later than anything was to be")
+
     def purged(self, number: int) -> None:
         self._queued.discard(number)
         self.note(f"message {number} is taken out of the queue by hand")
@@ -268,8 +281,8 @@ class Auditor:
         """Something at or above it is committed, or it is a dead letter: it may be acked."""
         sent = self._world.sent_by_body[body]
         mark = self.committed.get(sent.key)
-        if sent.malformed or body in self._buried_bodies:
-            return body in self._buried_bodies
+        if sent.malformed or body in self.letters.buried:
+            return body in self.letters.buried
         return (mark is not None and mark >= sent.rank) or self._world.blackout.has_ended(sent.key, sent.rank)
 
     # After every step of a server.
@@ -290,11 +303,12 @@ class Auditor:
                 self.violate(f"{key}: mark fell from {_version(seen)} to {_version(entry.mark)}")
             self._marks[key] = entry.mark
             self.committed[key] = max(entry.mark, self.committed.get(key, entry.mark))
+            self._committed_at[key] = self._world.store_now()
             self.note(f"{key} committed at {_version(entry.mark)}")
         for key in self._marks.keys() - self._world.entries().keys():
             self.violate(f"{key}: its entry is gone")
             del self._marks[key]
-        self._look_at_letters()
+        self.letters.look()
         self._look_at_queue()
 
     def tick(self) -> None:
@@ -321,22 +335,6 @@ class Auditor:
         for key, entry in self._world.entries().items():
             if entry.owner == process.name and entry.tried is not None:
                 self.tries[key, _raw(entry.tried)] += 1
-
-    def _look_at_letters(self) -> None:
-        for number, (_, letter) in self._world.letters().items():
-            if number in self._letters:
-                continue
-            self._letters.add(number)
-            self._buried_bodies.add(letter.body)
-            self.letters_of[letter.body] += 1
-            copies = sum(body == letter.body for body in self._world.bodies.values())
-            if self._world.is_one_transaction and self.letters_of[letter.body] > copies:
-                self.violate(f"{letter.key or 'a malformed message'} {letter.version} is buried twice")
-            self.note(f"dead letter {letter.key} {letter.version}: {letter.cause}")
-            if letter.key:
-                order = order_of(letter.version)
-                self.dead.add((letter.key, order))
-                self._world.judge.death(letter.key, order, letter.cause)
 
     def _look_at_queue(self) -> None:
         queued = set(self._world.messages())

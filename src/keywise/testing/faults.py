@@ -31,6 +31,7 @@ KINDS = (
     "operator's pause",
     "restart of versions",
     "forced write",
+    "replay",
     "outage",
     "unclaimed write",
     "full disk",

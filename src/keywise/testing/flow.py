@@ -38,7 +38,7 @@ class Flow:
         self.has_bulk = rng.random() < 0.3
         self._pauses = rng.random() < 0.3
         # A forgotten key is of no era any more, and nobody here would know.
-        self._restarts = grade is not Grade.CONDITIONAL and not prunes and rng.random() < 0.4
+        self.restarts = grade is not Grade.CONDITIONAL and not prunes and rng.random() < 0.4
         # Forced after it was forgotten, a key has its order a second time.
         self._forces = not prunes and rng.random() < 0.4
         self._operators = 0
@@ -88,7 +88,7 @@ class Flow:
 
     async def operate(self, world: "World") -> None:
         """Restart the numbering of a key, then pause, resume and force keys until the faults are over."""
-        if self._restarts:
+        if self.restarts:
             await asyncio.sleep(world.rng.uniform(5.0, 60.0))
             await self._restart(world)
         while (self._pauses or self._forces) and not world.faults.is_over:

@@ -19,18 +19,18 @@ class Judge:
     def content(self) -> None:
         world = self._world
         stored = world.table.stored if world.grade is Grade.ATOMIC else world.sink.stored
-        for key, sent in workload.truth(world.changes, world.auditor.dead).items():
+        for key, sent in workload.truth(world.changes, world.auditor.letters.dead).items():
             held = stored.get(key)
             # Forced once more, it has a higher generation.
             holds = (0, held.order[1], min(0, held.order[2])) if held is not None else None
             found = None if held is None or held.deleted else holds
-            if self._is_given_up(key):
+            if self._is_given_up(key) or key in world.auditor.sent_too_late:
                 continue
             purged = [other for other in world.changes if other.purged and other.key == key]
             if any(world.has_suspects or found == taken.order or taken.rank > sent.rank for taken in purged):
                 continue  # Whether it was applied before it was taken away, nobody can say.
             expected = None if sent.deleted else sent.order
-            if holds is not None and (key, holds) in world.auditor.dead and self._may_be_applied(key, holds):
+            if holds is not None and (key, holds) in world.auditor.letters.dead and self._may_be_applied(key, holds):
                 continue
             newest = world.sent.get(key)
             if world.has_suspects and newest is not None and holds == newest.order:
@@ -54,7 +54,7 @@ class Judge:
         after it or something newer was set aside, and after a repair when its message seemed to come no more."""
         world = self._world
         copies = sum(body == killer.body for body in world.bodies.values()) + world.faults.injected["restore"]
-        copies += world.auditor.letters_of[killer.body] + world.auditor.exclusions[killer.key]
+        copies += world.auditor.letters.count_of[killer.body] + world.auditor.exclusions[killer.key]
         copies += world.faults.injected["outage"] if world.blackout.is_first_wins else 0
         newer = sum(
             sum(body == sent.body for body in world.bodies.values())
@@ -70,6 +70,7 @@ class Judge:
         sent = next(sent for sent in world.changes if (sent.key, sent.order) == (key, order))
         explained = (
             sent.poison
+            or sent.mended
             or (sent.key == workload.MEETING and "unversioned" in cause)
             or auditor.tries[key, order] >= settings.attempts_max
             or auditor.deaths[key, order] >= settings.crashes_max

@@ -129,7 +129,12 @@ class LinkedSource:
         await self._link.call(lambda: self._source.release(deliveries, delay_s))
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
-        raise AssertionError("simulated workers do not send")
+        async def act() -> None:
+            await self._source.send(bodies, delay_s=delay_s)
+            for body in bodies:
+                self._link.world.sent_again(body)
+
+        await self._link.call(act)
 
     async def depth(self) -> int:
         return await self._source.depth()
@@ -267,7 +272,7 @@ class LinkedLedger:
         return await self._ledger.letters(limit, sought)
 
     async def drop(self, numbers: Sequence[int]) -> int:
-        return await self._ledger.drop(numbers)
+        return await self._link.call(lambda: self._ledger.drop(numbers))
 
     async def now(self) -> float:
         return await self._link.call(self._ledger.now)

@@ -33,8 +33,13 @@ class Sent(msgspec.Struct):
     """How long the queue holds it back, if nothing else delays it."""
     purged: bool = False
     """Somebody took it out of the queue by hand."""
+    mended: bool = False
+    """Whatever was wrong with its handler is put right."""
     era: int = 0
     """Of its key, when it was sent. The message itself says nothing of it."""
+
+    def mend(self) -> None:
+        self.mended, self.poison, self.killer, self.flaky = True, False, False, 0
 
     @property
     def order(self) -> Order:

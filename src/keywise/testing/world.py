@@ -28,6 +28,7 @@ from keywise.testing.flow import Flow
 from keywise.testing.judge import Judge
 from keywise.testing.links import LedgerLink, Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
 from keywise.testing.office import LinkedOffice
+from keywise.testing.replays import Replays
 from keywise.testing.stores import LinkedSink, LinkedTable
 from keywise.testing.trouble import Trouble
 from keywise.testing.virtual import Process, VirtualLoop
@@ -69,6 +70,7 @@ class World:
         self.custody = Custody(self)
         self.judge = Judge(self)
         self.trouble = Trouble(self)
+        self.replays = Replays(self, seed)
         self.changes = workload.draw(self.faults)
         self.sent_by_body = {sent.body: sent for sent in self.changes}
         self.bodies: dict[int, bytes] = {}
@@ -150,6 +152,7 @@ class World:
             self._start(f"w{number}")
         sending = asyncio.get_running_loop().create_task(self._send_all())
         operating = asyncio.get_running_loop().create_task(self.flow.operate(self))
+        replaying = asyncio.get_running_loop().create_task(self.replays.operate())
         while self.now() < SAFETY_S:
             await asyncio.sleep(TICK_S)
             self.trouble.disturb()
@@ -157,6 +160,7 @@ class World:
         await sending
         self.faults.is_over = True
         await operating
+        await replaying
         for process in [p for p in self.workers if p.is_paused]:
             self.custody.awake(process)
             process.resume()
@@ -281,6 +285,14 @@ class World:
         self._sent_now(sent)  # Its key may have been reset before it was in the queue.
         self.bodies.update((number, message.body) for number, message in self.messages().items())
         self.auditor.look()
+        self.auditor.sent(sent.key, sent.rank)
+
+    def sent_again(self, body: bytes) -> None:
+        """A dead letter is in the queue once more: it has to end once more."""
+        sent = self.sent_by_body[body]
+        self._sent_now(sent)
+        self.bodies.update((number, message.body) for number, message in self.messages().items())
+        self.auditor.letters.revived(sent)
 
     def _delay_s(self) -> float:
         """Some stragglers arrive when their key is forgotten."""

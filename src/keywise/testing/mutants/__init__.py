@@ -7,7 +7,8 @@ from keywise.testing.mutants.flows import FLOWS
 from keywise.testing.mutants.limits import LIMITS
 from keywise.testing.mutants.mutant import Mutant
 from keywise.testing.mutants.outages import OUTAGES
+from keywise.testing.mutants.replays import REPLAYS
 
-MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *FLOWS, *LIMITS, *OUTAGES)
+MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *FLOWS, *LIMITS, *OUTAGES, *REPLAYS)
 
 __all__ = ["MUTANTS", "Mutant"]

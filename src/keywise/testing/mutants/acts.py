@@ -11,7 +11,7 @@ from keywise.consumer import Consumer
 from keywise.errors import UnavailableError
 from keywise.fold import Fold
 from keywise.heartbeat import Heartbeat
-from keywise.lanes import Ended, Endings, Lane, Lanes, State, Ticket
+from keywise.lanes import Ended, Endings, Lanes, Ticket
 from keywise.leased import Leased
 from keywise.pipeline import Pipeline
 from keywise.protocols import Failure, Grade
@@ -36,12 +36,6 @@ def _two_of_one_key(self: Lanes, limit: int, now: float, bulk_limit: int | None 
 
 def _no_fold(tickets: Sequence[Ticket]) -> Fold:
     return Fold(list(tickets), {})
-
-
-def _oldest_first(self: Lanes, lane: Lane) -> Ticket:
-    lane.state = State.BUSY
-    lane.waiting.sort(key=lambda ticket: ticket.change.order)
-    return lane.waiting.pop(0)
 
 
 def _newer_ends_too(self: Lanes, ticket: Ticket, outcome: Outcome, upto: Any) -> list[Ended]:

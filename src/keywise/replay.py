@@ -1,0 +1,51 @@
+"""Sends a dead letter again, if it is still news."""
+
+import math
+
+from keywise.change import Want
+from keywise.errors import LetterError, MalformedError
+from keywise.pipeline import Pipeline
+from keywise.protocols import Letter
+from keywise.rules import Answer, Policy, Refusal, Terms, decide_under
+
+
+async def replay(pipeline: Pipeline, number: int, letter: Letter, *, older: bool = False) -> None:
+    """Send its body to the first source, then forget the letter: a crash between the two only duplicates.
+
+    It counts as sent now. So where its key was forgotten, its own age decides, unless `older` says that
+    somebody knows better.
+    """
+    try:
+        change = pipeline.envelope.read_one(letter.body)
+    except MalformedError as error:
+        raise LetterError(f"letter {number} cannot be read: {error}; it stays, drop it if it is of no use") from error
+    sent_at = math.inf if older or not letter.sent_at else letter.sent_at
+    refusal = await _judge(pipeline, Want(change.key, change.order, sent_at=sent_at))
+    if refusal is not None and refusal.answer is Answer.FORGOTTEN:
+        raise LetterError(
+            f"letter {number} was sent longer ago than the retention, and {change.key!r} is forgotten: "
+            "nobody can tell whether something newer was applied; it stays, --older sends it all the same"
+        )
+    if refusal is not None and refusal.mark is not None:
+        raise LetterError(_told(number, change.key, change.version, refusal.answer, refusal.mark[1]))
+    [url, source], *_ = pipeline.sources
+    if url.startswith("memory:"):
+        raise LetterError(f"letter {number} would end with this command: {pipeline.name} reads from {url}; it stays")
+    await source.send([letter.body])
+    await pipeline.operator.drop([number])
+
+
+async def _judge(pipeline: Pipeline, want: Want) -> Refusal | None:
+    entry, now = await pipeline.operator.inspect(want.key), await pipeline.operator.now()
+    standing, terms = await pipeline.governor.standing(), Terms("", 1.0, despite_pause=True)
+    return decide_under(standing, entry, want, now, Policy(retention_s=pipeline.settings.retention_s), terms)
+
+
+def _told(number: int, key: str, version: int | None, answer: Answer, mark: int) -> str:
+    what = f"letter {number} has version {version} of {key!r}"
+    if answer is Answer.MIXED:
+        return f"letter {number} of {key!r} cannot be ordered: some of its changes have a version and some have none"
+    if version is None:
+        return f"letter {number} is refused: {key!r} was applied already, and without a version that is once; it stays"
+    applied = "is applied already" if answer is Answer.DUPLICATE else f"is stale: its mark is version {mark}"
+    return f"{what}, which {applied}; it stays, drop it with keywise dead drop {number}"

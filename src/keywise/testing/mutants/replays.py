@@ -1,0 +1,28 @@
+"""Variants of the replay of a dead letter that apply what is old, or lose what is not."""
+
+from keywise import replay
+from keywise.change import Want
+from keywise.pipeline import Pipeline
+from keywise.protocols import Grade, Letter
+from keywise.rules import Refusal
+from keywise.testing import replays
+from keywise.testing.mutants.mutant import Mutant
+
+_judge = replay._judge
+
+
+async def _age_is_forgotten(pipeline: Pipeline, want: Want) -> Refusal | None:
+    return await _judge(pipeline, Want(want.key, want.order))
+
+
+async def _dropped_first(pipeline: Pipeline, number: int, letter: Letter) -> None:
+    change = pipeline.envelope.read_one(letter.body)
+    if await _judge(pipeline, Want(change.key, change.order, sent_at=letter.sent_at)) is None:
+        await pipeline.operator.drop([number])
+        await pipeline.sources[0][1].send([letter.body])
+
+
+REPLAYS = (
+    Mutant("an old letter of a forgotten key is replayed", 14, replay, "_judge", _age_is_forgotten, Grade.ATOMIC),
+    Mutant("a letter is dropped before it is sent", 13, replays, "replay", _dropped_first),
+)
