@@ -35,8 +35,8 @@ class Round(msgspec.Struct):
 
 def measure(scale: Scale) -> list[Figure]:
     figures: list[Figure] = []
-    for way, bulk in (("transaction", scale.bulk), ("leased", scale.bulk // 10)):
-        figures += _beside_bulk(scale, way, bulk)
+    for way in ("transaction", "leased"):
+        figures += _beside_bulk(scale, way, scale.bulk)
     return figures + _beside_hot(scale)
 
 
@@ -97,8 +97,10 @@ def _round(job: Job) -> Round:
 
 def _end_of_backlog(job: Job, seen: Seen) -> float:
     """The moment at which the last bulk change but a few batches was done."""
-    nearly = job.bulk * 0.98
-    return next((at for at, done in seen.bulk if done >= nearly), float("inf")) if job.bulk else float("inf")
+    if not job.bulk:
+        return float("inf")
+    nearly = seen.bulk[-1][1] * 0.98  # Not all are worked on, for some are superseded while they wait.
+    return next(at for at, done in seen.bulk if done >= nearly)
 
 
 def _run(job: Job) -> tuple[Sequence[float], Seen]:

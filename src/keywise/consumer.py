@@ -103,6 +103,7 @@ class Consumer:
             self._pipeline.emit(events.Started(pipeline=self._pipeline.name, way=way.value, grade=grade, source=name))
         if self._pipeline.shelf is not None and self._pipeline.has_suspects and self._pipeline.refetch is None:
             self._pipeline.emit(events.Unrepairable(pipeline=self._pipeline.name))
+        self._pipeline.make_room()
         await self._look_at_standing()
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self._extend()), group.create_task(self._keep_looking())]

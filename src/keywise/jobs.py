@@ -24,10 +24,11 @@ class Ahead:
 
     def __init__(self, workers: int, batch_max: int, most: int) -> None:
         self._workers = workers * batch_max
-        self._least = min(2 * self._workers, most)
+        self.least = min(2 * self._workers, most)
+        """Of bulk changes never more are claimed beside live ones, whose turn would come late."""
         self._most = min(AHEAD_MAX * self._workers, most)
         self._looked_at = -math.inf
-        self.limit = self._least
+        self.limit = self.least
         """Changes that are claimed and not committed, at the most."""
 
     def is_due(self, free: int, waiting: int) -> bool:
@@ -40,7 +41,7 @@ class Ahead:
         if took_s < AHEAD_S and waiting < self._workers:
             self.limit = min(2 * self.limit, self._most)
         elif took_s >= AHEAD_S and waiting:
-            self.limit = max(self.limit // 2, self._least)
+            self.limit = max(self.limit // 2, self.least)
 
 
 class Jobs(Generic[T]):

@@ -106,7 +106,7 @@ class Leased:
     def _bulk_free(self, free: int) -> int:
         if not self._pipeline.has_both_lanes:
             return free
-        bulk_max = max(1, self._ahead.limit - self._ahead.limit // RESERVED_PART)
+        bulk_max = max(1, self._ahead.least - self._ahead.least // RESERVED_PART)
         return min(free, bulk_max - self._open_bulk)
 
     async def _claim_alone(self) -> bool:

@@ -94,6 +94,14 @@ class Pipeline:
         """Whether some sources are bulk and others live; if all are bulk, nothing has to go first."""
         return 0 < len(self.bulk) < len(self.sources)
 
+    def make_room(self) -> None:
+        """Live changes are sent while bulk ones are worked on: a database that has one writer at a time gives way."""
+        plugs: list[Any] = [self.ledger, *(source for _, source in self.sources)]
+        databases: list[Any] = [getattr(plug, "database", None) for plug in plugs if self.has_both_lanes]
+        for database in databases:
+            if hasattr(database, "give_way"):
+                database.give_way()
+
     def emit(self, event: events.Event) -> None:
         observers: list[events.Observer] = [*self.observers]
         if self.history is not None:

@@ -22,11 +22,8 @@ from keywise.protocols import AtomicSink, Inlet, InlineSource, Transaction
 from keywise.rules import Answer, Refusal
 
 PEEK_AFTER_S = 0.0002
-BULK_PART = 8
+BULK_PART = 12
 """A batch of bulk changes is a part of this size of the largest batch: live changes may have to wait for its end."""
-GIVE_WAY_S, GIVE_WAY_PART = 0.001, 10
-"""After a batch of bulk changes, others who want to write, as those who send, find the database free: for so long,
-or for one part in so many of the time that the batch took, since on a busy machine they come late themselves."""
 
 
 class Worked(msgspec.Struct):
@@ -81,9 +78,7 @@ class OneTransaction:
             try:
                 await self._going.wait()
                 if (index := await self._next()) is not None and not self._stopping:
-                    started = self._pipeline.clock()
                     await self._batch(index)
-                    await self._give_way(index, self._pipeline.clock() - started)
                 self._unreachable = 0
             except _AllPausedError:
                 # They stay where they are; whoever watches the pipeline tells when it goes on.
@@ -108,10 +103,6 @@ class OneTransaction:
         if index in self._live or self._bulk_is_due:
             return False
         return any([await self._source(live).arrived(0.0) for live in self._live])
-
-    async def _give_way(self, index: int, took_s: float) -> None:
-        if index in self._bulk and self._pipeline.has_both_lanes:
-            await asyncio.sleep(max(GIVE_WAY_S, took_s / GIVE_WAY_PART))
 
     async def _arrival(self) -> None:
         """Wait for a message, or for the stop."""

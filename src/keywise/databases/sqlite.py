@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from keywise.clock import boot_time
+from keywise.databases.sqlite_courtesy import Courtesy
 from keywise.databases.sqlite_schema import install
 from keywise.errors import DatabaseError, UnavailableError
 
@@ -39,6 +40,7 @@ class SqliteDatabase:
         self._thread: ThreadPoolExecutor | None = None
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self._courtesy: Courtesy | None = None
         self._clock_offset_s = 0.0
         self.runs_user_code = False
         """Meanwhile nobody may end the transaction: neither its neighbours' effects nor their marks are complete."""
@@ -79,7 +81,7 @@ class SqliteDatabase:
                 raise
             return result
 
-        async with writing:
+        async with self._turn(writing):
             await self._begin(writer)
             return await self._hop(transact)
 
@@ -87,7 +89,7 @@ class SqliteDatabase:
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
         """A transaction over several steps. Only its begin and its commit may block, and they leave the loop alone."""
         writer, writing = self._parts()
-        async with writing:
+        async with self._turn(writing):
             await self._begin(writer)
             try:
                 yield writer
@@ -107,6 +109,22 @@ class SqliteDatabase:
     def _parts(self) -> tuple[sqlite3.Connection, asyncio.Lock]:
         assert self._writer is not None and self._writing is not None, "the database is not open"
         return self._writer, self._writing
+
+    def give_way(self) -> None:
+        """From now on until it is closed, leave the file alone now and then, so that other processes get at it."""
+        self._courtesy = self._courtesy or Courtesy(self.path)
+
+    @asynccontextmanager
+    async def _turn(self, writing: asyncio.Lock) -> AsyncIterator[None]:
+        async with writing:
+            if self._courtesy is None:
+                yield
+                return
+            await self._courtesy.give_way()
+            try:
+                yield
+            finally:
+                self._courtesy.written()
 
     async def _begin(self, writer: sqlite3.Connection) -> None:
         """Take the write lock. SQLite itself waits up to 100 ms between two looks, and others would get in first."""
@@ -171,6 +189,9 @@ class SqliteDatabase:
     def _close(self) -> None:
         assert self._thread is not None and self._writer is not None and self._reader is not None
         self._thread.shutdown()
+        if self._courtesy is not None:
+            self._courtesy.close()
+            self._courtesy = None
         self._reader.close()
         self._writer.close()
 

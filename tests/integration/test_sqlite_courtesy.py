@@ -1,0 +1,59 @@
+"""A SQLite file that one process keeps busy stays open to others."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from keywise.databases.sqlite import SqliteDatabase
+from keywise.databases.sqlite_courtesy import BUSY_S, Courtesy
+from running import run
+
+
+async def gaps_between(courtesy: Courtesy, writes: int) -> int:
+    """How often others on the loop had their turn meanwhile, which they have only while it gives way."""
+    gaps = 0
+
+    async def other() -> None:
+        nonlocal gaps
+        while True:
+            await asyncio.sleep(0)
+            gaps += 1
+
+    waiting = asyncio.create_task(other())
+    await asyncio.sleep(0)
+    for _ in range(writes):
+        await courtesy.give_way()
+        until = time.perf_counter() + BUSY_S
+        while time.perf_counter() < until:
+            pass
+        courtesy.written()
+    waiting.cancel()
+    return gaps
+
+
+def test_it_gives_way_only_after_a_busy_while(tmp_path):
+    courtesy = Courtesy(str(tmp_path / "shop.db"))
+    assert run(gaps_between(courtesy, 1)) == 0
+    assert run(gaps_between(courtesy, 3)) > 0
+    courtesy.close()
+
+
+def test_the_journal_is_moved_back_beside_the_writes_until_the_file_is_closed(tmp_path):
+    path = tmp_path / "shop.db"
+
+    async def write() -> None:
+        async with SqliteDatabase(str(path)) as database:
+            await database.write(lambda connection: connection.execute("create table pages (body text)"))
+            size = Path(path).stat().st_size
+            database.give_way()
+            await database.write(lambda connection: connection.execute("insert into pages values (zeroblob(100000))"))
+            while path.stat().st_size == size:
+                await asyncio.sleep(0.001)
+
+    async def read() -> list[tuple[object, ...]]:
+        async with SqliteDatabase(str(path)) as database:
+            await database.write(lambda connection: connection.execute("delete from pages where body is null"))
+            return database.read("select count(*) from pages")
+
+    run(write())
+    assert run(read()) == [(1,)]
