@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from pathlib import Path
 
+from chaos.fleet import until
 from keywise.databases.sqlite import SqliteDatabase
 from keywise.databases.sqlite_courtesy import BUSY_S, Courtesy
 from running import run
@@ -41,14 +41,16 @@ def test_it_gives_way_only_after_a_busy_while(tmp_path):
 def test_the_journal_is_moved_back_beside_the_writes_until_the_file_is_closed(tmp_path):
     path = tmp_path / "shop.db"
 
+    def file_size() -> int:
+        return path.stat().st_size
+
     async def write() -> None:
         async with SqliteDatabase(str(path)) as database:
             await database.write(lambda connection: connection.execute("create table pages (body text)"))
-            size = Path(path).stat().st_size
+            size = file_size()
             database.give_way()
             await database.write(lambda connection: connection.execute("insert into pages values (zeroblob(100000))"))
-            while path.stat().st_size == size:
-                await asyncio.sleep(0.001)
+            until(lambda: file_size() > size, "the journal to be moved back")
 
     async def read() -> list[tuple[object, ...]]:
         async with SqliteDatabase(str(path)) as database:

@@ -14,6 +14,7 @@ from keywise.databases.memory import Message
 from keywise.errors import UnavailableError
 from keywise.rules import Entry
 from keywise.sources.memory import MemorySource
+from keywise.transacted import BULK_PART
 from unit.flow_rig import FlowRig
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, Running
 from unit.test_consumer import every_way, page
@@ -164,7 +165,7 @@ def test_bulk_that_is_blocked_leaves_room_to_bulk_and_live(way: str):
 
 
 def test_bulk_in_the_ledgers_database_has_short_batches_though_live_comes_from_elsewhere():
-    rig = FlowRig(ONE_TRANSACTION, batch_max=40, prefetch=80)
+    rig = FlowRig(ONE_TRANSACTION, batch_max=5 * BULK_PART, prefetch=10 * BULK_PART)
     elsewhere = FlowRig(LEASED).source
     rig.more |= {"sources": [("live", elsewhere), ("bulk", rig.bulk_source)], "bulk": frozenset({1})}
 
