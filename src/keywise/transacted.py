@@ -21,7 +21,6 @@ from keywise.pipeline import Pipeline
 from keywise.protocols import AtomicSink, Inlet, InlineSource, Transaction
 from keywise.rules import Answer, Refusal
 
-PEEK_AFTER_S = 0.0002
 BULK_PART = 12
 """A batch of bulk changes is a part of this size of the largest batch: live changes may have to wait for its end."""
 
@@ -148,13 +147,13 @@ class OneTransaction:
             batch.enter_context(pipeline.batch(len(deliveries)))
             readings = ahead.readings if deliveries is ahead.deliveries else self._read(index, deliveries)
             folded = fold(readings.tickets)
+            if len(deliveries) == limit and self._ahead is None:
+                # The next batch is read and decoded while the database is busy with this one.
+                self._ahead = asyncio.create_task(self._peek(index, deliveries[-1]))
             worked = await transact(pipeline, transaction, folded.survivors, careful=careful)
             if worked.paused and (await pipeline.governor.standing()).is_paused:
                 raise _AllPausedError
             ended = await self._end(index, transaction, inlet, readings, folded, worked)
-            if len(deliveries) == limit:
-                # The next batch is read and decoded while this one is made durable.
-                self._ahead = asyncio.create_task(self._peek(index, deliveries[-1]))
         for event in worked.news:
             pipeline.emit(event)
         pipeline.tell_unread(readings)
@@ -169,8 +168,6 @@ class OneTransaction:
         return self._pipeline.envelope.read(deliveries, index, 0.0)
 
     async def _peek(self, index: int, after: Delivery) -> "Ahead":
-        # The commit has to be on its way first: its thread cannot begin while this one is busy.
-        await asyncio.sleep(PEEK_AFTER_S)
         try:
             deliveries = await self._source(index).peek(self._limit(index), after)
         except UnavailableError:

@@ -20,6 +20,7 @@ SCHEMES = ("sqlite",)
 QUEUE_BITS = 40
 """Each queue has a stretch of ids of its own."""
 POLL_FIRST_S, POLL_MAX_S = 0.001, 0.05
+PEEK_AFTER_S = 0.0002
 
 
 class SqliteSource:
@@ -88,6 +89,8 @@ class SqliteSource:
         return True
 
     async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
+        # A commit has to be on its way first: its thread cannot begin while this one is busy.
+        await asyncio.sleep(PEEK_AFTER_S)
         with sqlite_errors(self.database.path):
             rows = self.database.reader.execute(_FRESH, (int(after.id) + 1, self._last, limit))
             return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
