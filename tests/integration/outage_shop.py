@@ -1,4 +1,4 @@
-"""A shop whose ledger is a Postgres that goes away: its queue and its plain store are SQLite files beside it."""
+"""A shop whose ledger goes away: by default its queue and its plain store are SQLite files beside it."""
 
 import json
 import sqlite3
@@ -44,29 +44,28 @@ def truth(key: str) -> bytes | None:
 """
 
 
-class OutageShop:
-    """A folder with the app, its workers, its store and its truth."""
+class Workplace:
+    """A folder with an app, its workers and its truth; what they wrote is elsewhere."""
 
-    def __init__(self, folder: Path, url: str, mode: str, keys_max: int = 1000) -> None:
+    pipeline = "shop"
+
+    def __init__(self, folder: Path, text: str) -> None:
         self.folder = folder
         self.workers: list[subprocess.Popen] = []
-        self._folder = Folder(folder, SHOP.format(url=url, mode=mode, keys_max=keys_max))
+        self._folder = Folder(folder, text)
         self._errors = (folder / "errors").open("ab")
         self._truth: dict[str, dict] = {}
         self._save()
-        with closing(sqlite3.connect(folder / "store.db")) as store, store:
-            store.execute("create table stock (key text primary key, version int)")
-            store.execute("create table log (seq integer primary key, key text, version int)")
 
     def start(self) -> subprocess.Popen:
         """One more worker, once its pipeline runs."""
-        started = self.said("plain (at least once")
+        started = self.said(", leased, from")
         arguments = command("run", "shop:app", "--plain")
         worker = subprocess.Popen(
             arguments, cwd=self.folder, env=environment(None), stdout=subprocess.DEVNULL, stderr=self._errors
         )
         self.workers.append(worker)
-        self.until(lambda: self.said("plain (at least once") > started, "a worker to start")
+        self.until(lambda: self.said(", leased, from") > started, "a worker to start")
         return worker
 
     def kill(self, worker: subprocess.Popen) -> None:
@@ -86,19 +85,9 @@ class OutageShop:
         self._truth.update((body["id"], body) for body in bodies)
         self._save()
         lines = "".join(f"{json.dumps(body)}\n" for body in [*bodies, *again])
-        answer = self._folder.keywise("send", "shop", "-", stdin=lines)
+        answer = self._folder.keywise("send", self.pipeline, "-", stdin=lines)
         assert answer.status == 0, answer
         return bodies
-
-    def stock(self) -> dict[str, int]:
-        with closing(sqlite3.connect(self.folder / "store.db", timeout=60)) as store:
-            return dict(store.execute("select key, version from stock"))
-
-    def writes(self, key: str = "%", version: int | str = "%") -> int:
-        """How many there were, of all keys and versions or of one."""
-        with closing(sqlite3.connect(self.folder / "store.db", timeout=60)) as store:
-            counted = "select count(*) from log where key like ? and version like ?"
-            return store.execute(counted, (key, version)).fetchone()[0]
 
     def wanted(self) -> dict[str, int]:
         return {key: body["v"] for key, body in self._truth.items() if not body["gone"]}
@@ -125,3 +114,23 @@ class OutageShop:
         fresh = self.folder / "fresh.json"
         fresh.write_text(json.dumps({key: body for key, body in self._truth.items() if not body["gone"]}))
         fresh.rename(self.folder / "truth.json")
+
+
+class OutageShop(Workplace):
+    """Its store logs every write."""
+
+    def __init__(self, folder: Path, url: str, mode: str, keys_max: int = 1000) -> None:
+        super().__init__(folder, SHOP.format(url=url, mode=mode, keys_max=keys_max))
+        with closing(sqlite3.connect(folder / "store.db")) as store, store:
+            store.execute("create table stock (key text primary key, version int)")
+            store.execute("create table log (seq integer primary key, key text, version int)")
+
+    def stock(self) -> dict[str, int]:
+        with closing(sqlite3.connect(self.folder / "store.db", timeout=60)) as store:
+            return dict(store.execute("select key, version from stock"))
+
+    def writes(self, key: str = "%", version: int | str = "%") -> int:
+        """How many there were, of all keys and versions or of one."""
+        with closing(sqlite3.connect(self.folder / "store.db", timeout=60)) as store:
+            counted = "select count(*) from log where key like ? and version like ?"
+            return store.execute(counted, (key, version)).fetchone()[0]
