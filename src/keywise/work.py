@@ -17,6 +17,8 @@ from keywise.rules import Certainty, Claim
 from keywise.transacted import BULK_PART, write_all
 
 FIRST_SLICE = 8
+AWAY_ROUNDS_MAX = 4
+"""A sink that is away is asked less and less often, up to this step of the backoff."""
 SLICE_S = 0.1
 """A transaction of handlers that takes longer than this gets fewer of them next time."""
 
@@ -55,8 +57,11 @@ class SinkWork:
     def __init__(self, pipeline: Pipeline, sink: Sink, heartbeat: Heartbeat) -> None:
         self.side_by_side = pipeline.settings.concurrency
         self.batch_max = sink.batch_max
+        self._pipeline = pipeline
         self._sink = sink
         self._heartbeat = heartbeat
+        self._refusals = 0
+        """Calls in a row that the sink took nothing of."""
 
     @property
     def short_max(self) -> int:
@@ -74,6 +79,13 @@ class SinkWork:
                 job.cut_off = is_cut_off
         for job, result in zip(jobs, results, strict=True):
             job.result = result
+        if all(result.outcome is Outcome.BUSY and result.wait_s is None for result in results):
+            # It takes nothing now, whatever it is given: to hurry on to the next would be a storm of claims.
+            self._refusals += 1
+            rounds = 1 + self._refusals // self.side_by_side
+            await self._pipeline.back_off("sink", UnavailableError(results[0].cause), min(rounds, AWAY_ROUNDS_MAX))
+        else:
+            self._refusals = 0
 
 
 def unknown_result(error: Exception) -> Result:

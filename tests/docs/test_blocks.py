@@ -16,7 +16,8 @@ def is_run(block: Block) -> bool:
 RUNNABLE = [page for page in pages() if any(map(is_run, page.blocks()))]
 ON_POSTGRES = [page for page in RUNNABLE if "DATABASE_URL" in page.text]
 ON_REDIS = [page for page in RUNNABLE if "REDIS_URL" in page.text]
-SERVED = [*ON_POSTGRES, *ON_REDIS]
+ON_HTTP = [page for page in RUNNABLE if "SERVICE_URL" in page.text]
+SERVED = [*ON_POSTGRES, *ON_REDIS, *ON_HTTP]
 """They need a server."""
 
 
@@ -36,6 +37,13 @@ def test_a_page_about_postgres_does_what_it_says(page: Page, tmp_path: Path, mon
 @pytest.mark.parametrize("page", ON_REDIS, ids=lambda page: page.path)
 def test_a_page_about_redis_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("REDIS_URL", shared.redis().url)
+    expect_none(faults(page, tmp_path))
+
+
+@pytest.mark.server("http")
+@pytest.mark.parametrize("page", ON_HTTP, ids=lambda page: page.path)
+def test_a_page_about_http_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SERVICE_URL", shared.http().space().url.removesuffix("/documents/{key}"))
     expect_none(faults(page, tmp_path))
 
 

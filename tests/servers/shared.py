@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 from servers import pgbouncer
 from servers.faketime import find_library
+from servers.http import HttpService, find_openssl, http_service
 from servers.machine import MissingServerError
 from servers.postgres import PostgresServer, find_binaries, postgres_server
 from servers.redis import RedisServer, redis_server
@@ -17,6 +18,7 @@ NEEDED = {
     "postgres": find_binaries,
     "pgbouncer": pgbouncer.find_program,
     "faketime": find_library,
+    "http": find_openssl,
     "redis": find_redis,
 }
 """What looks for each of them, and installs it if that is allowed."""
@@ -24,6 +26,7 @@ NEEDED = {
 _stack = ExitStack()
 _postgres: list[PostgresServer] = []
 _redis: list[RedisServer] = []
+_http: list[HttpService] = []
 
 
 def postgres() -> PostgresServer:
@@ -40,9 +43,17 @@ def redis() -> RedisServer:
     return _redis[0]
 
 
+def http() -> HttpService:
+    """The shared HTTP service; nobody may stop it."""
+    if not _http:
+        _http.append(_stack.enter_context(http_service()))
+    return _http[0]
+
+
 def stop_all() -> None:
     _postgres.clear()
     _redis.clear()
+    _http.clear()
     _stack.close()
 
 

@@ -1,0 +1,54 @@
+"""A sink that takes nothing now is asked at a calm pace, and nobody is blamed for it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keywise.change import Change, Outcome
+from keywise.events import Failed, Unavailable
+from keywise.protocols import Grade, Result
+from keywise.rules import Claim
+from unit.rig import Rig, Running, Store
+from unit.test_consumer import page
+
+AWAY_S = 120.0
+
+
+class AwayStore(Store):
+    """A store that cannot be reached for a while."""
+
+    batch_max = 1
+    back_at = AWAY_S
+
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+        if self._clock() < self.back_at:
+            self.calls.append(len(changes))
+            return [Result(Outcome.BUSY, "host:80: refused")] * len(changes)
+        return await super().apply(changes, claims)
+
+
+def test_a_sink_that_is_away_is_asked_calmly_and_costs_no_attempt():
+    rig = Rig(concurrency=4, attempts_max=1)
+    rig.sink = AwayStore(Grade.PLAIN, rig.loop.time)
+    rig.run(*(page(f"k{number}", 1) for number in range(100)))
+    assert len(rig.stored) == 100
+    assert (rig.letters, rig.of(Failed)) == ([], [])
+    told = rig.of(Unavailable)
+    assert {(event.what, event.cause) for event in told} == {("sink", "host:80: refused")}
+    asked = len(rig.sink.calls) - 100
+    assert asked == len(told)
+    assert asked < 4 * AWAY_S, "each of four workers less than once a second"
+
+
+def test_a_worker_that_waits_for_its_sink_can_be_stopped():
+    rig = Rig()
+    rig.sink = AwayStore(Grade.PLAIN, rig.loop.time)
+    rig.sink.back_at = float("inf")
+
+    async def story() -> None:
+        await rig.send(page("a", 1))
+        async with Running(rig):
+            await rig.until(lambda: len(rig.of(Unavailable)) >= 3)
+
+    rig.play(story())
+    assert len(rig.queue) == 1, "the message is still there"
+    assert rig.entry("a") is None, "and the ledger remembers nothing against it"
