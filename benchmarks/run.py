@@ -21,6 +21,7 @@ from benchmarks import (
     measure_latency,
     measure_ledger,
     measure_memory,
+    measure_opensearch,
     measure_overhead,
     measure_postgres,
     measure_redis,
@@ -40,6 +41,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "postgres": measure_postgres.measure,
     "keys": measure_keys.measure,
     "redis": measure_redis.measure,
+    "opensearch": measure_opensearch.measure,
 }
 SLOWER_AT_MOST = 0.05
 BUSY = 0.1

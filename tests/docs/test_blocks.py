@@ -17,7 +17,8 @@ RUNNABLE = [page for page in pages() if any(map(is_run, page.blocks()))]
 ON_POSTGRES = [page for page in RUNNABLE if "DATABASE_URL" in page.text]
 ON_REDIS = [page for page in RUNNABLE if "REDIS_URL" in page.text]
 ON_HTTP = [page for page in RUNNABLE if "SERVICE_URL" in page.text]
-SERVED = [*ON_POSTGRES, *ON_REDIS, *ON_HTTP]
+ON_OPENSEARCH = [page for page in RUNNABLE if "SEARCH_HOST" in page.text]
+SERVED = [*ON_POSTGRES, *ON_REDIS, *ON_HTTP, *ON_OPENSEARCH]
 """They need a server."""
 
 
@@ -44,6 +45,13 @@ def test_a_page_about_redis_does_what_it_says(page: Page, tmp_path: Path, monkey
 @pytest.mark.parametrize("page", ON_HTTP, ids=lambda page: page.path)
 def test_a_page_about_http_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SERVICE_URL", shared.http().space().url.removesuffix("/documents/{key}"))
+    expect_none(faults(page, tmp_path))
+
+
+@pytest.mark.server("opensearch")
+@pytest.mark.parametrize("page", ON_OPENSEARCH, ids=lambda page: page.path)
+def test_a_page_about_opensearch_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SEARCH_HOST", f"127.0.0.1:{shared.opensearch().port}")
     expect_none(faults(page, tmp_path))
 
 

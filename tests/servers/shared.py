@@ -7,6 +7,8 @@ from servers import pgbouncer
 from servers.faketime import find_library
 from servers.http import HttpService, find_openssl, http_service
 from servers.machine import MissingServerError
+from servers.opensearch import OpenSearchServer, opensearch_server
+from servers.opensearch import find_home as find_opensearch
 from servers.postgres import PostgresServer, find_binaries, postgres_server
 from servers.redis import RedisServer, redis_server
 from servers.redis import find_program as find_redis
@@ -20,6 +22,7 @@ NEEDED = {
     "faketime": find_library,
     "http": find_openssl,
     "redis": find_redis,
+    "opensearch": find_opensearch,
 }
 """What looks for each of them, and installs it if that is allowed."""
 
@@ -27,6 +30,7 @@ _stack = ExitStack()
 _postgres: list[PostgresServer] = []
 _redis: list[RedisServer] = []
 _http: list[HttpService] = []
+_opensearch: list[OpenSearchServer] = []
 
 
 def postgres() -> PostgresServer:
@@ -50,10 +54,18 @@ def http() -> HttpService:
     return _http[0]
 
 
+def opensearch() -> OpenSearchServer:
+    """The shared OpenSearch; who restarts it waits until it is back."""
+    if not _opensearch:
+        _opensearch.append(_stack.enter_context(opensearch_server()))
+    return _opensearch[0]
+
+
 def stop_all() -> None:
     _postgres.clear()
     _redis.clear()
     _http.clear()
+    _opensearch.clear()
     _stack.close()
 
 

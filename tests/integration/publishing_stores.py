@@ -1,0 +1,79 @@
+"""Stores that documents are published to, as the tests of publishing see them; a further sink joins in STORES."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import pytest
+
+from servers import shared
+
+_numbers = itertools.count(1)
+
+
+class Store(Protocol):
+    """One empty store."""
+
+    url: str
+    """Of the sink."""
+
+    def content(self) -> dict[str, dict[str, Any]]:
+        """What readers are shown, by key."""
+
+    def forget_deletions(self) -> None:
+        """Let it forget what was deleted, if it does so."""
+
+    def writes(self) -> int:
+        """How many writes it has accepted."""
+
+
+class SearchIndex:
+    """An index of the shared OpenSearch."""
+
+    def __init__(self) -> None:
+        self._server = shared.opensearch()
+        self.name = f"published_{next(_numbers)}"
+        self.url = self._server.index(self.name, gc_deletes="1ms")
+
+    def content(self) -> dict[str, dict[str, Any]]:
+        return self._server.documents(self.name)
+
+    def forget_deletions(self) -> None:
+        """Deletions are forgotten by a refresh some time after; one of its own tells when that was."""
+        self._write("proof", "DELETE", 7)
+        while not self._is_accepted("proof", 1):
+            self._server.ask("POST", f"/{self.name}/_refresh")
+        self._write("proof", "DELETE", 2)
+
+    def writes(self) -> int:
+        told = self._server.ask("GET", f"/{self.name}/_stats/indexing")["_all"]["primaries"]["indexing"]
+        return int(told["index_total"])
+
+    def _is_accepted(self, key: str, version: int) -> bool:
+        try:
+            self._write(key, "PUT", version)
+        except AssertionError:
+            return False
+        return True
+
+    def _write(self, key: str, method: str, version: int) -> None:
+        path = f"/{self.name}/_doc/{key}?version={version}&version_type=external"
+        try:
+            self._server.ask(method, path, {} if method == "PUT" else None)
+        except AssertionError as error:
+            if "not_found" not in str(error):
+                raise
+
+
+@contextmanager
+def search_index() -> Iterator[Store]:
+    yield SearchIndex()
+
+
+STORES: dict[str, Callable[[], AbstractContextManager[Store]]] = {"opensearch": search_index}
+"""By the server that each needs."""
+
+on_every_store = pytest.mark.parametrize(
+    "make_store", [pytest.param(make, id=name, marks=pytest.mark.server(name)) for name, make in STORES.items()]
+)

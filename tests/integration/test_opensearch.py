@@ -1,0 +1,320 @@
+"""Pipelines into a real OpenSearch: what it forgets, what it refuses, when it is full, and when it is gone."""
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+
+from integration.command import Folder
+from integration.publishing_stores import SearchIndex
+from integration.shops import QUICK, Shop
+from keywise import events
+from keywise.address import Address
+from keywise.change import VERSION_MAX, VERSION_MIN, Change, Order, Outcome, Want, order_of
+from keywise.entry import Claim, Terms
+from keywise.protocols import APPLIED, SUPERSEDED, Result
+from keywise.sinks.opensearch import connect
+from running import run
+from servers import shared
+
+pytestmark = pytest.mark.server("opensearch")
+
+SENT_MAX = 1000
+AT_ONCE = 60
+"""Requests; more than may wait in the engine."""
+
+_numbers = itertools.count(1)
+
+
+def new_index(mappings: dict[str, str] | None = None, **settings: object) -> tuple[str, str]:
+    """The name and the URL of an index that nobody else uses."""
+    name = f"pages_{next(_numbers)}"
+    return name, shared.opensearch().index(name, mappings, **settings)
+
+
+def shown(name: str) -> dict[str, dict]:
+    return shared.opensearch().documents(name)
+
+
+class Press(Shop):
+    """A queue and a ledger in SQLite, and an index."""
+
+    def __init__(self, folder: Path, url: str, **options: object) -> None:
+        super().__init__(folder)
+        self.definition = self.app.pipeline("shop", key="id", version="v", deleted={"gone": [True]}, **QUICK, **options)
+        self.definition.source(f"{self.url}?visibility={options.get('lease', '60s')}").sink(url)
+
+    async def handles(self, *bodies: object) -> None:
+        await self.app.send("shop", *bodies)
+        await self.work_until_empty(limit_s=60)
+
+    def causes(self) -> list[str]:
+        """Why changes could not be written and had to wait."""
+        return [event.cause for event in self.emitted(events.Unavailable) if event.what == "sink"]
+
+
+def played(story, *, limit_s: float = 100) -> None:
+    run(story, limit_s=limit_s)
+
+
+# What it forgets.
+
+SHOP = """
+import keywise
+
+app = keywise.App("sqlite:///shop.db")
+app.pipeline("shop", key="id", version="v").source("sqlite:///shop.db").sink({url!r})
+"""
+
+
+def test_a_deletion_of_an_unknown_key_outlives_what_the_engine_forgets_and_its_restart(tmp_path):
+    index = SearchIndex()
+
+    async def story() -> None:
+        press = Press(tmp_path, index.url)
+        await press.handles({"id": "page", "v": 5, "gone": True})
+        await asyncio.to_thread(index.forget_deletions)
+        await press.handles({"id": "page", "v": 4})
+        await asyncio.to_thread(shared.opensearch().restart)
+        await asyncio.to_thread(index.forget_deletions)
+        await press.handles({"id": "page", "v": 3})
+        assert index.content() == {}
+        told = await asyncio.to_thread(Folder(tmp_path, SHOP.format(url=index.url)).keywise, "why", "page")
+        assert "tombstone  yes: the newest change is a deletion; kept for ever" in told.out
+        assert told.out.count("something newer was committed already") == 2
+        await press.handles({"id": "page", "v": 6})
+        await press.app.close()
+
+    played(story())
+    assert index.content() == {"page": {"id": "page", "v": 6}}
+
+
+def test_the_engine_alone_would_show_the_stale_page_again():
+    """Else the test before this one would prove nothing."""
+    index = SearchIndex()
+    assert applied(index.url, gone("page", 5)) == [APPLIED]
+    index.forget_deletions()
+    assert applied(index.url, put("page", 4)) == [APPLIED]
+    assert list(index.content()) == ["page"]
+
+
+def test_a_write_that_lands_after_the_engine_has_forgotten_is_found_and_repaired(tmp_path):
+    """A worker claims the page, is paused until somebody else has unpublished it, wakes up and publishes it."""
+    index = SearchIndex()
+    quick = {"horizon": "300ms", "repair": "50ms", "lease": "1s", "margin": "200ms"}
+
+    async def story() -> None:
+        press = Press(tmp_path, index.url, **quick)
+        press.definition.refetch(lambda key: None)
+        async with press.opened() as paused:
+            answers = await paused.ledger.claim([Want("page", order_of(4))], Terms("paused", 0.05))
+            await press.handles({"id": "page", "v": 5, "gone": True})
+            await asyncio.to_thread(index.forget_deletions)
+            assert await paused.sink.apply([put("page", 4)], answers.granted) == [APPLIED]
+            assert list(await asyncio.to_thread(index.content)) == ["page"]
+            assert await paused.ledger.commit(answers.granted) == answers.granted, "somebody else had the page"
+
+            async def is_repaired() -> bool:
+                entry = await paused.operator.inspect("page")
+                return entry.suspect == 0 and entry.deleted
+
+            await press.work_until(is_repaired)
+        await press.app.close()
+
+    played(story())
+    assert index.content() == {}
+
+
+# What it refuses.
+
+
+def test_a_body_that_does_not_fit_is_a_dead_letter_and_its_neighbours_are_written(tmp_path):
+    name, url = new_index({"price": "integer"})
+
+    async def story() -> None:
+        press = Press(tmp_path, url)
+        good = [{"id": f"p{number}", "v": 1, "price": number} for number in range(20)]
+        await press.handles(*good[:10], {"id": "bad", "v": 1, "price": "a lot"}, *good[10:])
+        [letter] = await press.letters()
+        assert letter.key == "bad" and "mapper_parsing_exception" in letter.cause and "a lot" in letter.cause
+        assert press.emitted(events.Failed) == []
+        await press.app.close()
+
+    played(story())
+    assert len(shown(name)) == 20
+
+
+def test_requests_that_are_too_large_are_halved_and_a_body_that_is_too_large_alone_is_a_dead_letter(tmp_path):
+    name, url = new_index({"text": "binary"})
+    text = "YWJj" * 50_000
+
+    async def story() -> None:
+        press = Press(tmp_path, f"{url}?request_max_bytes=100000000")
+        pages = [{"id": f"p{number}", "v": 1, "text": text} for number in range(12)]
+        await press.handles(*pages, {"id": "huge", "v": 1, "text": text * 6})
+        [letter] = await press.letters()
+        assert letter.key == "huge" and "413" in letter.cause
+        await press.app.close()
+
+    played(story())
+    assert len(shown(name)) == 12
+
+
+@pytest.mark.parametrize("block", ["index.blocks.read_only_allow_delete", "index.blocks.write"])
+def test_an_index_that_is_closed_for_writes_makes_changes_wait_and_costs_no_attempt(tmp_path, block):
+    """The first is what the engine does itself when its disk is full; it says 429 then."""
+    name, url = new_index()
+    server = shared.opensearch()
+    server.ask("PUT", f"/{name}/_settings", {block: True})
+
+    async def story() -> None:
+        press = Press(tmp_path, url)
+        await press.app.send("shop", *({"id": f"p{number}", "v": 1} for number in range(20)))
+
+        async def has_waited() -> bool:
+            return len(press.causes()) >= 1
+
+        await press.work_until(has_waited)
+        assert "cluster_block_exception" in press.causes()[0]
+        await asyncio.to_thread(server.ask, "PUT", f"/{name}/_settings", {block: None})
+        await press.work_until_empty()
+        assert await press.letters() == [] and press.emitted(events.Failed) == []
+        await press.app.close()
+
+    played(story())
+    assert len(shown(name)) == 20
+
+
+def test_too_many_requests_at_once_are_put_off_and_all_are_written_in_the_end():
+    name, url = new_index()
+    changes = [put(f"p{number}", 1, "word " * 50) for number in range(20 * AT_ONCE)]
+
+    async def story() -> None:
+        async with connect(Address(url, "direct", {})) as sink:
+
+            async def sent(some: list[Change]) -> list[Change]:
+                """Those that have to be sent again."""
+                results = await sink.apply(some, [Claim(one.key, one.order, False, 1) for one in some])
+                assert {result.outcome for result in results} <= {Outcome.APPLIED, Outcome.BUSY}
+                return [one for one, result in zip(some, results, strict=True) if result.outcome is Outcome.BUSY]
+
+            parts = await asyncio.gather(*(sent(changes[start::AT_ONCE]) for start in range(AT_ONCE)))
+            rest = [one for part in parts for one in part]
+            assert rest, "nothing was too much"
+            assert "rejected_execution_exception" in sink._pressure.cause
+            assert sink._pressure.count < sink.batch_max
+            while rest:
+                rest = await sent(rest)
+                await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
+
+    played(story())
+    assert len(shown(name)) == len(changes)
+
+
+# Versions.
+
+
+def put(key: str, version: int, text: str = "", generation: int = 0) -> Change:
+    return Change(key, (0, version, generation), body=b'{"text":"%b"}' % text.encode())
+
+
+def gone(key: str, version: int) -> Change:
+    return Change(key, order_of(version), deleted=True)
+
+
+def applied(url: str, *changes: Change, repair: bool = False) -> list[Result]:
+    """One call after another; a repair has a claim without an order."""
+
+    async def story() -> list[Result]:
+        async with connect(Address(url, "direct", {})) as sink:
+            results = []
+            for change in changes:
+                order: Order | None = None if repair else change.order
+                results += await sink.apply([change], [Claim(change.key, order, change.deleted, 1)])
+            return results
+
+    return run(story())
+
+
+def test_the_whole_range_of_versions_is_kept(tmp_path):
+    name, url = new_index()
+    assert applied(url, put("a", 0), put("a", VERSION_MAX), put("a", VERSION_MAX - 1)) == [APPLIED, APPLIED, SUPERSEDED]
+    document = shared.opensearch().ask("GET", f"/{name}/_doc/a")
+    assert document["_version"] == VERSION_MAX
+
+
+def test_a_generation_writes_at_the_version_that_is_there_and_never_below():
+    name, url = new_index()
+    results = applied(url, put("a", 5, "first"), put("a", 5, "forced", 1), put("a", 4, "late", 2), put("a", 5, "again"))
+    assert results == [APPLIED, APPLIED, SUPERSEDED, APPLIED]
+    assert shown(name) == {"a": {"text": "forced"}}
+
+
+def test_a_repair_deletes_what_should_be_gone_at_the_version_of_its_mark():
+    name, url = new_index()
+    applied(url, put("a", 5), put("b", 7))
+    assert applied(url, gone("a", 5), gone("b", 6), repair=True) == [APPLIED, SUPERSEDED]
+    assert list(shown(name)) == ["b"]
+
+
+def test_a_key_that_the_ledger_does_not_know_can_be_removed():
+    name, url = new_index()
+    removal = [gone(key, VERSION_MIN) for key in ("a", "never seen")]
+    assert applied(url, put("a", 5), *removal) == [APPLIED] * 3
+    assert shown(name) == {}
+    [waits] = applied(url, put("a", 5))
+    assert waits.outcome is Outcome.BUSY, "the engine would call it applied, though nothing is there"
+    assert applied(url, put("a", 6)) == [APPLIED]
+
+
+# When it is gone.
+
+
+def test_an_engine_that_goes_away_in_the_middle_loses_nothing(tmp_path):
+    name, url = new_index()
+    server = shared.opensearch()
+
+    async def story() -> None:
+        press = Press(tmp_path, f"{url}?batch_max=10", lease="1s", margin="200ms")
+        sent: set[str] = set()
+        restarting: list[asyncio.Task[None]] = []
+
+        async def send() -> None:
+            some = [f"p{len(sent) + number}" for number in range(20)]
+            await press.app.send("shop", *({"id": key, "v": 1} for key in some))
+            sent.update(some)
+
+        async def is_over() -> bool:
+            if len(sent) < SENT_MAX:
+                await send()
+            if not restarting and await asyncio.to_thread(shown, name):
+                restarting.append(asyncio.create_task(asyncio.to_thread(server.restart)))
+            return bool(restarting) and restarting[0].done() and bool(press.causes())
+
+        await press.work_until(is_over, limit_s=90)
+        await restarting[0]
+        await press.work_until_empty(limit_s=60)
+        assert await press.letters() == []
+        assert set(await asyncio.to_thread(shown, name)) == sent
+        await press.app.close()
+
+    played(story())
+
+
+def test_an_index_behind_an_alias_that_is_gone_is_not_made_anew():
+    name, _ = new_index()
+    server, alias = shared.opensearch(), f"alias_{name}"
+    server.ask("PUT", f"/{name}/_alias/{alias}")
+
+    async def story() -> None:
+        async with connect(Address(f"{server.url}/{alias}", "direct", {})) as sink:
+            claims = [Claim("a", order_of(1), False, 1)]
+            assert await sink.apply([put("a", 1)], claims) == [APPLIED]
+            await asyncio.to_thread(server.ask, "DELETE", f"/{name}/_alias/{alias}")
+            [waits] = await sink.apply([put("a", 2)], claims)
+            assert waits.outcome is Outcome.BUSY and "index_not_found_exception" in waits.cause
+
+    played(story())
+    with pytest.raises(AssertionError, match="no such index"):
+        server.ask("GET", f"/{alias}")
