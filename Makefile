@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check coverage sim bench bench-peers chaos lock lock-peers clean
+.PHONY: help setup run publish test check coverage sim bench bench-peers chaos lock lock-peers clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +25,9 @@ $(READY): pyproject.toml requirements.lock
 
 run: $(READY) ## Run the publishing house example
 	$(BIN)/python examples/publishing_house/main.py
+
+publish: $(READY) ## Publish documents into two stores, and show each of them everywhere
+	$(BIN)/python examples/publishing/main.py
 
 test: check coverage ## Style, types, every test, and the coverage threshold
 

@@ -11,8 +11,12 @@ import pytest
 from integration.command import Folder
 from integration.shops import QUICK, Shop
 from integration.test_rates_of_processes import VERSIONS, send_for_a_second
+from keywise.address import Address
+from keywise.change import Change, order_of
 from keywise.events import Failed, Snoozed, Unavailable
-from keywise.protocols import Letter
+from keywise.protocols import APPLIED, Letter
+from keywise.rules import Claim
+from keywise.sinks.http import connect
 from running import awaited, run
 from servers import machine, shared
 
@@ -195,6 +199,15 @@ async def test_a_deletion_stays_deleted_though_the_service_has_forgotten_it(tmp_
     assert await handled(shop_to(url, tmp_path), body(4)) == []
     assert space.documents == {}
     assert [line["status"] for line in space.log] == [404]
+
+
+@awaited
+async def test_there_is_no_token_without_a_ledger():
+    """While the ledger is down, changes may be written without a claim."""
+    space, change = shared.http().space(), Change("a", order_of(3), body=b"{}")
+    async with connect(Address(space.url, "shop", {})) as sink:
+        assert await sink.apply([change], [Claim("a", change.order, False, 0)]) == [APPLIED]
+    assert "keywise-token" not in space.log[0]["headers"]
 
 
 @awaited

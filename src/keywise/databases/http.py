@@ -105,9 +105,9 @@ class HttpClient:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        assert self._session is not None, "it was opened"
         session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await session.close()
 
     async def request(
         self, method: str, path: str, *, body: bytes = b"", headers: Mapping[str, str] | None = None, timeout_s: float

@@ -1,0 +1,30 @@
+"""What each of the stores shows to the public: the version of every document that can be found there."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from keywise.databases.http import HttpClient, Server
+from keywise.protocols import Readable
+
+
+class Shelf(msgspec.Struct, frozen=True):
+    """One store at one moment."""
+
+    versions: dict[str, int | None]
+    updates: int = 0
+    refusals: int = 0
+    """How often it was asked too soon."""
+
+
+async def read_search(sink: Readable, keys: Sequence[str]) -> Shelf:
+    """Whatever store the search is in: a sink that can be read tells what it holds."""
+    held = await sink.read(keys)
+    return Shelf({key: content.version for key, content in held.items()})
+
+
+async def read_store(port: int) -> Shelf:
+    """The store that is rate limited."""
+    async with HttpClient(Server("http", "127.0.0.1", port)) as client:
+        answer = await client.request("GET", "/documents", timeout_s=10)
+    return msgspec.json.decode(answer.body, type=Shelf)
