@@ -24,6 +24,7 @@ from benchmarks import (
     measure_opensearch,
     measure_overhead,
     measure_postgres,
+    measure_rabbitmq,
     measure_redis,
     measure_throughput,
     page,
@@ -42,6 +43,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "keys": measure_keys.measure,
     "redis": measure_redis.measure,
     "opensearch": measure_opensearch.measure,
+    "rabbitmq": measure_rabbitmq.measure,
 }
 SLOWER_AT_MOST = 0.05
 BUSY = 0.1

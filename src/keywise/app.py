@@ -233,6 +233,8 @@ class App:
                 source: Source = adapters.connect("sources", self._address(url, name))
                 await stack.enter_async_context(source)
                 definition.settings.check_visibility(source.visibility_s, shown(url))
+                if (ack_timeout_s := getattr(source, "ack_timeout_s", None)) is not None:
+                    definition.settings.check_ack_timeout(ack_timeout_s, shown(url))
                 sources.append((shown(url), source))
             yield Pipeline(
                 name=name,

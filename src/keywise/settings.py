@@ -123,6 +123,15 @@ class Settings:
                 f"set visibility={self.lease_s * 2:g}s on the source, or a shorter lease"
             )
 
+    def check_ack_timeout(self, ack_timeout_s: float, source: str) -> None:
+        """Refuse a source that takes deliveries back while a handler may still work on them."""
+        if ack_timeout_s <= self.runtime_max_s:
+            raise SettingsError(
+                f"runtime_max_s={self.runtime_max_s:g} is not below the acknowledgement timeout of {source} "
+                f"({ack_timeout_s:g} s): its broker would end the channel while a handler works; lower runtime_max, "
+                "or raise consumer_timeout at the broker and say so with ack_timeout="
+            )
+
 
 def seconds(duration: float | str) -> float:
     """Seconds from a number or from text such as `500ms`, `5s`, `10m`, `2h`, `7d`."""

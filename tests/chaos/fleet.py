@@ -29,7 +29,8 @@ class Worker:
         self._flags, self._notes = self._path("flags"), self._path("notes")
         shelf, files = store.shelf, (str(self._flags), str(self._notes))
         ledger, url = options.pop("ledger", shelf.ledger), options.pop("url", shelf.url)
-        self._assignment = Assignment(shelf.on, ledger, url, way, *files, options, visibility, gate)
+        queue = getattr(shelf, "queue", "")
+        self._assignment = Assignment(shelf.on, ledger, url, way, *files, options, visibility, queue, gate)
         self._environment = os.environ | more
         self._process: subprocess.Popen | None = None
         self._asleep_until = 0.0

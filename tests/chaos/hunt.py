@@ -47,6 +47,8 @@ class Plan(msgspec.Struct, frozen=True):
     """SIGSTOP until long after the lease, then SIGCONT."""
     restarts: int = 0
     """Of the server, at once and without a word."""
+    cuts: int = 0
+    """Of all connections to it."""
     seed: int = 0
     pace_s: float = 0.02
     changes: int = 40
@@ -65,6 +67,7 @@ class Tally(msgspec.Struct):
     kills_inside: int = 0
     stops: int = 0
     restarts: int = 0
+    cuts: int = 0
     sent: int = 0
     repairs: int = 0
     suspects_left: int = 0
@@ -83,7 +86,7 @@ class Tally(msgspec.Struct):
 
     def lacking(self, plan: Plan) -> list[str]:
         """What has to be done more often."""
-        done = {"kills_inside": self.kills_inside, "stops": self.stops, "restarts": self.restarts}
+        done = {"kills_inside": self.kills_inside, "stops": self.stops, "restarts": self.restarts, "cuts": self.cuts}
         return [what for what, times in done.items() if times < getattr(plan, what)]
 
 
@@ -156,6 +159,9 @@ def _act(what: str, victim: Worker, store: Store, rng: random.Random, tally: Tal
         case "restarts":
             store.shelf.restart()
             tally.restarts += 1
+        case "cuts":
+            store.shelf.cut()
+            tally.cuts += 1
 
 
 def _finish(store: Store, workers: list[Worker]) -> None:

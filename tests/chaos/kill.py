@@ -16,11 +16,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from chaos.hunt import WAYS, Plan, Tally, hunt
 from chaos.on_postgres import PostgresShelf
+from chaos.on_rabbitmq import RabbitShelf
 from chaos.on_redis import RedisShelf
 from chaos.on_sqlite import SqliteShelf
 from chaos.store import Shelf
 from keywise.clock import boot_time
 from servers.postgres import postgres_server
+from servers.rabbitmq import rabbit_server
 from servers.redis import redis_server
 
 FIGURES: dict[str, Callable[[Tally], object]] = {
@@ -28,6 +30,7 @@ FIGURES: dict[str, Callable[[Tally], object]] = {
     "kills inside a batch": lambda tally: tally.kills_inside,
     "stops past the lease": lambda tally: tally.stops,
     "restarts of the server": lambda tally: tally.restarts,
+    "cuts of all connections": lambda tally: tally.cuts,
     "changes sent": lambda tally: tally.sent,
     "writes": lambda tally: tally.verdict.writes,
     "applied twice": lambda tally: len(tally.verdict.twice),
@@ -64,7 +67,13 @@ def _on_redis(folder: Path) -> Iterator[Shelf]:
         yield RedisShelf(server, beside)
 
 
-SHELVES = {"sqlite": _on_sqlite, "postgres": _on_postgres, "redis": _on_redis}
+@contextmanager
+def _on_rabbitmq(folder: Path) -> Iterator[Shelf]:
+    with rabbit_server() as server:
+        yield RabbitShelf(server, SqliteShelf(folder))
+
+
+SHELVES = {"sqlite": _on_sqlite, "postgres": _on_postgres, "redis": _on_redis, "rabbitmq": _on_rabbitmq}
 # A ledger in Redis shares no transaction with a table.
 PLACES = [(on, way) for on in SHELVES for way in WAYS if on != "redis" or way == "leased"]
 
@@ -89,7 +98,8 @@ def main() -> int:
 
 def _plan(on: str, times: int, seed: int) -> Plan:
     restarts = 0 if on == "sqlite" else times
-    return Plan(times, times, restarts, seed, limit_s=max(60.0, times * SECONDS_A_TIME))
+    cuts = times if on == "rabbitmq" else 0
+    return Plan(times, times, restarts, cuts, seed, limit_s=max(60.0, times * SECONDS_A_TIME))
 
 
 def _run(on: str, way: str, plan: Plan, console: Console) -> Tally:

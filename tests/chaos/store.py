@@ -58,7 +58,8 @@ class Store:
         self._runner = asyncio.Runner()
         self.app = keywise.App(self.shelf.ledger, observers=[])
         # What the producer does not say (its settings, its handler) does not matter: it only sends and looks.
-        self.app.pipeline("stock", key="key", version="version").source(self.shelf.url).apply(_never)
+        queue = getattr(self.shelf, "queue", self.shelf.url)
+        self.app.pipeline("stock", key="key", version="version").source(queue).apply(_never)
         self.depth()
         self.shelf.create(is_heavy=is_heavy)
 
@@ -96,6 +97,8 @@ class Store:
 
     def backlog(self) -> int:
         """How many messages nobody has taken yet."""
+        if hasattr(self.shelf, "backlog"):
+            return self.shelf.backlog()
         return self.rows("select count(*) from keywise_ready")[0][0]
 
     def content(self) -> dict[str, int]:
@@ -116,6 +119,8 @@ class Store:
         )
 
     def depth(self) -> int:
+        if hasattr(self.shelf, "depth"):
+            return self.shelf.depth()
         return self._look(lambda pipeline: pipeline.sources[0][1].depth())
 
     def visible(self) -> int:

@@ -23,7 +23,7 @@ class Assignment(msgspec.Struct):
     """What a worker is told at its start."""
 
     on: str
-    """`sqlite`, `postgres`, or `redis`: then queue and table are in Postgres."""
+    """`sqlite`, `postgres`, `redis` (then queue and table are in Postgres), or `rabbitmq` (then only the queue is)."""
     ledger: str
     url: str
     """Of queue and table."""
@@ -33,6 +33,8 @@ class Assignment(msgspec.Struct):
     notes: str
     options: dict[str, Any] = {}
     visibility: str = "60s"
+    queue: str = ""
+    """The URL of the queue, if it is not beside the table."""
     gate: str = ""
     """Where to wait for a byte on stdin: at the first `batch` that opens, or in a `handler` if its message says so."""
 

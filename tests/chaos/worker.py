@@ -16,7 +16,7 @@ from chaos.witness import Assignment, Witness
 
 def handlers_of(assignment: Assignment, witness: Witness) -> Any:
     match assignment.on:
-        case "sqlite":
+        case "sqlite" | "rabbitmq":
             return on_sqlite.Handlers(assignment.url, witness)
         case "postgres":
             return on_postgres.Handlers(assignment.url, witness)
@@ -27,7 +27,7 @@ def app_of(assignment: Assignment, witness: Witness) -> keywise.App:
     handlers = handlers_of(assignment, witness)
     app = keywise.App(assignment.ledger, observers=[witness, *handlers.observers])
     pipeline = app.pipeline("stock", key="key", version="version", deleted={"gone": [True]}, **assignment.options)
-    pipeline.source(f"{assignment.url}?visibility={assignment.visibility}")
+    pipeline.source(assignment.queue or f"{assignment.url}?visibility={assignment.visibility}")
     if assignment.way == "one transaction":
         pipeline.sink(f"{assignment.url}?table=stock")
     elif assignment.way == "transacted":

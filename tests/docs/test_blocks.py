@@ -18,7 +18,8 @@ ON_POSTGRES = [page for page in RUNNABLE if "DATABASE_URL" in page.text]
 ON_REDIS = [page for page in RUNNABLE if "REDIS_URL" in page.text]
 ON_HTTP = [page for page in RUNNABLE if "SERVICE_URL" in page.text]
 ON_OPENSEARCH = [page for page in RUNNABLE if "SEARCH_HOST" in page.text]
-SERVED = [*ON_POSTGRES, *ON_REDIS, *ON_HTTP, *ON_OPENSEARCH]
+ON_RABBITMQ = [page for page in RUNNABLE if "RABBITMQ_URL" in page.text]
+SERVED = [*ON_POSTGRES, *ON_REDIS, *ON_HTTP, *ON_OPENSEARCH, *ON_RABBITMQ]
 """They need a server."""
 
 
@@ -52,6 +53,13 @@ def test_a_page_about_http_does_what_it_says(page: Page, tmp_path: Path, monkeyp
 @pytest.mark.parametrize("page", ON_OPENSEARCH, ids=lambda page: page.path)
 def test_a_page_about_opensearch_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("SEARCH_HOST", f"127.0.0.1:{shared.opensearch().port}")
+    expect_none(faults(page, tmp_path))
+
+
+@pytest.mark.server("rabbitmq")
+@pytest.mark.parametrize("page", ON_RABBITMQ, ids=lambda page: page.path)
+def test_a_page_about_rabbitmq_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("RABBITMQ_URL", shared.rabbitmq().url)
     expect_none(faults(page, tmp_path))
 
 

@@ -44,7 +44,7 @@ def test_a_ledger_that_cannot_work_is_refused_with_the_fix(url, tmp_path, monkey
         ("sqlite:///shop.db", "sqlite:///shop.db?table=keywise_marks", "start neither with keywise_"),
         ("sqlite:///shop.db", "memory://?grade=best", "write atomic, conditional or plain"),
         ("sqlite:///shop.db", "memory://", "has to live in the ledger's database"),
-        ("amqp://localhost/q", "sqlite:///shop.db", "no source understands amqp://"),
+        ("stomp://localhost/q", "sqlite:///shop.db", "no source understands stomp://"),
     ],
 )
 def test_a_source_or_sink_that_cannot_work_is_refused_with_the_fix(source, sink, fix, tmp_path, monkeypatch):
@@ -58,7 +58,7 @@ def test_a_source_or_sink_that_cannot_work_is_refused_with_the_fix(source, sink,
 def test_a_password_is_never_shown():
     app = keywise.App("memory://")
     with pytest.raises(AddressError) as error:
-        app.pipeline("shop", key="key").source("amqp://user:s3cret@localhost:5672/q").sink("memory://")
+        app.pipeline("shop", key="key").source("stomp://user:s3cret@localhost:5672/q").sink("memory://")
         running(app)
     assert "s3cret" not in str(error.value)
     assert "user:***@localhost:5672" in str(error.value)

@@ -10,6 +10,8 @@ from servers.machine import MissingServerError
 from servers.opensearch import OpenSearchServer, opensearch_server
 from servers.opensearch import find_home as find_opensearch
 from servers.postgres import PostgresServer, find_binaries, postgres_server
+from servers.rabbitmq import RabbitServer, rabbit_server
+from servers.rabbitmq import find_programs as find_rabbitmq
 from servers.redis import RedisServer, redis_server
 from servers.redis import find_program as find_redis
 
@@ -23,6 +25,7 @@ NEEDED = {
     "http": find_openssl,
     "redis": find_redis,
     "opensearch": find_opensearch,
+    "rabbitmq": find_rabbitmq,
 }
 """What looks for each of them, and installs it if that is allowed."""
 
@@ -31,6 +34,7 @@ _postgres: list[PostgresServer] = []
 _redis: list[RedisServer] = []
 _http: list[HttpService] = []
 _opensearch: list[OpenSearchServer] = []
+_rabbitmq: list[RabbitServer] = []
 
 
 def postgres() -> PostgresServer:
@@ -61,11 +65,19 @@ def opensearch() -> OpenSearchServer:
     return _opensearch[0]
 
 
+def rabbitmq() -> RabbitServer:
+    """The shared RabbitMQ; nobody may stop it."""
+    if not _rabbitmq:
+        _rabbitmq.append(_stack.enter_context(rabbit_server()))
+    return _rabbitmq[0]
+
+
 def stop_all() -> None:
     _postgres.clear()
     _redis.clear()
     _http.clear()
     _opensearch.clear()
+    _rabbitmq.clear()
     _stack.close()
 
 

@@ -1,0 +1,82 @@
+"""What RabbitMQ's management API tells of a queue: its limits, which nobody learns where messages are taken."""
+
+import base64
+import http.client
+import ssl
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+from keywise.address import shown
+from keywise.errors import DatabaseError, UnavailableError
+
+ANSWER_S = 10.0
+ANSWER_MAX_BYTES = 10_000_000
+FORBIDDEN, MISSING = (401, 403), 404
+
+
+class QueueLimits(msgspec.Struct, frozen=True):
+    """What the broker does on its own to messages of a queue."""
+
+    delivery_limit: int | None = None
+    """How often a message may come back from lost channels; None: as often as it has to, or nobody knows."""
+    ack_timeout_s: float | None = None
+    """How long a message may be held, if that is set for this queue."""
+
+
+class _Queue(msgspec.Struct):
+    arguments: dict[str, Any] = {}
+    effective_policy_definition: dict[str, Any] | list[Any] | None = None
+
+
+def queue_limits(management: str, broker: str, queue: str, context: ssl.SSLContext | None = None) -> QueueLimits:
+    """Ask for one queue, as the user that the broker's URL names; it blocks."""
+    parts = urlsplit(broker)
+    vhost = unquote(parts.path[1:]) or "/"
+    path = f"{urlsplit(management).path.rstrip('/')}/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}"
+    login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
+    status, answer = _get(management, path, base64.b64encode(login.encode()).decode(), context)
+    name = shown(management)
+    if status in FORBIDDEN:
+        raise DatabaseError(f"{name}: the user of {shown(broker)} may not ask; give it the tag monitoring")
+    if status == MISSING:
+        raise DatabaseError(f"{name}: no queue is called {queue!r} in the virtual host {vhost!r}")
+    if status != http.client.OK:
+        raise UnavailableError(f"{name}: the management API answered with status {status}")
+    try:
+        return _limits(msgspec.json.decode(answer, type=_Queue))
+    except msgspec.MsgspecError as error:
+        raise DatabaseError(f"{name} is no management API of RabbitMQ: {error}") from error
+
+
+def _get(management: str, path: str, login: str, context: ssl.SSLContext | None) -> tuple[int, bytes]:
+    """Status and body; redirects are not followed, because the password would go with them."""
+    parts = urlsplit(management)
+    host, port = parts.hostname or "", parts.port
+    connection = (
+        http.client.HTTPSConnection(host, port or 15671, timeout=ANSWER_S, context=context)
+        if parts.scheme == "https"
+        else http.client.HTTPConnection(host, port or 15672, timeout=ANSWER_S)
+    )
+    try:
+        connection.request("GET", path, headers={"Authorization": f"Basic {login}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read(ANSWER_MAX_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise UnavailableError(f"{shown(management)}: {str(error) or type(error).__name__}") from error
+    finally:
+        connection.close()
+
+
+def _limits(told: _Queue) -> QueueLimits:
+    policy = told.effective_policy_definition
+    settings = policy if isinstance(policy, dict) else {}
+    deliveries = _lowest(told.arguments.get("x-delivery-limit"), settings.get("delivery-limit"))
+    timeout_ms = _lowest(told.arguments.get("x-consumer-timeout"), settings.get("consumer-timeout"))
+    return QueueLimits(deliveries, timeout_ms / 1000 if timeout_ms is not None else None)
+
+
+def _lowest(*limits: Any) -> int | None:
+    """Of an argument and a policy the lower one counts; a negative one is none."""
+    return min((one for one in limits if isinstance(one, int) and one >= 0), default=None)

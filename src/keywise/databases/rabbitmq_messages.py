@@ -1,0 +1,149 @@
+"""What is read from a message of RabbitMQ and written into its copies: id, time, count; the body is never touched."""
+
+import time
+import zlib
+from collections.abc import Mapping
+from decimal import DecimalException
+from struct import error as PackingError
+from typing import Any
+
+import msgspec
+import pika
+from pika.data import encode_table, encode_value
+from pika.exceptions import AMQPError
+
+from keywise.change import Delivery
+
+HEADER = "keywise"
+"""Who a message is, beside the digest of the body that this was said of."""
+DELAYS = "keywise.delay."
+"""How the names of our delay queues begin."""
+KEPT = "keywise-kept"
+"""Headers that would act on a copy, put aside."""
+COUNTED = "x-delivery-count"
+"""Where a quorum queue says how often it has handed a message over before."""
+HEADERS_MAX_BYTES = 100_000
+"""A header of a message has to fit into one frame; with more than this, a copy has none but ours."""
+TEXT_MAX = 2_000
+ID_MAX = 100
+MILLISECONDS_FROM = 1e11
+"""A time of sending that is above this was not given in seconds."""
+
+# They would route a copy to other queues as well, or make the broker believe that it goes round in a circle.
+_ACTING = ("CC", "BCC", "x-death")
+_DEATHS = ("x-first-death-", "x-last-death-")
+
+
+class Passport(msgspec.Struct, frozen=True):
+    """What a message keeps over its copies."""
+
+    id: str
+    count: int
+    """How often it was handed over before it was copied."""
+    sent_at: float
+
+    def written(self, body: bytes) -> str:
+        return f"{self.id} {self.count} {self.sent_at!r} {zlib.crc32(body)}"
+
+
+def passport_of(headers: Mapping[Any, Any], body: bytes) -> Passport | None:
+    """What was written into a header by us, about this body; a program may have passed it on with another one."""
+    written = headers.get(HEADER)
+    if not isinstance(written, str):
+        return None
+    match written.split(" "):
+        case [id, count, sent_at, digest] if 0 < len(id) <= ID_MAX:
+            try:
+                if int(digest) == zlib.crc32(body):
+                    return Passport(id, max(0, int(count)), float(sent_at))
+            except ValueError:
+                return None
+    return None
+
+
+def times_before(headers: Mapping[Any, Any], redelivered: bool) -> int:
+    """How often this copy was handed over before; a classic queue tells only whether it ever was."""
+    counted = headers.get(COUNTED)
+    if isinstance(counted, int) and counted > 0:
+        return counted
+    return int(redelivered)
+
+
+def sent_at_of(properties: Any) -> float:
+    """When a message was sent, if its sender said so; else it counts from now."""
+    moment = properties.timestamp
+    if not isinstance(moment, int) or moment <= 0:
+        return time.time()
+    return moment / 1000 if moment > MILLISECONDS_FROM else float(moment)
+
+
+def shown_headers(headers: Mapping[Any, Any]) -> dict[str, str] | None:
+    """Headers as text, for people who look at a dead letter; ours are left out."""
+    kept = headers.get(KEPT)
+    told = {**headers, **(kept if isinstance(kept, dict) else {})}
+    shown = {_text(name): _text(value) for name, value in told.items() if not _is_ours(name, value)}
+    return shown or None
+
+
+def fresh_properties(body: bytes, id: str, now: float) -> Any:
+    """The properties of a new message."""
+    headers = {HEADER: Passport(id, 0, now).written(body)}
+    return pika.BasicProperties(delivery_mode=2, timestamp=int(now), headers=headers)
+
+
+def copied_properties(properties: Any, delivery: Delivery) -> Any:
+    """The properties of a copy: all that a reader may need, and nothing that acts on where and how long it goes."""
+    passport = Passport(str(delivery.id), delivery.count, delivery.sent_at).written(delivery.body)
+    headers = _copied_headers(properties.headers or {})
+    if encode_table([], headers) > HEADERS_MAX_BYTES:
+        headers = {}
+    return pika.BasicProperties(
+        content_type=properties.content_type,
+        content_encoding=properties.content_encoding,
+        headers={**headers, HEADER: passport},
+        # What was taken over is not lost by a restart, however it was sent; and it has no time to expire any more.
+        delivery_mode=2,
+        priority=properties.priority,
+        correlation_id=properties.correlation_id,
+        reply_to=properties.reply_to,
+        message_id=properties.message_id,
+        timestamp=properties.timestamp,
+        type=properties.type,
+        app_id=properties.app_id,
+    )
+
+
+def _copied_headers(headers: Mapping[Any, Any]) -> dict[Any, Any]:
+    kept = headers.get(KEPT)
+    aside = dict(kept) if isinstance(kept, dict) else {}
+    copied = {}
+    for name, value in headers.items():
+        if _is_ours(name, value) or (isinstance(name, str) and name.startswith(_DEATHS)):
+            continue
+        if name in _ACTING:
+            aside[name] = _encodable(value)
+        else:
+            copied[name] = _encodable(value)
+    return {**copied, KEPT: aside} if aside else copied
+
+
+def _is_ours(name: Any, value: Any) -> bool:
+    """Whether a header comes from a delay of ours, or is a number of the queue's own."""
+    if name == "x-death" and isinstance(value, list):
+        return all(isinstance(death, dict) and _text(death.get("queue")).startswith(DELAYS) for death in value)
+    return name in (HEADER, KEPT, COUNTED)
+
+
+def _encodable(value: Any) -> Any:
+    """A value that can be written as it was read; else its text."""
+    try:
+        encode_value([], value)
+    except (AMQPError, PackingError, DecimalException, ValueError, OverflowError, TypeError, RecursionError):
+        return _text(value)
+    return value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value[:TEXT_MAX].decode("utf-8", "backslashreplace")
+    return str(value)[:TEXT_MAX]

@@ -1,0 +1,68 @@
+"""Factories for the source on RabbitMQ: benches on a real broker, with queues that nobody else uses."""
+
+import itertools
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from chaos.fleet import pause
+from keywise.databases.rabbitmq import Broker, Link
+from keywise.sources.rabbitmq import RabbitSource
+from keywise.testing.conformance import SourceBench
+from servers import shared
+
+SECOND_S = 0.03
+"""How long a second takes: nobody can move the clock of a broker, so everything goes faster."""
+DELAY_S = 30.0
+"""What the promises put off, they put off for so long."""
+WAYS_S = 0.7
+"""What the way back from a delay queue takes, at the most."""
+
+_numbers = itertools.count(1)
+
+
+def fresh(thing: str) -> str:
+    return f"{thing}_{os.getpid()}_{next(_numbers)}"
+
+
+async def declared(url: str, queue: str, **arguments: Any) -> None:
+    """Make a queue as its owner does."""
+    link = Link(Broker(url), "declaring")
+    channel = await link.channel()
+    await channel.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
+    await link.close()
+
+
+class Clock:
+    """Lets time pass for real, once a delay should be over; before that there is nothing to wait for."""
+
+    def __init__(self) -> None:
+        self._passed_s = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self._passed_s += seconds
+        if self._passed_s >= DELAY_S:
+            pause(DELAY_S * SECOND_S + WAYS_S)
+
+
+def rabbit_source(kind: str):
+    @asynccontextmanager
+    async def make() -> AsyncIterator[SourceBench]:
+        broker, name = Broker(shared.rabbitmq().url), fresh("queue")
+        await declared(shared.rabbitmq().url, name, **{"x-queue-type": kind})
+        async with (
+            RabbitSource(broker, name, second_s=SECOND_S) as source,
+            RabbitSource(broker, name, second_s=SECOND_S) as another,
+        ):
+            yield SourceBench(source=source, another=another, advance=Clock().advance)
+
+    return make
+
+
+SOURCES = {
+    "rabbitmq.py": {
+        "rabbitmq": rabbit_source("classic"),
+        "rabbitmq quorum": rabbit_source("quorum"),
+    }
+}

@@ -1,0 +1,313 @@
+"""A queue of RabbitMQ is consumed as it is: acks, cut connections, dead workers, delays, limits of the broker."""
+
+import asyncio
+import random
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from conformance.rabbitmq_benches import SECOND_S, fresh
+from integration.rabbit_owner import bodies_of, owner
+from keywise.change import Delivery
+from keywise.databases.rabbitmq import Broker
+from keywise.errors import UnavailableError
+from keywise.sources.rabbitmq import RabbitSource
+from running import awaited
+from servers import shared
+
+pytestmark = pytest.mark.server("rabbitmq")
+
+KINDS = ("classic", "quorum")
+
+
+def opened(queue: str, **options) -> RabbitSource:
+    """A source with connections and knowledge of its own, as another process has."""
+    return RabbitSource(Broker(shared.rabbitmq().url), queue, **options)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Look again and again, while everything else goes on."""
+    while True:
+        found = condition()
+        if asyncio.iscoroutine(found):
+            found = await found
+        if found:
+            return
+        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
+
+
+async def received(source: RabbitSource, count: int) -> list[Delivery]:
+    """So many deliveries, whenever they come; a lost connection is made anew."""
+    found: list[Delivery] = []
+    while len(found) < count:
+        try:
+            found += await source.receive(count - len(found), 5.0)
+        except UnavailableError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@awaited
+async def test_an_ack_for_many_never_covers_one_that_is_not_finished(seed):
+    """Whatever is acked, in whatever order and together with what: exactly the rest comes again."""
+    rng = random.Random(seed)
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("acks"))
+        bodies = [b"%d" % number for number in range(60)]
+        await they.publish(queue, *bodies)
+        async with opened(queue) as source:
+            held = await received(source, 60)
+            done = rng.sample(held, 45)
+            while done:
+                some, done = done[: rng.randrange(1, 12)], done[rng.randrange(1, 12) :]
+                await source.ack(some)
+                held = [one for one in held if one not in some]
+            await until(lambda: _is_settled(source, len(held)))
+        async with opened(queue) as source:
+            assert bodies_of(await received(source, len(held))) == bodies_of(held)
+            assert await source.receive(10, 0.0) == []
+
+
+async def _is_settled(source: RabbitSource, left: int) -> bool:
+    """Acks are not answered, but what is asked after them is."""
+    return await source.depth() == left
+
+
+@awaited
+async def test_after_a_cut_everything_comes_again_and_old_receipts_say_nothing():
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("cut"))
+        await they.publish(queue, b"one", b"two", b"three")
+    async with opened(queue) as source:
+        old = await received(source, 3)
+        await source.ack(old[:1])
+        await asyncio.to_thread(shared.rabbitmq().cut_connections)
+        with pytest.raises(UnavailableError, match="cut by a test"):
+            await source.receive(10, 5.0)
+        await source.ack(old)
+        await source.release(old, 0.0)
+        new = await received(source, 2)
+        assert bodies_of(new) == bodies_of(old[1:])
+        await source.ack(old)
+        assert await source.depth() == 2, "an ack of the lost channel has settled something"
+        await source.ack(new)
+        assert await source.depth() == 0
+
+
+@awaited
+async def test_two_consumers_share_a_queue_and_nothing_is_lost():
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("shared"))
+        bodies = [b"%d" % number for number in range(500)]
+        seen: list[bytes] = []
+
+        async def work(source: RabbitSource) -> None:
+            while len(seen) < len(bodies):
+                deliveries = await source.receive(20, 0.05)
+                seen.extend(one.body for one in deliveries)
+                await source.ack(deliveries)
+
+        async with opened(queue, prefetch=20) as one, opened(queue, prefetch=20) as other:
+            await asyncio.gather(work(one), work(other), they.publish(queue, *bodies))
+        assert sorted(seen) == sorted(bodies)
+        assert await they.ready(queue) == 0
+
+
+@awaited
+async def test_what_a_killed_worker_held_comes_again():
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("killed"))
+        await they.publish(queue, b"one", b"two")
+    program = textwrap.dedent(f"""
+        import asyncio
+        from keywise.databases.rabbitmq import Broker
+        from keywise.sources.rabbitmq import RabbitSource
+
+        async def main():
+            async with RabbitSource(Broker({shared.rabbitmq().url!r}), {queue!r}) as source:
+                held = []
+                while len(held) < 2:
+                    held += await source.receive(2, 5.0)
+                print("held", flush=True)
+                await asyncio.get_running_loop().create_future()
+
+        asyncio.run(main())
+    """)
+    worker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    with worker.stdout:
+        assert await asyncio.to_thread(worker.stdout.readline) == b"held\n"
+        async with opened(queue) as source:
+            assert await source.receive(10, 0.0) == []
+            worker.kill()
+            worker.wait()
+            assert bodies_of(await received(source, 2)) == [b"one", b"two"]
+
+
+@awaited
+async def test_who_stops_asking_gives_back_what_came_ahead():
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("ahead"))
+        await they.publish(queue, *(b"%d" % number for number in range(10)))
+        async with opened(queue) as source, opened(queue) as another:
+            [held] = await source.receive(1, 5.0)
+            await until(lambda: they_have(they, queue, 9))
+            assert len(await received(another, 9)) == 9
+            await source.ack([held])
+            await until(lambda: _is_settled(source, 0))
+
+
+async def they_have(they, queue: str, ready: int) -> bool:
+    return await they.ready(queue) == ready
+
+
+@awaited
+async def test_a_blocked_prefetch_does_not_hold_up_who_asks_for_more():
+    """Whatever is held, a receive gets what is there: it is the consumer who knows how much it can hold."""
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("more"))
+        await they.publish(queue, *(b"%d" % number for number in range(50)))
+        async with opened(queue, prefetch=5) as source:
+            assert len(await received(source, 50)) == 50
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@awaited
+async def test_a_released_message_keeps_its_id_time_count_and_headers(kind):
+    async with owner(shared.rabbitmq().url) as they:
+        queue, other = await they.declare(fresh("kept"), queue_type=kind), await they.declare(fresh("other"))
+        headers = {
+            "number": 2**40,
+            "deep": {"list": [1, "two", None]},
+            "raw": b"\xff\xfe",
+            "flag": True,
+            "CC": [other],
+            "x-death": [{"queue": queue, "reason": "expired", "count": 1}],
+        }
+        await they.publish(queue, b"body", headers=headers, message_id="m1", timestamp=1_700_000_000, expiration="60000")
+        copied = await they.ready(other)
+        async with opened(queue, second_s=SECOND_S) as source:
+            [first] = await received(source, 1)
+            assert (first.count, first.sent_at) == (1, 1_700_000_000.0)
+            for count, delay_s in ((2, 0.0), (3, 5.0), (4, 5.0)):
+                [held] = [first] if count == 2 else [held]
+                await source.release([held], delay_s)
+                [held] = await received(source, 1)
+                assert (held.id, held.body, held.sent_at, held.count) == (first.id, b"body", first.sent_at, count)
+                assert held.receipt != first.receipt
+                assert held.headers is not None
+                assert held.headers["number"] == str(2**40) and held.headers["flag"] == "True"
+                assert held.headers["CC"] == str([other]) and "expired" in held.headers["x-death"]
+            await source.ack([held])
+            await until(lambda: _is_settled(source, 0))
+        assert await they.ready(other) == copied, "a copy went to another queue as well"
+
+
+@awaited
+async def test_nothing_runs_into_the_delivery_limit_because_its_key_was_busy():
+    """Releases do not count for the queue, and lost channels do not add up to its limit."""
+    async with owner(shared.rabbitmq().url) as they:
+        graveyard = await they.declare(fresh("graveyard"))
+        queue = await they.declare(
+            fresh("limited"),
+            queue_type="quorum",
+            delivery_limit=5,
+            dead_letter_exchange="",
+            dead_letter_routing_key=graveyard,
+        )
+        await they.publish(queue, b"busy")
+        async with opened(queue, second_s=SECOND_S) as source:
+            for _ in range(8):
+                await source.release(await received(source, 1), 1.0)
+        for _ in range(12):
+            async with opened(queue) as source:
+                [held] = await received(source, 1)
+        assert held.count > 16
+        assert await they.ready(graveyard) == 0
+
+
+@awaited
+async def test_a_message_waits_for_its_own_delay_and_not_for_those_of_other_classes():
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("classes"))
+        async with opened(queue, second_s=SECOND_S) as source:
+            await source.send([b"last"], delay_s=3000.0)
+            await source.send([b"second"], delay_s=40.0)
+            await source.send([b"first"], delay_s=10.0)
+            assert await source.depth() == 3
+            assert [one.body for one in await received(source, 2)] == [b"first", b"second"]
+            assert await source.depth() == 3
+
+
+@awaited
+async def test_others_on_the_queue_and_its_settings_are_left_as_they_were():
+    broker = shared.rabbitmq()
+    async with owner(broker.url) as they:
+        graveyard = await they.declare(fresh("graveyard"))
+        policy = fresh("policy")
+        queue = await they.declare(fresh("theirs"), max_priority=3)
+        settings = f'{{"dead-letter-exchange": "", "dead-letter-routing-key": "{graveyard}"}}'
+        await asyncio.to_thread(broker.control, "set_policy", "--apply-to", "queues", policy, f"^{queue}$", settings)
+        looked = ("list_queues", "name", "durable", "auto_delete", "arguments", "policy", "effective_policy_definition")
+        before = await asyncio.to_thread(broker.control, *looked)
+        theirs = await they.consume(queue)
+        async with opened(queue, second_s=SECOND_S) as source:
+            await they.publish(queue, *(b"%d" % number for number in range(40)))
+            ours: list[bytes] = []
+            while len(theirs) + len(ours) < 40:
+                deliveries = await source.receive(3, 0.05)
+                await source.release(deliveries[:1], 1.0)
+                await source.ack(deliveries[1:])
+                ours += (one.body for one in deliveries[1:])
+            assert theirs, "the other consumer was pushed aside"
+        assert sorted([*theirs, *ours]) == sorted(b"%d" % number for number in range(40))
+        after = await asyncio.to_thread(broker.control, *looked)
+        assert _of(queue, after) == _of(queue, before)
+        assert await they.ready(graveyard) == 0
+
+
+def _of(queue: str, listed: str) -> Sequence[str]:
+    return [line for line in listed.splitlines() if line.startswith(f"{queue}\t")]
+
+
+@awaited
+async def test_a_release_that_finds_no_room_is_told_and_the_message_comes_again():
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("full"), max_length=1, overflow="reject-publish")
+        await they.publish(queue, b"held")
+        async with opened(queue) as source:
+            [held] = await received(source, 1)
+            source._intake.rest()
+            await they.publish(queue, b"waiting")
+            with pytest.raises(UnavailableError, match="takes no more messages"):
+                await source.release([held], 0.0)
+            with pytest.raises(UnavailableError, match="takes no more messages"):
+                await source.send([b"more"])
+            assert bodies_of(await received(source, 2)) == [b"held", b"waiting"]
+
+
+def test_the_names_of_delay_queues_fit_and_change_with_the_period():
+    from keywise.databases.rabbitmq_delays import CLASSES_S, DAY_S, wait_of, waits_of
+
+    now = 1_800_000_000.0
+    assert wait_of("q", 5.0, now).queue == wait_of("q", 1.5, now).queue != wait_of("q", 5.1, now).queue
+    assert wait_of("q", 5.0, now).queue != wait_of("q", 5.0, now + DAY_S).queue
+    assert wait_of("q", 1e9, now).delay_s == CLASSES_S[-1]
+    assert len(wait_of("日" * 80, 5.0, now).queue.encode()) < 255
+    for wait in waits_of("q", now):
+        longest_ms = wait.arguments("q")["x-expires"]
+        assert longest_ms < 2**32 and longest_ms > (wait.longest_s + wait.period_s) * 1000
+
+
+@pytest.mark.parametrize("written", ["", "a b", "a b c d", "id 1 1.0 77", "id x 1.0 0", 5, None])
+def test_a_header_that_is_not_ours_or_belongs_to_another_body_is_not_believed(written):
+    from keywise.databases.rabbitmq_messages import HEADER, Passport, passport_of
+
+    assert passport_of({HEADER: written}, b"body") is None
+    ours = Passport("id", 3, 1.5).written(b"body")
+    assert passport_of({HEADER: ours}, b"body") == Passport("id", 3, 1.5)
+    assert passport_of({HEADER: ours}, b"another") is None

@@ -1,0 +1,220 @@
+"""A real RabbitMQ for tests: in a scratch folder, on free ports of this machine, stopped by its process id."""
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from servers import machine
+
+FOLDER = "/usr/lib/rabbitmq/bin"
+START_S = 90
+CONTROL_S = 60
+LOOK_S = 0.02
+SETTINGS = """
+listeners.tcp.1 = 127.0.0.1:{port}
+loopback_users = none
+log.file.level = warning
+log.console = false
+disk_free_limit.absolute = 10MB
+vm_memory_high_watermark.relative = 0.9
+default_user = guest
+default_pass = guest
+"""
+# The broker's own command line takes a second or two for each word, so a node of Erlang is kept for asking.
+ASKING = """
+    Loop = fun(Again) -> case io:get_line("") of
+        eof -> halt(0);
+        Line ->
+            {ok, Tokens, _} = erl_scan:string(Line),
+            {ok, Parsed} = erl_parse:parse_exprs(Tokens),
+            {value, Value, _} = erl_eval:exprs(Parsed, []),
+            io:format("~0tp~n", [Value]),
+            Again(Again)
+    end end, Loop(Loop).
+"""
+
+
+class RabbitServer:
+    """One broker; it can be stopped and started again on the same data and the same port."""
+
+    def __init__(self, programs: Path, folder: Path, settings: str) -> None:
+        self.port, self._distribution_port, self._names_port = (machine.free_port() for _ in range(3))
+        self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+        self.node = f"keywise{self.port}@localhost"
+        self._programs = programs
+        self._folder = folder
+        self._settings = settings
+        self._names: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asking: subprocess.Popen[str] | None = None
+        self._cookie = secrets.token_hex(16)
+
+    def create(self) -> None:
+        (self._folder / "rabbitmq.conf").write_text(SETTINGS.format(port=self.port) + self._settings)
+        (self._folder / "enabled_plugins").write_text("[].\n")
+        (self._folder / "advanced.config").write_text("[].\n")
+        cookie = self._folder / ".erlang.cookie"
+        cookie.write_text(self._cookie)
+        cookie.chmod(0o400)
+        # Erlang would start one for the whole machine, and leave it behind.
+        self._names = subprocess.Popen(
+            ["epmd", "-address", "127.0.0.1", "-port", str(self._names_port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._until(lambda: _answers(self._names_port), self._names)
+
+    def start(self) -> None:
+        with (self._folder / "output").open("ab") as output:
+            self._process = subprocess.Popen(
+                [str(self._programs / "rabbitmq-server")],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self._folder,
+                start_new_session=True,
+            )
+        self._until(lambda: _answers(self.port), self._process)
+
+    def stop(self) -> None:
+        """At once, as a crash would."""
+        if self._process is not None:
+            # The broker is a child of the script that starts it; both are in a group of their own.
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        self.stop()
+        if self._asking is not None:
+            self._asking.kill()
+            self._asking.communicate()
+        if self._names is not None:
+            self._names.kill()
+            self._names.wait()
+
+    def control(self, *words: str) -> str:
+        """Ask the broker's own command line."""
+        command = [str(self._programs / "rabbitmqctl"), "--quiet", "--node", self.node, *words]
+        done = subprocess.run(
+            command,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=CONTROL_S,
+            check=False,
+            cwd=self._folder,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"rabbitmqctl {words} failed: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def cut_connections(self) -> None:
+        """As an administrator does it, with rabbitmqctl close_all_connections."""
+        pids = "rpc:call(Node, rabbit_networking, connections, [])".replace("Node", f"'{self.node}'")
+        self.ask(f"rpc:call('{self.node}', rabbit_networking, close_connections, [{pids}, <<\"cut by a test\">>])")
+
+    def messages(self, prefix: str = "") -> int:
+        """How many messages all queues hold whose names begin so, handed-over ones included."""
+        told = self.ask(
+            f"[N || [{{name, {{resource, _, queue, <<\"{prefix}\", _/binary>>}}}}, {{messages, N}}] <- "
+            f"rpc:call('{self.node}', rabbit_amqqueue, info_all, [<<\"/\">>, [name, messages]])]"
+        )
+        return sum(int(number) for number in re.findall(r"\d+", told))
+
+    def ask(self, expression: str) -> str:
+        """What an expression of Erlang gives."""
+        if self._asking is None:
+            name = f"asking{self.port}@localhost"
+            self._asking = subprocess.Popen(
+                ["erl", "-noshell", "-sname", name, "-setcookie", self._cookie, "-eval", ASKING],
+                env=self._environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=self._folder,
+            )
+        assert self._asking.stdin is not None and self._asking.stdout is not None
+        self._asking.stdin.write(f"{expression}.\n")
+        self._asking.stdin.flush()
+        return self._asking.stdout.readline().strip()
+
+    @property
+    def log(self) -> str:
+        logs = [*(self._folder / "log").glob("*.log"), self._folder / "output"]
+        return "".join(path.read_text(errors="replace")[-2000:] for path in logs if path.exists())
+
+    def _environment(self) -> dict[str, str]:
+        folder = str(self._folder)
+        return os.environ | {
+            "HOME": folder,
+            "LANG": "C.UTF-8",
+            "RABBITMQ_NODENAME": self.node,
+            "RABBITMQ_DIST_PORT": str(self._distribution_port),
+            "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced",
+            "RABBITMQ_CONF_ENV_FILE": f"{folder}/none",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
+            "RABBITMQ_MNESIA_BASE": f"{folder}/data",
+            "RABBITMQ_LOG_BASE": f"{folder}/log",
+            "RABBITMQ_PID_FILE": f"{folder}/pid",
+            "RABBITMQ_GENERATED_CONFIG_DIR": f"{folder}/generated",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none",
+            "ERL_EPMD_PORT": str(self._names_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+        }
+
+    def _until(self, is_there, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_S
+        while not is_there():
+            try:
+                process.wait(LOOK_S)
+            except subprocess.TimeoutExpired:
+                if time.monotonic() < deadline:
+                    continue
+            self.stop()
+            raise RuntimeError(f"RabbitMQ does not answer: {self.log}")
+
+
+@contextmanager
+def rabbit_server(settings: str = "", scratch: str | None = machine.IN_MEMORY) -> Iterator[RabbitServer]:
+    """A new broker that ends with the context; `settings` are further lines of its file."""
+    programs = find_programs()
+    folder = Path(tempfile.mkdtemp(prefix="keywise-rabbitmq-", dir=scratch))
+    server = RabbitServer(programs, folder, settings)
+    try:
+        server.create()
+        server.start()
+        yield server
+    finally:
+        server.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_programs() -> Path:
+    """Where the broker's programs are."""
+    return machine.installed("rabbitmq-server", _installed)
+
+
+def _installed() -> Path | None:
+    return Path(FOLDER) if (Path(FOLDER) / "rabbitmq-server").exists() else None
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
