@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +37,7 @@ ASKING = """
         Line ->
             {ok, Tokens, _} = erl_scan:string(Line),
             {ok, Parsed} = erl_parse:parse_exprs(Tokens),
-            {value, Value, _} = erl_eval:exprs(Parsed, []),
+            Value = try erl_eval:exprs(Parsed, []) of {value, Found, _} -> {ok, Found} catch _:Why -> {failed, Why} end,
             io:format("~0tp~n", [Value]),
             Again(Again)
     end end, Loop(Loop).
@@ -72,7 +73,7 @@ class RabbitServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self._until(lambda: _answers(self._names_port), self._names)
+        self._until_started(self._names_port, self._names)
 
     def start(self) -> None:
         with (self._folder / "output").open("ab") as output:
@@ -85,7 +86,7 @@ class RabbitServer:
                 cwd=self._folder,
                 start_new_session=True,
             )
-        self._until(lambda: _answers(self.port), self._process)
+        self._until_started(self.port, self._process)
 
     def stop(self) -> None:
         """At once, as a crash would."""
@@ -94,6 +95,7 @@ class RabbitServer:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+            _until(lambda: not _answers(self.port))
 
     def restart(self) -> None:
         self.stop()
@@ -152,7 +154,10 @@ class RabbitServer:
         assert self._asking.stdin is not None and self._asking.stdout is not None
         self._asking.stdin.write(f"{expression}.\n")
         self._asking.stdin.flush()
-        return self._asking.stdout.readline().strip()
+        told = self._asking.stdout.readline().strip()
+        if not told.startswith("{ok,"):
+            raise RuntimeError(f"{expression} failed: {told}")
+        return told.removeprefix("{ok,").removesuffix("}")
 
     @property
     def log(self) -> str:
@@ -179,16 +184,13 @@ class RabbitServer:
             "ERL_EPMD_ADDRESS": "127.0.0.1",
         }
 
-    def _until(self, is_there, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + START_S
-        while not is_there():
-            try:
-                process.wait(LOOK_S)
-            except subprocess.TimeoutExpired:
-                if time.monotonic() < deadline:
-                    continue
-            self.stop()
-            raise RuntimeError(f"RabbitMQ does not answer: {self.log}")
+    def _until_started(self, port: int, process: subprocess.Popen[bytes]) -> None:
+        def answers() -> bool:
+            if process.poll() is not None:
+                raise RuntimeError(f"RabbitMQ has ended: {self.log}")
+            return _answers(port)
+
+        _until(answers)
 
 
 @contextmanager
@@ -218,3 +220,11 @@ def _installed() -> Path | None:
 def _answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_S
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"RabbitMQ did not start or stop within {START_S} s")
+        threading.Event().wait(LOOK_S)

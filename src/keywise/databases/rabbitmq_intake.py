@@ -42,13 +42,13 @@ class Consumer:
 class Intake:
     """One channel. Receipts belong to it: when it is over they say nothing any more, and its messages come again."""
 
-    def __init__(self, name: str, channel: Channel, queue: str, prefetch: int, number: int) -> None:
+    def __init__(self, name: str, channel: Channel, queue: str, prefetch: int) -> None:
         self.queue = queue
         self._name = name
         self._channel = channel
         self._prefetch = prefetch
         self._id = secrets.token_hex(8)
-        self._first = number << TAG_BITS
+        self._first = secrets.randbits(64) << TAG_BITS
         self._held: dict[int, tuple[Consumer | None, Any, Delivery]] = {}
         """What is not settled, by its number; in the order of numbers, as it came."""
         self._ids: set[str | int] = set()

@@ -8,7 +8,6 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
-from itertools import count
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -64,7 +63,6 @@ class RabbitSource:
         self._outlet = Outlet(broker)
         self._opening = asyncio.Lock()
         self._intake: Intake | None = None
-        self._numbers = count(1)
         self._resting: asyncio.TimerHandle | None = None
         self._declared: set[str] = set()
         self._absent: dict[str, float] = {}
@@ -158,8 +156,7 @@ class RabbitSource:
                     # Once, so that a user without the rights finds out at the start and not at the first delay.
                     await self._declare(wait_of(self._queue, 1.0, time.time()))
                 channel = await self._link.channel()
-                number = next(self._numbers)
-                self._intake = Intake(self._broker.name, channel, self._queue, self._prefetch, number)
+                self._intake = Intake(self._broker.name, channel, self._queue, self._prefetch)
                 self._broker.intakes.add(self._intake)
             return self._intake
 
