@@ -60,7 +60,7 @@ class Store:
         # What the producer does not say (its settings, its handler) does not matter: it only sends and looks.
         queue = getattr(self.shelf, "queue", self.shelf.url)
         self.app.pipeline("stock", key="key", version="version").source(queue).apply(_never)
-        self.depth()
+        self.census()
         self.shelf.create(is_heavy=is_heavy)
 
     def close(self) -> None:

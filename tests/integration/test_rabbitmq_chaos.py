@@ -1,4 +1,4 @@
-"""Workers on RabbitMQ are killed, cut off and left without a broker; the judge finds no fault, the graveyard nothing."""
+"""Workers on RabbitMQ are killed, cut off and left without a broker: nothing is lost, and nothing is thrown away."""
 
 from pathlib import Path
 

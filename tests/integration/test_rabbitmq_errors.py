@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import time
 
 import pika
 import pytest
@@ -11,6 +12,7 @@ from conformance.rabbitmq_benches import fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.test_rabbitmq_source import opened, received, until
 from keywise.databases.rabbitmq import Broker
+from keywise.databases.rabbitmq_delays import wait_of
 from keywise.errors import AddressError, DatabaseError, UnavailableError
 from keywise.sources.rabbitmq import RabbitSource
 from running import awaited, run
@@ -82,9 +84,10 @@ async def test_a_queue_that_vanishes_is_told_and_goes_on_when_it_is_back():
         await they.publish(queue, b"one")
         async with opened(queue) as source:
             [held] = await received(source, 1)
+            waiting = asyncio.create_task(source.receive(1, 20.0))
             await they.delete(queue)
             with pytest.raises(UnavailableError, match="declare it again"):
-                await source.receive(1, 5.0)
+                await waiting
             with pytest.raises(UnavailableError, match="declare it first"):
                 await source.receive(1, 5.0)
             with pytest.raises(DatabaseError, match="no queue is called"):
@@ -111,9 +114,6 @@ async def test_a_release_into_a_queue_that_vanished_is_told():
 
 @awaited
 async def test_a_delay_queue_that_somebody_deletes_is_made_anew():
-    from keywise.databases.rabbitmq_delays import wait_of
-    import time
-
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("anew"))
         async with opened(queue) as source:

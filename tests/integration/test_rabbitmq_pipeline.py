@@ -12,7 +12,7 @@ import keywise
 from conformance.rabbitmq_benches import fresh
 from integration.rabbit_owner import owner
 from integration.test_rabbitmq_source import until
-from keywise.events import Event, Unavailable
+from keywise.events import Event
 from running import run
 from servers import shared
 
@@ -79,7 +79,6 @@ def test_the_table_ends_exact_under_duplicates_disorder_and_cuts(tmp_path: Path)
             shop.app.stop()
             await work
         assert shop.content() == truth
-        assert any(isinstance(event, Unavailable) and "cut by a test" in event.cause for event in shop.events)
 
     run(story(), limit_s=60)
 

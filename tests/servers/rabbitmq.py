@@ -134,7 +134,7 @@ class RabbitServer:
     def messages(self, prefix: str = "") -> int:
         """How many messages all queues hold whose names begin so, handed-over ones included."""
         told = self.ask(
-            f"[N || [{{name, {{resource, _, queue, <<\"{prefix}\", _/binary>>}}}}, {{messages, N}}] <- "
+            f'[N || [{{name, {{resource, _, queue, <<"{prefix}", _/binary>>}}}}, {{messages, N}}] <- '
             f"rpc:call('{self.node}', rabbit_amqqueue, info_all, [<<\"/\">>, [name, messages]])]"
         )
         return sum(int(number) for number in re.findall(r"\d+", told))

@@ -96,7 +96,7 @@ class Broker:
         return context
 
 
-class Connection(AsyncioConnection):
+class Connection(AsyncioConnection):  # type: ignore[misc]
     """A connection that is not lost by one message whose headers cannot be read: it is taken without them."""
 
     def _read_frame(self) -> Any:
@@ -137,7 +137,7 @@ class Link:
         if connection is None or connection.is_closed:
             return
         gone = asyncio.get_running_loop().create_future()
-        connection.add_on_close_callback(lambda *_: gone.done() or gone.set_result(None))
+        connection.add_on_close_callback(lambda *_: _tell(gone, None))
         with suppress(AMQPError, TimeoutError):
             if not connection.is_closing:
                 connection.close()
@@ -154,7 +154,7 @@ class Link:
         with rabbit_errors(self.name):
             connection = Connection(
                 self._broker.parameters(self._purpose),
-                on_open_callback=lambda one: opened.done() or opened.set_result(one),
+                on_open_callback=lambda one: _tell(opened, one),
                 on_open_error_callback=fail,
                 on_close_callback=fail,
                 custom_ioloop=asyncio.get_running_loop(),
@@ -217,7 +217,7 @@ class Channel:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked.add(answer)
         try:
-            take(call(lambda frame: None if answer.done() else answer.set_result(frame)))
+            take(call(lambda frame: _tell(answer, frame)))
             async with asyncio.timeout(ANSWER_S):
                 return await answer
         finally:
@@ -255,11 +255,12 @@ def translated(error: Exception, name: str) -> Exception:
         return error
     cause = _innermost(error)
     code = code_of(cause)
-    if isinstance(cause, ProbableAuthenticationError | ProbableAccessDeniedError) or (
-        isinstance(cause, ConnectionClosedByBroker) and code in _CONNECTION_ADVICE
-    ):
-        text = getattr(cause, "reply_text", "") or "the broker hung up on this user"
-        return DatabaseError(f"{name}: {text}; {_CONNECTION_ADVICE.get(code, _CONNECTION_ADVICE[REFUSED])}")
+    if isinstance(cause, ProbableAuthenticationError):
+        return DatabaseError(f"{name}: the broker refused this user; {_CONNECTION_ADVICE[REFUSED]}")
+    if isinstance(cause, ProbableAccessDeniedError):
+        return DatabaseError(f"{name}: the broker refused the virtual host; {_CONNECTION_ADVICE[NOT_ALLOWED]}")
+    if isinstance(cause, ConnectionClosedByBroker) and code in _CONNECTION_ADVICE:
+        return DatabaseError(f"{name}: {cause.reply_text}; {_CONNECTION_ADVICE[code]}")
     if isinstance(cause, ssl.SSLCertVerificationError):
         return DatabaseError(
             f"{name}: its certificate is not trusted: {cause.verify_message}; name its authority's file with "
@@ -317,6 +318,12 @@ _CHANNEL_ADVICE = {
     LOCKED: "another connection has it for itself",
     PRECONDITION: "the broker's log may say more",
 }
+
+
+def _tell(waiting: asyncio.Future[Any], what: Any) -> None:
+    """Whoever waited may have gone."""
+    if not waiting.done():
+        waiting.set_result(what)
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -64,7 +64,7 @@ class Intake:
         self._is_cancelled = False
         channel.on_end = self._bell.set
         channel.raw.add_on_cancel_callback(self._cancelled)
-        channel.raw.add_callback(lambda frame: self._on_empty(frame), [Basic.GetEmpty], one_shot=False)
+        channel.raw.add_callback(self._empty, [Basic.GetEmpty], one_shot=False)
 
     def __len__(self) -> int:
         """How many messages are not settled."""
@@ -238,6 +238,9 @@ class Intake:
 
     def _put_back_one(self, tag: int, multiple: bool) -> None:
         self._channel.raw.basic_nack(tag, multiple)
+
+    def _empty(self, frame: Any) -> None:
+        self._on_empty(frame)
 
     def _cancelled(self, frame: Any) -> None:
         self._is_cancelled = True

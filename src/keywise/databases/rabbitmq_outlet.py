@@ -39,7 +39,7 @@ class _Batch:
 
 
 class Outlet:
-    """A connection for publishing alone: a broker that is short of memory stops reading from it, and acks must go on."""
+    """A connection for publishing alone: a broker that is short of memory stops reading it, and acks have to go on."""
 
     def __init__(self, broker: Broker) -> None:
         self._link = Link(broker, "publishing")
