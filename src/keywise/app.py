@@ -74,6 +74,16 @@ class PipelineDefinition:
         self._source_urls.append(url)
         return self
 
+    def source_for(self, lane: str | None) -> str:
+        """The first source, or the first one of a lane."""
+        urls = [url for n, url in enumerate(self._source_urls) if lane is None or (n in self._bulk) == (lane == "bulk")]
+        if not urls:
+            what, word = ("no source", "") if lane is None else (f"no source in the lane {lane!r}", f', lane="{lane}"')
+            raise SettingsError(
+                f"pipeline {self.name!r} has {what}; call .source(URL{word}) (in a TOML file: sources = [URL])"
+            )
+        return urls[0]
+
     def sink(self, url: str) -> Self:
         """Write to a store that keywise knows."""
         self._only_one_target()
@@ -119,7 +129,7 @@ class App:
         self.pipelines: dict[str, PipelineDefinition] = {}
         self._shared: dict[tuple[Any, ...], Any] = {}
         self._stack = AsyncExitStack()
-        self._senders: dict[str, Source] = {}
+        self._senders: dict[tuple[str, str], Source] = {}
         self._consumers: list[Consumer] = []
         self._is_stopping = False
         self._address(ledger, "")
@@ -168,17 +178,23 @@ class App:
         self._senders.clear()
         await self._stack.aclose()
 
-    async def send(self, pipeline: str, *bodies: Any, delay: float | str = 0.0, within: Any = None) -> None:
-        """Append messages to the first source of a pipeline; bytes as they are, anything else as JSON.
+    async def send(
+        self,
+        pipeline: str,
+        *bodies: Any,
+        delay: float | str = 0.0,
+        lane: str | None = None,
+        within: Any = None,
+    ) -> None:
+        """Append messages to the first source of a pipeline, or of a lane; bytes as they are, anything else as JSON.
 
         `within` is a connection of yours to the database of the queue: they are sent if its transaction commits.
         """
-        definition = self._definition(pipeline)
-        if pipeline not in self._senders:
-            url = self._first_source(definition)
+        url = self._definition(pipeline).source_for(lane)
+        if (pipeline, url) not in self._senders:
             source = adapters.connect("sources", self._address(url, pipeline))
-            self._senders[pipeline] = await self._stack.enter_async_context(source)
-        source, messages = self._senders[pipeline], [encoded(body) for body in bodies]
+            self._senders[pipeline, url] = await self._stack.enter_async_context(source)
+        source, messages = self._senders[pipeline, url], [encoded(body) for body in bodies]
         if within is None:
             await source.send(messages, delay_s=seconds(delay))
         elif hasattr(source, "send_within"):
@@ -220,7 +236,7 @@ class App:
         async with AsyncExitStack() as stack:
             policy, ledger, sink = self._plugs(definition)
             plugs: Any = ledger
-            self._first_source(definition)
+            definition.source_for(None)
             owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
             shelf = _shelf(definition, owner) if work else None
             late = Late(ledger, stack)
@@ -347,13 +363,6 @@ class App:
             known = ", ".join(self.pipelines) or "none"
             raise SettingsError(f"no pipeline is called {name!r}; this app has: {known}")
         return self.pipelines[name]
-
-    def _first_source(self, definition: PipelineDefinition) -> str:
-        if not definition.source_urls:
-            raise SettingsError(
-                f"pipeline {definition.name!r} has no source; call .source(URL) (in a TOML file: sources = [URL])"
-            )
-        return definition.source_urls[0]
 
 
 def _itself(plug: Any) -> Any:

@@ -227,3 +227,25 @@ def in_a_terminal(folder: Folder, *arguments: str) -> str:
             except OSError:
                 pass  # The other side is closed, and everything was read.
     return said.decode()
+
+
+def test_a_lane_is_sent_to_by_its_name(tmp_path):
+    text = """
+import keywise
+app = keywise.App("sqlite:///shop.db")
+pages = app.pipeline("pages", key="id", version="v").source("sqlite:///shop.db").sink("sqlite:///shop.db?table=pages")
+pages.source("sqlite:///shop.db?queue=resync", lane="bulk")
+only = app.pipeline("only", key="id", version="v").source("sqlite:///shop.db?queue=only").sink("sqlite:///shop.db?table=o")
+"""
+    folder = Folder(tmp_path, text)
+    for lane in ("bulk", "bulk", "live"):
+        assert folder.keywise("send", "pages", body("a", 1), "--lane", lane).status == 0
+    sources = folder.keywise("status", "--json", "--pipeline", "pages").json["pipelines"][0]["sources"]
+    assert [source["depth"] for source in sources] == [1, 2]
+    wrong = folder.keywise("send", "pages", body("a", 1), "--lane", "slow")
+    assert (wrong.status, "write one of live, bulk" in wrong.err) == (2, True)
+    missing = folder.keywise("send", "only", body("a", 1), "--lane", "bulk")
+    assert (missing.status, "no source in the lane 'bulk'; call .source(URL, lane=\"bulk\")" in missing.err) == (
+        2,
+        True,
+    )

@@ -1,4 +1,4 @@
-"""`keywise send`: append messages to a pipeline's first source."""
+"""`keywise send`: append messages to a pipeline's first source, or to the first one of a lane."""
 
 import asyncio
 import select
@@ -11,7 +11,7 @@ import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 
 from keywise.address import shown
-from keywise.app import App
+from keywise.app import LANES, App
 from keywise.cli.loading import AppOption, JsonOption, chosen, load
 from keywise.cli.speech import complain, count, fail, plain, progress, refuse, tell_json
 from keywise.errors import SettingsError
@@ -29,16 +29,18 @@ def send(
     ] = None,
     app: AppOption = None,
     delay: Annotated[str, typer.Option(metavar="DURATION", help="Hide the messages for so long, as 500ms, 5s.")] = "0s",
+    lane: Annotated[str | None, typer.Option(metavar="LANE", help="Send to the first source of live or bulk.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Send messages to a pipeline.
 
-    They go to its first source.
+    They go to its first source, or to the first one of a lane.
 
     \b
     Example:
       keywise send pages '{"id": "a", "version": 1}' --app shop:app
       keywise send pages --app shop:app < pages.jsonl
+      keywise send pages --lane bulk --app shop:app < everything.jsonl
     """
     loaded = load(app)
     chosen(loaded, [pipeline])
@@ -46,8 +48,10 @@ def send(
         delay_s = seconds(delay)
     except SettingsError as error:
         refuse(f"--delay: {error}")
-    _check_place(loaded, pipeline)
-    sending = Sending(loaded, pipeline, delay_s)
+    if lane not in (None, *LANES):
+        refuse(f"--lane: {lane!r} is not known; write one of {', '.join(LANES)}")
+    _check_place(loaded, pipeline, lane)
+    sending = Sending(loaded, pipeline, delay_s, lane)
     if bodies and bodies != ["-"]:
         asyncio.run(sending.all([_checked_argument(body) for body in bodies]))
     else:
@@ -61,11 +65,12 @@ def send(
 class Sending:
     """Messages on their way to one pipeline, counted once they are durable."""
 
-    def __init__(self, app: App, pipeline: str, delay_s: float) -> None:
+    def __init__(self, app: App, pipeline: str, delay_s: float, lane: str | None = None) -> None:
         self.sent = 0
         self._app = app
         self._pipeline = pipeline
         self._delay_s = delay_s
+        self._lane = lane
         self._body_max_bytes = app.pipelines[pipeline].settings.body_max_bytes
 
     async def all(self, bodies: list[bytes]) -> None:
@@ -92,7 +97,7 @@ class Sending:
                     bar.update(task, sent=self.sent)
 
     async def _send(self, bodies: list[bytes]) -> None:
-        await self._app.send(self._pipeline, *bodies, delay=self._delay_s)
+        await self._app.send(self._pipeline, *bodies, delay=self._delay_s, lane=self._lane)
         self.sent += len(bodies)
 
     def _give_up(self, line: int, cause: str) -> None:
@@ -100,11 +105,14 @@ class Sending:
         raise typer.Exit(1)
 
 
-def _check_place(app: App, pipeline: str) -> None:
-    urls = app.pipelines[pipeline].source_urls
-    if urls and urls[0].startswith("memory:"):
+def _check_place(app: App, pipeline: str, lane: str | None) -> None:
+    try:
+        url = app.pipelines[pipeline].source_for(lane)
+    except SettingsError as error:
+        refuse(str(error))
+    if url.startswith("memory:"):
         fail(
-            f"the first source of {pipeline} is in memory ({shown(urls[0])}), so the messages would end with this "
+            f"the first source of {pipeline} is in memory ({shown(url)}), so the messages would end with this "
             "command; use a source that is stored, for example sqlite:///shop.db"
         )
 

@@ -24,18 +24,19 @@ class Letters:
         """Their bodies, and those of malformed messages."""
         self.count_of: Counter[bytes] = Counter()
         self._bodies: dict[int, bytes] = {}
-        self._revived: set[bytes] = set()
+        self.revived: set[bytes] = set()
+        """Bodies of letters that were sent again."""
 
-    def revived(self, sent: "Sent") -> None:
+    def sent_again(self, sent: "Sent") -> None:
         """What was set aside is in the queue again."""
-        self._revived.add(sent.body)
+        self.revived.add(sent.body)
         self.buried.discard(sent.body)
         self.dead.discard((sent.key, sent.order))
 
     def look(self) -> None:
         """Compare with what was seen last."""
         for number in self._bodies.keys() - self._world.letters().keys():
-            if self._bodies.pop(number) not in self._revived:
+            if self._bodies.pop(number) not in self.revived:
                 self._auditor.violate(f"dead letter {number} is gone, and was not sent again")
         for number, (_, letter) in self._world.letters().items():
             if number not in self._bodies:

@@ -292,7 +292,7 @@ class World:
         sent = self.sent_by_body[body]
         self._sent_now(sent)
         self.bodies.update((number, message.body) for number, message in self.messages().items())
-        self.auditor.letters.revived(sent)
+        self.auditor.letters.sent_again(sent)
 
     def _delay_s(self) -> float:
         """Some stragglers arrive when their key is forgotten."""
