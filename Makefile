@@ -26,8 +26,8 @@ $(READY): pyproject.toml requirements.lock
 run: $(READY) ## Run the publishing house example
 	$(BIN)/python examples/publishing_house/main.py
 
-publish: $(READY) ## Publish documents into two stores, and show each of them everywhere
-	$(BIN)/python examples/publishing/main.py
+publish: $(READY) ## Publish documents through RabbitMQ into OpenSearch and a slow store, and show each of them
+	$(BIN)/python examples/publishing/main.py --servers
 
 test: check coverage ## Style, types, every test, and the coverage threshold
 

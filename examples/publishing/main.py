@@ -2,14 +2,10 @@
 
 import argparse
 import asyncio
-import json
-import os
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +13,18 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from examples.publishing import pipelines, screen, shelves
+from examples.publishing import processes, screen, shelves
 from examples.publishing.cms import Cms, Event
+from examples.publishing.exchange import Exchange, FileExchange, RabbitExchange
+from examples.publishing.pipelines import pipelines_at
+from examples.publishing.place import FOLDER, NAMES, Place
 
 import keywise
+from servers.machine import MissingServerError
 
-HERE = Path(__file__).parent
 LOOK_S = 0.25
 SETTLE_S = 60.0
 
@@ -34,89 +34,87 @@ def main() -> int:
     console = Console(file=sys.stdout, highlight=False)
     shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True)
-    with _started_store() as port:
-        place = {
-            pipelines.FOLDER_VARIABLE: str(options.folder.resolve()),
-            pipelines.STORE_VARIABLE: f"http://127.0.0.1:{port}",
-        }
-        with _started_workers(options.workers, place):
-            return asyncio.run(_publish(console, options, port))
+    with ExitStack() as stack:
+        port = stack.enter_context(processes.started_store())
+        broker, search = options.broker, options.search
+        if options.servers:
+            broker = broker or _started(console, stack, "RabbitMQ", processes.started_broker())
+            search = search or _started(console, stack, "OpenSearch", processes.started_search())
+        place = Place(str(options.folder.resolve()), f"http://127.0.0.1:{port}", broker, search)
+        return asyncio.run(_publish(console, options, place))
 
 
-async def _publish(console: Console, options: argparse.Namespace, port: int) -> int:
+def _started(console: Console, stack: ExitStack, name: str, server: AbstractContextManager[str]) -> str:
+    """The URL of a server; empty if it cannot be had here."""
+    console.print(f"{name} is started …")
+    try:
+        return stack.enter_context(server)
+    except MissingServerError as error:
+        console.print(f"there is no {name} here, and SQLite stands in for it: {error}", markup=False)
+        return ""
+
+
+async def _publish(console: Console, options: argparse.Namespace, place: Place) -> int:
     """Edit for a while, then wait until both stores show what the editors see."""
-    cms = Cms(options.documents, options.seed)
+    cms, app = Cms(options.documents, options.seed), pipelines_at(place)
+    _record(cms, place)
     async with (
-        pipelines.pipelines_in(options.folder, f"http://127.0.0.1:{port}") as app,
+        app,
+        RabbitExchange(place) if place.broker else FileExchange(app) as exchange,
         app.open("search", work=False) as opened,
     ):
-        sink: Any = opened.sink
-        with Live(console=console, auto_refresh=False, transient=True) as live:
-            editing = asyncio.create_task(_edit(app, cms, options.seconds))
-            deadline = time.monotonic() + options.seconds + SETTLE_S
-            while True:
-                search, store = await shelves.read_search(sink, cms.ids), await shelves.read_store(port)
-                live.update(screen.drawn(cms, search, store), refresh=console.is_terminal)
-                is_right = not screen.wrong(cms, search) and not screen.wrong(cms, store)
-                if editing.done() and (is_right or time.monotonic() > deadline):
-                    break
-                await asyncio.sleep(LOOK_S)
-            await editing
-        console.print(screen.drawn(cms, search, store))
+        with processes.started_workers(options.workers, place):
+            is_right = await _watch(console, cms, place, opened.sink, _edit(exchange, cms, place, options.seconds))
         letters = await _letters(app)
     console.print(f"dead letters: {letters}", style="bold")
     return 0 if is_right and not letters else 1
 
 
-async def _edit(app: keywise.App, cms: Cms, seconds: float) -> None:
+async def _watch(console: Console, cms: Cms, place: Place, sink: Any, edit: Any) -> bool:
+    """Show all documents until nothing is edited any more and both stores are right, or until nobody would wait."""
+    editing, deadline = asyncio.create_task(edit), float("inf")
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            search, store = await shelves.read_search(sink, cms.ids), await shelves.read_store(place.store)
+            live.update(screen.drawn(cms, search, store), refresh=console.is_terminal)
+            is_right = not screen.wrong(cms, search) and not screen.wrong(cms, store)
+            if editing.done():
+                deadline = min(deadline, time.monotonic() + SETTLE_S)
+                if is_right or time.monotonic() > deadline:
+                    break
+            await asyncio.sleep(LOOK_S)
+    await editing
+    console.print(screen.drawn(cms, search, store))
+    return is_right
+
+
+async def _edit(exchange: Exchange, cms: Cms, place: Place, seconds: float) -> None:
     for burst in cms.first_editions():
-        await _send(app, burst)
+        await _send(exchange, cms, place, burst)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        await _send(app, cms.burst())
+        await _send(exchange, cms, place, cms.burst())
         await asyncio.sleep(0.05)
 
 
-async def _send(app: keywise.App, events: list[Event]) -> None:
-    """To both queues, as an exchange with two queues would."""
-    bodies = [msgspec.json.encode(event) for event in events]
-    for name in pipelines.NAMES:
-        await app.send(name, *bodies)
+async def _send(exchange: Exchange, cms: Cms, place: Place, events: list[Event]) -> None:
+    """What is recorded first can be fetched again by whoever doubts what he holds."""
+    _record(cms, place)
+    await exchange.publish([msgspec.json.encode(event) for event in events])
+
+
+def _record(cms: Cms, place: Place) -> None:
+    fresh = place.records.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(cms.newest))
+    fresh.replace(place.records)
 
 
 async def _letters(app: keywise.App) -> int:
     found = 0
-    for name in pipelines.NAMES:
+    for name in NAMES:
         async with app.open(name, work=False) as pipeline:
             found += (await pipeline.operator.census()).dead
     return found
-
-
-@contextmanager
-def _started_store() -> Iterator[int]:
-    with subprocess.Popen(
-        [sys.executable, str(HERE / "store.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())
-
-
-@contextmanager
-def _started_workers(count: int, place: dict[str, str]) -> Iterator[None]:
-    """As on a server: processes that know nothing of each other."""
-    command = [sys.executable, "-m", "keywise", "run", f"{HERE / 'pipelines.py'}:app", "--plain"]
-    environment = {**os.environ, **place, "PYTHONPATH": str(HERE.parents[1])}
-    workers = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(count)
-    ]
-    try:
-        yield
-    finally:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.wait()
 
 
 def _options() -> argparse.Namespace:
@@ -125,7 +123,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=10.0, help="how long editors are at work")
     parser.add_argument("--workers", type=int, default=2, help="how many worker processes there are")
     parser.add_argument("--seed", type=int, default=2024, help="what the editors do")
-    parser.add_argument("--folder", type=Path, default=pipelines.FOLDER, help="where everything is made afresh")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where everything is made afresh")
+    parser.add_argument("--servers", action="store_true", help="start a RabbitMQ and an OpenSearch for it")
+    parser.add_argument("--broker", default="", help="or the URL of a RabbitMQ; without it the queues are in SQLite")
+    parser.add_argument("--search", default="", help="and of an index in OpenSearch; else the search is a table")
     return parser.parse_args()
 
 

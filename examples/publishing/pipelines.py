@@ -1,20 +1,14 @@
-"""Two pipelines from one stream of publishing events: into a search table, and into a store that is rate limited.
+"""Two pipelines from one stream of publishing events: into a search, and into a store that is rate limited.
 
 `keywise why`, `keywise status` and the others work on it too: `--app examples/publishing/pipelines.py:app`.
 """
 
-import os
-from pathlib import Path
-from urllib.parse import quote
-
+import msgspec
 from examples.publishing.cms import Event
+from examples.publishing.place import Place
 
 import keywise
 from keywise import Delete, Ignore, Put, Rate
-
-FOLDER = Path(__file__).parents[2] / "build" / "publishing"
-FOLDER_VARIABLE, STORE_VARIABLE = "PUBLISHING_FOLDER", "PUBLISHING_STORE"
-NAMES = ("search", "store")
 
 
 def read(event: Event) -> Put | Delete | Ignore:
@@ -24,21 +18,24 @@ def read(event: Event) -> Put | Delete | Ignore:
     return (Delete if event.is_gone else Put)(event.content_id, event.payload_version)
 
 
-def pipelines_in(folder: Path, store: str) -> keywise.App:
-    """The app whose queues, ledger and search table lie in this folder; nothing is opened yet."""
-    url = f"sqlite:///{quote(str(database_in(folder)))}"
-    app = keywise.App(url)
+def pipelines_at(place: Place) -> keywise.App:
+    """The app; nothing is opened yet."""
+
+    def refetch(key: str) -> bytes | None:
+        """The current state of a document, if the content of a store is in doubt."""
+        records = msgspec.json.decode(place.records.read_bytes(), type=dict[str, msgspec.Raw])
+        return bytes(records[key]) if key in records else None
+
+    app = keywise.App(place.database)
     search = app.pipeline("search", read=read, history="all", poll="50ms")
-    search.source(f"{url}?queue=search")
-    search.sink(f"{url}?table=documents&key=content_id&columns=title,text,links")
+    search.source(place.queue("search"))
+    search.sink(place.search or f"{place.database}?table=documents&key=content_id&columns=title,text,links")
     limited = app.pipeline("store", read=read, history="all", poll="50ms", rate=Rate(1, per="1s"))
-    limited.source(f"{url}?queue=store")
-    limited.sink(f"{store}/documents/{{key}}?timeout=5s")
+    limited.source(place.queue("store"))
+    limited.sink(f"{place.store}/documents/{{key}}?timeout=5s")
+    for pipeline in (search, limited):
+        pipeline.refetch(refetch)
     return app
 
 
-def database_in(folder: Path) -> Path:
-    return folder.resolve() / "publishing.db"
-
-
-app = pipelines_in(Path(os.environ.get(FOLDER_VARIABLE, FOLDER)), os.environ.get(STORE_VARIABLE, "http://127.0.0.1:1"))
+app = pipelines_at(Place.told())

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from keywise.databases.http import HttpClient, Server
+from keywise.address import Address
+from keywise.databases.http import HttpClient, server_at
 from keywise.protocols import Readable
 
 
@@ -23,8 +24,9 @@ async def read_search(sink: Readable, keys: Sequence[str]) -> Shelf:
     return Shelf({key: content.version for key, content in held.items()})
 
 
-async def read_store(port: int) -> Shelf:
+async def read_store(url: str) -> Shelf:
     """The store that is rate limited."""
-    async with HttpClient(Server("http", "127.0.0.1", port)) as client:
+    server = server_at(Address(url, "", {}), "http", {})
+    async with HttpClient(server) as client:
         answer = await client.request("GET", "/documents", timeout_s=10)
     return msgspec.json.decode(answer.body, type=Shelf)
