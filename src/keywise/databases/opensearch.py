@@ -15,7 +15,7 @@ from keywise.entry import Certainty, Claim
 from keywise.errors import AddressError
 from keywise.protocols import APPLIED, SUPERSEDED, Result
 
-NEWER, NOT_OLDER = "external", "external_gte"
+NEWER, NOT_OLDER = b"external", b"external_gte"
 """What the engine lets pass: a version above the one that it holds, or one that is not below it."""
 CONFLICT, TOO_MANY, UNAVAILABLE = 409, 429, 503
 CLOSED = frozenset(
@@ -66,7 +66,7 @@ def action_of(change: Change[Any], claim: Claim, held: Mapping[str, int]) -> Act
         body = line_of(change.body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         return _hopeless(f"the body is no JSON object: {error}")
-    return Action(change.key, False, version, b"%b%b\n" % (_head("index", change.key, version, rule), body))
+    return Action(change.key, False, version, _PUT % (b"index", _encoded(change.key), version, rule, body))
 
 
 def is_removal(change: Change[Any]) -> bool:
@@ -101,19 +101,13 @@ def index_of(path: str, example: str) -> str:
     return name
 
 
-def _deletion(key: str, version: int, rule: str) -> Action:
-    return Action(key, True, version, _head("delete", key, version, rule))
+def _deletion(key: str, version: int, rule: bytes) -> Action:
+    return Action(key, True, version, _HEAD % (b"delete", _encoded(key), version, rule))
 
 
-def _head(verb: str, key: str, version: int, rule: str) -> bytes:
-    return b'{"%b":{"_id":%b,"version":%d,"version_type":"%b"}}\n' % (
-        verb.encode(),
-        msgspec.json.encode(key),
-        version,
-        rule.encode(),
-    )
-
-
+_HEAD = b'{"%b":{"_id":%b,"version":%d,"version_type":"%b"}}\n'
+_PUT = _HEAD + b"%b\n"
+_encoded = msgspec.json.Encoder().encode
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
