@@ -1,6 +1,7 @@
 """Stores that documents are published to, as the tests of publishing see them; a further sink joins in STORES."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -71,7 +72,29 @@ def search_index() -> Iterator[Store]:
     yield SearchIndex()
 
 
-STORES: dict[str, Callable[[], AbstractContextManager[Store]]] = {"opensearch": search_index}
+class Service:
+    """A place of its own in the shared HTTP service, which compares no versions."""
+
+    def __init__(self) -> None:
+        self._space = shared.http().space()
+        self.url = self._space.url
+
+    def content(self) -> dict[str, dict[str, Any]]:
+        return {key: json.loads(body) for key, body in self._space.documents.items()}
+
+    def forget_deletions(self) -> None:
+        """It never knew of them."""
+
+    def writes(self) -> int:
+        return len(self._space.log)
+
+
+@contextmanager
+def service() -> Iterator[Store]:
+    yield Service()
+
+
+STORES: dict[str, Callable[[], AbstractContextManager[Store]]] = {"opensearch": search_index, "http": service}
 """By the server that each needs."""
 
 on_every_store = pytest.mark.parametrize(
