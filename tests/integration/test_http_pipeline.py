@@ -146,6 +146,21 @@ async def test_too_many_requests_without_a_time_cost_no_attempt_either(tmp_path)
 
 
 @awaited
+async def test_a_token_that_has_expired_is_told_and_its_changes_wait(tmp_path, monkeypatch):
+    monkeypatch.setenv("SEARCH_TOKEN", "hunter2-hunter2")
+    space = shared.http().space(authorization="Bearer another one")
+    shop = shop_to(f"{space.url}?token_env=SEARCH_TOKEN", tmp_path, attempts_max=1)
+
+    async def is_told() -> bool:
+        if len(shop.emitted(Unavailable)) == 3:
+            space.rule(authorization="Bearer hunter2-hunter2")
+        return bool(space.documents)
+
+    assert await worked_until(shop, is_told, body(1)) == []
+    assert {event.cause for event in shop.emitted(Unavailable)} == {"401: not let in: Bearer ***"}
+
+
+@awaited
 async def test_a_call_ends_with_its_claim_and_the_key_is_suspect(tmp_path):
     """The service hangs for longer than the claim lasts; what it may have written is known to be in doubt."""
     space = shared.http().space(fault="hang", times=1, writes=True)

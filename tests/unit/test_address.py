@@ -93,7 +93,7 @@ WRITTEN = {
     "with an &": ("sqlite:///shop.db?queue=${X}", "sqlite:///shop.db?queue=a&s3cret=b"),
     "with percent signs": ("sqlite:///shop.db?visibility=${X}", "sqlite:///shop.db?visibility=%733cret"),
     "as a host": ("sqlite://${X}", "sqlite://s3cret"),
-    "with no scheme": ("amqp://${X}", "amqp://s3cret"),
+    "with no scheme": ("kafka://${X}", "kafka://s3cret"),
 }
 
 

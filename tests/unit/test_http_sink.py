@@ -88,6 +88,12 @@ def test_a_service_that_asks_for_time_costs_no_attempt():
     assert result_of(said(503), contract=agreed) == Result(Outcome.BUSY, "503")
 
 
+@pytest.mark.parametrize("status", [401, 407])
+def test_a_wrong_token_is_no_fault_of_any_change(status):
+    """An expired one would make dead letters of everything that comes."""
+    assert result_of(said(status, "who?")) == Result(Outcome.BUSY, f"{status}: who?")
+
+
 @pytest.mark.parametrize(
     ("status", "certainty"),
     [
@@ -107,7 +113,7 @@ def test_a_failure_that_may_pass_says_what_is_known_of_the_write(status, certain
     assert result_of(said(status, "oh")) == Result(Outcome.FAILED, f"{status}: oh", certainty=certainty)
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 405, 413, 414, 415, 422, 431, 499])
+@pytest.mark.parametrize("status", [400, 403, 405, 413, 414, 415, 422, 431, 499])
 def test_any_other_refusal_is_permanent(status):
     assert result_of(said(status)) == Result(Outcome.FAILED, str(status), permanent=True)
 

@@ -23,6 +23,8 @@ TOLD_MAX = 200
 """Characters of an answer that a cause holds."""
 GONE = frozenset({404, 410})
 """To a deletion: there is nothing to delete."""
+NOT_LET_IN = frozenset({401, 407})
+"""It is asked with the wrong user or token, or without one: no change is to blame for that."""
 UNREAD = frozenset({408, 425})
 """The request came too slowly or too early, and was not worked on."""
 OWN_FAILURES = frozenset({500, 501, 505, 507, 508})
@@ -117,7 +119,7 @@ def judged(answer: Answer, asked: Asked, contract: Contract, discreet: Callable[
     if status == contract.superseded:
         return _refused(answer, asked.order, told)
     wait_s = retry_after_s(answer)
-    if status in contract.busy or (status == 503 and wait_s is not None):
+    if status in contract.busy or status in NOT_LET_IN or (status == 503 and wait_s is not None):
         return Result(Outcome.BUSY, told, wait_s=wait_s)
     if status in UNREAD:
         return Result(Outcome.FAILED, told)
