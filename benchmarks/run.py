@@ -24,6 +24,7 @@ from benchmarks import (
     measure_opensearch,
     measure_overhead,
     measure_postgres,
+    measure_publishing,
     measure_rabbitmq,
     measure_redis,
     measure_throughput,
@@ -44,6 +45,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "redis": measure_redis.measure,
     "opensearch": measure_opensearch.measure,
     "rabbitmq": measure_rabbitmq.measure,
+    "publishing": measure_publishing.measure,
 }
 SLOWER_AT_MOST = 0.05
 BUSY = 0.1

@@ -1,8 +1,10 @@
 """Every block of code in the docs does what its page says."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from docs.pages import Block, Page, faults, is_like, pages
 from servers import shared
@@ -14,52 +16,29 @@ def is_run(block: Block) -> bool:
 
 
 RUNNABLE = [page for page in pages() if any(map(is_run, page.blocks()))]
-ON_POSTGRES = [page for page in RUNNABLE if "DATABASE_URL" in page.text]
-ON_REDIS = [page for page in RUNNABLE if "REDIS_URL" in page.text]
-ON_HTTP = [page for page in RUNNABLE if "SERVICE_URL" in page.text]
-ON_OPENSEARCH = [page for page in RUNNABLE if "SEARCH_HOST" in page.text]
-ON_RABBITMQ = [page for page in RUNNABLE if "RABBITMQ_URL" in page.text]
-SERVED = [*ON_POSTGRES, *ON_REDIS, *ON_HTTP, *ON_OPENSEARCH, *ON_RABBITMQ]
-"""They need a server."""
+VARIABLES: dict[str, tuple[str, Callable[[Page], str]]] = {
+    "DATABASE_URL": ("postgres", lambda page: shared.postgres().create_database(f"docs_{RUNNABLE.index(page)}")),
+    "REDIS_URL": ("redis", lambda page: shared.redis().url),
+    "SERVICE_URL": ("http", lambda page: shared.http().space().url.removesuffix("/documents/{key}")),
+    "SEARCH_HOST": ("opensearch", lambda page: f"127.0.0.1:{shared.opensearch().port}"),
+    "RABBITMQ_URL": ("rabbitmq", lambda page: shared.rabbitmq().url),
+}
+"""What a page may find in its environment: the server that it needs then, and what the variable says."""
 
 
-@pytest.mark.parametrize("page", [page for page in RUNNABLE if page not in SERVED], ids=lambda page: page.path)
-def test_a_page_does_what_it_says(page: Page, tmp_path: Path):
-    expect_none(faults(page, tmp_path))
+def needed(page: Page) -> list[str]:
+    return [name for name in VARIABLES if name in page.text]
 
 
-@pytest.mark.server("postgres")
-@pytest.mark.parametrize("page", ON_POSTGRES, ids=lambda page: page.path)
-def test_a_page_about_postgres_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("DATABASE_URL", shared.postgres().create_database(f"docs_{ON_POSTGRES.index(page)}"))
-    expect_none(faults(page, tmp_path))
+def with_servers(page: Page) -> ParameterSet:
+    marks = [pytest.mark.server(VARIABLES[name][0]) for name in needed(page)]
+    return pytest.param(page, marks=marks, id=page.path)
 
 
-@pytest.mark.server("redis")
-@pytest.mark.parametrize("page", ON_REDIS, ids=lambda page: page.path)
-def test_a_page_about_redis_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("REDIS_URL", shared.redis().url)
-    expect_none(faults(page, tmp_path))
-
-
-@pytest.mark.server("http")
-@pytest.mark.parametrize("page", ON_HTTP, ids=lambda page: page.path)
-def test_a_page_about_http_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("SERVICE_URL", shared.http().space().url.removesuffix("/documents/{key}"))
-    expect_none(faults(page, tmp_path))
-
-
-@pytest.mark.server("opensearch")
-@pytest.mark.parametrize("page", ON_OPENSEARCH, ids=lambda page: page.path)
-def test_a_page_about_opensearch_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("SEARCH_HOST", f"127.0.0.1:{shared.opensearch().port}")
-    expect_none(faults(page, tmp_path))
-
-
-@pytest.mark.server("rabbitmq")
-@pytest.mark.parametrize("page", ON_RABBITMQ, ids=lambda page: page.path)
-def test_a_page_about_rabbitmq_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("RABBITMQ_URL", shared.rabbitmq().url)
+@pytest.mark.parametrize("page", [with_servers(page) for page in RUNNABLE])
+def test_a_page_does_what_it_says(page: Page, tmp_path: Path, monkeypatch):
+    for name in needed(page):
+        monkeypatch.setenv(name, VARIABLES[name][1](page))
     expect_none(faults(page, tmp_path))
 
 
