@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from integration.command import Folder
+from integration.lossy_relay import lossy_relay
 from integration.publishing_stores import SearchIndex
 from integration.shops import QUICK, Shop
 from keywise import events
@@ -300,6 +301,26 @@ def test_an_engine_that_goes_away_in_the_middle_loses_nothing(tmp_path):
         await press.app.close()
 
     played(story())
+
+
+def test_an_answer_that_is_lost_is_found_out_by_the_next_try(tmp_path):
+    """The write has landed, so the engine has a conflict at the very same version: that is no news to anybody."""
+    name, _ = new_index()
+
+    async def story() -> None:
+        async with lossy_relay(shared.opensearch().port, b"_bulk") as relay:
+            press = Press(tmp_path, f"opensearch://127.0.0.1:{relay.port}/{name}", lease="1s", margin="200ms")
+            await press.handles({"id": "page", "v": 5})
+            assert relay.lost == 1
+            assert "the connection was lost" in press.emitted(events.Failed)[0].cause
+            assert {event.outcome for event in press.emitted(events.Settled)} == {Outcome.APPLIED}
+            entry = await press.entry("page")
+            assert entry.mark == order_of(5) and entry.suspect, "nobody knew for as long as the lease lasted"
+            await press.app.close()
+
+    played(story())
+    assert shown(name) == {"page": {"id": "page", "v": 5}}
+    assert shared.opensearch().ask("GET", f"/{name}/_doc/page")["_seq_no"] == 0, "it was written once"
 
 
 def test_an_index_behind_an_alias_that_is_gone_is_not_made_anew():

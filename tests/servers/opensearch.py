@@ -173,12 +173,11 @@ def opensearch_server(scratch: str | None = machine.IN_MEMORY, **settings: str) 
 
 def find_home() -> Path:
     """Where the engine is; it is fetched if it is not there yet."""
+    machine.installed("default-jre-headless", lambda: shutil.which("java"))
     home = CACHE / f"opensearch-{VERSION}"
     if home.is_dir():
         return home
-    for program in ("java", "mvn"):
-        if shutil.which(program) is None:
-            raise machine.MissingServerError(f"{program} is not installed, and is needed to run or to fetch it")
+    machine.installed("maven", lambda: shutil.which("mvn"))
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "opensearch.lock").open("w") as lock:
         # Of several processes that begin at once, one fetches it.
