@@ -13,7 +13,7 @@ from integration.shops import QUICK, Shop
 from integration.test_rates_of_processes import VERSIONS, send_for_a_second
 from keywise.address import Address
 from keywise.change import Change, order_of
-from keywise.events import Failed, Snoozed, Unavailable
+from keywise.events import Failed, Repaired, Snoozed, Unavailable
 from keywise.protocols import APPLIED, Letter
 from keywise.rules import Claim
 from keywise.sinks.http import connect
@@ -29,6 +29,7 @@ def shop_to(url: str, folder: Path, **options: object) -> Shop:
     shop = Shop(folder)
     pipeline = shop.app.pipeline("shop", key="key", version="version", deleted={"gone": [True]}, **(QUICK | options))
     pipeline.source(f"{shop.url}?visibility={options.get('lease', '60s')}").sink(url)
+    shop.definition = pipeline
     return shop
 
 
@@ -203,6 +204,35 @@ async def test_a_worker_that_wakes_up_late_overwrites_nothing_on_a_conditional_s
     assert await handled(late, body(8)) == []
     assert space.versions == {"a": 9}
     assert [line["status"] for line in space.log] == [200, 409]
+
+
+@pytest.mark.parametrize("grade", ["plain", "conditional"])
+def test_a_write_that_lands_late_is_refused_or_repaired(tmp_path, grade):
+    """The service works on a request long after its claim has ended, when something newer is there already."""
+    rules = {"conditional": 409} if grade == "conditional" else {}
+    space = shared.http().space(fault="late", times=1, **rules)
+    shop = shop_to(f"{space.url}?grade={grade}", tmp_path, **SHORT, runtime_max="500ms", horizon="300ms", repair="50ms")
+    landed: list[bool] = []
+
+    @shop.definition.refetch
+    def truth(key: str) -> dict:
+        if not landed:
+            raise OSError("the truth is away")
+        return body(2, key)
+
+    async def is_over() -> bool:
+        if space.versions.get("a") == 1 and len(space.log) == 2:
+            await shop.app.send("shop", body(2))
+        if space.versions.get("a") == 2 and not landed:
+            space.rule(**rules, releases=True)
+        if space.log and space.log[0]["status"] is not None:
+            landed.append(True)
+        return bool(landed) and space.versions == {"a": 2} and (grade == "conditional" or bool(shop.emitted(Repaired)))
+
+    assert run(worked_until(shop, is_over, body(1))) == []
+    late, _, *later = [line["status"] for line in space.log]
+    assert (late, set(later)) == (409 if grade == "conditional" else 200, {200})
+    assert run(shop.entry("a")).suspect == 0
 
 
 @awaited

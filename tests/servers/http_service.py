@@ -56,6 +56,8 @@ class Space:
     """The newest order of each key; those of deletions too, unless they are forgotten."""
     log: list[dict[str, Any]] = field(default_factory=list)
     accepted: dict[str, list[float]] = field(default_factory=dict)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    """What came late is worked on."""
 
     def misbehaviour(self) -> str | None:
         """What to do instead of a proper answer, if its turn has come and is not over."""
@@ -129,11 +131,15 @@ class Service:
         space = self.spaces.setdefault(parts[1], Space())
         fault, peer = space.misbehaviour(), writer.get_extra_info("peername")[1]
         line = {"at": time.time(), "method": request.method, "target": request.target, "headers": request.headers}
-        space.log.append({**line, "body": request.body.decode(), "peer": peer, "status": None})
+        line |= {"body": request.body.decode(), "peer": peer, "status": None}
+        space.log.append(line)
+        if fault == "late":
+            await space.released.wait()
+            fault = None
         reply = space.answer(request) if fault is None or space.rules.get("writes") else Reply(500)
         if fault is not None:
             return await misbehave(fault, space, reader, writer)
-        space.log[-1]["status"] = reply.status
+        line["status"] = reply.status
         writer.write(reply.encoded())
         return not space.rules.get("closes")
 
@@ -141,6 +147,8 @@ class Service:
         space = self.spaces.setdefault(name, Space())
         if what == "rules":
             space.rules = json.loads(request.body)
+            if space.rules.get("releases"):
+                space.released.set()
             return Reply(204)
         return Reply(200, json.dumps({"documents": space.documents, "held": space.held, "log": space.log}))
 
