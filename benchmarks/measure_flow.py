@@ -97,7 +97,7 @@ def _round(job: Job) -> Round:
 
 def _end_of_backlog(job: Job, seen: Seen) -> float:
     """The moment at which the last bulk change but a few batches was done."""
-    if not job.bulk:
+    if not seen.bulk:
         return float("inf")
     nearly = seen.bulk[-1][1] * 0.98  # Not all are worked on, for some are superseded while they wait.
     return next(at for at, done in seen.bulk if done >= nearly)

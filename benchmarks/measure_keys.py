@@ -21,8 +21,8 @@ from servers.postgres import PostgresServer
 
 FEW_KEYS = 1_000
 KEPT = 0.6
-KEPT_TURNS = 3
 """From a thousand keys to a million, throughput falls by less than 40 %."""
+KEPT_TURNS = 3
 
 
 def measure(scale: Scale) -> list[Figure]:
@@ -30,7 +30,7 @@ def measure(scale: Scale) -> list[Figure]:
         with durable_server() as server:
             return _measure(scale, server)
     except MissingServerError as error:
-        return [Figure("throughput kept with many keys", None, "", str(error), at_least=KEPT)]
+        return [Figure("throughput kept, all keys known", None, "", str(error), at_least=KEPT)]
 
 
 def _measure(scale: Scale, server: PostgresServer) -> list[Figure]:
@@ -53,7 +53,11 @@ def _measure(scale: Scale, server: PostgresServer) -> list[Figure]:
     most = max(speeds)
     kept, raw_kept = speeds[most] / speeds[FEW_KEYS], raw_speeds[most] / raw_speeds[FEW_KEYS]
     note = f"{most:,} keys beside {FEW_KEYS:,}, all of them known; the raw loop keeps {raw_kept:.2f}"
-    return [*figures, _kept(scale, server, most), Figure("throughput kept, all keys known", kept, "", note)]
+    return [
+        *figures,
+        _kept(scale, server, most),
+        Figure("throughput kept, all keys known", kept, "", note, at_least=KEPT),
+    ]
 
 
 def _kept(scale: Scale, server: PostgresServer, most: int) -> Figure:
@@ -65,7 +69,7 @@ def _kept(scale: Scale, server: PostgresServer, most: int) -> Figure:
             found.append(drained(server, "keywise", f"fresh_{keys}_{turn}", job).changes_per_s)
     few, many = statistics.median(speeds[FEW_KEYS]), statistics.median(speeds[most])
     note = f"{most:,} keys: {many:,.0f} changes/s beside {FEW_KEYS:,}: {few:,.0f}, from empty tables on"
-    return Figure("throughput kept with many keys", many / few, "", note, at_least=KEPT)
+    return Figure("throughput kept, keys drawn from so many", many / few, "", note, at_least=KEPT)
 
 
 def _delays(scale: Scale, server: PostgresServer, name: str, keys: int) -> list[Figure]:

@@ -19,8 +19,8 @@ async def replay(pipeline: Pipeline, number: int, letter: Letter, *, older: bool
         change = pipeline.envelope.read_one(letter.body)
     except MalformedError as error:
         raise LetterError(f"letter {number} cannot be read: {error}; it stays, drop it if it is of no use") from error
-    sent_at = math.inf if older or not letter.sent_at else letter.sent_at
-    refusal = await _judge(pipeline, Want(change.key, change.order, sent_at=sent_at))
+    want = Want(change.key, change.order, sent_at=math.inf if older else letter.sent_at)
+    refusal = await _judge(pipeline, want)
     if refusal is not None and refusal.answer is Answer.FORGOTTEN:
         raise LetterError(
             f"letter {number} was sent longer ago than the retention, and {change.key!r} is forgotten: "

@@ -73,6 +73,13 @@ class OneTransaction:
             waiting.cancel()
 
     async def run(self) -> None:
+        try:
+            await self._work()
+        finally:
+            if self._ahead is not None:  # Nobody asks for it any more.
+                self._ahead.cancel()
+
+    async def _work(self) -> None:
         while not self._stopping:
             try:
                 await self._going.wait()

@@ -1,11 +1,17 @@
 """A SQLite file that one process keeps busy stays open to others."""
 
 import asyncio
+import threading
 import time
 
+import pytest
+
+import keywise
 from chaos.fleet import until
+from keywise import events
+from keywise.databases import sqlite_courtesy
 from keywise.databases.sqlite import SqliteDatabase
-from keywise.databases.sqlite_courtesy import BUSY_S, Courtesy
+from keywise.databases.sqlite_courtesy import BUSY_S, FREE_MAX_S, Courtesy
 from running import run
 
 
@@ -26,7 +32,23 @@ def test_it_gives_way_only_after_a_busy_while(tmp_path):
     courtesy = Courtesy(str(tmp_path / "shop.db"))
     assert not run(has_given_way(courtesy, 1))
     assert run(has_given_way(courtesy, 3))
-    courtesy.close()
+
+
+def test_after_a_standstill_it_gives_way_for_a_moment_only(tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(sqlite_courtesy.time, "perf_counter", lambda: now)
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(sqlite_courtesy.asyncio, "sleep", sleep)
+    courtesy = Courtesy(str(tmp_path / "shop.db"))
+    run(courtesy.give_way())
+    now += 600.0
+    courtesy.written()
+    run(courtesy.give_way())
+    assert slept == [FREE_MAX_S]
 
 
 def test_the_journal_is_moved_back_beside_the_writes_until_the_file_is_closed(tmp_path):
@@ -40,13 +62,57 @@ def test_the_journal_is_moved_back_beside_the_writes_until_the_file_is_closed(tm
             await database.write(lambda connection: connection.execute("create table pages (body text)"))
             size = file_size()
             database.give_way()
+            assert tidying()
             await database.write(lambda connection: connection.execute("insert into pages values (zeroblob(100000))"))
             until(lambda: file_size() > size, "the journal to be moved back")
-
-    async def read() -> list[tuple[object, ...]]:
-        async with SqliteDatabase(str(path)) as database:
-            await database.write(lambda connection: connection.execute("delete from pages where body is null"))
-            return database.read("select count(*) from pages")
+        assert not tidying()
 
     run(write())
-    assert run(read()) == [(1,)]
+
+
+def test_a_file_is_given_way_to_from_its_next_opening_on(tmp_path):
+    async def opened() -> bool:
+        database = SqliteDatabase(str(tmp_path / "shop.db"))
+        database.give_way()
+        assert not tidying() and not (tmp_path / "shop.db").exists()
+        async with database:
+            return tidying()
+
+    assert run(opened())
+    assert not tidying()
+
+
+def test_what_cannot_be_moved_back_troubles_nobody(tmp_path):
+    courtesy = Courtesy(str(tmp_path / "nowhere" / "shop.db"))
+    courtesy.start()
+    courtesy.written()
+    courtesy.close()
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("lanes", [("live",), ("live", "bulk"), ("bulk", "bulk")])
+def test_only_a_pipeline_with_both_lanes_gives_way(tmp_path, lanes):
+    url = f"sqlite:///{tmp_path}/shop.db"
+    app = keywise.App(url)
+    pages = app.pipeline("pages", key="id", version="v").sink(f"{url}?table=pages")
+    for number, lane in enumerate(lanes):
+        pages.source(f"{url}?queue=q{number}", lane=lane)
+    seen: list[bool] = []
+
+    def watch(event: events.Event) -> None:
+        if isinstance(event, events.Settled):
+            seen.append(tidying())
+            app.stop()
+
+    async def work() -> None:
+        app.observers.append(watch)
+        async with app:
+            await app.send("pages", {"id": "home", "v": 1})
+            await app.run(handle_signals=False)
+
+    run(work())
+    assert seen == [set(lanes) == {"live", "bulk"}]
+
+
+def tidying() -> bool:
+    return any(thread.name == "keywise-sqlite-tidy" for thread in threading.enumerate())

@@ -40,6 +40,7 @@ class SqliteDatabase:
         self._thread: ThreadPoolExecutor | None = None
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self._gives_way = False
         self._courtesy: Courtesy | None = None
         self._clock_offset_s = 0.0
         self.runs_user_code = False
@@ -111,20 +112,24 @@ class SqliteDatabase:
         return self._writer, self._writing
 
     def give_way(self) -> None:
-        """From now on until it is closed, leave the file alone now and then, so that other processes get at it."""
-        self._courtesy = self._courtesy or Courtesy(self.path)
+        """From now on leave the file alone now and then, so that other processes get at it."""
+        self._gives_way = True
+        if self._writer is not None and self._courtesy is None:
+            self._courtesy = Courtesy(self.path)
+            self._courtesy.start()
 
     @asynccontextmanager
     async def _turn(self, writing: asyncio.Lock) -> AsyncIterator[None]:
         async with writing:
-            if self._courtesy is None:
+            courtesy = self._courtesy
+            if courtesy is None:
                 yield
                 return
-            await self._courtesy.give_way()
+            await courtesy.give_way()
             try:
                 yield
             finally:
-                self._courtesy.written()
+                courtesy.written()
 
     async def _begin(self, writer: sqlite3.Connection) -> None:
         """Take the write lock. SQLite itself waits up to 100 ms between two looks, and others would get in first."""
@@ -174,6 +179,8 @@ class SqliteDatabase:
             self._writer.set_authorizer(self._authorize)
         self._writing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keywise-sqlite")
+        if self._gives_way:
+            self.give_way()
 
     async def _connect(self) -> sqlite3.Connection:
         """Open the file. SQLite does not wait for its turn while the journal of a new file is being set up."""

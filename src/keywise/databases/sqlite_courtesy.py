@@ -8,11 +8,12 @@ import contextlib
 import sqlite3
 import threading
 import time
+from urllib.parse import quote
 
 BUSY_S = 0.003
-FREE_S, FREE_PART = 0.001, 10
+FREE_S, FREE_PART, FREE_MAX_S = 0.001, 10, 0.02
 """After so long without a pause the file is left alone: for so long, or for one part in so many of the time before,
-since on a busy machine the others come late themselves."""
+since on a busy machine the others come late themselves; but never for long: that time may have been a standstill."""
 TIDY_S = 0.02
 
 
@@ -23,12 +24,15 @@ class Courtesy:
         self._busy_since = self._free_since = 0.0
         self._written, self._closed = threading.Event(), threading.Event()
         self._tidying = threading.Thread(target=self._tidy, args=[path], name="keywise-sqlite-tidy", daemon=True)
+
+    def start(self) -> None:
+        """Begin to move the journal back."""
         self._tidying.start()
 
     async def give_way(self) -> None:
         """Before a write: wait a moment if the file was never free for long."""
         now = time.perf_counter()
-        free_s = max(FREE_S, (now - self._busy_since) / FREE_PART)
+        free_s = min(max(FREE_S, (now - self._busy_since) / FREE_PART), FREE_MAX_S)
         if now - self._free_since >= free_s:
             self._busy_since = now
         elif now - self._busy_since >= BUSY_S:
@@ -46,12 +50,16 @@ class Courtesy:
         self._tidying.join()
 
     def _tidy(self, path: str) -> None:
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        # What cannot be moved now is moved by a commit later, and that one tells what is wrong.
+        place = f"file:{quote(path)}?mode=rw"
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(place, uri=True, isolation_level=None)) as connection,
+        ):
             connection.execute("pragma synchronous = full")
             while not self._closed.is_set():
                 self._written.wait()
                 self._written.clear()
-                # What cannot be moved now is moved by a commit later, and that one tells what is wrong.
                 with contextlib.suppress(sqlite3.Error):
                     connection.execute("pragma wal_checkpoint(passive)").fetchall()
                 self._closed.wait(TIDY_S)

@@ -40,8 +40,8 @@ class Auditor:
         self.committed: dict[str, Order] = {}
         """The highest mark that a key ever had."""
         self._committed_at: dict[str, float] = {}
-        self.sent_too_late: set[str] = set()
-        """Keys of which an old version was sent when they could be forgotten already: nothing is promised of them."""
+        self.sent_too_late: set[tuple[str, Order]] = set()
+        """Old versions that were sent when their key could be forgotten already: they may be applied."""
         self.tries: Counter[tuple[str, Order]] = Counter()
         """Failed tries, as the handlers saw them."""
         self.deaths: Counter[tuple[str, Order]] = Counter()
@@ -233,7 +233,7 @@ class Auditor:
         )
         # The truth that a repair or an operator writes may be older than what was set aside: it counts from here.
         is_put_right = is_excused or order[1] == VERSION_MIN
-        is_excused = is_put_right or self._world.is_zombie_write() or key in self.sent_too_late
+        is_excused = is_put_right or self._world.is_zombie_write() or (key, order) in self.sent_too_late
         if not is_excused and newest is not None and order < newest:
             self.violate(f"{key}: {_version(order)} written after {_version(newest)}")
         if not is_excused and not deleted and gone is not None and order < gone:
@@ -270,7 +270,7 @@ class Auditor:
         if retention_s is None or mark is None or rank >= mark:
             return
         if self._world.store_now() > self._committed_at[key] + retention_s:
-            self.sent_too_late.add(key)
+            self.sent_too_late.add((key, rank))
             self.note(f"{key} {_version(rank)} is sent later than anything was to be")
 
     def purged(self, number: int) -> None:

@@ -24,7 +24,8 @@ class Judge:
             # Forced once more, it has a higher generation.
             holds = (0, held.order[1], min(0, held.order[2])) if held is not None else None
             found = None if held is None or held.deleted else holds
-            if self._is_given_up(key) or key in world.auditor.sent_too_late:
+            late = {rank[1:] for late_key, rank in world.auditor.sent_too_late if late_key == key}
+            if self._is_given_up(key) or (holds is not None and holds[1:] in late):
                 continue
             purged = [other for other in world.changes if other.purged and other.key == key]
             if any(world.has_suspects or found == taken.order or taken.rank > sent.rank for taken in purged):
@@ -35,6 +36,8 @@ class Judge:
             newest = world.sent.get(key)
             if world.has_suspects and newest is not None and holds == newest.order:
                 continue  # A repair wrote it, though its message was set aside.
+            if world.has_suspects and newest is None and found is None:
+                continue  # Nobody upstream knows of it any more, and a repair or an operator asked there.
             if found != expected:
                 world.auditor.violate(f"{key} ends as {found}, the truth is {expected}")
 

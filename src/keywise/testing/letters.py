@@ -24,19 +24,22 @@ class Letters:
         """Their bodies, and those of malformed messages."""
         self.count_of: Counter[bytes] = Counter()
         self._bodies: dict[int, bytes] = {}
-        self.revived: set[bytes] = set()
-        """Bodies of letters that were sent again."""
+        self.revived: Counter[bytes] = Counter()
+        """How often a letter with this body was sent again."""
+        self._gone: Counter[bytes] = Counter()
 
     def sent_again(self, sent: "Sent") -> None:
         """What was set aside is in the queue again."""
-        self.revived.add(sent.body)
+        self.revived[sent.body] += 1
         self.buried.discard(sent.body)
         self.dead.discard((sent.key, sent.order))
 
     def look(self) -> None:
         """Compare with what was seen last."""
         for number in self._bodies.keys() - self._world.letters().keys():
-            if self._bodies.pop(number) not in self.revived:
+            body = self._bodies.pop(number)
+            self._gone[body] += 1
+            if self._gone[body] > self.revived[body]:
                 self._auditor.violate(f"dead letter {number} is gone, and was not sent again")
         for number, (_, letter) in self._world.letters().items():
             if number not in self._bodies:
