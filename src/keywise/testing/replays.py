@@ -56,6 +56,7 @@ class Replays:
         sent = world.sent_by_body[letter.body]
         if self._rng.random() < MENDED_SHARE:
             sent.mend()
+            world.sent_now(sent)  # An earlier replay may have sent it already.
         # What was refused or could not be sent is told, and nothing else follows from it.
         with suppress(LetterError, UnavailableError):
             await replay(world.pipeline(process), number, letter)

@@ -279,10 +279,10 @@ class World:
 
     async def send(self, sent: workload.Sent, delay_s: float) -> None:
         copies = 2 if self.faults.happens("duplicate", self.faults.rates.duplicate) else 1
-        self._sent_now(sent)
+        self.sent_now(sent)
         source = self.bulk if self.flow.has_bulk and self.rng.random() < 0.4 else self.source
         await source.send([sent.body] * copies, delay_s=delay_s)
-        self._sent_now(sent)  # Its key may have been reset before it was in the queue.
+        self.sent_now(sent)  # Its key may have been reset before it was in the queue.
         self.bodies.update((number, message.body) for number, message in self.messages().items())
         self.auditor.look()
         self.auditor.sent(sent.key, sent.rank)
@@ -290,7 +290,7 @@ class World:
     def sent_again(self, body: bytes) -> None:
         """A dead letter is in the queue once more: it has to end once more."""
         sent = self.sent_by_body[body]
-        self._sent_now(sent)
+        self.sent_now(sent)
         self.bodies.update((number, message.body) for number, message in self.messages().items())
         self.auditor.letters.sent_again(sent)
 
@@ -299,7 +299,7 @@ class World:
         lowest, highest = self.rng.choice(((1.0, 20.0), (1.0, 20.0), (20.0, 29.0), (60.0, 100.0)))
         return self.rng.uniform(lowest, highest)
 
-    def _sent_now(self, sent: workload.Sent) -> None:
+    def sent_now(self, sent: workload.Sent) -> None:
         sent.era = self.flow.era(sent.key)
         newest = self.sent.get(sent.key)
         is_good = not (sent.malformed or sent.poison or sent.killer or sent.flaky > 10 or sent.key == workload.MEETING)
