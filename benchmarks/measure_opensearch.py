@@ -24,10 +24,10 @@ from keywise.sinks.opensearch import BATCH_MAX, OpenSearchSink, connect
 sys.path.insert(0, str(ROOT / "tests"))
 
 from servers.machine import MissingServerError
-from servers.opensearch import OpenSearchServer, opensearch_server
+from servers.opensearch import HEAP, OpenSearchServer, opensearch_server
 
 TARGET = 0.8
-WARM = 2_000
+WARM = 20_000
 """Documents before the clock starts: the engine's compiler is busy with the first ones."""
 FIELDS = {"content_id": "keyword", "payload_version": "long", "document_type": "keyword", "text": "text"}
 AS_IT_COMES = {"http.max_content_length": "100mb", "thread_pool.write.queue_size": "10000"}
@@ -37,7 +37,7 @@ LINES = {"Content-Type": "application/x-ndjson"}
 def measure(scale: Scale) -> list[Figure]:
     """On an engine of its own, with data on a disk and each request flushed, as it comes."""
     try:
-        with opensearch_server(None, **AS_IT_COMES) as server:
+        with opensearch_server(None, jvm=HEAP, **AS_IT_COMES) as server:
             return _measure(scale, server)
     except MissingServerError as error:
         return [Figure("sink / bare bulk loop on OpenSearch", None, "", str(error), at_least=TARGET)]

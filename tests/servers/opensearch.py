@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,28 +23,25 @@ CACHE = Path("/var/cache/keywise") if os.getuid() == 0 else Path.home() / ".cach
 """It outlives the tests. What root has must be readable for the user that the engine runs as."""
 START_S = 110
 LOOK_S = 0.05
-JVM = ("-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xlog:disable")
-"""A quick start, and no more memory than tests need."""
+HEAP = ("-Xms512m", "-Xmx512m")
+QUICK = (*HEAP, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xlog:disable")
+"""A quick start, for tests; what takes longer than a few seconds is slower with it."""
 CLASSES = "classes.jsa"
 """Beside the engine: its classes as the JVM keeps them, which halves the time of a start."""
-CONTENT_MAX = "1mb"
-"""A request above this is refused as too large."""
-QUEUE_MAX = 10
-"""Writes that may wait; more at once are refused as too many."""
+TIGHT = {"http.max_content_length": "1mb", "thread_pool.write.queue_size": "10"}
+"""Settings under which requests that are large, or many at once, are refused."""
 
 
 class OpenSearchServer:
     """One node; it can be stopped and started again on the same data and the same port."""
 
-    def __init__(
-        self, home: Path, folder: Path, settings: dict[str, str], *, classes: str = "SharedArchiveFile"
-    ) -> None:
+    def __init__(self, home: Path, folder: Path, settings: Mapping[str, str], jvm: Sequence[str]) -> None:
         self.port = machine.free_port()
         self.url = f"opensearch://127.0.0.1:{self.port}"
         self._home = home
         self._folder = folder
         self._settings = settings
-        self._classes = f"-XX:{classes}={home / CLASSES if classes == 'SharedArchiveFile' else folder / CLASSES}"
+        self._jvm = jvm
         self._process: subprocess.Popen[bytes] | None = None
 
     def create(self) -> None:
@@ -62,8 +59,6 @@ class OpenSearchServer:
             "network.host": "127.0.0.1",
             "path.data": str(self._folder / "data"),
             "path.logs": str(self._folder / "logs"),
-            "http.max_content_length": CONTENT_MAX,
-            "thread_pool.write.queue_size": str(QUEUE_MAX),
             "cluster.routing.allocation.disk.threshold_enabled": "false",
         }
         settings = [f"-E{name}={value}" for name, value in {**own, **self._settings}.items()]
@@ -71,8 +66,7 @@ class OpenSearchServer:
         command = [
             *_as_user(),
             shutil.which("java") or "java",
-            *JVM,
-            self._classes,
+            *self._jvm,
             f"-Djava.io.tmpdir={self._folder / 'tmp'}",
             "-Dlog4j2.disable.jmx=true",
             *(f"-Dopensearch.path.{name}={path}" for name, path in paths.items()),
@@ -161,11 +155,13 @@ rootLogger.appenderRef.console.ref = console
 
 
 @contextmanager
-def opensearch_server(scratch: str | None = machine.IN_MEMORY, **settings: str) -> Iterator[OpenSearchServer]:
+def opensearch_server(
+    scratch: str | None = machine.IN_MEMORY, *, jvm: Sequence[str] = QUICK, **settings: str
+) -> Iterator[OpenSearchServer]:
     """A new node that ends with the context."""
     home = find_home()
     with _scratch(scratch) as folder:
-        server = OpenSearchServer(home, folder, settings)
+        server = OpenSearchServer(home, folder, settings, [*jvm, f"-XX:SharedArchiveFile={home / CLASSES}"])
         try:
             _prepare(server, folder)
             server.start()
@@ -233,7 +229,7 @@ def _fetch(home: Path) -> None:
 def _keep_classes(home: Path) -> None:
     """Let a first run write down its classes when it ends. A JVM that has no use for the file leaves it alone."""
     with _scratch(None) as folder:
-        server = OpenSearchServer(home, folder, {}, classes="ArchiveClassesAtExit")
+        server = OpenSearchServer(home, folder, {}, [*QUICK, f"-XX:ArchiveClassesAtExit={folder / CLASSES}"])
         _prepare(server, folder)
         server.start()
         server.stop(gently=True)

@@ -7,7 +7,7 @@ from servers import pgbouncer
 from servers.faketime import find_library
 from servers.http import HttpService, find_openssl, http_service
 from servers.machine import MissingServerError
-from servers.opensearch import OpenSearchServer, opensearch_server
+from servers.opensearch import TIGHT, OpenSearchServer, opensearch_server
 from servers.opensearch import find_home as find_opensearch
 from servers.postgres import PostgresServer, find_binaries, postgres_server
 from servers.rabbitmq import RabbitServer, rabbit_server
@@ -59,9 +59,9 @@ def http() -> HttpService:
 
 
 def opensearch() -> OpenSearchServer:
-    """The shared OpenSearch; who restarts it waits until it is back."""
+    """The shared OpenSearch, which bears little; who restarts it waits until it is back."""
     if not _opensearch:
-        _opensearch.append(_stack.enter_context(opensearch_server()))
+        _opensearch.append(_stack.enter_context(opensearch_server(**TIGHT)))
     return _opensearch[0]
 
 
