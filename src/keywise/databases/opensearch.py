@@ -160,16 +160,10 @@ class Documents(msgspec.Struct, frozen=True):
     docs: list[Document] = []
 
 
-class Alias(msgspec.Struct, frozen=True):
-    """A second name of an index."""
-
-    is_write_index: bool = False
-
-
 class Index(msgspec.Struct, frozen=True):
     """What an index is also called."""
 
-    aliases: dict[str, Alias] = {}
+    aliases: dict[str, msgspec.Raw] = {}
 
 
 class _Refusal(msgspec.Struct, frozen=True):

@@ -240,11 +240,11 @@ class OpenSearchSink:
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise UnavailableError(f"{self._client.name}: the answer cannot be read: {error}") from error
         self._is_alias = self._index not in indexes
-        own = [index.aliases[self._index] for index in indexes.values() if self._index in index.aliases]
-        if len(own) > 1 and not any(alias.is_write_index for alias in own):
+        if self._is_alias and [self._index in index.aliases for index in indexes.values()] != [True]:
+            # In several indexes one key could be several documents.
             raise DatabaseError(
-                f"the alias {self._index} stands for {len(own)} indexes, and none of them is its write index; "
-                "let it stand for one"
+                f"{self._index} is neither an index nor an alias of one index, but stands for "
+                f"{', '.join(sorted(indexes)) or 'none'}; let it stand for one"
             )
         self._is_known = True
 
