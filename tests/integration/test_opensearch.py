@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,35 @@ def test_a_key_that_the_ledger_does_not_know_can_be_removed():
     [waits] = applied(url, put("a", 5))
     assert waits.outcome is Outcome.BUSY, "the engine would call it applied, though nothing is there"
     assert applied(url, put("a", 6)) == [APPLIED]
+
+
+TRUTH = {"home": {"id": "home", "v": 3, "title": "Welcome"}, "news": {"id": "news", "v": 8}}
+KEPT = """
+import keywise
+
+app = keywise.App("sqlite:///shop.db")
+pages = app.pipeline("pages", key="id", version="v", poll="50ms")
+pages.source("sqlite:///shop.db").sink({url!r})
+pages.refetch({truth!r}.get)
+"""
+
+
+def test_reconcile_puts_an_index_right_that_somebody_has_edited(tmp_path):
+    """One document was changed, one removed, and one came from elsewhere, all at versions of their own."""
+    name, url = new_index()
+    server, folder = shared.opensearch(), Folder(tmp_path, KEPT.format(url=url, truth=TRUTH))
+    folder.keywise("send", "pages", stdin="\n".join(map(json.dumps, TRUTH.values())))
+    folder.work()
+    server.ask("PUT", f"/{name}/_doc/home?version=3&version_type=external_gte", {"id": "home", "title": "Wellcome"})
+    server.ask("DELETE", f"/{name}/_doc/news?version=8&version_type=external_gte")
+    server.ask("PUT", f"/{name}/_doc/old?version=5&version_type=external", {"id": "old"})
+    folder.write("keys.txt", "old\n")
+    told = folder.keywise("reconcile", "--keys-from", "keys.txt", "--repair", "--yes")
+    assert told.status == 0, told.err
+    assert "'home' is different in the sink" in told.out and "'news' is missing in the sink" in told.out
+    assert "'old' is in the sink, and should be gone: the sink holds version 5" in told.out
+    assert "looked at 3 keys: 3 differences, 3 repaired" in told.out
+    assert shown(name) == TRUTH
 
 
 # When it is gone.
