@@ -20,7 +20,7 @@ from benchmarks.publishing import RESYNC, Place
 sys.path.insert(0, str(ROOT / "tests"))
 
 from servers.machine import MissingServerError
-from servers.opensearch import OpenSearchServer, opensearch_server
+from servers.opensearch import HEAP, OpenSearchServer, opensearch_server
 from servers.postgres import postgres_server
 from servers.rabbitmq import RabbitServer, rabbit_server
 from servers.redis import redis_server
@@ -43,7 +43,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 
 def _freshness(scale: Scale, broker: RabbitServer) -> list[Figure]:
-    with redis_server(None) as ledger, opensearch_server(None, **AS_IT_COMES) as engine:
+    with redis_server(None) as ledger, opensearch_server(None, jvm=HEAP, **AS_IT_COMES) as engine:
         index = engine.index("pages", FIELDS, refresh_interval=REFRESH)
         live = round(RATE * scale.latency_s)
         place = Place(broker.url, redis=ledger.url, index=index, live=live, rate=RATE, changes=scale.changes)
