@@ -76,13 +76,13 @@ class RabbitShelf:
     async def _ready(self) -> int:
         channel = await self._opened().channel()
         answer = await channel.ask("queue_declare", queue=QUEUE, passive=True)
-        await channel.close()
+        channel.close()
         return int(answer.method.message_count)
 
     async def _declare(self, queue: str, arguments: dict[str, Any]) -> None:
         channel = await self._opened().channel()
         await channel.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
-        await channel.close()
+        channel.close()
 
     def _opened(self) -> Link:
         if self._link is None:

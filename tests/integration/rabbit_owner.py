@@ -33,7 +33,7 @@ class Owner:
     async def ready(self, queue: str) -> int:
         channel = await self._link.channel()
         answer = await channel.ask("queue_declare", queue=queue, passive=True)
-        await channel.close()
+        channel.close()
         return int(answer.method.message_count)
 
     async def delete(self, queue: str) -> None:

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from servers import machine
@@ -47,13 +47,14 @@ ASKING = """
 class RabbitServer:
     """One broker; it can be stopped and started again on the same data and the same port."""
 
-    def __init__(self, programs: Path, folder: Path, settings: str) -> None:
+    def __init__(self, programs: Path, folder: Path, settings: str, plugins: str) -> None:
         self.port, self._distribution_port, self._names_port = (machine.free_port() for _ in range(3))
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
         self.node = f"keywise{self.port}@localhost"
         self._programs = programs
         self._folder = folder
         self._settings = settings
+        self._plugins = plugins
         self._names: subprocess.Popen[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._asking: subprocess.Popen[str] | None = None
@@ -61,8 +62,9 @@ class RabbitServer:
 
     def create(self) -> None:
         (self._folder / "rabbitmq.conf").write_text(SETTINGS.format(port=self.port) + self._settings)
-        (self._folder / "enabled_plugins").write_text("[].\n")
-        (self._folder / "advanced.config").write_text("[].\n")
+        (self._folder / "enabled_plugins").write_text(f"[{self._plugins}].\n")
+        # Looked at often, so that whoever holds a message for too long is found out soon.
+        (self._folder / "advanced.config").write_text("[{rabbit, [{channel_tick_interval, 500}]}].\n")
         cookie = self._folder / ".erlang.cookie"
         cookie.write_text(self._cookie)
         cookie.chmod(0o400)
@@ -92,7 +94,8 @@ class RabbitServer:
         """At once, as a crash would."""
         if self._process is not None:
             # The broker is a child of the script that starts it; both are in a group of their own.
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
             _until(lambda: not _answers(self.port))
@@ -172,7 +175,7 @@ class RabbitServer:
             "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq",
-            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced.config",
             "RABBITMQ_CONF_ENV_FILE": f"{folder}/none",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
             "RABBITMQ_MNESIA_BASE": f"{folder}/data",
@@ -194,11 +197,13 @@ class RabbitServer:
 
 
 @contextmanager
-def rabbit_server(settings: str = "", scratch: str | None = machine.IN_MEMORY) -> Iterator[RabbitServer]:
+def rabbit_server(
+    settings: str = "", plugins: str = "", scratch: str | None = machine.IN_MEMORY
+) -> Iterator[RabbitServer]:
     """A new broker that ends with the context; `settings` are further lines of its file."""
     programs = find_programs()
     folder = Path(tempfile.mkdtemp(prefix="keywise-rabbitmq-", dir=scratch))
-    server = RabbitServer(programs, folder, settings)
+    server = RabbitServer(programs, folder, settings, plugins)
     try:
         server.create()
         server.start()

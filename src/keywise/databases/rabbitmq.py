@@ -204,10 +204,9 @@ class Channel:
         with rabbit_errors(self._name):
             return await self._answered(call)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         if self.is_open:
-            with suppress(AMQPError):
-                self.raw.close()
+            self.raw.close()
 
     async def _answered(
         self, call: Callable[[Callable[[Any], None]], Any], take: Callable[[Any], None] = lambda _: None
@@ -266,15 +265,18 @@ def translated(error: Exception, name: str) -> Exception:
             f"{name}: its certificate is not trusted: {cause.verify_message}; name its authority's file with "
             "ssl_ca_certs=, and the host as the certificate does"
         )
-    # A queue that exists is not found either, while the node that leads it is away.
-    is_away = code == NOT_FOUND and "no queue" not in getattr(cause, "reply_text", "")
-    if isinstance(cause, ChannelClosedByBroker) and code in _CHANNEL_ADVICE and not is_away:
+    if isinstance(cause, ChannelClosedByBroker) and code in _CHANNEL_ADVICE and not _may_pass(code, cause.reply_text):
         return DatabaseError(f"{name}: {cause.reply_text}; {_CHANNEL_ADVICE[code]}")
     if isinstance(cause, ConnectionBlockedTimeout):
         return UnavailableError(f"{name}: the broker takes no messages now, because it is short of memory or disk")
     if isinstance(error, AMQPError | OSError | TimeoutError | asyncio.TimeoutError) or cause is not error:
         return UnavailableError(f"{name}: {str(cause) or type(cause).__name__}")
     return error
+
+
+def _may_pass(code: int, text: str) -> bool:
+    """A queue is not found either while the node that leads it is away, and another consumer may want it for itself."""
+    return (code == NOT_FOUND and "no queue" not in text) or (code == REFUSED and "exclusive use" in text)
 
 
 def code_of(error: BaseException | None) -> int:

@@ -2,11 +2,9 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import Any
 
 from keywise.databases.rabbitmq import ANSWER_S, Broker, Channel, Link, rabbit_errors
-from keywise.errors import UnavailableError
 
 AT_ONCE = 1_000
 BYTES_AT_ONCE = 8 * 1024 * 1024
@@ -38,57 +36,33 @@ class _Batch:
             self.done.set_result(None)
 
 
-class Outlet:
-    """A connection for publishing alone: a broker that is short of memory stops reading it, and acks have to go on."""
+class Confirms:
+    """One channel for publishing, and what was published on it and is not confirmed yet.
 
-    def __init__(self, broker: Broker) -> None:
-        self._link = Link(broker, "publishing")
-        self._opening = asyncio.Lock()
-        self._channel: Channel | None = None
-        self._numbers = count(1)
+    The broker numbers messages as they come, so the numbers here are right only as long as each of them was sent.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._sent = 0
         self._unconfirmed: dict[int, tuple[str, _Batch]] = {}
+        channel.on_end = self._end
+        channel.raw.add_on_return_callback(self._return)
 
-    async def publish(self, queue: str, messages: Sequence[Message]) -> None:
-        """Put messages into a queue by its name; raises `Rejection` if one of them did not get there."""
-        for part in _parts(messages):
-            await self._publish(queue, part)
-
-    async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
-        """Make a queue of ours."""
-        channel = await self._link.channel()
-        try:
-            await channel.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
-        finally:
-            await channel.close()
-
-    async def close(self) -> None:
-        await self._link.close()
-
-    async def _publish(self, queue: str, messages: Sequence[Message]) -> None:
-        channel = await self._opened()
+    def publish(self, queue: str, messages: Sequence[Message]) -> _Batch:
         batch = _Batch(len(messages))
-        with rabbit_errors(self._link.name):
+        try:
             for body, properties in messages:
-                self._unconfirmed[next(self._numbers)] = (queue, batch)
-                channel.raw.basic_publish("", queue, body, properties, mandatory=True)
-            async with asyncio.timeout(ANSWER_S):
-                await batch.done
-        if batch.rejection is not None:
-            raise batch.rejection
+                self._sent += 1
+                self._unconfirmed[self._sent] = (queue, batch)
+                self.channel.raw.basic_publish("", queue, body, properties, mandatory=True)
+        except BaseException:
+            # Nobody knows any more which number is whose.
+            self.channel.close()
+            raise
+        return batch
 
-    async def _opened(self) -> Channel:
-        async with self._opening:
-            if self._channel is None or not self._channel.is_open:
-                channel = await self._link.channel()
-                # Numbers begin anew with each channel.
-                self._numbers, self._unconfirmed = count(1), {}
-                channel.on_end = lambda: self._end(channel)
-                channel.raw.add_on_return_callback(self._return)
-                await channel.ask("confirm_delivery", ack_nack_callback=self._confirm)
-                self._channel = channel
-            return self._channel
-
-    def _confirm(self, frame: Any) -> None:
+    def confirm(self, frame: Any) -> None:
         method = frame.method
         is_taken = type(method).__name__ == "Ack"
         for number in self._confirmed(method.delivery_tag, method.multiple):
@@ -98,9 +72,9 @@ class Outlet:
             batch.confirm()
 
     def _confirmed(self, number: int, multiple: bool) -> list[int]:
-        if not multiple:
-            return [number] if number in self._unconfirmed else []
-        return [one for one in self._unconfirmed if one <= number]
+        if multiple:
+            return [one for one in self._unconfirmed if one <= number]
+        return [number] if number in self._unconfirmed else []
 
     def _return(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         """What nobody takes comes back before it is confirmed; then nobody takes the others for this queue either."""
@@ -108,15 +82,52 @@ class Outlet:
             if queue == method.routing_key:
                 batch.rejection = Rejection(is_missing=True)
 
-    def _end(self, channel: Channel) -> None:
+    def _end(self) -> None:
         """Nothing more is confirmed."""
-        if channel is not self._channel and self._channel is not None:
-            return
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
-        reason = channel.ended or UnavailableError(f"{self._link.name}: the channel is closed")
-        for batch in {id(batch): batch for _, batch in unconfirmed.values()}.values():
+        assert self.channel.ended is not None
+        for _, batch in unconfirmed.values():
             if not batch.done.done():
-                batch.done.set_exception(reason)
+                batch.done.set_exception(self.channel.ended)
+
+
+class Outlet:
+    """A connection for publishing alone: a broker that is short of memory stops reading it, and acks have to go on."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._link = Link(broker, "publishing")
+        self._opening = asyncio.Lock()
+        self._confirms: Confirms | None = None
+
+    async def publish(self, queue: str, messages: Sequence[Message]) -> None:
+        """Put messages into a queue by its name; raises `Rejection` if one of them did not get there."""
+        for part in _parts(messages):
+            confirms = await self._opened()
+            with rabbit_errors(self._link.name):
+                batch = confirms.publish(queue, part)
+                async with asyncio.timeout(ANSWER_S):
+                    await batch.done
+            if batch.rejection is not None:
+                raise batch.rejection
+
+    async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
+        """Make a queue of ours."""
+        channel = await self._link.channel()
+        try:
+            await channel.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
+        finally:
+            channel.close()
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _opened(self) -> Confirms:
+        async with self._opening:
+            if self._confirms is None or not self._confirms.channel.is_open:
+                confirms = Confirms(await self._link.channel())
+                await confirms.channel.ask("confirm_delivery", ack_nack_callback=confirms.confirm)
+                self._confirms = confirms
+            return self._confirms
 
 
 def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

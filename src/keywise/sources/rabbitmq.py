@@ -29,6 +29,7 @@ DELIVERY_LIMIT_MIN = WORN_AT + 2
 """With less, a message may be thrown away before it is made anew."""
 PREFETCH = 2_000
 PREFETCH_MAX = 65_535
+QUEUE_MAX_BYTES = 255
 IDLE_S = 1.0
 """If nobody asks for so long, nothing more comes, and what came ahead goes back."""
 ABSENT_S = 60.0
@@ -222,7 +223,7 @@ class RabbitSource:
         try:
             answer = await channel.ask("queue_declare", queue=queue, passive=True)
         finally:
-            await channel.close()
+            channel.close()
         return int(answer.method.message_count)
 
     async def _delayed(self) -> int:
@@ -260,6 +261,9 @@ def connect(address: Address) -> RabbitSource:
         raise AddressError(
             f"{shown(address.url)}: prefetch={prefetch} has to be a whole number from 1 to {PREFETCH_MAX}"
         )
+    queue = options.get("queue", address.name)
+    if not 0 < len(queue.encode()) <= QUEUE_MAX_BYTES:
+        raise AddressError(f"{shown(address.url)}: the name of a queue has from 1 to {QUEUE_MAX_BYTES} bytes")
     management = options.get("management", "")
     if management and (urlsplit(management).scheme not in ("http", "https") or not urlsplit(management).hostname):
         raise AddressError(
@@ -268,7 +272,7 @@ def connect(address: Address) -> RabbitSource:
         )
     return RabbitSource(
         broker,
-        options.get("queue", address.name),
+        queue,
         prefetch=int(prefetch),
         ack_timeout_s=seconds(options.get("ack_timeout", ACK_TIMEOUT_S)),
         management=management,
