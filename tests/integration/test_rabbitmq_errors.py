@@ -8,7 +8,7 @@ import pika
 import pytest
 
 import keywise
-from conformance.rabbitmq_benches import fresh
+from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.test_rabbitmq_source import opened, received, until
 from keywise.databases.rabbitmq import Broker
@@ -116,18 +116,20 @@ async def test_a_release_into_a_queue_that_vanished_is_told():
 async def test_a_delay_queue_that_somebody_deletes_is_made_anew():
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("anew"))
-        async with opened(queue) as source:
-            await source.send([b"one"], delay_s=1.0)
-            await they.delete(wait_of(queue, 1.0, time.time()).queue)
-            await source.send([b"two"], delay_s=0.2)
-            assert bodies_of(await received(source, 1)) == [b"two"]
+        async with opened(queue, second_s=SECOND_S) as source:
+            await source.send([b"one"], delay_s=100.0)
+            await they.delete(wait_of(queue, 100.0 * SECOND_S, time.time()).queue)
+            with pytest.raises(UnavailableError, match="was deleted"):
+                await source.send([b"two"], delay_s=100.0)
+            await source.send([b"three"], delay_s=40.0)
+            assert bodies_of(await received(source, 1)) == [b"three"]
 
 
 @awaited
 async def test_a_user_without_the_right_to_make_delay_queues_finds_out_at_the_start():
     broker, user = shared.rabbitmq(), fresh("user")
-    await asyncio.to_thread(broker.control, "add_user", user, SECRET)
-    await asyncio.to_thread(broker.control, "set_permissions", user, "^$", ".*", ".*")
+    broker.add_user(user, SECRET)
+    broker.permit(user, configure="^$")
     async with owner(broker.url) as they:
         queue = await they.declare(fresh("forbidden"))
     async with RabbitSource(Broker(url_of(user=user, password=SECRET)), queue) as source:

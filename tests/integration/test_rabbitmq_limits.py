@@ -188,3 +188,31 @@ def test_an_address_that_is_no_management_api_is_refused(management: str):
 def test_a_name_that_no_queue_can_have_is_refused(queue: str):
     with pytest.raises(AddressError, match="from 1 to 255 bytes"):
         rabbitmq.connect(Address(f"amqp://host/?queue={queue}", "pages", {}))
+
+
+def test_after_a_crash_of_the_broker_everything_comes_that_was_not_acked(place: Place):
+    """What was ready, what was held, and what waited for its delay; this test is the last one on its broker."""
+    bodies = {b"%d" % number for number in range(60)}
+
+    async def story() -> None:
+        async with owner(place.server.url) as they:
+            queue = await they.declare(fresh("crash"))
+        async with RabbitSource(Broker(place.server.url), queue) as source:
+            await source.send(sorted(bodies)[:50])
+            await source.send(sorted(bodies)[50:], delay_s=1.0)
+            held = await source.receive(20, 5.0)
+            await source.ack(held[:5])
+            await source.release(held[5:10], 1.0)
+            settled = {one.body for one in held[:5]}
+            assert await source.depth() == len(bodies) - 5
+            await asyncio.to_thread(place.server.restart)
+            came: set[bytes] = set()
+            while came | settled != bodies:
+                try:
+                    deliveries = await source.receive(100, 1.0)
+                except UnavailableError:
+                    continue
+                came |= {one.body for one in deliveries}
+                await source.ack(deliveries)
+
+    run(story(), limit_s=60)

@@ -12,10 +12,10 @@ import pytest
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from keywise.change import Delivery
+from keywise.databases import rabbitmq as keywise_rabbitmq
 from keywise.databases.rabbitmq import Broker
-from keywise.databases.rabbitmq_delays import CLASSES_S, DAY_S, wait_of, waits_of
-from keywise.databases.rabbitmq_messages import HEADER, Passport, passport_of
-from keywise.errors import UnavailableError
+from keywise.databases.rabbitmq_intake import WORN_AT
+from keywise.errors import DatabaseError, UnavailableError
 from keywise.sources.rabbitmq import RabbitSource
 from running import awaited
 from servers import shared
@@ -294,20 +294,49 @@ async def test_a_release_that_finds_no_room_is_told_and_the_message_comes_again(
             assert bodies_of(await received(source, 2)) == [b"held", b"waiting"]
 
 
-def test_the_names_of_delay_queues_fit_and_change_with_the_period():
-    now = 1_800_000_000.0
-    assert wait_of("q", 5.0, now).queue == wait_of("q", 1.5, now).queue != wait_of("q", 5.1, now).queue
-    assert wait_of("q", 5.0, now).queue != wait_of("q", 5.0, now + DAY_S).queue
-    assert wait_of("q", 1e9, now).delay_s == CLASSES_S[-1]
-    assert len(wait_of("日" * 80, 5.0, now).queue.encode()) < 255
-    for wait in waits_of("q", now):
-        longest_ms = wait.arguments("q")["x-expires"]
-        assert longest_ms < 2**32 and longest_ms > (wait.longest_s + wait.period_s) * 1000
+@awaited
+async def test_a_worn_message_is_handed_over_all_the_same_if_it_cannot_be_made_anew():
+    broker, user = shared.rabbitmq(), fresh("user")
+    broker.add_user(user, "secret")
+    async with owner(broker.url) as they:
+        queue = await they.declare(fresh("worn"), queue_type="quorum")
+        await they.publish(queue, b"worn")
+    for _ in range(WORN_AT):
+        async with opened(queue) as source:
+            await received(source, 1)
+    url = broker.url.replace("guest:guest", f"{user}:secret")
+    async with RabbitSource(Broker(url), queue) as source:
+        assert await source.receive(0, 0.0) == []
+        broker.permit(user, write="^$")
+        [held] = await received(source, 1)
+        assert (held.body, held.count) == (b"worn", WORN_AT + 1)
+        with pytest.raises(DatabaseError, match="give this user the right"):
+            await source.release([held], 0.0)
+        assert bodies_of(await received(source, 1)) == [b"worn"]
 
 
-@pytest.mark.parametrize("written", ["", "a b", "a b c d", "id 1 1.0 77", "id x 1.0 0", 5, None])
-def test_a_header_that_is_not_ours_or_belongs_to_another_body_is_not_believed(written):
-    assert passport_of({HEADER: written}, b"body") is None
-    ours = Passport("id", 3, 1.5).written(b"body")
-    assert passport_of({HEADER: ours}, b"body") == Passport("id", 3, 1.5)
-    assert passport_of({HEADER: ours}, b"another") is None
+@awaited
+async def test_a_broker_without_memory_takes_nothing_and_acks_go_on(monkeypatch):
+    monkeypatch.setattr(keywise_rabbitmq, "BLOCKED_S", 0.2)
+    broker = shared.rabbitmq()
+
+    def allow(part: float) -> None:
+        broker.ask(f"rpc:call('{broker.node}', vm_memory_monitor, set_vm_memory_high_watermark, [{part:.4f}])")
+
+    async with owner(broker.url) as they:
+        queue = await they.declare(fresh("alarm"))
+        await they.publish(queue, b"one", b"two")
+        async with opened(queue) as source:
+            held = await received(source, 2)
+            allow(0.0001)
+            try:
+                with pytest.raises(UnavailableError, match="short of memory or disk"):
+                    await source.send([b"three"])
+                await source.ack(held)
+                await until(lambda: they_have(they, queue, 0))
+            finally:
+                allow(0.9)
+            await source.send([b"four"])
+            # Nothing is known of the other one: it may have been on its way.
+            while b"four" not in bodies_of(await received(source, 1)):
+                pass

@@ -134,6 +134,16 @@ class RabbitServer:
         pids = "rpc:call(Node, rabbit_networking, connections, [])".replace("Node", f"'{self.node}'")
         self.ask(f"rpc:call('{self.node}', rabbit_networking, close_connections, [{pids}, <<\"cut by a test\">>])")
 
+    def add_user(self, user: str, password: str) -> None:
+        """One who may do everything, until it is told otherwise."""
+        given = f'<<"{user}">>, <<"{password}">>, <<"tests">>'
+        self.ask(f"rpc:call('{self.node}', rabbit_auth_backend_internal, add_user, [{given}])")
+        self.permit(user)
+
+    def permit(self, user: str, *, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
+        given = ", ".join(f'<<"{one}">>' for one in (user, "/", configure, write, read, "tests"))
+        self.ask(f"rpc:call('{self.node}', rabbit_auth_backend_internal, set_permissions, [{given}])")
+
     def messages(self, prefix: str = "") -> int:
         """How many messages all queues hold whose names begin so, handed-over ones included."""
         told = self.ask(

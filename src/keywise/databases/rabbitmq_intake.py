@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pika.exceptions import AMQPError
 from pika.spec import Basic
 
 from keywise.change import Delivery
@@ -131,11 +130,8 @@ class Intake:
         unwanted = [int(one.receipt) - self._first for one in (*self._arrived, *self._worn)]
         self._arrived.clear()
         self._worn.clear()
-        try:
-            for consumer in consumers:
-                self._channel.raw.basic_cancel(consumer.tag)
-        except AMQPError:
-            return
+        for consumer in consumers:
+            self._channel.raw.basic_cancel(consumer.tag)
         self._settle(unwanted, self._put_back_one)
 
     async def _consume(self, prefetch: int) -> None:

@@ -32,6 +32,8 @@ PREFETCH_MAX = 65_535
 QUEUE_MAX_BYTES = 255
 IDLE_S = 1.0
 """If nobody asks for so long, nothing more comes, and what came ahead goes back."""
+FRESH_S = 2.0
+"""So long nothing is put into a new quorum queue: if the broker crashed then, it would forget what it had confirmed."""
 ABSENT_S = 60.0
 """How long a delay queue that was not there is believed to be missing."""
 
@@ -65,7 +67,8 @@ class RabbitSource:
         self._opening = asyncio.Lock()
         self._intake: Intake | None = None
         self._resting: asyncio.TimerHandle | None = None
-        self._declared: set[str] = set()
+        self._usable_at: dict[str, float] = {}
+        """Delay queues that are there, and from when on they can be trusted."""
         self._absent: dict[str, float] = {}
         """Delay queues that were not there, and until when that is believed."""
 
@@ -200,20 +203,28 @@ class RabbitSource:
         wait = wait_of(self._queue, delay_s, time.time())
         for _, properties in messages:
             properties.expiration = wait.expiration
-        if wait.queue not in self._declared:
+        if wait.queue not in self._usable_at:
             await self._declare(wait)
+        await asyncio.sleep(self._usable_at[wait.queue] - asyncio.get_running_loop().time())
         try:
             await self._outlet.publish(wait.queue, messages)
         except Rejection as error:
             if not error.is_missing:
                 raise
-            # Somebody has deleted it.
-            await self._declare(wait)
-            await self._outlet.publish(wait.queue, messages)
+            # Somebody has deleted it; whoever puts something off next makes it anew.
+            del self._usable_at[wait.queue]
+            raise UnavailableError(f"{self._broker.name}: the queue {wait.queue!r} was deleted") from error
 
     async def _declare(self, wait: Wait) -> None:
-        await self._outlet.declare(wait.queue, wait.arguments(self._queue))
-        self._declared.add(wait.queue)
+        usable_at = asyncio.get_running_loop().time()
+        try:
+            await self._ready(wait.queue)
+        except DatabaseError as error:
+            if refusal_code(error) != NOT_FOUND:
+                raise
+            await self._outlet.declare(wait.queue, wait.arguments(self._queue))
+            usable_at += FRESH_S * self._second_s
+        self._usable_at[wait.queue] = usable_at
         self._absent.pop(wait.queue, None)
 
     # Looking.
