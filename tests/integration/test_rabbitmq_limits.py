@@ -45,6 +45,7 @@ class Place:
     management: str
     encrypted: str
     certificate: Path
+    key: Path
 
     def source(self, queue: str, **options: str) -> RabbitSource:
         """As an app makes it."""
@@ -61,7 +62,7 @@ def place() -> Iterator[Place]:
         settings = SETTINGS.format(tls_port=tls_port, management_port=management_port, certificate=certificate, key=key)
         with rabbit_server(settings, "rabbitmq_management") as server:
             encrypted = f"amqps://guest:guest@127.0.0.1:{tls_port}/%2F"
-            yield Place(server, f"http://127.0.0.1:{management_port}", encrypted, certificate)
+            yield Place(server, f"http://127.0.0.1:{management_port}", encrypted, certificate, key)
 
 
 @awaited
@@ -70,8 +71,13 @@ async def test_limits_of_a_queue_are_learned_from_the_management_api(place: Plac
         plain = await they.declare(fresh("plain"))
         generous = await they.declare(fresh("generous"), queue_type="quorum", delivery_limit=20)
         hasty = await they.declare(fresh("hasty"), queue_type="quorum", delivery_limit=2)
-    async with place.source(plain, management=place.management), place.source(generous, management=place.management):
-        pass
+        patient = await they.declare(fresh("patient"), consumer_timeout=7_200_000)
+    async with (
+        place.source(plain, management=place.management) as one,
+        place.source(generous, management=place.management),
+        place.source(patient, management=place.management) as other,
+    ):
+        assert (one.ack_timeout_s, other.ack_timeout_s) == (1800.0, 7200.0)
     with pytest.raises(DatabaseError, match=r"has the delivery limit 2, .* raise it to 5 or more"):
         async with place.source(hasty, management=place.management):
             pass
@@ -154,7 +160,8 @@ async def test_a_message_that_is_held_for_too_long_comes_again_and_the_limit_is_
 async def test_a_certificate_that_is_not_trusted_is_refused(place: Place):
     async with owner(place.server.url) as they:
         queue = await they.declare(fresh("encrypted"))
-    trusting = Broker(place.encrypted, (("ssl_ca_certs", str(place.certificate)),))
+    files = {"ssl_ca_certs": place.certificate, "ssl_certfile": place.certificate, "ssl_keyfile": place.key}
+    trusting = Broker(place.encrypted, tuple((name, str(path)) for name, path in files.items()))
     async with RabbitSource(trusting, queue) as source:
         await source.send([b"secret"])
         assert bodies_of(await source.receive(1, 5.0)) == [b"secret"]

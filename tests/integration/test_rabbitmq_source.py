@@ -2,19 +2,23 @@
 
 import asyncio
 import random
+import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 
+import pika
 import pytest
 
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from keywise.change import Delivery
 from keywise.databases import rabbitmq as keywise_rabbitmq
-from keywise.databases.rabbitmq import Broker
+from keywise.databases.rabbitmq import Broker, Link
 from keywise.databases.rabbitmq_intake import WORN_AT
+from keywise.databases.rabbitmq_messages import fresh_properties
+from keywise.databases.rabbitmq_outlet import Outlet
 from keywise.errors import DatabaseError, UnavailableError
 from keywise.sources.rabbitmq import RabbitSource
 from running import awaited
@@ -340,3 +344,54 @@ async def test_a_broker_without_memory_takes_nothing_and_acks_go_on(monkeypatch)
             # Nothing is known of the other one: it may have been on its way.
             while b"four" not in bodies_of(await received(source, 1)):
                 pass
+
+
+@awaited
+async def test_a_copy_that_came_beside_its_original_is_a_message_of_its_own():
+    """A worker may die between the copy and the ack: both are there with one id, and both have to be settled."""
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("twice"))
+        await they.publish_as(queue, [b"body", b"body"], fresh_properties(b"body", "one", 1.0))
+        async with opened(queue) as source:
+            held = await received(source, 2)
+            assert len({one.id for one in held}) == 2 and "one" in {one.id for one in held}
+            await source.ack(held)
+            await until(lambda: _is_settled(source, 0))
+
+
+@awaited
+async def test_what_cannot_even_be_sent_spoils_no_confirmation():
+    """Numbers of messages are those of the channel, so that one is given up."""
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("unsent"))
+        outlet = Outlet(Broker(shared.rabbitmq().url))
+        for _ in range(2):
+            with pytest.raises(UnavailableError):
+                await outlet.publish(queue, [(b"one", None), (b"two", pika.BasicProperties(type="x" * 300))])
+            await outlet.publish(queue, [(b"three", None)])
+        await outlet.close()
+        await outlet.close()
+        assert await they.ready(queue) >= 2
+
+
+@awaited
+async def test_a_channel_that_is_over_answers_with_its_end():
+    link = Link(Broker(shared.rabbitmq().url), "testing")
+    channel = await link.channel()
+    with pytest.raises(DatabaseError, match="declare it first"):
+        await channel.ask("queue_declare", queue=fresh("nowhere"), passive=True)
+    with pytest.raises(DatabaseError, match="declare it first"):
+        await channel.ask("basic_qos", prefetch_count=1)
+    channel.close()
+    await asyncio.gather(link.close(), link.close())
+
+
+@awaited
+async def test_whoever_gives_up_connecting_leaves_nothing_behind():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        connecting = asyncio.create_task(Link(Broker(f"amqp://127.0.0.1:{port}/"), "testing").channel())
+        await asyncio.wait([connecting], timeout=0.2)
+        connecting.cancel()
+        await asyncio.wait([connecting], timeout=10.0)
+        assert connecting.cancelled()

@@ -10,7 +10,7 @@ from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, Connecti
 
 from keywise.address import Address
 from keywise.change import Delivery
-from keywise.databases.rabbitmq import Broker, Link, broker_at, refusal_code, translated
+from keywise.databases.rabbitmq import Broker, Connection, Link, broker_at, refusal_code, translated
 from keywise.databases.rabbitmq_delays import CLASSES_S, DAY_S, wait_of, waits_of
 from keywise.databases.rabbitmq_messages import (
     HEADER,
@@ -171,3 +171,11 @@ def test_the_parts_of_a_url_reach_the_client_library(tmp_path):
 
 def test_a_link_that_was_never_opened_can_be_closed():
     run(Link(Broker("amqp://host/"), "testing").close())
+
+
+def test_only_headers_of_messages_may_be_unreadable():
+    """A frame of another kind that makes no sense ends the connection: nobody knows what would follow."""
+    connection = Connection.__new__(Connection)
+    connection._frame_buffer = b"\x01\x00\x01\x00\x00\x00\x04\xff\xff\xff\xff\xce"
+    with pytest.raises(LookupError):
+        connection._read_frame()
