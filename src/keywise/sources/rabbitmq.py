@@ -34,6 +34,8 @@ IDLE_S = 1.0
 """If nobody asks for so long, nothing more comes, and what came ahead goes back."""
 FRESH_S = 2.0
 """So long nothing is put into a new quorum queue: if the broker crashed then, it would forget what it had confirmed."""
+EARLY_S = (1.0, 5.0)
+"""The delays that are needed most: what finds no room behind a blocked key waits for five seconds by default."""
 ABSENT_S = 60.0
 """How long a delay queue that was not there is believed to be missing."""
 
@@ -157,8 +159,9 @@ class RabbitSource:
                     self._broker.intakes.discard(self._intake)
                     self._intake = None
                 else:
-                    # Once, so that a user without the rights finds out at the start and not at the first delay.
-                    await self._declare(wait_of(self._queue, 1.0, time.time()))
+                    # Early, so that they can be used when they are needed, and a user without the rights finds out now.
+                    for delay_s in EARLY_S:
+                        await self._declare(wait_of(self._queue, delay_s, time.time()))
                 channel = await self._link.channel()
                 self._intake = Intake(self._broker.name, channel, self._queue, self._prefetch)
                 self._broker.intakes.add(self._intake)
