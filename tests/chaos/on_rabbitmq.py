@@ -54,8 +54,11 @@ class RabbitShelf:
             return MANY
 
     def depth(self) -> int:
-        """What any worker holds, and what waits in a delay queue, counts too; a graveyard is not empty for ever."""
-        return self._server.messages()
+        """What any worker holds, and what waits in a delay queue or lies in the graveyard, counts too."""
+        try:
+            return self._server.messages()
+        except RuntimeError:
+            return MANY  # A queue that has no leader yet cannot tell.
 
     def buried(self) -> int:
         """How many messages the queue has thrown away."""
