@@ -1,6 +1,7 @@
 """What is read from messages of RabbitMQ, written into copies, and told of errors of the client library."""
 
 import ssl
+import zlib
 from decimal import Decimal
 from types import SimpleNamespace
 
@@ -15,6 +16,8 @@ from keywise.databases.rabbitmq_delays import CLASSES_S, DAY_S, wait_of, waits_o
 from keywise.databases.rabbitmq_messages import (
     HEADER,
     HEADERS_MAX_BYTES,
+    KEPT,
+    SECONDS_MAX,
     Passport,
     copied_properties,
     passport_of,
@@ -98,9 +101,19 @@ def test_headers_are_shown_as_text_and_not_without_end():
 def test_times_are_read_in_seconds_and_milliseconds_and_counts_only_if_they_are_some():
     assert sent_at_of(pika.BasicProperties(timestamp=1_700_000_000)) == 1_700_000_000.0
     assert sent_at_of(pika.BasicProperties(timestamp=1_700_000_000_000)) == 1_700_000_000.0
-    assert sent_at_of(pika.BasicProperties(timestamp=0)) > 1_700_000_000.0
+    for moment in (0, 2**64 - 1):
+        assert 1_700_000_000.0 < sent_at_of(pika.BasicProperties(timestamp=moment)) < SECONDS_MAX
     assert [times_before({"x-delivery-count": n}, True) for n in (0, 4, "7", None)] == [1, 4, 1, 1]
     assert times_before({}, False) == 0
+
+
+@pytest.mark.parametrize("moment", ["nan", "inf", "-1.0", "1e300"])
+def test_a_time_of_sending_that_is_none_is_not_believed(moment: str):
+    assert passport_of({HEADER: f"id 1 {moment} {zlib.crc32(b'body')}"}, b"body") is None
+
+
+def test_a_header_that_was_put_aside_and_cannot_be_written_is_kept_as_text():
+    assert copied(headers={KEPT: {"CC": Decimal(2**32)}}).headers[KEPT] == {"CC": str(2**32)}
 
 
 def test_messages_are_published_in_parts():

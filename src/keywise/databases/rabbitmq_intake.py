@@ -11,7 +11,7 @@ from pika.spec import Basic
 
 from keywise.change import Delivery
 from keywise.databases.rabbitmq import PRECONDITION, Channel, code_of, rabbit_errors
-from keywise.databases.rabbitmq_messages import COUNTED, passport_of, sent_at_of, shown_headers, times_before
+from keywise.databases.rabbitmq_messages import passport_of, sent_at_of, shown_headers, times_before
 from keywise.errors import UnavailableError
 
 TAG_BITS = 48
@@ -167,7 +167,7 @@ class Intake:
             count = 2 if method.redelivered else 1
             delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at_of(properties), count)
         self._held[tag] = (consumer, properties, delivery)
-        if headers and consumer is not None and headers.get(COUNTED, 0) >= WORN_AT:
+        if headers and consumer is not None and times_before(headers, False) >= WORN_AT:
             self._worn.append(delivery)
         else:
             self._arrived.append(delivery)

@@ -28,6 +28,8 @@ TEXT_MAX = 2_000
 ID_MAX = 100
 MILLISECONDS_FROM = 1e11
 """A time of sending that is above this was not given in seconds."""
+SECONDS_MAX = 253_402_300_800
+"""The end of the calendar; a time behind it is none."""
 
 # They would route a copy to other queues as well, or make the broker believe that it goes round in a circle.
 _ACTING = ("CC", "BCC", "x-death")
@@ -54,7 +56,7 @@ def passport_of(headers: Mapping[Any, Any], body: bytes) -> Passport | None:
     match written.split(" "):
         case [id, count, sent_at, digest] if 0 < len(id) <= ID_MAX:
             try:
-                if int(digest) == zlib.crc32(body):
+                if int(digest) == zlib.crc32(body) and 0 <= float(sent_at) < SECONDS_MAX:
                     return Passport(id, max(0, int(count)), float(sent_at))
             except ValueError:
                 return None
@@ -72,7 +74,7 @@ def times_before(headers: Mapping[Any, Any], redelivered: bool) -> int:
 def sent_at_of(properties: Any) -> float:
     """When a message was sent, if its sender said so; else it counts from now."""
     moment = properties.timestamp
-    if not isinstance(moment, int) or moment <= 0:
+    if not isinstance(moment, int) or not 0 < moment < 1000 * SECONDS_MAX:
         return time.time()
     return moment / 1000 if moment > MILLISECONDS_FROM else float(moment)
 
@@ -115,7 +117,7 @@ def copied_properties(properties: Any, delivery: Delivery) -> Any:
 
 def _copied_headers(headers: Mapping[Any, Any]) -> dict[Any, Any]:
     kept = headers.get(KEPT)
-    aside = dict(kept) if isinstance(kept, dict) else {}
+    aside = {name: _encodable(value) for name, value in kept.items()} if isinstance(kept, dict) else {}
     copied = {}
     for name, value in headers.items():
         if _is_ours(name, value) or (isinstance(name, str) and name.startswith(_DEATHS)):

@@ -215,19 +215,18 @@ class RabbitSource:
             if not error.is_missing:
                 raise
             # Somebody has deleted it; whoever puts something off next makes it anew.
-            del self._usable_at[wait.queue]
+            self._usable_at.pop(wait.queue, None)
             raise UnavailableError(f"{self._broker.name}: the queue {wait.queue!r} was deleted") from error
 
     async def _declare(self, wait: Wait) -> None:
-        usable_at = asyncio.get_running_loop().time()
         try:
             await self._ready(wait.queue)
         except DatabaseError as error:
             if refusal_code(error) != NOT_FOUND:
                 raise
             await self._outlet.declare(wait.queue, wait.arguments(self._queue))
-            usable_at += FRESH_S * self._second_s
-        self._usable_at[wait.queue] = usable_at
+        # One that was found may have been made by somebody else a moment ago.
+        self._usable_at[wait.queue] = asyncio.get_running_loop().time() + FRESH_S * self._second_s
         self._absent.pop(wait.queue, None)
 
     # Looking.
