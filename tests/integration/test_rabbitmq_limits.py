@@ -211,7 +211,9 @@ def test_after_a_crash_of_the_broker_everything_comes_that_was_not_acked(place: 
             await source.ack(held[:5])
             await source.release(held[5:10], 1.0)
             settled = {one.body for one in held[:5]}
-            assert await source.depth() == len(bodies) - 5
+            while await source.depth() != len(bodies) - 5:
+                # A broker counts what was moved between its own steps now and then, and acks are not answered.
+                await asyncio.sleep(0.05)
             await asyncio.to_thread(place.server.restart)
             came: set[bytes] = set()
             while came | settled != bodies:
