@@ -87,18 +87,24 @@ async def test_a_key_that_may_lead_out_of_its_place_is_a_dead_letter_and_nothing
     assert space.versions == {"good": 1}
 
 
-@pytest.mark.parametrize(
-    ("answer", "cause"),
-    [
-        ({"status": 422, "body": "no\x1b title"}, "422: no title"),
-        ({"status": 301, "headers": {"Location": "https://other/x?y"}}, "301: it points to https://other/x; name that"),
-    ],
-)
-def test_a_refusal_is_a_dead_letter_at_once_with_what_the_service_said(tmp_path, answer, cause):
+@awaited
+async def test_a_refusal_is_a_dead_letter_at_once_with_what_the_service_said(tmp_path):
+    answer = {"status": 422, "body": "no\x1b title"}
     space = shared.http().space(fault="answer", answer=answer, times=1)
-    [letter] = run(handled(shop_to(space.url, tmp_path), body(1)))
-    assert letter.cause.startswith(cause)
+    [letter] = await handled(shop_to(space.url, tmp_path), body(1))
+    assert letter.cause.startswith("422: no title")
     assert len(space.log) == 1
+
+
+@awaited
+async def test_a_service_that_has_moved_makes_changes_wait_and_says_where_to(tmp_path):
+    answer = {"status": 301, "headers": {"Location": "https://other/x?y"}}
+    space = shared.http().space(fault="answer", answer=answer, times=4)
+    shop = shop_to(space.url, tmp_path, attempts_max=2)
+    assert await handled(shop, body(1)) == []
+    assert space.versions == {"a": 1}
+    told = {event.cause for event in shop.emitted(Unavailable)}
+    assert told == {"301: it points to https://other/x; name that URL, nothing is followed"}
 
 
 @awaited

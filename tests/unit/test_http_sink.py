@@ -129,11 +129,9 @@ def test_any_other_refusal_is_permanent(status):
         ("", "nowhere"),
     ],
 )
-def test_a_redirect_is_permanent_and_says_where_it_points(location, told):
+def test_a_redirect_is_no_fault_of_a_change_and_says_where_it_points(location, told):
     result = result_of(said(301, "moved", location=location))
-    assert result == Result(
-        Outcome.FAILED, f"301: it points to {told}; name that URL, nothing is followed", permanent=True
-    )
+    assert result == Result(Outcome.BUSY, f"301: it points to {told}; name that URL, nothing is followed")
 
 
 def test_a_cause_is_short_printable_and_without_secrets():

@@ -127,6 +127,24 @@ async def test_a_request_that_fails_fails_for_all_its_changes(answer, outcome, c
         assert results[0].cause
 
 
+@pytest.mark.parametrize("text", [b'{"error": "%b"}', b"<p>%b</p>"], ids=["JSON", "a page"])
+@awaited
+async def test_what_a_gateway_says_is_told_on_a_short_line_without_secrets(text):
+    """Some repeat what they were shown."""
+    answer = Said(403, text % b"not for user:hunter2-hunter2, Basic dXNlcjpodW50ZXIyLWh1bnRlcjI= \x1b[31m" + b"x" * 500)
+    shown = "://user:hunter2-hunter2@"
+    async with (
+        stub_engine(INDEX, answer, answer) as engine,
+        at(engine.url.replace("://", shown)) as sink,
+    ):
+        [result] = await applied(sink, "a")
+        with pytest.raises(DatabaseError) as refused:
+            await sink.read(["a"])
+    for cause in (result.cause, str(refused.value)):
+        assert "not for user:***, Basic ***" in cause and len(cause) < 350
+        assert "hunter2" not in cause and "dXNl" not in cause and cause.isprintable()
+
+
 @pytest.mark.parametrize("status", [400, 413])
 @awaited
 async def test_a_bad_change_does_not_take_its_request_with_it(status):

@@ -30,6 +30,8 @@ IDLE_S = 1.0
 """A connection that nobody used for longer is made anew: servers close idle ones, some after two seconds, and a
 request that meets the end of its connection may or may not have arrived."""
 ANSWER_MAX = 16 * 1024 * 1024
+WORDS_MAX = 200
+"""Characters of an answer that a cause holds."""
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 0.1, 600.0
 """A server that asks for no wait would be asked without pause; one that asks for a day is asked again before."""
 _WARNED_BYTES = 1024 * 1024
@@ -196,6 +198,12 @@ def _trust(ca: str) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca or None)
     except OSError as error:
         raise AddressError(f"ca={ca} cannot be read as certificates: {error.strerror or error}") from error
+
+
+def one_line(text: str) -> str:
+    """The begin of a text, without what is not printable."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(printable.split())[:WORDS_MAX]
 
 
 def retry_after_s(answer: Answer) -> float | None:

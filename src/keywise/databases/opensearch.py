@@ -3,14 +3,14 @@
 import enum
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from keywise.change import VERSION_MIN, Change, Outcome
 from keywise.clock import Clock, boot_time
-from keywise.databases.http import Answer
+from keywise.databases.http import Answer, one_line
 from keywise.entry import Certainty, Claim
 from keywise.errors import AddressError
 from keywise.protocols import APPLIED, SUPERSEDED, Result
@@ -226,18 +226,16 @@ REMEMBERED = Result(
 )
 
 
-def cause_of(answer: Answer) -> str:
-    """Why a whole request was refused."""
-    try:
-        error = _read_refusal(answer.body).error
-    except (msgspec.MsgspecError, UnicodeError):
-        error = ""
-    return f"status {answer.status}{f', {error}' if str(error) else ''}"
+def cause_of(answer: Answer, discreet: Callable[[str], str]) -> str:
+    """Why a whole request was refused. `discreet` takes secrets out of what the server says."""
+    words = str(_refusal_of(answer).error) or answer.body.decode("utf-8", "replace")
+    # Hidden before it is cut, or a part of a secret might stay.
+    told = one_line(discreet(words))
+    return f"status {answer.status}{f', {told}' if told else ''}"
 
 
-def refused(answer: Answer) -> Result:
+def refused(answer: Answer, cause: str) -> Result:
     """What it means for a change that its whole request was refused."""
-    cause = cause_of(answer)
     if answer.status in (400, 413):
         return _hopeless(cause)
     if answer.status < 500 or answer.status == UNAVAILABLE:
@@ -246,6 +244,13 @@ def refused(answer: Answer) -> Result:
     # A gateway answers in place of the engine, which may still be at it.
     certainty = Certainty.ENDED if answer.status == 500 else Certainty.UNKNOWN
     return Result(Outcome.FAILED, cause, certainty=certainty)
+
+
+def _refusal_of(answer: Answer) -> _Refusal:
+    try:
+        return _read_refusal(answer.body)
+    except (msgspec.MsgspecError, UnicodeError):
+        return _Refusal()
 
 
 # What it bears.

@@ -9,7 +9,7 @@ import msgspec
 
 from keywise.address import Address, shown
 from keywise.change import Change, Order, Outcome
-from keywise.databases.http import OPTIONS, Answer, HttpClient, retry_after_s, server_at
+from keywise.databases.http import OPTIONS, WORDS_MAX, Answer, HttpClient, one_line, retry_after_s, server_at
 from keywise.errors import AddressError, OutcomeUnknownError, UnavailableError
 from keywise.protocols import APPLIED, SUPERSEDED, Grade, Result
 from keywise.rules import Certainty, Claim
@@ -19,8 +19,6 @@ SCHEMES = ("http", "https")
 
 ANSWER_MAX = 64 * 1024
 """Only the begin of an answer is of interest, and only if it is a refusal."""
-TOLD_MAX = 200
-"""Characters of an answer that a cause holds."""
 GONE = frozenset({404, 410})
 """To a deletion: there is nothing to delete."""
 NOT_LET_IN = frozenset({401, 407})
@@ -118,6 +116,9 @@ def judged(answer: Answer, asked: Asked, contract: Contract, discreet: Callable[
     told = _told(answer, discreet)
     if status == contract.superseded:
         return _refused(answer, asked.order, told)
+    if 300 <= status < 400:
+        # Whoever wrote the URL can put that right; no change can.
+        return Result(Outcome.BUSY, told)
     wait_s = retry_after_s(answer)
     if status in contract.busy or status in NOT_LET_IN or (status == 503 and wait_s is not None):
         return Result(Outcome.BUSY, told, wait_s=wait_s)
@@ -154,9 +155,7 @@ def _told(answer: Answer, discreet: Callable[[str], str]) -> str:
     if 300 <= answer.status < 400:
         return f"{answer.status}: it points to {_target(answer, discreet)}; name that URL, nothing is followed"
     # Hidden before it is cut, or a part of a secret might stay.
-    words = discreet(answer.body.decode("utf-8", "replace"))
-    printable = "".join(letter if letter.isprintable() else " " for letter in words)
-    said = " ".join(printable.split())[:TOLD_MAX]
+    said = one_line(discreet(answer.body.decode("utf-8", "replace")))
     return f"{answer.status}: {said}" if said else f"{answer.status}"
 
 
@@ -169,7 +168,7 @@ def _target(answer: Answer, discreet: Callable[[str], str]) -> str:
         return "no URL"
     host = parts.netloc.rpartition("@")[2]
     target = f"{parts.scheme}://{host}{parts.path}" if host else parts.path
-    return quote(discreet(target), safe="/:%[]*")[:TOLD_MAX] or "nowhere"
+    return quote(discreet(target), safe="/:%[]*")[:WORDS_MAX] or "nowhere"
 
 
 def misfit_of(key: str) -> str | None:

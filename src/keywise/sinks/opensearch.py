@@ -132,7 +132,7 @@ class OpenSearchSink:
                 self._bytes_max = min(self._bytes_max, max(1, len(body) // 2))
             middle = len(actions) // 2
             return [*await self._send(actions[:middle]), *await self._send(actions[middle:])]
-        result = refused(answer)
+        result = refused(answer, self._cause(answer))
         if result.outcome is Outcome.BUSY:
             is_crowded = answer.status == TOO_MANY
             self._pressure.refused(result.cause, wait_s=retry_after_s(answer), is_crowded=is_crowded)
@@ -256,7 +256,7 @@ class OpenSearchSink:
     def _check(self, answer: Answer) -> None:
         if answer.status == 200:
             return
-        told = f"{self._client.name}: {cause_of(answer)}"
+        told = f"{self._client.name}: {self._cause(answer)}"
         if answer.status == 404:
             raise DatabaseError(
                 f"{self._client.name} has no index {self._index}; make one with the types that you want, "
@@ -267,6 +267,9 @@ class OpenSearchSink:
         if answer.status == TOO_MANY or answer.status >= 500:
             raise UnavailableError(told)
         raise DatabaseError(f"{told}; is this the address of OpenSearch or Elasticsearch?")
+
+    def _cause(self, answer: Answer) -> str:
+        return cause_of(answer, self._client.discreet)
 
     async def _ask(self, what: str, query: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         path = f"{self._path}/{what}?{query}"
