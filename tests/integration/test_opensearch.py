@@ -369,3 +369,29 @@ def test_an_index_behind_an_alias_that_is_gone_is_not_made_anew():
     played(story())
     with pytest.raises(AssertionError, match="no such index"):
         server.ask("GET", f"/{alias}")
+
+
+def test_an_alias_that_comes_to_stand_for_two_indexes_makes_changes_wait_and_says_so(tmp_path):
+    """Nothing is wrong with them: somebody is in the midst of replacing an index."""
+    (old, _), (new, _), server = new_index(), new_index(), shared.opensearch()
+    alias = f"alias_{old}"
+    server.ask("PUT", f"/{old}/_alias/{alias}")
+
+    async def story() -> None:
+        press = Press(tmp_path, f"{server.url}/{alias}", attempts_max=1)
+        steps = []
+
+        async def is_over() -> bool:
+            if not steps and press.emitted(events.Settled):
+                steps.append(await asyncio.to_thread(server.ask, "PUT", f"/{new}/_alias/{alias}"))
+                await press.app.send("shop", *({"id": f"p{number}", "v": 1} for number in range(20)))
+            if len(steps) == 1 and any("let it stand for one" in cause for cause in press.causes()):
+                steps.append(await asyncio.to_thread(server.ask, "DELETE", f"/{old}/_alias/{alias}"))
+            return len(steps) == 2 and len(await asyncio.to_thread(shown, new)) == 20
+
+        await press.app.send("shop", {"id": "before", "v": 1})
+        await press.work_until(is_over)
+        assert await press.letters() == [] and press.emitted(events.Failed) == []
+        await press.app.close()
+
+    played(story())

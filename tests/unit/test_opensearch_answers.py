@@ -233,6 +233,38 @@ async def test_a_conflict_that_cannot_be_looked_into_waits(answer):
         assert well is APPLIED and waits.outcome is Outcome.BUSY and waits.cause
 
 
+LOWER = trouble(409, "x", "[a]: version conflict, current version [3] is higher or equal to the one provided [5]")
+UNCLEAR = trouble(409, "x", "in other words")
+
+
+@pytest.mark.parametrize(
+    ("conflict", "held", "deleted"),
+    [
+        (UNCLEAR, {"found": True, "_version": 4}, False),
+        (UNCLEAR, {"found": True, "_version": 4}, True),
+        (UNCLEAR, {"found": False}, False),
+        (LOWER, {"found": True, "_version": 3}, False),
+        (LOWER, {"found": True, "_version": 3}, True),
+        (LOWER, {"found": False}, False),
+        (LOWER, {"found": False}, True),
+    ],
+)
+@awaited
+async def test_a_conflict_that_what_is_read_contradicts_waits_and_is_looked_into_again(conflict, held, deleted):
+    """Nothing at or above this version is known to be there, so it must not count as done."""
+    async with opened(items(conflict), documents({"_id": "a", **held}), items(WELL)) as (sink, _):
+        [waits] = await applied(sink, "a", deleted=deleted)
+        assert waits.outcome is Outcome.BUSY and waits.cause
+        assert await insisted(sink, "a") == [APPLIED]
+
+
+@awaited
+async def test_a_deletion_is_done_if_the_engine_refuses_it_and_nothing_is_there():
+    """It remembers a removal at this version or a higher one, in words that nobody knows."""
+    async with opened(items(UNCLEAR), documents({"_id": "a", "found": False})) as (sink, _):
+        assert await applied(sink, "a", deleted=True) == [APPLIED]
+
+
 # Reading.
 
 

@@ -145,7 +145,7 @@ def test_a_conflict_in_other_words_is_looked_into():
     key = "current version [9] is higher or equal to the one provided [9]"
     assert judged(PUT, Item(409, Reason("x", f"[{key}]: conflict"))) is Conflict.UNCLEAR
     assert judged(PUT, Item(409, Reason("x", None))) is Conflict.UNCLEAR
-    assert looked_into(PUT, Conflict.UNCLEAR, None) is SUPERSEDED
+    assert looked_into(PUT, Conflict.UNCLEAR, None) is REMEMBERED
     assert looked_into(DELETE, Conflict.UNCLEAR, None) is APPLIED
     assert looked_into(DELETE, Conflict.UNCLEAR, 5) is APPLIED
     assert looked_into(DELETE, Conflict.UNCLEAR, 7) is SUPERSEDED
@@ -190,14 +190,15 @@ def test_an_item_without_an_error_was_applied():
 def test_a_whole_request_that_is_refused_blames_its_changes_only_for_what_they_are(
     status, outcome, permanent, certainty
 ):
-    assert refused(Answer(status, {}, b"")) == Result(outcome, f"status {status}", permanent, certainty)
+    assert refused(Answer(status, {}, b""), "why") == Result(outcome, "why", permanent, certainty)
 
 
 def test_a_refusal_is_told_in_the_words_of_the_engine():
     told = b'{"error":{"type":"security_exception","reason":"no rights"},"status":403}'
-    assert cause_of(Answer(403, {}, told)) == "status 403, security_exception: no rights"
-    assert cause_of(Answer(405, {}, b'{"error":"not allowed"}')) == "status 405, not allowed"
-    assert cause_of(Answer(502, {}, b"<html>")) == "status 502"
+    assert cause_of(Answer(403, {}, told), str) == "status 403, security_exception: no rights"
+    assert cause_of(Answer(405, {}, b'{"error":"not allowed"}'), str) == "status 405, not allowed"
+    assert cause_of(Answer(502, {}, b"<html>"), str.upper) == "status 502, <HTML>"
+    assert cause_of(Answer(413, {}, b""), str) == "status 413"
 
 
 @pytest.mark.parametrize(

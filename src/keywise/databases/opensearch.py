@@ -18,11 +18,12 @@ from keywise.protocols import APPLIED, SUPERSEDED, Result
 NEWER, NOT_OLDER = b"external", b"external_gte"
 """What the engine lets pass: a version above the one that it holds, or one that is not below it."""
 CONFLICT, TOO_MANY, UNAVAILABLE = 409, 429, 503
+NOT_FOUND = "index_not_found_exception"
 CLOSED = frozenset(
     {
         "cluster_block_exception",
         "index_closed_exception",
-        "index_not_found_exception",
+        NOT_FOUND,
         "security_exception",
         "unavailable_shards_exception",
     }
@@ -183,6 +184,8 @@ class Conflict(enum.Enum):
     """This very version is there already."""
     UNCLEAR = enum.auto()
     """The engine does not say which version is there."""
+    CONTRARY = enum.auto()
+    """The engine says that a lower version is there, which would be no conflict."""
 
 
 def judged(action: Action, item: Item) -> Result | Conflict:
@@ -193,11 +196,19 @@ def judged(action: Action, item: Item) -> Result | Conflict:
         return APPLIED
     if item.status == CONFLICT:
         return _conflicting(action, error.reason or "")
-    if item.status in (TOO_MANY, UNAVAILABLE) or error.type in CLOSED:
+    if item.status in (TOO_MANY, UNAVAILABLE) or error.type in CLOSED or is_astray(item):
         return Result(Outcome.BUSY, str(error))
     if 400 <= item.status < 500:
         return _hopeless(str(error))
     return Result(Outcome.FAILED, str(error), certainty=Certainty.ENDED)
+
+
+def is_astray(item: Item) -> bool:
+    """Whether the name does not lead to one index any more: it is gone, or an alias stands for several."""
+    if item.error is None:
+        return False
+    has_several = (item.error.reason or "").startswith("no write index is defined for alias")
+    return item.error.type == NOT_FOUND or (item.error.type == "illegal_argument_exception" and has_several)
 
 
 def _conflicting(action: Action, reason: str) -> Result | Conflict:
@@ -205,8 +216,9 @@ def _conflicting(action: Action, reason: str) -> Result | Conflict:
     told = re.search(r"current version \[(\d+)\] is higher [a-z ]*the one provided \[\d+\]$", reason)
     if told is None:
         return Conflict.UNCLEAR
-    if int(told[1]) > action.version:
-        return SUPERSEDED
+    current = int(told[1])
+    if current != action.version:
+        return SUPERSEDED if current > action.version else Conflict.CONTRARY
     # An earlier try has arrived though its answer was lost. A put is looked for all the same: an operator who removes
     # a key that the ledger does not know deletes at the version that is there.
     return APPLIED if action.deleted else Conflict.EQUAL
@@ -216,14 +228,16 @@ def looked_into(action: Action, conflict: Conflict, held: int | None) -> Result:
     """What a conflict means, with the version that is held now; None: no document is there."""
     if held is not None and held >= action.version:
         return APPLIED if held == action.version else SUPERSEDED
-    if held is None and action.deleted:
-        return APPLIED
-    return REMEMBERED if conflict is Conflict.EQUAL else SUPERSEDED
+    if held is not None or conflict is Conflict.CONTRARY:
+        return CONTRADICTED
+    return APPLIED if action.deleted else REMEMBERED
 
 
 REMEMBERED = Result(
-    Outcome.BUSY, "the index remembers a removal at this very version; it forgets after index.gc_deletes"
+    Outcome.BUSY,
+    "the index refuses this version and holds nothing: it remembers a removal, and forgets it after index.gc_deletes",
 )
+CONTRADICTED = Result(Outcome.BUSY, "the index refuses this version, and holds none that is as high; it is asked again")
 
 
 def cause_of(answer: Answer, discreet: Callable[[str], str]) -> str:

@@ -24,6 +24,7 @@ from keywise.databases.opensearch import (
     cause_of,
     first_part,
     index_of,
+    is_astray,
     is_removal,
     judged,
     looked_into,
@@ -150,6 +151,8 @@ class OpenSearchSink:
             return [_unknown(f"{len(told.items)} answers to {len(actions)} changes")] * len(actions)
         items = [item for told_of_one in told.items for item in told_of_one.values()]
         verdicts = [judged(action, item) for action, item in zip(actions, items, strict=True)]
+        if any(map(is_astray, items)):
+            self._is_known = False  # It is looked for again, which says what is wrong.
         self._feel(items, verdicts)
         return await self._without_conflicts(actions, verdicts)
 
