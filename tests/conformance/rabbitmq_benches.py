@@ -2,12 +2,14 @@
 
 import itertools
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from chaos.fleet import pause
 from keywise.databases.rabbitmq import Broker, Link
+from keywise.databases.rabbitmq_messages import DELAYS
 from keywise.sources.rabbitmq import RabbitSource
 from keywise.testing.conformance import SourceBench
 from servers import shared
@@ -16,8 +18,9 @@ SECOND_S = 0.03
 """How long a second takes: nobody can move the clock of a broker, so everything goes faster."""
 DELAY_S = 30.0
 """What the promises put off, they put off for so long."""
-WAYS_S = 0.7
+WAY_S = 20.0
 """What the way back from a delay queue takes, at the most."""
+LOOK_S = 0.02
 
 _numbers = itertools.count(1)
 
@@ -37,13 +40,17 @@ async def declared(url: str, queue: str, **arguments: Any) -> None:
 class Clock:
     """Lets time pass for real, once a delay should be over; before that there is nothing to wait for."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue: str) -> None:
+        self._delays = f"{DELAYS}{queue}."
         self._passed_s = 0.0
 
     def advance(self, seconds: float) -> None:
         self._passed_s += seconds
         if self._passed_s >= DELAY_S:
-            pause(DELAY_S * SECOND_S + WAYS_S)
+            pause(DELAY_S * SECOND_S)
+            deadline = time.monotonic() + WAY_S
+            while shared.rabbitmq().messages(self._delays) and time.monotonic() < deadline:
+                pause(LOOK_S)
 
 
 def rabbit_source(kind: str):
@@ -55,7 +62,7 @@ def rabbit_source(kind: str):
             RabbitSource(broker, name, second_s=SECOND_S) as source,
             RabbitSource(broker, name, second_s=SECOND_S) as another,
         ):
-            yield SourceBench(source=source, another=another, advance=Clock().advance)
+            yield SourceBench(source=source, another=another, advance=Clock(name).advance)
 
     return make
 

@@ -10,7 +10,7 @@ import pytest
 import keywise
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
-from integration.test_rabbitmq_source import opened, received, until
+from integration.rabbit_waiting import left_in, opened, received, until
 from keywise.databases.rabbitmq import Broker
 from keywise.databases.rabbitmq_delays import wait_of
 from keywise.errors import AddressError, DatabaseError, UnavailableError
@@ -154,7 +154,7 @@ async def test_a_message_with_a_header_that_nobody_can_read_holds_up_nothing():
             again = await received(source, 3)
             assert bodies_of(again) == [b"counted", b"odd", b"plain"]
             await source.ack(again)
-            await until(lambda: _is_empty(source))
+            await until(lambda: left_in(queue, 0))
 
 
 class Hostile(pika.BasicProperties):
@@ -166,7 +166,3 @@ class Hostile(pika.BasicProperties):
             deep = b"\x01aF" + struct.pack(">I", len(deep)) + deep
         table = b"\x04whenT" + b"\xff" * 8 + deep
         return [struct.pack(">H", 1 << 13), struct.pack(">I", len(table)), table]
-
-
-async def _is_empty(source: RabbitSource) -> bool:
-    return await source.depth() == 0

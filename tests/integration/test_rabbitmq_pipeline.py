@@ -11,7 +11,7 @@ import pytest
 import keywise
 from conformance.rabbitmq_benches import fresh
 from integration.rabbit_owner import owner
-from integration.test_rabbitmq_source import until
+from integration.rabbit_waiting import left_in, until
 from keywise.events import Event
 from running import run
 from servers import shared
@@ -37,13 +37,8 @@ class Shop:
         with sqlite3.connect(self.file) as connection:
             return dict(connection.execute("select key, version from stock").fetchall())
 
-    async def depth(self) -> int:
-        async with self.app.open("stock", work=False) as pipeline:
-            [(_, source)] = pipeline.sources
-            return await source.depth()
-
     async def is_drained(self) -> bool:
-        return await self.depth() == 0
+        return await left_in(self.queue, 0)
 
 
 def history(seed: int, keys: int, versions: int) -> tuple[list[bytes], dict[str, int]]:

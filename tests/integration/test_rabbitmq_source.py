@@ -6,14 +6,14 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pika
 import pytest
 
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
-from keywise.change import Delivery
+from integration.rabbit_waiting import left_in, opened, received, until
 from keywise.databases import rabbitmq as keywise_rabbitmq
 from keywise.databases.rabbitmq import Broker, Link
 from keywise.databases.rabbitmq_intake import WORN_AT
@@ -27,33 +27,6 @@ from servers import shared
 pytestmark = pytest.mark.server("rabbitmq")
 
 KINDS = ("classic", "quorum")
-
-
-def opened(queue: str, **options) -> RabbitSource:
-    """A source with connections and knowledge of its own, as another process has."""
-    return RabbitSource(Broker(shared.rabbitmq().url), queue, **options)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Look again and again, while everything else goes on."""
-    while True:
-        found = condition()
-        if asyncio.iscoroutine(found):
-            found = await found
-        if found:
-            return
-        await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
-
-
-async def received(source: RabbitSource, count: int) -> list[Delivery]:
-    """So many deliveries, whenever they come; a lost connection is made anew."""
-    found: list[Delivery] = []
-    while len(found) < count:
-        try:
-            found += await source.receive(count - len(found), 5.0)
-        except UnavailableError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -72,14 +45,13 @@ async def test_an_ack_for_many_never_covers_one_that_is_not_finished(seed):
                 some, done = done[: rng.randrange(1, 12)], done[rng.randrange(1, 12) :]
                 await source.ack(some)
                 held = [one for one in held if one not in some]
-            await until(lambda: _is_settled(source, len(held)))
+            await until(lambda: left_in(queue, len(held)))
         async with opened(queue) as source:
             assert bodies_of(await received(source, len(held))) == bodies_of(held)
             assert await source.receive(10, 0.0) == []
 
 
 async def _is_settled(source: RabbitSource, left: int) -> bool:
-    """Acks are not answered, but what is asked after them is."""
     return await source.depth() == left
 
 
@@ -91,6 +63,7 @@ async def test_after_a_cut_everything_comes_again_and_old_receipts_say_nothing()
     async with opened(queue) as source:
         old = await received(source, 3)
         await source.ack(old[:1])
+        await until(lambda: left_in(queue, 2))
         waiting = asyncio.create_task(source.receive(10, 20.0))
         await asyncio.to_thread(shared.rabbitmq().cut_connections)
         with pytest.raises(UnavailableError, match="cut by a test"):
@@ -100,9 +73,9 @@ async def test_after_a_cut_everything_comes_again_and_old_receipts_say_nothing()
         new = await received(source, 2)
         assert bodies_of(new) == bodies_of(old[1:])
         await source.ack(old)
-        assert await source.depth() == 2, "an ack of the lost channel has settled something"
+        assert await left_in(queue, 2), "an ack of the lost channel has settled something"
         await source.ack(new)
-        assert await source.depth() == 0
+        await until(lambda: left_in(queue, 0))
 
 
 @awaited
@@ -165,7 +138,7 @@ async def test_who_stops_asking_gives_back_what_came_ahead():
             await until(lambda: they_have(they, queue, 9))
             assert len(await received(another, 9)) == 9
             await source.ack([held])
-            await until(lambda: _is_settled(source, 0))
+            await until(lambda: left_in(queue, 9))
 
 
 async def they_have(they, queue: str, ready: int) -> bool:
@@ -211,7 +184,7 @@ async def test_a_released_message_keeps_its_id_time_count_and_headers(kind):
                 assert held.headers["number"] == str(2**40) and held.headers["flag"] == "True"
                 assert held.headers["CC"] == str([other]) and "expired" in held.headers["x-death"]
             await source.ack([held])
-            await until(lambda: _is_settled(source, 0))
+            await until(lambda: left_in(queue, 0))
         assert await they.ready(other) == copied, "a copy went to another queue as well"
 
 
@@ -246,9 +219,9 @@ async def test_a_message_waits_for_its_own_delay_and_not_for_those_of_other_clas
             await source.send([b"last"], delay_s=3000.0)
             await source.send([b"second"], delay_s=40.0)
             await source.send([b"first"], delay_s=10.0)
-            assert await source.depth() == 3
+            await until(lambda: _is_settled(source, 3))
             assert [one.body for one in await received(source, 2)] == [b"first", b"second"]
-            assert await source.depth() == 3
+            await until(lambda: _is_settled(source, 3))
 
 
 @awaited
@@ -356,7 +329,7 @@ async def test_a_copy_that_came_beside_its_original_is_a_message_of_its_own():
             held = await received(source, 2)
             assert len({one.id for one in held}) == 2 and "one" in {one.id for one in held}
             await source.ack(held)
-            await until(lambda: _is_settled(source, 0))
+            await until(lambda: left_in(queue, 0))
 
 
 @awaited

@@ -51,7 +51,7 @@ MESSAGES = """
     end end,
     Names = fun(Queue) -> {resource, _, queue, Name} = Call(amqqueue, get_name, [Queue]), Name end,
     lists:sum([Count(Queue) || Queue <- Call(rabbit_amqqueue, list, []),
-        string:prefix(Names(Queue), <<"PREFIX">>) =/= nomatch])
+        lists:member(Names(Queue), EXACT) orelse string:prefix(Names(Queue), <<"PREFIX">>) =/= nomatch])
 """
 
 
@@ -160,8 +160,16 @@ class RabbitServer:
 
         What a quorum queue tells of itself is seconds old, and nothing after a restart, so its leader is asked.
         """
-        told = self.ask(MESSAGES.replace("NODE", f"'{self.node}'").replace("PREFIX", prefix).replace("\n", " "))
-        return int(told)
+        return self._messages(prefix)
+
+    def left_in(self, queue: str) -> int:
+        """How many messages of a queue are ready, held, delayed, or on their way back from a delay."""
+        return self._messages(f"keywise.delay.{queue}.", queue)
+
+    def _messages(self, prefix: str, *names: str) -> int:
+        exact = ", ".join(f'<<"{name}">>' for name in names)
+        asked = MESSAGES.replace("NODE", f"'{self.node}'").replace("PREFIX", prefix).replace("EXACT", f"[{exact}]")
+        return int(self.ask(asked.replace("\n", " ")))
 
     def ask(self, expression: str) -> str:
         """What an expression of Erlang gives."""

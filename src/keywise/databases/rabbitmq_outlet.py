@@ -57,7 +57,8 @@ class Confirms:
                 self._unconfirmed[self._sent] = (queue, batch)
                 self.channel.raw.basic_publish("", queue, body, properties, mandatory=True)
         except BaseException:
-            # Nobody knows any more which number is whose.
+            # Nobody knows any more which number is whose, and nobody waits for this batch.
+            batch.done.cancel()
             self.channel.close()
             raise
         return batch

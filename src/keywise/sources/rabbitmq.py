@@ -206,8 +206,7 @@ class RabbitSource:
         wait = wait_of(self._queue, delay_s, time.time())
         for _, properties in messages:
             properties.expiration = wait.expiration
-        if wait.queue not in self._usable_at:
-            await self._declare(wait)
+        await self._declare(wait)
         await asyncio.sleep(self._usable_at[wait.queue] - asyncio.get_running_loop().time())
         try:
             await self._outlet.publish(wait.queue, messages)
@@ -219,6 +218,8 @@ class RabbitSource:
             raise UnavailableError(f"{self._broker.name}: the queue {wait.queue!r} was deleted") from error
 
     async def _declare(self, wait: Wait) -> None:
+        if wait.queue in self._usable_at:
+            return
         try:
             await self._ready(wait.queue)
         except DatabaseError as error:
