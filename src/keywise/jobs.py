@@ -1,4 +1,4 @@
-"""What is claimed and waits for a worker: live before bulk, and some workers are for live jobs only."""
+"""What is claimed and waits for a worker: live before bulk, and some workers are for live jobs only; some rest."""
 
 import asyncio
 import math
@@ -88,6 +88,13 @@ class Jobs(Generic[T]):
             taken.append(line.popleft())
         return taken
 
+    def take_all(self) -> list[T]:
+        """Whatever waits for a worker."""
+        taken = [*self._live, *self._bulk]
+        self._live.clear()
+        self._bulk.clear()
+        return taken
+
     def _next(self, live_only: bool) -> deque[T] | None:
         """The line whose turn it is. A single worker that always finds a live job must not starve bulk."""
         if live_only or not self._bulk:
@@ -116,3 +123,33 @@ class Jobs(Generic[T]):
                 waiter.set_result(None)
                 del self._waiting[place]
                 return
+
+
+class Rests:
+    """Workers that begin nothing for a while."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._resting = 0
+        self._is_over = asyncio.Event()
+
+    @property
+    def are_all(self) -> bool:
+        """Whether nobody is left who would begin something."""
+        return self._resting == self._workers
+
+    def end(self) -> None:
+        """Wake those that rest; nobody rests from now on."""
+        self._is_over.set()
+
+    async def rest(self, seconds: float, last: Callable[[], None]) -> None:
+        """`last` is called before if all the others rest already."""
+        self._resting += 1
+        if self.are_all:
+            last()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_over.wait()
+        except TimeoutError:
+            pass
+        self._resting -= 1

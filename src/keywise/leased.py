@@ -13,7 +13,7 @@ from keywise.change import Outcome
 from keywise.errors import UnavailableError
 from keywise.first_wins import FirstWins
 from keywise.heartbeat import Heartbeat
-from keywise.jobs import Ahead, Jobs
+from keywise.jobs import Ahead, Jobs, Rests
 from keywise.lanes import Ended, Lanes, Ticket
 from keywise.news import News
 from keywise.pipeline import LEDGER, Pipeline
@@ -45,6 +45,7 @@ class Leased:
         self._open_bulk = 0
         self._live_workers = work.side_by_side // RESERVED_PART if pipeline.has_both_lanes else 0
         self._claimed: Jobs[Job] = Jobs()
+        self._rests = Rests(work.side_by_side)
         self._done: list[Job] = []
         self._done_news = News()
         self._calls = 0
@@ -54,6 +55,7 @@ class Leased:
 
     def stop(self) -> None:
         self._stopping = True
+        self._rests.end()
         if self._first_wins is not None:
             self._first_wins.stop()
         self._news.tell()
@@ -101,7 +103,8 @@ class Leased:
 
     def _is_due(self, free: int) -> bool:
         """A live change has to pass the bulk ones that wait for a worker, so it is claimed at once."""
-        return self._pipeline.has_both_lanes or self._ahead.is_due(free, len(self._claimed))
+        is_due = self._pipeline.has_both_lanes or self._ahead.is_due(free, len(self._claimed))
+        return is_due and not self._rests.are_all
 
     def _bulk_free(self, free: int) -> int:
         if not self._pipeline.has_both_lanes:
@@ -205,8 +208,9 @@ class Leased:
             jobs = [job, *self._beside(job)]
             if self._stopping or (self._first_wins is not None and self._first_wins.is_at_work):
                 self._undo(jobs)
-            else:
-                await self._work_on(jobs)
+            elif rest_s := await self._work_on(jobs):
+                await self._rests.rest(rest_s, lambda: self._undo(self._claimed.take_all()))
+                self._news.tell()
 
     def _beside(self, job: Job) -> list[Job]:
         """What can go into the same call. A change that failed before goes alone, or it would take others along."""
@@ -217,28 +221,23 @@ class Leased:
         limit = self._work.short_max if is_short else self._work.batch_max
         return self._claimed.take_beside(lambda one: not one.claim.attempts, limit - 1, is_bulk=is_bulk)
 
-    async def _work_on(self, jobs: list[Job]) -> None:
+    async def _work_on(self, jobs: list[Job]) -> float:
+        """How long nothing should be begun after it."""
         ledger, heartbeat = self._pipeline.ledger, self._heartbeat
         begun = [job for job in jobs if not job.claim.alone or await heartbeat.begin(ledger, job.claim)]
         in_time = [job for job in begun if heartbeat.left_s([job.claim]) > 0]
         timely = {job.claim.token for job in in_time}
         self._undo([job for job in jobs if job.claim.token not in timely])
-        if in_time:
-            started = self._pipeline.clock()
-            self._calls += 1
-            try:
-                await self._work.do(in_time)
-            finally:
-                self._calls -= 1
-            self._tell_handled(in_time, self._pipeline.clock() - started)
+        self._calls += 1
+        try:
+            rest_s = await self._work.do(in_time) if in_time else 0.0
+        finally:
+            self._calls -= 1
         for job in in_time:
             job.undone = job.undone or job.result.outcome is Outcome.BUSY
             job.claim.overdue = self._heartbeat.left_s([job.claim]) <= 0
             self._finish_job(job, job.result)
-
-    def _tell_handled(self, jobs: list[Job], seconds: float) -> None:
-        keys = [job.claim.key for job in jobs]
-        self._pipeline.emit(events.Handled(pipeline=self._pipeline.name, keys=keys, seconds=seconds))
+        return rest_s
 
     def _undo(self, jobs: list[Job]) -> None:
         for job in jobs:

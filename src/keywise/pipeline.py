@@ -196,11 +196,15 @@ class Pipeline:
 
     async def back_off(self, what: str, error: UnavailableError, attempts: int) -> None:
         """Say that something cannot be reached, and wait."""
+        await asyncio.sleep(self.tell_away(what, error, attempts))
+
+    def tell_away(self, what: str, error: UnavailableError, attempts: int) -> float:
+        """Say that something cannot be reached; return how long to wait."""
         retry_s = self.retry_s(attempts)
         if what == LEDGER:
             self.outage.failed(str(error))
         self.emit(events.Unavailable(pipeline=self.name, what=what, cause=str(error), retry_s=retry_s))
-        await asyncio.sleep(retry_s)
+        return retry_s
 
     async def ack(self, index: int, deliveries: Sequence[Delivery]) -> None:
         """Ack deliveries that never became changes."""

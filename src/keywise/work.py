@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from keywise import events
 from keywise.causes import cause_of_error, is_permanent
 from keywise.change import Outcome
 from keywise.errors import UnavailableError
@@ -47,8 +48,8 @@ class Work(Protocol):
     def short_max(self) -> int:
         """How many bulk changes are done at once while live ones may have to wait for them."""
 
-    async def do(self, jobs: Sequence[Job]) -> None:
-        """Set each job's result."""
+    async def do(self, jobs: Sequence[Job]) -> float:
+        """Set each job's result, and tell that they were handled. Return how long nothing should be begun after it."""
 
 
 class SinkWork:
@@ -67,8 +68,8 @@ class SinkWork:
     def short_max(self) -> int:
         return max(1, self.batch_max // BULK_PART)
 
-    async def do(self, jobs: Sequence[Job]) -> None:
-        claims = [job.claim for job in jobs]
+    async def do(self, jobs: Sequence[Job]) -> float:
+        claims, started = [job.claim for job in jobs], self._pipeline.clock()
         try:
             async with self._heartbeat.limit(claims):
                 results = await self._sink.apply([job.ticket.change for job in jobs], claims)
@@ -77,15 +78,25 @@ class SinkWork:
             is_cut_off = isinstance(error, TimeoutError) and self._heartbeat.is_cut_off(claims)
             for job in jobs:
                 job.cut_off = is_cut_off
+        tell_handled(self._pipeline, jobs, started)
         for job, result in zip(jobs, results, strict=True):
             job.result = result
+        return self._rest_s(results)
+
+    def _rest_s(self, results: Sequence[Result]) -> float:
         if all(result.outcome is Outcome.BUSY and result.wait_s is None for result in results):
             # It takes nothing now, whatever it is given: to hurry on to the next would be a storm of claims.
             self._refusals += 1
             rounds = 1 + self._refusals // self.side_by_side
-            await self._pipeline.back_off("sink", UnavailableError(results[0].cause), min(rounds, AWAY_ROUNDS_MAX))
-        else:
-            self._refusals = 0
+            away = UnavailableError(results[0].cause)
+            return self._pipeline.tell_away("sink", away, min(rounds, AWAY_ROUNDS_MAX))
+        self._refusals = 0
+        return 0.0
+
+
+def tell_handled(pipeline: Pipeline, jobs: Sequence[Job], started: float) -> None:
+    keys = [job.claim.key for job in jobs]
+    pipeline.emit(events.Handled(pipeline=pipeline.name, keys=keys, seconds=pipeline.clock() - started))
 
 
 def unknown_result(error: Exception) -> Result:
@@ -111,15 +122,17 @@ class TransactedWork:
     def short_max(self) -> int:
         return self._slice
 
-    async def do(self, jobs: Sequence[Job]) -> None:
+    async def do(self, jobs: Sequence[Job]) -> float:
         """Slow handlers get short transactions: others wait for the database meanwhile."""
-        rest = list(jobs)
+        rest, begun = list(jobs), self._pipeline.clock()
         while rest:
             some, rest = rest[: self._slice], rest[self._slice :]
             started = self._pipeline.clock()
             await self._do_some(some)
             is_quick = self._pipeline.clock() - started < SLICE_S
             self._slice = min(2 * self._slice, self.batch_max) if is_quick else max(1, self._slice // 2)
+        tell_handled(self._pipeline, jobs, begun)
+        return 0.0
 
     async def _do_some(self, pending: list[Job]) -> None:
         while pending:
