@@ -13,7 +13,7 @@ from typing import Any
 from keywise.address import Address, shown
 from keywise.errors import AddressError, MissingExtraError, SettingsError
 
-ROLES = ("sources", "ledgers", "sinks")
+ROLES = ("sources", "ledgers", "sinks", "turns")
 
 
 def connect(role: str, address: Address, *arguments: Any) -> Any:

@@ -19,6 +19,8 @@ LAYERS = {
         "errors",
         "clock",
         "address",
+        "turn",
+        "turn_rules",
     },
     "mechanisms": {
         "lanes",
@@ -37,7 +39,7 @@ LAYERS = {
         "late",
     },
     "databases": {"databases"},
-    "plugs": {"sources", "ledgers", "sinks", "origins"},
+    "plugs": {"sources", "ledgers", "sinks", "origins", "turns"},
     "programs": {
         "pipeline",
         "consumer",
@@ -77,7 +79,7 @@ MAY_IMPORT = {
 }
 
 # They decide, and others act.
-PURE = {"lanes", "fold", "rules"}
+PURE = {"lanes", "fold", "rules", "turn_rules"}
 
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 

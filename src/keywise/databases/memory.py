@@ -49,6 +49,9 @@ class MemoryDatabase:
         self.queues: dict[str, dict[int, Message]] = {}
         self.bells: dict[str, asyncio.Event] = {}
         self.tables: dict[str, dict[str, Any]] = {}
+        self.lines: dict[str, Any] = {}
+        """Requests of serial functions, by the name of the function."""
+        self.turn_bells: dict[str, set[asyncio.Event]] = {}
         self._rng = rng or random.SystemRandom()
         self._numbers = 0
         self.tokens = 0

@@ -10,11 +10,13 @@ from keywise.testing.conformance import (
     LedgerBench,
     SinkBench,
     SourceBench,
+    TurnsBench,
     UncheckedError,
     Verdict,
     check_ledger,
     check_sink,
     check_source,
+    check_turns,
 )
 from keywise.testing.faults import Faults
 from keywise.testing.mutants import MUTANTS, Mutant
@@ -41,6 +43,7 @@ __all__ = [
     "SinkBench",
     "SourceBench",
     "Tally",
+    "TurnsBench",
     "UncheckedError",
     "Verdict",
     "VirtualLoop",
@@ -48,6 +51,7 @@ __all__ = [
     "check_ledger",
     "check_sink",
     "check_source",
+    "check_turns",
     "hunt",
     "run_seed",
     "run_seeds",

@@ -37,7 +37,11 @@ from keywise.testing.conformance.sinks import (
 )
 from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES, MakeSource, SourceBench
 from keywise.testing.conformance.transactions import TRANSACTION_PROMISES
+from keywise.testing.conformance.turn_endings import TURN_ENDING_PROMISES, TURN_TRANSACTION_PROMISES
+from keywise.testing.conformance.turn_modes import TURN_MODE_PROMISES, TURN_OPERATOR_PROMISES
+from keywise.testing.conformance.turns import TURN_PROMISES, MakeTurns, TurnsBench
 from keywise.testing.conformance.urls import Playground
+from keywise.turn import TurnPolicy
 
 __all__ = [
     "BrokenPromiseError",
@@ -47,20 +51,24 @@ __all__ = [
     "MakeLedger",
     "MakeSink",
     "MakeSource",
+    "MakeTurns",
     "NotConformingError",
     "Playground",
     "Promise",
     "SinkBench",
     "SourceBench",
+    "TurnsBench",
     "UncheckedError",
     "Verdict",
     "check_ledger",
     "check_sink",
     "check_source",
+    "check_turns",
     "ledger_promises",
     "promises_of_ledger",
     "sink_promises",
     "source_promises",
+    "turns_promises",
 ]
 
 
@@ -86,6 +94,24 @@ async def check_sink(connect: MakeSink | str, *, tell: Callable[[Checked], None]
         async with _played("sinks", connect) as playground:
             return await check_sink(playground.sink, tell=tell)
     return await hold("sink", await sink_promises(connect), connect, tell)
+
+
+async def check_turns(connect: MakeTurns, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
+    """Hold a backend of turns to all its promises; raise `BrokenPromiseError` in the end if one is broken."""
+    async with connect(TurnPolicy()) as bench:
+        promises = turns_promises(transactions=bench.turns.database is not None)
+    return await hold("turns", promises, connect, tell)
+
+
+def turns_promises(*, transactions: bool = True) -> list[Promise[TurnsBench]]:
+    """What every backend of turns promises, perhaps without what is about transactions."""
+    return [
+        *TURN_PROMISES,
+        *TURN_ENDING_PROMISES,
+        *(TURN_TRANSACTION_PROMISES if transactions else ()),
+        *TURN_MODE_PROMISES,
+        *TURN_OPERATOR_PROMISES,
+    ]
 
 
 async def source_promises(make: MakeSource) -> list[Promise[SourceBench]]:

@@ -1,0 +1,218 @@
+"""The rules of turns, applied to a book of requests: what the backends in memory and in a SQLite file share.
+
+Each function is one step on one book, which nobody else changes meanwhile.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from keywise import turn_rules as rules
+from keywise.turn import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Who holds a key, and for how many of its requests."""
+
+    token: int
+    owner: str
+    turns: int
+
+
+class TurnBook(Protocol):
+    """All requests of one serial function, inside of one step; a record is known by its key and place."""
+
+    function: str
+    now: float
+    policy: TurnPolicy
+    has_news: bool
+    """Set when somebody may wait for what was written."""
+
+    def record(self, id: str) -> Record | None:
+        """The last one with this id."""
+
+    def put(self, record: Record) -> None:
+        """Keep a new one, or what became of one."""
+
+    def next_place(self, key: str) -> int: ...
+
+    def token(self) -> int: ...
+
+    def line(self, key: str) -> Iterable[Record]:
+        """Those that wait for a key, in their order."""
+
+    def running(self, key: str, token: int) -> list[Record]:
+        """Those with a turn under this token, in their order."""
+
+    def observed(self, key: str) -> list[Record]:
+        """Those that run at once because the key is observed."""
+
+    def has_line(self, key: str) -> bool:
+        """Whether any request waits for a key, or has a turn in order."""
+
+    def hold(self, key: str) -> Hold | None: ...
+
+    def set_hold(self, key: str, hold: Hold | None) -> None:
+        """A new token also puts the key behind all others that wait for a turn."""
+
+    def free_keys(self) -> Iterable[str]:
+        """Keys that nobody holds and somebody waits for, those that had no turn for the longest time first."""
+
+    def lost_holds(self) -> Sequence[tuple[str, Hold]]:
+        """Keys that are held by owners who are not alive."""
+
+    def is_alive(self, owner: str) -> bool: ...
+
+    def live(self, owner: str) -> None:
+        """The owner was heard of."""
+
+    def switches(self) -> Sequence[Switch]: ...
+
+    def holder(self, spot: rules.Spot) -> int:
+        """Of any serial function in this store."""
+
+    def waits_for(self, token: int) -> Iterable[rules.Spot]:
+        """Of any serial function in this store."""
+
+
+def ask(book: TurnBook, owner: str, requests: Sequence[Request]) -> list[Reply | Turn | None]:
+    book.live(owner)
+    return [_ask(book, owner, request) for request in requests]
+
+
+def _ask(book: TurnBook, owner: str, request: Request) -> Reply | Turn | None:
+    known = rules.arrival(book.record(request.id), request)
+    if isinstance(known, Reply):
+        return known
+    if known is rules.Arrival.JOINED:
+        return None
+    mode = rules.mode_of(request, book.switches(), book.now, book.has_line(request.key))
+    if mode is not request.mode:
+        return rules.switched(request, mode)
+    if mode is Mode.OBSERVE:
+        return _observe(book, owner, request)
+    if request.within:
+        path = rules.circle((book.function, request.key), request.within, book.holder, book.waits_for)
+        if path is not None:
+            return rules.refusal(request, rules.circle_cause(path))
+    book.put(rules.entered(request, book.next_place(request.key), book.now))
+    book.has_news = True
+    return None
+
+
+def _observe(book: TurnBook, owner: str, request: Request) -> Turn:
+    overlaps = sum(book.is_alive(other.owner) for other in book.observed(request.key))
+    record = rules.entered(request, book.next_place(request.key), book.now)
+    record = rules.begun(msgspec.structs.replace(record, overlaps=overlaps), book.token(), owner, book.now)
+    book.put(record)
+    return rules.turn_of(record, book.now)
+
+
+def take(book: TurnBook, owner: str, limit: int, run_max: int) -> list[Turn]:
+    book.live(owner)
+    free_lost(book)
+    turns: list[Turn] = []
+    for key in book.free_keys():
+        if len(turns) >= limit:
+            break
+        if not _is_observed(book, key):
+            turns += _take(book, key, owner, min(run_max, limit - len(turns)))
+    return turns
+
+
+def _take(book: TurnBook, key: str, owner: str, run_max: int) -> list[Turn]:
+    ended, run = rules.run_of(book.line(key), owner, run_max, book.now, book.is_alive)
+    for reply in ended:
+        _end(book, reply)
+    if not run:
+        return []
+    token = book.token()
+    begun = [rules.begun(record, token, owner, book.now) for record in run]
+    for record in begun:
+        book.put(record)
+    book.set_hold(key, Hold(token, owner, len(begun)))
+    return [rules.turn_of(record, book.now) for record in begun]
+
+
+def _is_observed(book: TurnBook, key: str) -> bool:
+    """Whether one runs that was asked for before the key was switched on; those of lost owners end here."""
+    for record in book.observed(key):
+        if book.is_alive(record.owner):
+            return True
+        _lose(book, record)
+    return False
+
+
+def free_lost(book: TurnBook) -> None:
+    """What is held by owners who are not alive is free."""
+    for key, hold in book.lost_holds():
+        for record in book.running(key, hold.token):
+            _lose(book, record)
+        book.set_hold(key, None)
+        book.has_news = True
+
+
+def _lose(book: TurnBook, record: Record) -> None:
+    reply = rules.after_loss(record, book.now, book.policy)
+    if reply is None:
+        book.put(rules.waiting_again(record))
+    else:
+        book.put(rules.ended(record, reply, book.now))
+
+
+def answer(book: TurnBook, owner: str, replies: Sequence[Reply], limit: int, run_max: int) -> Answered:
+    refused: list[str] = []
+    for reply in replies:
+        record = book.record(reply.id)
+        word = rules.word_on(record, reply)
+        if word is rules.Word.REFUSED:
+            refused.append(reply.id)
+        elif word is rules.Word.ENDS and record is not None:
+            book.put(rules.ended(record, reply, book.now))
+            _let_go(book, record)
+    if limit:
+        return Answered(refused, take(book, owner, limit, run_max))
+    book.live(owner)
+    return Answered(refused)
+
+
+def give_back(book: TurnBook, owner: str, turns: Sequence[Turn]) -> None:
+    book.live(owner)
+    for turn in turns:
+        record = book.record(turn.request.id)
+        if record is not None and record.reply is None and record.token == turn.token:
+            if record.request.mode is Mode.OBSERVE:
+                gone = Reply(id=record.request.id, outcome=Ending.EXPIRED, cause=rules.CALLER_GONE)
+                book.put(rules.ended(record, gone, book.now))
+            else:
+                book.put(rules.given_back(record))
+                _let_go(book, record)
+
+
+def _let_go(book: TurnBook, record: Record) -> None:
+    """The key is free with the last request of its holder's."""
+    book.has_news = True
+    hold = book.hold(record.request.key)
+    if hold is not None and hold.token == record.token:
+        rest = msgspec.structs.replace(hold, turns=hold.turns - 1)
+        book.set_hold(record.request.key, rest if rest.turns else None)
+
+
+def withdraw(book: TurnBook, owner: str, ids: Sequence[str], outcome: Ending, cause: str) -> list[str]:
+    book.live(owner)
+    ended = []
+    for id in ids:
+        record = book.record(id)
+        reply = rules.withdrawn(record, outcome, cause) if record is not None else None
+        if reply is not None:
+            _end(book, reply)
+            ended.append(id)
+    return ended
+
+
+def _end(book: TurnBook, reply: Reply) -> None:
+    record = book.record(reply.id)
+    assert record is not None, "only what is kept can end"
+    book.put(rules.ended(record, reply, book.now))
+    book.has_news = True

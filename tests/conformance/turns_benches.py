@@ -1,0 +1,25 @@
+"""A factory for each backend of turns: what the conformance suite makes its benches with."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from conformance.benches import MovingClock
+from keywise.databases.memory import MemoryDatabase
+from keywise.testing.conformance import TurnsBench
+from keywise.turn import TurnPolicy
+from keywise.turns.memory import MemoryTurns
+
+
+@asynccontextmanager
+async def memory_turns(policy: TurnPolicy) -> AsyncIterator[TurnsBench]:
+    clock = MovingClock()
+    database = MemoryDatabase(clock=clock)
+    async with (
+        MemoryTurns(database, "function", "w1", policy) as turns,
+        MemoryTurns(database, "function", "w2", policy) as another,
+        MemoryTurns(database, "other function", "w1", policy) as beside,
+    ):
+        yield TurnsBench(turns=turns, another=another, beside=beside, advance=clock.advance)
+
+
+TURNS = {"memory.py": {"memory": memory_turns}}
