@@ -151,6 +151,8 @@ class Answered(msgspec.Struct):
     refused: list[str] = []
     """Ids of requests that were not the answerer's any more: what it did for them does not count."""
     turns: list[Turn] = []
+    answers: list[Reply | Turn | None] = []
+    """To the requests that were asked for in the same step."""
 
 
 class KeyState(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +175,10 @@ class TurnsTransaction(Protocol):
     connection: Any
 
     async def answer(self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1) -> Answered:
-        """As `Turns.answer`, when the transaction commits. If one is refused, the caller has to roll back."""
+        """As `Turns.answer`, when the transaction commits. If one is refused, the caller has to roll back.
+
+        A reply that was stored before is refused too: its work is done, and must not be done twice.
+        """
 
     def savepoint(self) -> AbstractAsyncContextManager[None]:
         """What is written inside is undone if it raises, and the rest of the transaction stays."""
@@ -183,6 +188,7 @@ class Turns(Opened, Protocol):
     """The requests of one serial function, as one process sees them, which is called its owner.
 
     Any call tells the store that the owner lives, for another `lease_s`. What an owner holds that is lost is free.
+    All that happens in one call happens at one moment of the store's clock.
     """
 
     database: object | None
@@ -198,12 +204,15 @@ class Turns(Opened, Protocol):
     async def take(self, limit: int, run_max: int = 1) -> list[Turn]:
         """Turns for up to `limit` requests that this owner may run, the keys that waited longest for a turn first.
 
+        Those that never had one are in the order of their first requests, then of their names.
         A key has one holder. It gets the first request in the line, and up to `run_max` in a row if all are its own.
         Requests that can have no turn any more end here: those past their deadline, and those of lost owners.
         """
 
-    async def answer(self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1) -> Answered:
-        """End requests whose turn has the token of the reply, then `take`, in one step.
+    async def answer(
+        self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1, requests: Sequence[Request] = ()
+    ) -> Answered:
+        """End requests whose turn has the token of the reply, then `ask`, then `take`: in one step.
 
         The key is free with the last of them. A reply that was stored before is not refused.
         """
@@ -221,7 +230,7 @@ class Turns(Opened, Protocol):
         """The replies that there are; an id that has none yet, or is not known, is left out."""
 
     async def wait(self, wait_s: float) -> None:
-        """Return when there may be a turn or a reply for this owner that was not there at its last call.
+        """Return when others made a turn or a reply for this owner that was not there at its last call.
 
         It may also return for nothing, and does so after `wait_s`.
         """
@@ -244,7 +253,7 @@ class TurnsOperator(Protocol):
         """Keys with requests that wait or run, those with the most waiting first."""
 
     async def history(self, key: str | None, limit: int) -> list[Record]:
-        """What is kept of requests to a key, or to all, the newest first by their arrival."""
+        """What is kept of requests to a key, or to all: the newest first, by arrival, then by place and key."""
 
     async def record(self, id: str) -> Record | None:
         """What is kept of one request: of the last one with this id."""

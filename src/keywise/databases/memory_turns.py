@@ -105,10 +105,12 @@ class MemoryTurnBook:
 
     def free_keys(self) -> Iterable[str]:
         lines = self.lines
-        free = [key for key in lines.waiting if key not in lines.holds]
-        return sorted(
-            free, key=lambda key: (lines.served.get(key, 0), lines.records[key, min(lines.waiting[key])].asked_at)
-        )
+
+        def waits_since(key: str) -> tuple[int, float, str]:
+            first = lines.records[key, min(lines.waiting[key])]
+            return lines.served.get(key, 0), first.asked_at, key
+
+        return sorted((key for key in lines.waiting if key not in lines.holds), key=waits_since)
 
     def lost_holds(self) -> Sequence[tuple[str, Hold]]:
         return [(key, hold) for key, hold in self.lines.holds.items() if not self.is_alive(hold.owner)]

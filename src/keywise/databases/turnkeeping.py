@@ -161,20 +161,28 @@ def _lose(book: TurnBook, record: Record) -> None:
         book.put(rules.ended(record, reply, book.now))
 
 
-def answer(book: TurnBook, owner: str, replies: Sequence[Reply], limit: int, run_max: int) -> Answered:
-    refused: list[str] = []
+def answer(
+    book: TurnBook,
+    owner: str,
+    replies: Sequence[Reply],
+    taking: tuple[int, int] = (0, 1),
+    requests: Sequence[Request] = (),
+    allowed: tuple[rules.Word, ...] = (rules.Word.ENDS, rules.Word.ALREADY),
+) -> Answered:
+    """End some, ask for some, take some: `taking` is how many turns, and how many in a row."""
+    answered = Answered()
     for reply in replies:
         record = book.record(reply.id)
         word = rules.word_on(record, reply)
-        if word is rules.Word.REFUSED:
-            refused.append(reply.id)
+        if word not in allowed:
+            answered.refused.append(reply.id)
         elif word is rules.Word.ENDS and record is not None:
             book.put(rules.ended(record, reply, book.now))
             _let_go(book, record)
-    if limit:
-        return Answered(refused, take(book, owner, limit, run_max))
-    book.live(owner)
-    return Answered(refused)
+    answered.answers = ask(book, owner, requests)
+    if taking[0]:
+        answered.turns = take(book, owner, *taking)
+    return answered
 
 
 def give_back(book: TurnBook, owner: str, turns: Sequence[Turn]) -> None:

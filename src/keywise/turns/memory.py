@@ -52,8 +52,10 @@ class MemoryTurns:
     async def take(self, limit: int, run_max: int = 1) -> list[Turn]:
         return await self._step(lambda book: turnkeeping.take(book, self.owner, limit, run_max))
 
-    async def answer(self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1) -> Answered:
-        return await self._step(lambda book: turnkeeping.answer(book, self.owner, replies, limit, run_max))
+    async def answer(
+        self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1, requests: Sequence[Request] = ()
+    ) -> Answered:
+        return await self._step(lambda book: turnkeeping.answer(book, self.owner, replies, (limit, run_max), requests))
 
     async def give_back(self, turns: Sequence[Turn]) -> None:
         await self._step(lambda book: turnkeeping.give_back(book, self.owner, turns))
@@ -101,7 +103,7 @@ class MemoryTurns:
 
     async def history(self, key: str | None, limit: int) -> list[Record]:
         found = [record for record in self._lines.records.values() if key is None or record.request.key == key]
-        return sorted(found, key=lambda record: (record.asked_at, record.place), reverse=True)[:limit]
+        return sorted(found, key=_newest, reverse=True)[:limit]
 
     async def record(self, id: str) -> Record | None:
         return self._book().record(id)
@@ -160,7 +162,7 @@ class MemoryTurns:
         book = self._book()
         result = act(book)
         if book.has_news:
-            for bell in self.database.turn_bells.get(self._function, ()):
+            for bell in self.database.turn_bells.get(self._function, set()) - {self._bell}:
                 bell.set()
         return result
 
@@ -179,7 +181,8 @@ class _Transaction:
 
     async def answer(self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1) -> Answered:
         turns = self._turns
-        return turns._act(lambda book: turnkeeping.answer(book, turns.owner, replies, limit, run_max))
+        first = (rules.Word.ENDS,)
+        return turns._act(lambda book: turnkeeping.answer(book, turns.owner, replies, (limit, run_max), allowed=first))
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -189,6 +192,10 @@ class _Transaction:
         except BaseException:
             self.connection.rollback_to(begin)
             raise
+
+
+def _newest(record: Record) -> tuple[float, int, str]:
+    return record.asked_at, record.place, record.request.key
 
 
 def connect(address: Address, owner: str, policy: TurnPolicy) -> MemoryTurns:

@@ -343,6 +343,17 @@ async def a_late_answer_in_a_transaction_is_refused(bench: TurnsBench) -> None:
 
 
 @TURN_TRANSACTION_PROMISES.add(ATOMIC)
+async def an_answer_that_was_stored_is_refused_in_a_transaction(bench: TurnsBench) -> None:
+    """Who does not know whether its commit arrived, and does the work again, has to roll it back."""
+    await bench.ask("1")
+    turn = await bench.one("1")
+    async with bench.turns.transaction() as transaction:
+        await transaction.answer([done(turn)])
+    async with bench.turns.transaction() as transaction:
+        same("the refused answers", (await transaction.answer([done(turn)])).refused, ["1"])
+
+
+@TURN_TRANSACTION_PROMISES.add(ATOMIC)
 async def a_savepoint_keeps_its_neighbours(bench: TurnsBench) -> None:
     """What raises inside of one is undone alone."""
     await bench.ask("1", "2", runner="w1")

@@ -220,6 +220,18 @@ async def an_answer_can_take_the_next_turns(bench: TurnsBench) -> None:
 
 
 @TURN_PROMISES.add(PLAIN)
+async def answering_asking_and_taking_are_one_step(bench: TurnsBench) -> None:
+    """In this order: what is asked for in the step may have its turn in it, behind what waited before."""
+    await bench.ask("1", "2")
+    turn = await bench.one("1")
+    new = [asked("3"), asked("1"), asked("4", "b")]
+    answered = await bench.turns.answer([done(turn)], limit=10, run_max=5, requests=new)
+    same("the refused answers", answered.refused, [])
+    same("the answers", answered.answers, [None, done(turn), None])
+    same("the turns", sorted(one.request.id for one in answered.turns), ["2", "3", "4"])
+
+
+@TURN_PROMISES.add(PLAIN)
 async def the_same_id_waits_once(bench: TurnsBench) -> None:
     """An id that waits or runs already is not put in line again, from whomever it comes."""
     await bench.ask("1")
