@@ -36,12 +36,12 @@ check: $(READY) ## Format, lint and types; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(wildcard src examples benchmarks)
 
-# Worker processes that the tests start are measured too, and each writes a data file of its own.
 # Most tests wait for processes that they start, so a few run side by side; simulated worlds are too slow under coverage.
+# The files go out in their order, so that the many short ones of tests/unit come last and no worker waits for another.
 coverage: $(READY) ## Every test, under coverage but for the simulator; fails below the threshold in pyproject.toml
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/simulation
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadfile --ignore tests/simulation
+	$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/simulation
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -1,5 +1,6 @@
 """Settles what holds for every test: hypothesis has no deadline, and what a missing server leaves out is told."""
 
+import os
 from collections import Counter
 
 import pytest
@@ -9,6 +10,10 @@ from servers.shared import REQUIRED, is_required, stop_all, why_missing
 
 settings.register_profile("keywise", deadline=None, print_blob=True)  # A busy machine is not a bug.
 settings.load_profile("keywise")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Commands and workers that a test starts take twice as long under coverage, and reach little that no test reaches.
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
 
 NOT_RUN = pytest.StashKey[Counter[str]]()
 

@@ -1,6 +1,7 @@
 """Reads the repository for the tidy checks: its Python modules as syntax trees, and its text files."""
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,9 @@ class Module:
 
 def modules(*folders: str) -> list[Module]:
     """Every Python file under these folders; raises if there is none, since a check of nothing proves nothing."""
-    paths = [path for path in _walk(ROOT) if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in folders]
-    assert paths, f"no Python file in {folders}"
-    return [Module.of(path.relative_to(ROOT).as_posix(), path.read_text("utf-8")) for path in sorted(paths)]
+    found = [module for module in _all_modules() if module.path.split("/")[0] in folders]
+    assert found, f"no Python file in {folders}"
+    return found
 
 
 def texts() -> dict[str, str]:
@@ -44,6 +45,13 @@ def expect_none(faults: Iterable[str]) -> None:
     found = list(faults)
     if found:
         pytest.fail("\n".join(found), pytrace=False)
+
+
+@functools.cache
+def _all_modules() -> list[Module]:
+    """Parsed once for all checks, which only look at them."""
+    paths = [(path.relative_to(ROOT).as_posix(), path) for path in _walk(ROOT) if path.suffix == ".py"]
+    return [Module.of(name, path.read_text("utf-8")) for name, path in sorted(paths)]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
