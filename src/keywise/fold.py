@@ -1,11 +1,11 @@
 """A batch that waits for nothing: the newest change of each key, and who follows it."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
-from keywise.change import Order
-from keywise.lanes import Ended, Endings, Ticket, is_at_or_below, outcome_of_follower
+from keywise.change import Order, Outcome
+from keywise.lanes import Ended, Endings, Ticket, is_at_or_below
 
 
 class Fold(msgspec.Struct):
@@ -16,12 +16,17 @@ class Fold(msgspec.Struct):
     upto: dict[str, Order] = {}
     """The order of the survivor, for each key with followers."""
 
-    def followed(self, apart: Container[str]) -> Iterator[Ended]:
+    def followed(self, apart: Container[str]) -> Endings:
         """What ends together with the survivors that were committed: all but those of some keys."""
+        superseded: list[Ticket] = []
+        duplicates: list[Ticket] = []
         for key, others in self.followers.items():
             if key not in apart:
                 upto = self.upto[key]
-                yield from ((other, outcome_of_follower(other, upto)) for other in others)
+                for other in others:
+                    (duplicates if other.change.order == upto else superseded).append(other)
+        ended: Endings = {Outcome.SUPERSEDED: superseded, Outcome.DUPLICATE: duplicates}
+        return {outcome: tickets for outcome, tickets in ended.items() if tickets}
 
 
 def fold(tickets: Sequence[Ticket]) -> Fold:

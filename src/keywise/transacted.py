@@ -13,7 +13,7 @@ from keywise.causes import cause_of_error, cause_of_refusal, concerns_key, is_pe
 from keywise.change import Change, Delivery, Outcome
 from keywise.envelope import Readings
 from keywise.errors import UnavailableError
-from keywise.fold import Fold, fold, grouped
+from keywise.fold import Fold, fold
 from keywise.lanes import LIVE_BEFORE_BULK, Ended, Endings, Lanes, Ticket
 from keywise.limits import Snooze
 from keywise.news import News
@@ -161,6 +161,7 @@ class OneTransaction:
             if worked.paused and (await pipeline.governor.standing()).is_paused:
                 raise _AllPausedError
             ended = await self._end(index, transaction, inlet, readings, folded, worked)
+            await inlet.ack(_gone(deliveries, ended, readings))
         for event in worked.news:
             pipeline.emit(event)
         pipeline.tell_unread(readings)
@@ -190,7 +191,7 @@ class OneTransaction:
     async def _end(
         self, index: int, transaction: Transaction, inlet: Inlet, readings: Readings, folded: Fold, worked: Worked
     ) -> Endings:
-        """Ack what has ended and put off the rest; followers of a buried change stay for the next batch."""
+        """Say what has ended, and put off the rest; followers of a buried change stay for the next batch."""
         ended = _endings(folded, worked)
         for ticket, wait_s in worked.waiting:
             together = [ticket, *folded.followers.get(ticket.change.key, ())]
@@ -198,9 +199,6 @@ class OneTransaction:
         if readings.malformed:
             unread = [self._pipeline.unread_letter(*bad, index) for bad in readings.malformed]
             await transaction.bury([(None, letter) for letter in unread])
-        gone = [ticket.delivery for tickets in ended.values() for ticket in tickets]
-        gone += (delivery for delivery, _ in (*readings.malformed, *readings.ignored))
-        await inlet.ack(gone)
         return ended
 
 
@@ -213,11 +211,20 @@ def _endings(folded: Fold, worked: Worked) -> Endings:
             is_same = other.change.order == refusal.mark
             others.append((other, Outcome.DUPLICATE if is_same else Outcome.STALE))
     apart = {ticket.change.key for ticket, _ in (*others, *worked.waiting)}
-    others += folded.followed(apart)
-    ended = grouped(others)
+    ended = folded.followed(apart)
+    for ticket, outcome in others:
+        ended.setdefault(outcome, []).append(ticket)
     if worked.applied:
         ended[Outcome.APPLIED] = worked.applied
     return ended
+
+
+def _gone(deliveries: Sequence[Delivery], ended: Endings, readings: Readings) -> Sequence[Delivery]:
+    """What is to be acked: the whole batch, as a rule, and then nothing has to be picked out."""
+    unread = [delivery for delivery, _ in (*readings.malformed, *readings.ignored)]
+    if sum(map(len, ended.values())) + len(unread) == len(deliveries):
+        return deliveries
+    return [ticket.delivery for tickets in ended.values() for ticket in tickets] + unread
 
 
 class ClaimInTransaction:
@@ -299,15 +306,16 @@ async def transact(pipeline: Pipeline, transaction: Transaction, tickets: Sequen
     worked = Worked()
     # If not all of a batch that is not careful is written and marked, it is rolled back.
     decide = transaction.decide if careful else getattr(transaction, "decide_at_once", transaction.decide)
-    refusals = await decide([ticket.change for ticket in tickets])
+    changes = [ticket.change for ticket in tickets]
+    refusals = await decide(changes)
     granted = tickets
     if refusals:
         granted = [ticket for ticket in tickets if ticket.change.key not in refusals]
+        changes = [ticket.change for ticket in granted]
         for ticket in tickets:
             if (refusal := refusals.get(ticket.change.key)) is not None:
                 await _refuse(pipeline, transaction, worked, ticket, refusal)
     sink: AtomicSink = pipeline.sink  # type: ignore[assignment]
-    changes = [ticket.change for ticket in granted]
     errors = (
         await write_all(transaction, sink, changes) if careful else await _write_at_once(transaction, sink, changes)
     )

@@ -51,7 +51,7 @@ def test_a_change_that_cannot_be_compared_follows_nobody():
         assert len(lanes.finish(taken, Outcome.APPLIED, taken.change.order)) == 1
         assert len(lanes.take(10, 0.0)) == 1
         folded = fold([ticket("a", first), ticket("a", second)])
-        assert list(folded.followed(())) == []
+        assert folded.followed(()) == {}
 
 
 def test_a_change_that_joined_meanwhile_and_is_newer_has_its_turn_afterwards():
@@ -249,11 +249,13 @@ def test_a_fold_keeps_the_newest_of_each_key_and_knows_its_followers():
     """Rules 2 and 4, for a batch that waits for nothing."""
     folded = fold([ticket("a", 1), ticket("b", 1), ticket("a", 3), ticket("a", 2)])
     assert names(folded.survivors) == [("a", 3), ("b", 1)]
-    assert endings(folded.followed(())) == [("a", 1, "superseded"), ("a", 2, "superseded")]
-    assert endings(folded.followed({"a"})) == []
+    followed = folded.followed(())
+    assert {outcome: names(ended) for outcome, ended in followed.items()} == {Outcome.SUPERSEDED: [("a", 1), ("a", 2)]}
+    assert folded.followed({"a"}) == {}
 
 
 def test_a_fold_knows_duplicates():
-    folded = fold([ticket("a", 3, number=1), ticket("a", 3, number=2)])
+    folded = fold([ticket("a", 3, number=number) for number in (1, 2, 3)])
     assert [one.delivery.id for one in folded.survivors] == [1]
-    assert endings(folded.followed(())) == [("a", 3, "duplicate")]
+    [(outcome, followers)] = folded.followed(()).items()
+    assert (outcome, [one.delivery.id for one in followers]) == (Outcome.DUPLICATE, [2, 3])
