@@ -221,7 +221,12 @@ class Turns(Opened, Protocol):
         """Turns that were not begun: their requests wait again, in their old places."""
 
     async def renew(self, tokens: Sequence[int]) -> list[int]:
-        """Say that this owner lives. Returns those of its tokens that are not its own any more: their work must end."""
+        """Say that this owner lives, and which tokens it knows of.
+
+        Returns those that are not its own any more: their work must end. Turns of this owner under other tokens were
+        given by a call whose answer was lost, so that they were not begun: they wait again. For this to be true, an
+        owner that renews has no other call on its way that takes turns.
+        """
 
     async def withdraw(self, ids: Sequence[str], outcome: Ending = Ending.EXPIRED, cause: str = "") -> list[str]:
         """End requests that wait; returns the ids of those that ended. Those that run or have ended are left alone."""

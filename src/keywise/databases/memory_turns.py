@@ -84,6 +84,10 @@ class MemoryTurnBook:
     def running(self, key: str, token: int) -> list[Record]:
         return [record for record in self._records(self.lines.runs, key) if record.token == token]
 
+    def owned(self, owner: str) -> list[Record]:
+        lists = ((places, key) for places in (self.lines.runs, self.lines.observed) for key in places)
+        return [record for places, key in lists for record in self._records(places, key) if record.owner == owner]
+
     def observed(self, key: str) -> list[Record]:
         return list(self._records(self.lines.observed, key))
 

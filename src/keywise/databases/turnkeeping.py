@@ -45,6 +45,9 @@ class TurnBook(Protocol):
     def running(self, key: str, token: int) -> list[Record]:
         """Those with a turn under this token, in their order."""
 
+    def owned(self, owner: str) -> list[Record]:
+        """Those with a turn that this owner has, observed ones too."""
+
     def observed(self, key: str) -> list[Record]:
         """Those that run at once because the key is observed."""
 
@@ -185,17 +188,31 @@ def answer(
     return answered
 
 
+def renew(book: TurnBook, owner: str, tokens: Sequence[int]) -> list[int]:
+    book.live(owner)
+    owned = book.owned(owner)
+    for record in owned:
+        if record.token not in tokens:
+            _give_back(book, record)
+    mine = {record.token for record in owned}
+    return [token for token in tokens if token not in mine]
+
+
 def give_back(book: TurnBook, owner: str, turns: Sequence[Turn]) -> None:
     book.live(owner)
     for turn in turns:
         record = book.record(turn.request.id)
         if record is not None and record.reply is None and record.token == turn.token:
-            if record.request.mode is Mode.OBSERVE:
-                gone = Reply(id=record.request.id, outcome=Ending.EXPIRED, cause=rules.CALLER_GONE)
-                book.put(rules.ended(record, gone, book.now))
-            else:
-                book.put(rules.given_back(record))
-                _let_go(book, record)
+            _give_back(book, record)
+
+
+def _give_back(book: TurnBook, record: Record) -> None:
+    if record.request.mode is Mode.OBSERVE:
+        gone = Reply(id=record.request.id, outcome=Ending.EXPIRED, cause=rules.CALLER_GONE)
+        book.put(rules.ended(record, gone, book.now))
+    else:
+        book.put(rules.given_back(record))
+    _let_go(book, record)
 
 
 def _let_go(book: TurnBook, record: Record) -> None:

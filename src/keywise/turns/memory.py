@@ -61,13 +61,7 @@ class MemoryTurns:
         await self._step(lambda book: turnkeeping.give_back(book, self.owner, turns))
 
     async def renew(self, tokens: Sequence[int]) -> list[int]:
-        def act(book: MemoryTurnBook) -> list[int]:
-            book.live(self.owner)
-            mine = {hold.token for hold in book.lines.holds.values()}
-            mine |= {record.token for key in book.lines.observed for record in book.observed(key)}
-            return [token for token in tokens if token not in mine]
-
-        return await self._step(act)
+        return await self._step(lambda book: turnkeeping.renew(book, self.owner, tokens))
 
     async def withdraw(self, ids: Sequence[str], outcome: Ending = Ending.EXPIRED, cause: str = "") -> list[str]:
         return await self._step(lambda book: turnkeeping.withdraw(book, self.owner, ids, outcome, cause))

@@ -133,6 +133,21 @@ async def an_owner_that_is_heard_of_keeps_its_turns(bench: TurnsBench) -> None:
 
 
 @TURN_ENDING_PROMISES.add(PLAIN)
+async def a_turn_that_its_owner_does_not_know_of_waits_again(bench: TurnsBench) -> None:
+    """If the answer of a call that took turns is lost, its owner did not begin them, and says so by renewing."""
+    await bench.ask("1", "2", runner="w1")
+    await bench.ask("3", key="b")
+    run = await bench.take(run_max=2)
+    same("lost tokens", await bench.turns.renew([run["3"].token]), [])
+    same("turns for others", await bench.take(turns=bench.another), {})
+    again = await bench.take(run_max=2)
+    seen = [(id, turn.place, turn.attempts) for id, turn in again.items()]
+    same("the turns of a second try", seen, [("1", 1, 0), ("2", 2, 0)])
+    same("the refused answers", (await bench.turns.answer([done(run["1"])])).refused, ["1"])
+    await bench.end(*again.values(), run["3"])
+
+
+@TURN_ENDING_PROMISES.add(PLAIN)
 async def the_requests_of_a_lost_caller_hold_nobody_up(bench: TurnsBench) -> None:
     """Where a caller has to run its own request and is lost, the request expires, and the line goes on."""
     await bench.ask("mine", runner="w1")
