@@ -282,6 +282,5 @@ class FirstWins:
 
 def _may_show(result: Result) -> bool:
     """Whether something of it may be in the sink."""
-    if result.outcome is Outcome.BUSY:
-        return False
-    return result.outcome is not Outcome.FAILED or result.certainty is not Certainty.CLEAN
+    is_written = result.outcome not in (Outcome.BUSY, Outcome.FAILED)
+    return is_written or result.certainty is not Certainty.CLEAN

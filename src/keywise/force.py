@@ -156,7 +156,7 @@ class Force:
                 )
             return
         cause = result.cause or result.outcome.value
-        if result.outcome is Outcome.FAILED and result.certainty is not Certainty.CLEAN:
+        if result.certainty is not Certainty.CLEAN:
             failure = Failure(claim, result.certainty, 0.0)
             await pipeline.insist("ledger", lambda: pipeline.ledger.fail([failure]))
             if result.certainty is Certainty.UNKNOWN:

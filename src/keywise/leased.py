@@ -320,7 +320,7 @@ class Leased:
             self._pipeline.emit(self._pipeline.failed(job.ticket, job.result.cause, attempts, retry_s))
 
     async def _fail_cut_off(self, jobs: list[Job]) -> None:
-        """The claims could not be renewed: that costs no attempt, but what was written may land after another's."""
+        """No change is to blame, so that costs no attempt; but what was written may land after another's."""
         for job in jobs:
             job.claim.overdue = job.claim.cut_off = True
         failures = [Failure(job.claim, Certainty.UNKNOWN, 0.0) for job in jobs]
@@ -363,7 +363,8 @@ class Leased:
             if job.result.wait_s is not None:
                 await self._snooze(job.ticket, job.result.wait_s)
                 continue
-            wait_s = self._pipeline.retry_s(1) if job.result.outcome is Outcome.BUSY else 0.0
+            # Not before its worker is back, or the others would hand it round among them.
+            wait_s = max(job.rest_s, self._pipeline.retry_s(1)) if job.result.outcome is Outcome.BUSY else 0.0
             self._lanes.hold(job.ticket, self._pipeline.clock() + wait_s)
 
     async def _snooze(self, ticket: Ticket, wait_s: float) -> None:

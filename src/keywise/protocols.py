@@ -199,10 +199,11 @@ class Result(msgspec.Struct, frozen=True):
     """What a sink made of one change."""
 
     outcome: Outcome
-    """Applied, superseded (the sink holds something newer), failed, or busy (it was not even tried)."""
+    """Applied, superseded (the sink holds something newer), failed, or busy (no fault of the change)."""
     cause: str = ""
     permanent: bool = False
     certainty: Certainty = Certainty.CLEAN
+    """Of a failed or busy one."""
     wait_s: float | None = None
     """Of a busy one: when to bring it back; None leaves it to the consumer."""
 

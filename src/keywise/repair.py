@@ -113,7 +113,7 @@ class Repair:
             return await self._give_up(claim, cause_of_error(error))
         if self._heartbeat.left_s([claim]) <= 0:
             return await self._give_up(claim, "the claim ended before the sink had answered")
-        if result.outcome is Outcome.BUSY:
+        if result.outcome is Outcome.BUSY and result.certainty is Certainty.CLEAN:
             await pipeline.ledger.release([claim])
             return result.cause or "the sink is busy"
         if result.outcome not in (Outcome.APPLIED, Outcome.SUPERSEDED):

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from keywise import events
 from keywise.causes import cause_of_error, is_permanent
-from keywise.change import Outcome
+from keywise.change import Order, Outcome
 from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat
 from keywise.lanes import Ticket
@@ -20,6 +21,8 @@ from keywise.transacted import BULK_PART, write_all
 FIRST_SLICE = 8
 AWAY_ROUNDS_MAX = 4
 """A sink that is away is asked less and less often, up to this step of the backoff."""
+DOUBTS_MAX = 10_000
+"""Changes of which a worker remembers that the sink seemed to be away."""
 SLICE_S = 0.1
 """A transaction of handlers that takes longer than this gets fewer of them next time."""
 
@@ -32,10 +35,12 @@ class Job(msgspec.Struct):
     result: Result = APPLIED
     committed: bool = False
     """The work has committed its own mark."""
+    rest_s: float = 0.0
+    """How long the sink is left alone after it; only of a busy one."""
     undone: bool = False
     """Nothing was written and nothing is on its way: the claim can be given back."""
     cut_off: bool = False
-    """It ended with its claim, which could not be renewed: that is nothing to blame it for."""
+    """It ended with its claim, which could not be renewed, or the sink is away: that is nothing to blame it for."""
 
 
 class Work(Protocol):
@@ -63,6 +68,7 @@ class SinkWork:
         self._heartbeat = heartbeat
         self._refusals = 0
         """Calls in a row that the sink took nothing of."""
+        self._doubts = Doubts()
 
     @property
     def short_max(self) -> int:
@@ -80,8 +86,20 @@ class SinkWork:
                 job.cut_off = is_cut_off
         tell_handled(self._pipeline, jobs, started)
         for job, result in zip(jobs, results, strict=True):
-            job.result = result
-        return self._rest_s(results)
+            self._judge(job, result)
+        rest_s = self._rest_s(results)
+        for job in jobs:
+            job.rest_s = rest_s
+        return rest_s
+
+    def _judge(self, job: Job, result: Result) -> None:
+        job.result = result
+        if result.outcome is Outcome.BUSY and result.certainty is not Certainty.CLEAN:
+            # The sink seems to be away, and may have written it all the same: its claim must not be given back.
+            job.result = replace(result, outcome=Outcome.FAILED, wait_s=None)
+            job.cut_off = self._doubts.are_of_sink(job.claim)
+        elif result.outcome is not Outcome.BUSY and result.outcome is not Outcome.FAILED:
+            self._doubts.taken(job.claim)
 
     def _rest_s(self, results: Sequence[Result]) -> float:
         if all(result.outcome is Outcome.BUSY and result.wait_s is None for result in results):
@@ -92,6 +110,29 @@ class SinkWork:
             return self._pipeline.tell_away("sink", away, min(rounds, AWAY_ROUNDS_MAX))
         self._refusals = 0
         return 0.0
+
+
+class Doubts:
+    """Whether the sink is away, or one change makes it look so: then others pass between its tries."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        """Changes that the sink took."""
+        self._seen: dict[tuple[str, Order | None], int] = {}
+        """How many these were when a change was last answered so."""
+
+    def taken(self, claim: Claim) -> None:
+        self._taken += 1
+        if self._seen:
+            self._seen.pop((claim.key, claim.order), None)
+
+    def are_of_sink(self, claim: Claim) -> bool:
+        """Of a change whose outcome is unknown because the sink seems to be away."""
+        seen = self._seen.pop((claim.key, claim.order), self._taken)
+        self._seen[claim.key, claim.order] = self._taken
+        if len(self._seen) > DOUBTS_MAX:
+            del self._seen[next(iter(self._seen))]
+        return seen == self._taken
 
 
 def tell_handled(pipeline: Pipeline, jobs: Sequence[Job], started: float) -> None:

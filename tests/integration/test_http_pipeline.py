@@ -132,6 +132,19 @@ async def test_a_service_that_is_away_costs_no_attempt_and_is_told(tmp_path):
     assert shop.emitted(Failed) == []
 
 
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_service_that_is_away_behind_its_gateway_buries_nothing(tmp_path, status):
+    """However often it is tried: the service may have written it, so the lease runs out, and no change is to blame."""
+    answer = {"status": status, "body": "no service"}
+    space = shared.http().space(fault="answer", answer=answer, times=6, writes=True)
+    shop = shop_to(space.url, tmp_path, **(SHORT | {"attempts_max": 1}))
+    assert run(handled(shop, body(2), body(2, "b"), body(2, "c"))) == []
+    assert space.versions == {"a": 2, "b": 2, "c": 2}
+    assert shop.emitted(Failed) == []
+    assert {event.cause for event in shop.emitted(Unavailable)} == {f"{status}: no service"}
+    assert run(shop.entry("a")).suspect > 0
+
+
 @awaited
 async def test_a_service_that_asks_for_time_is_given_it_and_blames_nobody(tmp_path):
     answer = {"status": 503, "headers": {"Retry-After": "0"}}
@@ -159,7 +172,7 @@ async def test_a_token_that_has_expired_is_told_and_its_changes_wait(tmp_path, m
     shop = shop_to(f"{space.url}?token_env=SEARCH_TOKEN", tmp_path, attempts_max=1)
 
     async def is_told() -> bool:
-        if len(shop.emitted(Unavailable)) == 3:
+        if len(shop.emitted(Unavailable)) >= 3:
             space.rule(authorization="Bearer hunter2-hunter2")
         return bool(space.documents)
 

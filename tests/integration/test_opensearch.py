@@ -1,16 +1,14 @@
 """Pipelines into a real OpenSearch: what it forgets, what it refuses, when it is full, and when it is gone."""
 
 import asyncio
-import itertools
 import json
-from pathlib import Path
 
 import pytest
 
 from integration.command import Folder
 from integration.lossy_relay import lossy_relay
+from integration.press import Press, new_index, played, shown
 from integration.publishing_stores import SearchIndex
-from integration.shops import QUICK, Shop
 from keywise import events
 from keywise.address import Address
 from keywise.change import VERSION_MAX, VERSION_MIN, Change, Order, Outcome, Want, order_of
@@ -25,39 +23,6 @@ pytestmark = pytest.mark.server("opensearch")
 SENT_MAX = 1000
 AT_ONCE = 60
 """Requests; more than may wait in the engine."""
-
-_numbers = itertools.count(1)
-
-
-def new_index(mappings: dict[str, str] | None = None, **settings: object) -> tuple[str, str]:
-    """The name and the URL of an index that nobody else uses."""
-    name = f"pages_{next(_numbers)}"
-    return name, shared.opensearch().index(name, mappings, **settings)
-
-
-def shown(name: str) -> dict[str, dict]:
-    return shared.opensearch().documents(name)
-
-
-class Press(Shop):
-    """A queue and a ledger in SQLite, and an index."""
-
-    def __init__(self, folder: Path, url: str, **options: object) -> None:
-        super().__init__(folder)
-        self.definition = self.app.pipeline("shop", key="id", version="v", deleted={"gone": [True]}, **QUICK, **options)
-        self.definition.source(f"{self.url}?visibility={options.get('lease', '60s')}").sink(url)
-
-    async def handles(self, *bodies: object) -> None:
-        await self.app.send("shop", *bodies)
-        await self.work_until_empty(limit_s=60)
-
-    def causes(self) -> list[str]:
-        """Why changes could not be written and had to wait."""
-        return [event.cause for event in self.emitted(events.Unavailable) if event.what == "sink"]
-
-
-def played(story, *, limit_s: float = 100) -> None:
-    run(story, limit_s=limit_s)
 
 
 # What it forgets.

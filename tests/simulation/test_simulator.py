@@ -42,6 +42,8 @@ QUICK_MUTANTS = {
     "held messages are not kept hidden": 20,
     "a key is noted after it is written": 20,
     "notes go before their keys are suspect": 20,
+    "a sink that is away counts as untouched": 20,
+    "a sink that is away costs an attempt": 60,
 }
 
 

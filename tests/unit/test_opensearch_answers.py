@@ -16,6 +16,12 @@ from running import awaited
 from servers.machine import free_port
 from unit.stub_engine import INDEX, WELL, Said, documents, items, lines_of, stub_engine, trouble
 
+
+def own(status: int) -> Said:
+    """An error in the engine's own words."""
+    return Said(status, {"error": {"type": "x_exception", "reason": "no"}, "status": status})
+
+
 BLOCKED = trouble(429, "rejected_execution_exception", "the queue is full")
 
 
@@ -110,9 +116,9 @@ async def test_nobody_listens():
     ("answer", "outcome", "certainty"),
     [
         (Said(403, {"error": {"type": "security_exception"}}), Outcome.BUSY, Certainty.CLEAN),
-        (Said(503), Outcome.BUSY, Certainty.CLEAN),
-        (Said(500), Outcome.FAILED, Certainty.ENDED),
-        (Said(502), Outcome.FAILED, Certainty.UNKNOWN),
+        (own(503), Outcome.BUSY, Certainty.CLEAN),
+        (own(500), Outcome.FAILED, Certainty.ENDED),
+        (Said(502), Outcome.BUSY, Certainty.UNKNOWN),
         (Said(None), Outcome.FAILED, Certainty.UNKNOWN),
         (Said(200, b"<html>"), Outcome.FAILED, Certainty.UNKNOWN),
         (items(BLOCKED), Outcome.FAILED, Certainty.UNKNOWN),

@@ -181,16 +181,35 @@ def test_an_item_without_an_error_was_applied():
         (401, Outcome.BUSY, False, Certainty.CLEAN),
         (404, Outcome.BUSY, False, Certainty.CLEAN),
         (429, Outcome.BUSY, False, Certainty.CLEAN),
-        (503, Outcome.BUSY, False, Certainty.CLEAN),
-        (500, Outcome.FAILED, False, Certainty.ENDED),
-        (502, Outcome.FAILED, False, Certainty.UNKNOWN),
-        (504, Outcome.FAILED, False, Certainty.UNKNOWN),
+        (500, Outcome.FAILED, False, Certainty.UNKNOWN),
+        (502, Outcome.BUSY, False, Certainty.UNKNOWN),
+        (503, Outcome.BUSY, False, Certainty.UNKNOWN),
+        (504, Outcome.BUSY, False, Certainty.UNKNOWN),
+        (524, Outcome.BUSY, False, Certainty.UNKNOWN),
     ],
 )
 def test_a_whole_request_that_is_refused_blames_its_changes_only_for_what_they_are(
     status, outcome, permanent, certainty
 ):
     assert refused(Answer(status, {}, b""), "why") == Result(outcome, "why", permanent, certainty)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "outcome", "certainty"),
+    [
+        (503, b'{"error":{"type":"cluster_block_exception"},"status":503}', Outcome.BUSY, Certainty.CLEAN),
+        (500, b'{"error":{"type":"x_exception"},"status":500}', Outcome.FAILED, Certainty.ENDED),
+        (504, b'{"error":{"type":"timeout_exception"},"status":504}', Outcome.FAILED, Certainty.UNKNOWN),
+        (503, b'{"error":{"type":"cluster_block_exception"},"status":500}', Outcome.BUSY, Certainty.UNKNOWN),
+        (503, b'{"error":{"type":"cluster_block_exception"}}', Outcome.BUSY, Certainty.UNKNOWN),
+        (503, b'{"error":"Service Unavailable","status":503}', Outcome.BUSY, Certainty.UNKNOWN),
+        (503, b'{"error":{"reason":"away"},"status":503}', Outcome.BUSY, Certainty.UNKNOWN),
+        (503, b"<html>", Outcome.BUSY, Certainty.UNKNOWN),
+    ],
+)
+def test_only_the_engine_itself_knows_that_nothing_was_written(status, body, outcome, certainty):
+    """Its errors have a type and their status; whatever else answers does not know what the engine is at."""
+    assert refused(Answer(status, {}, body), "why") == Result(outcome, "why", certainty=certainty)
 
 
 def test_a_refusal_is_told_in_the_words_of_the_engine():

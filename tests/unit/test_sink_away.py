@@ -39,6 +39,13 @@ def test_a_sink_that_is_away_is_asked_calmly_and_costs_no_attempt():
     assert asked < 4 * AWAY_S, "each of four workers less than once a second"
 
 
+def test_a_single_change_is_not_handed_from_one_waiting_worker_to_the_next():
+    rig = Rig(concurrency=16)
+    rig.sink = AwayStore(Grade.PLAIN, rig.loop.time)
+    rig.run(page("a", 1))
+    assert len(rig.sink.calls) < AWAY_S, "less than once a second"
+
+
 def test_a_worker_that_waits_for_its_sink_can_be_stopped():
     rig = Rig()
     rig.sink = AwayStore(Grade.PLAIN, rig.loop.time)

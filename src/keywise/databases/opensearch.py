@@ -169,6 +169,11 @@ class Index(msgspec.Struct, frozen=True):
 
 class _Refusal(msgspec.Struct, frozen=True):
     error: Reason | str = ""
+    status: int = 0
+
+    def is_of_engine(self, status: int) -> bool:
+        """Whether the engine itself says so: its errors have a type, and repeat their status."""
+        return isinstance(self.error, Reason) and self.error.type != "" and self.status == status
 
 
 read_items = msgspec.json.Decoder(Items).decode
@@ -252,12 +257,15 @@ def refused(answer: Answer, cause: str) -> Result:
     """What it means for a change that its whole request was refused."""
     if answer.status in (400, 413):
         return _hopeless(cause)
-    if answer.status < 500 or answer.status == UNAVAILABLE:
+    is_of_engine = _refusal_of(answer).is_of_engine(answer.status)
+    if answer.status < 500 or (is_of_engine and answer.status == UNAVAILABLE):
         # Rights, addresses and limits concern every change, and none of them is to blame.
         return Result(Outcome.BUSY, cause)
+    if is_of_engine or answer.status == 500:
+        certainty = Certainty.ENDED if is_of_engine and answer.status == 500 else Certainty.UNKNOWN
+        return Result(Outcome.FAILED, cause, certainty=certainty)
     # A gateway answers in place of the engine, which may still be at it.
-    certainty = Certainty.ENDED if answer.status == 500 else Certainty.UNKNOWN
-    return Result(Outcome.FAILED, cause, certainty=certainty)
+    return Result(Outcome.BUSY, cause, certainty=Certainty.UNKNOWN)
 
 
 def _refusal_of(answer: Answer) -> _Refusal:

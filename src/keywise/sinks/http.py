@@ -124,9 +124,10 @@ def judged(answer: Answer, asked: Asked, contract: Contract, discreet: Callable[
         return Result(Outcome.BUSY, told, wait_s=wait_s)
     if status in UNREAD:
         return Result(Outcome.FAILED, told)
+    if status in OWN_FAILURES:
+        return Result(Outcome.FAILED, told, certainty=Certainty.ENDED)
     if status >= 500:
-        certainty = Certainty.ENDED if status in OWN_FAILURES else Certainty.UNKNOWN
-        return Result(Outcome.FAILED, told, certainty=certainty)
+        return Result(Outcome.BUSY, told, certainty=Certainty.UNKNOWN)
     return Result(Outcome.FAILED, told, permanent=True)
 
 

@@ -35,6 +35,7 @@ KINDS = (
     "outage",
     "unclaimed write",
     "full disk",
+    "gateway",
 )
 
 

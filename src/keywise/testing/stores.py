@@ -9,6 +9,7 @@ from keywise.errors import PermanentError, TransientError
 from keywise.protocols import Result, Transaction
 from keywise.rules import Certainty, Claim
 from keywise.sinks.memory import MemorySink, MemoryTable
+from keywise.testing.gateway import Blame
 from keywise.testing.links import Link
 
 
@@ -23,6 +24,7 @@ class LinkedSink:
         self.grade = sink.grade
         self.forgets_deletions = sink.forgets_deletions
         self.batch_max = link.world.sink_batch_max
+        self._blame = Blame()
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,7 +48,8 @@ class LinkedSink:
         finally:
             world.auditor.call_ended(call)
             for change, result in zip(changes, results, strict=True):
-                if result.outcome is Outcome.FAILED and costs:
+                is_to_blame = self._blame.is_due(change, result)
+                if (result.outcome is Outcome.FAILED and costs) or is_to_blame:
                     world.auditor.tries[change.key, change.order] += 1
 
     async def _in_thread(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
@@ -61,7 +64,10 @@ class LinkedSink:
         return await self._link.call(lambda: self._apply(changes, claims))
 
     async def _apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
-        return [self._apply_one(change, claim) for change, claim in zip(changes, claims, strict=True)]
+        gateway, pairs = self._link.world.gateway, list(zip(changes, claims, strict=True))
+        if gateway.is_shut():
+            return [gateway.answer(self._sink, change, claim) for change, claim in pairs]
+        return [self._apply_one(change, claim) for change, claim in pairs]
 
     def _apply_one(self, change: Change[Any], claim: Claim) -> Result:
         world = self._link.world

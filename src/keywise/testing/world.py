@@ -25,6 +25,7 @@ from keywise.testing.blackout import Blackout
 from keywise.testing.custody import Custody
 from keywise.testing.faults import Faults
 from keywise.testing.flow import Flow
+from keywise.testing.gateway import Gateway
 from keywise.testing.judge import Judge
 from keywise.testing.links import LedgerLink, Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
 from keywise.testing.office import LinkedOffice
@@ -47,6 +48,7 @@ class World:
         self.grade = grade
         self.faults = Faults(self.rng)
         self.blackout = Blackout(self, seed)
+        self.gateway = Gateway(self, seed)
         self.settings = replace(_settings(self.rng, self.faults), **self.blackout.options())
         self.sink_batch_max = self.rng.choice((1, 3))
         self.has_threads = self.rng.random() < 0.5

@@ -1,4 +1,4 @@
-"""Variants of what is done while the ledger is down, and of how it is told afterwards."""
+"""Variants of what is done while the ledger is down and how it is told afterwards, and while the sink is away."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,10 +10,11 @@ from keywise.first_wins import FirstWins
 from keywise.heartbeat import Heartbeat
 from keywise.lanes import Ticket
 from keywise.pipeline import LEDGER
-from keywise.protocols import Grade
+from keywise.protocols import Grade, Result
 from keywise.rules import Claim
 from keywise.spool import Spool
 from keywise.testing.mutants.mutant import Mutant
+from keywise.work import Doubts, Job, SinkWork
 
 _note = FirstWins._note
 
@@ -55,10 +56,20 @@ async def _known_without_doubt(self: FirstWins, notes: Any) -> None:
     await self._pipeline.operator.doubt([])
 
 
+def _untouched(self: SinkWork, job: Job, result: Result) -> None:
+    job.result = result
+
+
+def _never_away(self: Doubts, claim: Claim) -> bool:
+    return False
+
+
 OUTAGES = (
     Mutant("a key is noted after it is written", 22, FirstWins, "_note", _noted_later),
     Mutant("notes go before their keys are suspect", 22, FirstWins, "_hand_over", _forgotten_first),
     Mutant("noted keys do not become suspect", 22, FirstWins, "_doubt", _known_without_doubt),
     Mutant("what a dead worker has noted is left", 22, Spool, "find", _find_nothing, Grade.CONDITIONAL),
     Mutant("an outage costs an attempt", 22, Heartbeat, "is_cut_off", _never_cut_off),
+    Mutant("a sink that is away counts as untouched", 6, SinkWork, "_judge", _untouched),
+    Mutant("a sink that is away costs an attempt", 10, Doubts, "are_of_sink", _never_away),
 )
