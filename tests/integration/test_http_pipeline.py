@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from keywise.change import Change, order_of
 from keywise.events import Failed, Repaired, Snoozed, Unavailable
 from keywise.protocols import APPLIED, Letter
 from keywise.rules import Claim
-from keywise.sinks.http import connect
+from keywise.sinks.http import FEW, connect
 from running import awaited, run
 from servers import machine, shared
 
@@ -154,6 +155,27 @@ async def test_a_service_that_asks_for_time_is_given_it_and_blames_nobody(tmp_pa
     assert space.versions == {"a": 1}
     assert len(shop.emitted(Snoozed)) == 4
     assert shop.emitted(Failed) == []
+
+
+@awaited
+async def test_a_service_that_sends_everybody_away_is_left_alone_until_then_and_asked_by_one(tmp_path):
+    answer = {"status": 429, "headers": {"Retry-After": "1"}}
+    space = shared.http().space(fault="answer", answer=answer)
+    shop = shop_to(space.url, tmp_path, attempts_max=1, concurrency=4)
+
+    async def is_over() -> bool:
+        log = space.log
+        if log and log[-1]["at"] > log[0]["at"] + 2.5:
+            space.rule()
+        return len(space.documents) == 40
+
+    assert await worked_until(shop, is_over, *(body(1, f"k{number}") for number in range(40))) == []
+    refused = [line["at"] for line in space.log if line["status"] == 429]
+    at_first = [at for at in refused if at < refused[0] + 0.9]
+    later = refused[len(at_first) :]
+    assert len(at_first) <= FEW + 4, "what was on its way, and nothing more"
+    assert all(after - before > 0.9 for before, after in pairwise(later)) and len(later) >= 2
+    assert shop.emitted(Failed) == [] and "429" in {event.cause for event in shop.emitted(Unavailable)}
 
 
 @awaited

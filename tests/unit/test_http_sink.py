@@ -18,7 +18,7 @@ from keywise.databases.http import (
 from keywise.errors import AddressError
 from keywise.protocols import APPLIED, SUPERSEDED, Grade, Result
 from keywise.rules import Certainty
-from keywise.sinks.http import Asked, Contract, HttpSink, held_order, judged, misfit_of
+from keywise.sinks.http import FEW, Asked, Contract, HttpSink, Lull, held_order, judged, misfit_of
 
 PUT = Asked(order_of(5), deleted=False)
 DELETION = Asked(order_of(5), deleted=True)
@@ -140,6 +140,80 @@ def test_a_cause_is_short_printable_and_without_secrets():
     assert cause.startswith("400: [31m<p>no good</p> *** xxx")
     assert len(cause) == len("400: ") + 200
     assert result_of(Answer(400, {}, b"\xff\xfe")).cause == "400: \ufffd\ufffd"
+
+
+# A service as a whole.
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+AWAY = Result(Outcome.BUSY, "429: slow", wait_s=10.0)
+
+
+def lulled(clock: Hands) -> Lull:
+    lull = Lull(clock)
+    for number in range(FEW):
+        assert lull.held_back() is None
+        lull.told(f"k{number}", AWAY)
+    return lull
+
+
+def test_few_that_are_sent_away_in_a_row_speak_for_all():
+    clock = Hands()
+    lull = lulled(clock)
+    assert lull.held_back() == Result(Outcome.BUSY, "429: slow"), "to be asked again when the consumer sees fit"
+    clock.now = 9.9
+    assert lull.held_back() is not None
+    clock.now = 10.1
+    assert lull.held_back() is None
+
+
+def test_one_finds_out_whether_a_service_takes_changes_again():
+    clock = Hands()
+    lull = lulled(clock)
+    clock.now = 11.0
+    assert (lull.held_back(), lull.held_back()) == (None, Result(Outcome.BUSY, "429: slow"))
+    lull.told("k9", AWAY)
+    clock.now = 20.9
+    assert lull.held_back() is not None, "it is left alone again"
+    clock.now = 21.1
+    assert lull.held_back() is None
+    lull.told("k9", APPLIED)
+    assert (lull.held_back(), lull.held_back()) == (None, None), "all may ask again"
+
+
+@pytest.mark.parametrize(
+    "result", [None, Result(Outcome.BUSY, "no connection"), Result(Outcome.FAILED, certainty=Certainty.UNKNOWN)]
+)
+def test_if_the_one_finds_out_nothing_another_one_does(result):
+    clock = Hands()
+    lull = lulled(clock)
+    clock.now = 11.0
+    assert lull.held_back() is None
+    lull.told("k9", result)
+    assert (lull.held_back() is None, lull.held_back() is None) == (True, False)
+
+
+def test_one_document_that_is_sent_away_again_and_again_holds_up_no_other():
+    lull = Lull(Hands())
+    for _ in range(3 * FEW):
+        lull.told("hot", AWAY)
+    assert lull.held_back() is None
+
+
+def test_documents_that_are_sent_away_between_others_hold_up_nobody():
+    lull = Lull(Hands())
+    for number in range(3 * FEW):
+        lull.told(f"k{number}", AWAY)
+        lull.told("other", APPLIED if number % 2 else Result(Outcome.FAILED, "500"))
+        assert lull.held_back() is None
 
 
 # Retry-After.

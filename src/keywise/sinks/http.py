@@ -1,5 +1,6 @@
 """Any HTTP service: one request for each change, to the place that a template names."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -9,6 +10,7 @@ import msgspec
 
 from keywise.address import Address, shown
 from keywise.change import Change, Order, Outcome
+from keywise.clock import Clock, boot_time
 from keywise.databases.http import OPTIONS, WORDS_MAX, Answer, HttpClient, one_line, retry_after_s, server_at
 from keywise.errors import AddressError, OutcomeUnknownError, UnavailableError
 from keywise.protocols import APPLIED, SUPERSEDED, Grade, Result
@@ -27,6 +29,8 @@ UNREAD = frozenset({408, 425})
 """The request came too slowly or too early, and was not worked on."""
 OWN_FAILURES = frozenset({500, 501, 505, 507, 508})
 """The service itself failed and is done with it; any other 5xx may be a gateway's, and the service still at work."""
+FEW = 5
+"""Keys in a row that were all sent away for a time: then it is the service as a whole that wants to be left alone."""
 ORDER_HEADERS = ("Keywise-Era", "Keywise-Version", "Keywise-Generation")
 
 
@@ -63,6 +67,7 @@ class HttpSink:
         self.forgets_deletions = contract.forgets_deletions
         self._client = client
         self._contract = contract
+        self._lull = Lull()
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -75,11 +80,21 @@ class HttpSink:
         return [await self._apply(change, claim) for change, claim in zip(changes, claims, strict=True)]
 
     async def _apply(self, change: Change[Any], claim: Claim) -> Result:
-        contract = self._contract
         # The claim knows the era; that of a repair has no order of its own.
         asked = Asked(claim.order or change.order, change.deleted)
         if (misfit := misfit_of(change.key)) is not None:
             return Result(Outcome.FAILED, misfit, permanent=True)
+        if (waits := self._lull.held_back()) is not None:
+            return waits
+        result = None
+        try:
+            result = await self._ask(change, asked, claim)
+            return result
+        finally:
+            self._lull.told(change.key, result)
+
+    async def _ask(self, change: Change[Any], asked: Asked, claim: Claim) -> Result:
+        contract = self._contract
         method = contract.delete if change.deleted else contract.put
         # To send a body with DELETE means nothing, and some servers refuse it.
         body = b"" if method == "DELETE" else change.body
@@ -106,6 +121,40 @@ class HttpSink:
         if has_body:
             headers["Content-Type"] = self._contract.content_type
         return headers
+
+
+class Lull:
+    """Whether the service as a whole has asked to be left alone: nobody asks before that time, and then one begins.
+
+    A service may limit each document for itself, so one that is sent away says nothing about the others.
+    """
+
+    def __init__(self, clock: Clock = boot_time) -> None:
+        self._clock = clock
+        self._sent_away: set[str] = set()
+        """Keys, since it took or refused anything."""
+        self._cause = ""
+        self._until = -math.inf
+        self._is_asked = False
+        """Somebody finds out whether it is over."""
+
+    def held_back(self) -> Result | None:
+        """What becomes of a change without asking; None if it may be sent, and then `told` has to be called."""
+        if len(self._sent_away) < FEW:
+            return None
+        if self._is_asked or self._clock() < self._until:
+            return Result(Outcome.BUSY, self._cause)
+        self._is_asked = True
+        return None
+
+    def told(self, key: str, result: Result | None) -> None:
+        """What became of a change that was sent; None if nobody knows."""
+        self._is_asked = False
+        if result is not None and result.wait_s is not None:
+            self._sent_away.add(key)
+            self._cause, self._until = result.cause, self._clock() + result.wait_s
+        elif result is not None and result.outcome is not Outcome.BUSY and result.certainty is not Certainty.UNKNOWN:
+            self._sent_away.clear()
 
 
 def judged(answer: Answer, asked: Asked, contract: Contract, discreet: Callable[[str], str]) -> Result:
