@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from keywise.clock import Clock, boot_time
 from keywise.lanes import LIVE_BEFORE_BULK
 
 T = TypeVar("T")
@@ -14,6 +15,10 @@ AHEAD_S = 0.1
 """What is claimed ahead should be through in about this time: if this worker dies, others wait for its claims."""
 AHEAD_MAX = 16
 """Changes claimed for each worker, at the most: after a death they are run one at a time."""
+RESERVED_PART = 4
+"""Bulk changes leave one part in so many of all workers to live ones."""
+LIVE_S = 1.0
+"""So long after the last live job it counts that live ones come."""
 
 
 class Ahead:
@@ -45,9 +50,16 @@ class Ahead:
 
 
 class Jobs(Generic[T]):
-    """Two lines of jobs, and the workers that wait for one."""
+    """Two lines of jobs, and the workers that wait for one.
 
-    def __init__(self) -> None:
+    While live jobs come, at most `bulk_max` calls for bulk jobs run: whatever is called has to serve the live ones too.
+    """
+
+    def __init__(self, bulk_max: float = math.inf, clock: Clock = boot_time) -> None:
+        self._bulk_max = bulk_max
+        self._clock = clock
+        self._bulk_calls = 0
+        self._live_at = -math.inf
         self._live: deque[T] = deque()
         self._bulk: deque[T] = deque()
         self._live_in_row = 0
@@ -56,6 +68,8 @@ class Jobs(Generic[T]):
 
     def put(self, job: T, *, is_bulk: bool = False) -> None:
         (self._bulk if is_bulk else self._live).append(job)
+        if not is_bulk:
+            self._live_at = self._clock()
         self._wake_one()
 
     def close(self) -> None:
@@ -73,9 +87,15 @@ class Jobs(Generic[T]):
             await self._something(live_only)
         job = line.popleft()
         self._live_in_row = self._live_in_row + 1 if line is self._live else 0
+        self._bulk_calls += line is self._bulk
         # Whoever was woken for what is left may not be the one who may take it.
         self._wake_one()
         return job
+
+    def done(self, *, is_bulk: bool) -> None:
+        """The call for what was got is over."""
+        self._bulk_calls -= is_bulk
+        self._wake_one()
 
     def __len__(self) -> int:
         """How many wait for a worker."""
@@ -97,9 +117,13 @@ class Jobs(Generic[T]):
 
     def _next(self, live_only: bool) -> deque[T] | None:
         """The line whose turn it is. A single worker that always finds a live job must not starve bulk."""
-        if live_only or not self._bulk:
+        if live_only or not self._bulk or not self._may_call_bulk():
             return self._live or None
         return self._live if self._live and self._live_in_row < LIVE_BEFORE_BULK else self._bulk
+
+    def _may_call_bulk(self) -> bool:
+        is_quiet = self._is_closed or self._clock() > self._live_at + LIVE_S
+        return is_quiet or self._bulk_calls < self._bulk_max
 
     async def _something(self, live_only: bool) -> None:
         """Wait for a job that may be taken, or for the close."""
@@ -119,7 +143,7 @@ class Jobs(Generic[T]):
         if not self._live and not self._bulk:
             return
         for place, (live_only, waiter) in enumerate(self._waiting):
-            if (self._live or not live_only) and not waiter.done():
+            if self._next(live_only) is not None and not waiter.done():
                 waiter.set_result(None)
                 del self._waiting[place]
                 return

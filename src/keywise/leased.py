@@ -13,7 +13,7 @@ from keywise.change import Outcome
 from keywise.errors import UnavailableError
 from keywise.first_wins import FirstWins
 from keywise.heartbeat import Heartbeat
-from keywise.jobs import Ahead, Jobs, Rests
+from keywise.jobs import RESERVED_PART, Ahead, Jobs, Rests
 from keywise.lanes import Ended, Lanes, Ticket
 from keywise.news import News
 from keywise.pipeline import LEDGER, Pipeline
@@ -21,9 +21,6 @@ from keywise.protocols import Burial, Failure, Result
 from keywise.repair import Repair
 from keywise.rules import Answer, Certainty, Claim, Refusal, Terms
 from keywise.work import Job, Work, dead_result
-
-RESERVED_PART = 4
-"""Bulk changes leave one part in so many of all workers to live ones."""
 
 
 class Leased:
@@ -44,7 +41,8 @@ class Leased:
         self._ahead = Ahead(work.side_by_side, work.batch_max, pipeline.settings.batch_max)
         self._open_bulk = 0
         self._live_workers = work.side_by_side // RESERVED_PART if pipeline.has_both_lanes else 0
-        self._claimed: Jobs[Job] = Jobs()
+        # A call for many changes keeps a sink busy by itself; another beside it would only make live ones wait.
+        self._claimed: Jobs[Job] = Jobs(1 if work.batch_max > 1 else work.side_by_side, pipeline.clock)
         self._rests = Rests(work.side_by_side)
         self._done: list[Job] = []
         self._done_news = News()
@@ -206,9 +204,13 @@ class Leased:
     async def _work_until_told(self, *, live_only: bool) -> None:
         while (job := await self._claimed.get(live_only=live_only)) is not None:
             jobs = [job, *self._beside(job)]
+            rest_s = 0.0
             if self._stopping or (self._first_wins is not None and self._first_wins.is_at_work):
                 self._undo(jobs)
-            elif rest_s := await self._work_on(jobs):
+            else:
+                rest_s = await self._work_on(jobs)
+            self._claimed.done(is_bulk=self._is_bulk(job))
+            if rest_s:
                 await self._rests.rest(rest_s, lambda: self._undo(self._claimed.take_all()))
                 self._news.tell()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from keywise.jobs import AHEAD_S, Ahead, Jobs
+from keywise.jobs import AHEAD_S, LIVE_S, Ahead, Jobs
 from keywise.lanes import LIVE_BEFORE_BULK
 from running import run
 
@@ -51,6 +51,45 @@ def test_a_worker_for_live_jobs_leaves_bulk_alone():
         assert (await waiting, await jobs.get()) == ("live", "bulk 0")
 
     run(story())
+
+
+def test_while_live_jobs_come_so_many_bulk_calls_run_and_no_more():
+    now = 100.0
+
+    async def story() -> None:
+        nonlocal now
+        jobs: Jobs[str] = Jobs(1, lambda: now)
+        for name in ("bulk 0", "bulk 1", "bulk 2", "bulk 3"):
+            jobs.put(name, is_bulk=True)
+        jobs.put("live 0")
+        assert [await jobs.get(), await jobs.get()] == ["live 0", "bulk 0"]
+        waiting = asyncio.ensure_future(jobs.get())
+        await steps()
+        assert not waiting.done()
+        jobs.put("live 1")
+        assert await waiting == "live 1"
+        waiting = asyncio.ensure_future(jobs.get())
+        jobs.done(is_bulk=False)
+        await steps()
+        assert not waiting.done()
+        jobs.done(is_bulk=True)
+        assert await waiting == "bulk 1"
+        now += LIVE_S + 0.1
+        assert [await jobs.get(), await jobs.get()] == ["bulk 2", "bulk 3"]
+
+    run(story(), limit_s=5)
+
+
+def test_after_the_close_bulk_jobs_are_handed_out_though_live_ones_came():
+    async def story() -> None:
+        jobs: Jobs[str] = Jobs(1)
+        for name in ("bulk 0", "bulk 1"):
+            jobs.put(name, is_bulk=True)
+        jobs.put("live")
+        jobs.close()
+        assert [await jobs.get() for _ in range(4)] == ["live", "bulk 0", "bulk 1", None]
+
+    run(story(), limit_s=5)
 
 
 def test_what_follows_in_a_line_is_taken_along_as_far_as_it_fits():
