@@ -277,7 +277,8 @@ class Leased:
 
     async def _commit(self, jobs: list[Job]) -> None:
         pipeline = self._pipeline
-        await self._extend_once_more(jobs)
+        # A message that comes back during its own commit would be worked on for nothing.
+        await pipeline.extend([job.ticket for job in jobs], age=1 / 2)
         claims = [job.claim for job in jobs if not job.committed]
         self._heartbeat.end(claims)
         refused = await self._insist(jobs, lambda: pipeline.ledger.commit(claims)) if claims else []
@@ -387,10 +388,6 @@ class Leased:
         """Somebody else has the key now; ask again what became of it."""
         self._pipeline.emit(events.ClaimLost(pipeline=self._pipeline.name, key=job.claim.key))
         self._lanes.hold(job.ticket, self._pipeline.clock())
-
-    async def _extend_once_more(self, jobs: list[Job]) -> None:
-        """A message that comes back during its own commit would be worked on for nothing."""
-        await self._pipeline.extend([job.ticket for job in jobs], age=1 / 2)
 
 
 _NEVER = float("inf")
