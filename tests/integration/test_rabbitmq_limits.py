@@ -99,6 +99,34 @@ async def test_a_management_api_that_cannot_be_asked_is_told(place: Place):
         await asyncio.to_thread(stranger.limits_of, queue, place.management)
 
 
+POLICIES = {"expires": 60_000, "message-ttl": 3_600_000, "max-length": 100}
+
+
+@pytest.mark.parametrize("limit", POLICIES)
+@awaited
+async def test_a_policy_that_would_cut_short_what_waits_is_told(place: Place, limit: str):
+    async with owner(place.server.url) as they:
+        queue = await they.declare(fresh("policed"))
+
+    async def set_policy(pattern: str, value: int) -> None:
+        words = ("set_policy", "--apply-to", "queues", "broad", pattern, f'{{"{limit}": {value}}}')
+        await asyncio.to_thread(place.server.control, *words)
+
+    await set_policy(".*", POLICIES[limit])
+    try:
+        with pytest.raises(
+            DatabaseError, match=rf"the policy 'broad' sets {limit} for 'keywise\.delay\..*exclude"
+        ) as error:
+            async with place.source(queue, management=place.management):
+                pass
+        assert r"^(?!keywise\.delay\.)" in str(error.value)
+        await set_policy(r"^(?!keywise\.delay\.)", POLICIES[limit])
+        async with place.source(queue, management=place.management):
+            pass
+    finally:
+        await asyncio.to_thread(place.server.control, "clear_policy", "broad")
+
+
 @pytest.mark.parametrize(
     ("status", "told", "error"),
     [
@@ -186,7 +214,9 @@ async def test_a_body_that_is_larger_than_the_broker_takes_is_told(place: Place)
         assert bodies_of(await source.receive(2, 5.0)) == [b"small"]
 
 
-@pytest.mark.parametrize("management", ["ftp://host", "http://", "localhost:15672"])
+@pytest.mark.parametrize(
+    "management", ["ftp://host", "http://", "localhost:15672", "http://host:port", "http://host:70000", "http://[::1"]
+)
 def test_an_address_that_is_no_management_api_is_refused(management: str):
     with pytest.raises(AddressError, match="is no address of an API"):
         rabbitmq.connect(Address(f"amqp://host/?management={management}", "pages", {}))

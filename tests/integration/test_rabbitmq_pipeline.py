@@ -24,14 +24,14 @@ QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "100ms", "surplus": "
 class Shop:
     """An app that keeps what a queue says, as its users see it."""
 
-    def __init__(self, folder: Path, queue: str, **options: object) -> None:
+    def __init__(self, folder: Path, queue: str, url: str = "", **options: object) -> None:
         self.events: list[Event] = []
         self.file, self.queue = folder / "shop.db", queue
         self.app = keywise.App(f"sqlite:///{self.file}", observers=[self.events.append])
         pipeline = self.app.pipeline(
             "stock", key="key", version="version", deleted={"gone": [True]}, **(QUICK | options)
         )
-        pipeline.source(f"{shared.rabbitmq().url}?queue={queue}").sink(f"sqlite:///{self.file}?table=stock")
+        pipeline.source(url or f"{shared.rabbitmq().url}?queue={queue}").sink(f"sqlite:///{self.file}?table=stock")
 
     def content(self) -> dict[str, int]:
         with sqlite3.connect(self.file) as connection:

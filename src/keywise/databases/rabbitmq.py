@@ -21,7 +21,7 @@ from pika.exceptions import (
 )
 
 from keywise.address import Address, shown
-from keywise.databases.rabbitmq_management import QueueLimits, queue_limits
+from keywise.databases.rabbitmq_management import Policy, QueueLimits, policies_for, queue_limits
 from keywise.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
 from keywise.settings import seconds
 
@@ -84,6 +84,10 @@ class Broker:
         """What the management API tells of a queue; it blocks."""
         return queue_limits(management, self._url, queue, self._tls() if management.startswith("https:") else None)
 
+    def policies_for(self, queue: str, management: str) -> list[Policy]:
+        """What is set for a quorum queue of this name, by the management API; it blocks."""
+        return policies_for(management, self._url, queue, self._tls() if management.startswith("https:") else None)
+
     def _tls(self) -> ssl.SSLContext:
         """The broker has to show a certificate that is trusted, for its own name."""
         options = self._options
@@ -130,6 +134,15 @@ class Link:
         with rabbit_errors(self.name):
             await channel.opened(connection)
         return channel
+
+    async def ready(self, queue: str) -> int:
+        """How many messages of a queue are ready."""
+        channel = await self.channel()
+        try:
+            answer = await channel.ask("queue_declare", queue=queue, passive=True)
+        finally:
+            channel.close()
+        return int(answer.method.message_count)
 
     async def close(self) -> None:
         """Say good-bye if there is time for it; whatever was not acked comes again to somebody."""

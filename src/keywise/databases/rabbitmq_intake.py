@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ WORN_AT = 3
 AHEAD = 2
 """Times as many messages as were asked for are on their way, so that the next ones are here when these are done."""
 PUT_BACK_MAX_S = 60.0
+OLD_AFTER = 2
+"""A message that was held already when somebody asked for old ones this many times ago is old."""
 
 
 class Consumer:
@@ -53,10 +56,16 @@ class Intake:
         self._ids: set[str | int] = set()
         """Ids of those that brought them along."""
         self._arrived: deque[Delivery] = deque()
-        self._worn: list[Delivery] = []
+        self._unfit: list[Delivery] = []
+        """What has to be copied instead of being handed over: worn, or too early."""
+        self._newest: deque[int] = deque(maxlen=OLD_AFTER + 1)
+        """The last number that had come, each time that somebody asked for what is old."""
         self._bell = asyncio.Event()
         self._consumers: list[Consumer] = []
         self._consumed = 0
+        self._last = 0
+        """The number of what came last."""
+        self._settlements = 0
         self._quality = 0
         self._pulling = asyncio.Lock()
         self._on_empty: Callable[[Any], None] = lambda _: None
@@ -68,6 +77,11 @@ class Intake:
     def __len__(self) -> int:
         """How many messages are not settled."""
         return len(self._held) if self._channel.is_open else 0
+
+    @property
+    def activity(self) -> tuple[str, int, int]:
+        """It is another one if anything came or was settled."""
+        return self._id, self._last, self._settlements
 
     @property
     def is_over(self) -> bool:
@@ -91,12 +105,12 @@ class Intake:
 
     async def wait(self, limit: int, wait_s: float) -> None:
         """Let messages come, and return when one is here or the time is over."""
-        if self._arrived or self._worn:
+        if self._arrived or self._unfit:
             return
         if not any(consumer.left > 0 for consumer in self._consumers):
             await self._consume(min(self._prefetch, AHEAD * limit))
         self._bell.clear()
-        if self._arrived or self._worn or self.is_over:
+        if self._arrived or self._unfit or self.is_over:
             return
         try:
             async with asyncio.timeout(wait_s):
@@ -114,10 +128,17 @@ class Intake:
         arrived = self._arrived
         return [arrived.popleft() for _ in range(min(limit, len(arrived)))]
 
-    def worn(self) -> list[Delivery]:
-        """What has to be made anew instead of being handed over."""
-        worn, self._worn = self._worn, []
-        return worn
+    def unfit(self) -> list[Delivery]:
+        """What has to be copied instead of being handed over."""
+        unfit, self._unfit = self._unfit, []
+        return unfit
+
+    def old(self) -> list[Delivery]:
+        """What is held for at least twice as long as the time between two calls of this."""
+        self._newest.append(self._last)
+        if len(self._newest) <= OLD_AFTER:
+            return []
+        return [one for tag, (_, _, one) in self._held.items() if tag <= self._newest[0]]
 
     def hand_over_next(self, deliveries: Sequence[Delivery]) -> None:
         self._arrived.extendleft(reversed(deliveries))
@@ -127,12 +148,15 @@ class Intake:
         if self.is_over or not self._consumers:
             return
         consumers, self._consumers = self._consumers, []
-        unwanted = [int(one.receipt) - self._first for one in (*self._arrived, *self._worn)]
-        self._arrived.clear()
-        self._worn.clear()
         for consumer in consumers:
             self._channel.raw.basic_cancel(consumer.tag)
-        self._settle(unwanted, self._put_back_one)
+        unwanted = [*self._arrived]
+        self._arrived.clear()
+        self._put_back(unwanted)
+
+    def close(self) -> None:
+        """Whatever is held comes again."""
+        self._channel.close()
 
     async def _consume(self, prefetch: int) -> None:
         if prefetch != self._quality:
@@ -159,40 +183,48 @@ class Intake:
         return bool(await self._channel.answered(call))
 
     def _take(self, consumer: Consumer | None, method: Any, properties: Any, body: bytes) -> None:
-        tag = method.delivery_tag
+        tag, due = method.delivery_tag, 0.0
         headers = properties.headers
         if headers:
-            delivery = self._read(method, properties, headers, body)
+            delivery, due = self._read(method, properties, headers, body)
         else:
             count = 2 if method.redelivered else 1
             delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at_of(properties), count)
         self._held[tag] = (consumer, properties, delivery)
-        if headers and consumer is not None and times_before(headers, False) >= WORN_AT:
-            self._worn.append(delivery)
+        self._last = tag
+        if headers and ((consumer is not None and _is_worn(properties)) or (due and due > time.time())):
+            self._unfit.append(delivery)
         else:
             self._arrived.append(delivery)
         if not self._bell.is_set():
             self._bell.set()
 
-    def _read(self, method: Any, properties: Any, headers: dict[Any, Any], body: bytes) -> Delivery:
+    def _read(self, method: Any, properties: Any, headers: dict[Any, Any], body: bytes) -> tuple[Delivery, float]:
+        """The delivery, and when it is due."""
         tag = method.delivery_tag
         before, passport = times_before(headers, method.redelivered), passport_of(headers, body)
-        id, sent_at = f"{self._id}.{tag}", 0.0
+        id, sent_at, due = f"{self._id}.{tag}", 0.0, 0.0
         if passport is None:
             sent_at = sent_at_of(properties)
         else:
-            before, sent_at = before + passport.count, passport.sent_at
+            before, sent_at, due = before + passport.count, passport.sent_at, passport.due
             # A copy may have come before its original was acked: both are here, and each has to be settled.
             if passport.id not in self._ids:
                 id = passport.id
                 self._ids.add(id)
-        return Delivery(id, self._first + tag, body, sent_at, before + 1, shown_headers(headers))
+        return Delivery(id, self._first + tag, body, sent_at, before + 1, shown_headers(headers)), due
 
     # What is settled.
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries of this channel that are not settled."""
         self._settle([tag for tag, _ in self._mine(deliveries)], self._ack_one)
+
+    def withdraw(self, deliveries: Sequence[Delivery]) -> None:
+        """Forget deliveries that may not have been handed over yet."""
+        self.ack(deliveries)
+        self._arrived = deque(one for one in self._arrived if int(one.receipt) - self._first in self._held)
+        self._unfit = [one for one in self._unfit if int(one.receipt) - self._first in self._held]
 
     def mine(self, deliveries: Sequence[Delivery]) -> list[tuple[Delivery, Any]]:
         """Those that are not settled, with their properties."""
@@ -210,10 +242,17 @@ class Intake:
         return [(tag, one) for tag, one in found if tag in self._held]
 
     def _put_back(self, deliveries: Sequence[Delivery]) -> None:
-        self._settle([tag for tag, _ in self._mine(deliveries)], self._put_back_one)
+        """Those that came too often are kept: each time counts, and a copy counts from the beginning."""
+        mine = self._mine(deliveries)
+        worn = {tag for tag, _ in mine if _is_worn(self._held[tag][1])}
+        if worn:
+            self._unfit += (one for tag, one in mine if tag in worn)
+            self._bell.set()
+        self._settle([tag for tag, _ in mine if tag not in worn], self._put_back_one)
 
     def _settle(self, tags: list[int], tell: Callable[[int, bool], None]) -> None:
         """Tell the broker about these and no others: one word for all up to the first that is not settled yet."""
+        self._settlements += len(tags)
         for tag in tags:
             consumer, _, delivery = self._held.pop(tag)
             self._ids.discard(delivery.id)
@@ -241,3 +280,8 @@ class Intake:
     def _cancelled(self, frame: Any) -> None:
         self._is_cancelled = True
         self._bell.set()
+
+
+def _is_worn(properties: Any) -> bool:
+    """Whether its queue may soon throw a message away."""
+    return times_before(properties.headers or {}, False) >= WORN_AT

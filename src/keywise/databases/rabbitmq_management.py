@@ -1,9 +1,10 @@
-"""What RabbitMQ's management API tells of a queue: its limits, which nobody learns where messages are taken."""
+"""What RabbitMQ's management API tells of queues: their limits, which nobody learns where messages are taken."""
 
 import base64
 import http.client
+import re
 import ssl
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
@@ -14,6 +15,9 @@ from keywise.errors import DatabaseError, UnavailableError
 ANSWER_S = 10.0
 ANSWER_MAX_BYTES = 10_000_000
 FORBIDDEN, MISSING = (401, 403), 404
+QUORUM_QUEUES = ("all", "queues", "quorum_queues")
+
+T = TypeVar("T")
 
 
 class QueueLimits(msgspec.Struct, frozen=True):
@@ -30,29 +34,67 @@ class _Queue(msgspec.Struct):
     effective_policy_definition: dict[str, Any] | list[Any] | None = None
 
 
+class Policy(msgspec.Struct, frozen=True, rename="kebab"):
+    """What an administrator has set for all queues whose names match."""
+
+    name: str
+    pattern: str
+    apply_to: str = "all"
+    priority: int = 0
+    definition: dict[str, Any] = {}
+
+    def matches(self, queue: str) -> bool:
+        """Whether it is for a quorum queue of this name; a pattern that only the broker understands is not."""
+        try:
+            return self.apply_to in QUORUM_QUEUES and re.search(self.pattern, queue) is not None
+        except re.error:
+            return False
+
+
 def queue_limits(management: str, broker: str, queue: str, context: ssl.SSLContext | None = None) -> QueueLimits:
     """Ask for one queue, as the user that the broker's URL names; it blocks."""
-    parts = urlsplit(broker)
-    vhost = unquote(parts.path[1:]) or "/"
-    path = f"{urlsplit(management).path.rstrip('/')}/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}"
-    login = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
-    status, answer = _get(management, path, base64.b64encode(login.encode()).decode(), context)
+    vhost = _vhost(broker)
+    status, answer = _get(management, broker, f"queues/{quote(vhost, safe='')}/{quote(queue, safe='')}", context)
     name = shown(management)
     if status in FORBIDDEN:
         raise DatabaseError(f"{name}: the user of {shown(broker)} may not ask; give it the tag monitoring")
     if status == MISSING:
         raise DatabaseError(f"{name}: no queue is called {queue!r} in the virtual host {vhost!r}")
+    return _limits(_decoded(name, status, answer, _Queue))
+
+
+def policies_for(management: str, broker: str, queue: str, context: ssl.SSLContext | None = None) -> list[Policy]:
+    """Those that a quorum queue of this name has or would have, as far as this user may see them; it blocks."""
+    found = []
+    for kind in ("policies", "operator-policies"):
+        status, answer = _get(management, broker, f"{kind}/{quote(_vhost(broker), safe='')}", context)
+        if status in FORBIDDEN:
+            continue
+        policies = _decoded(shown(management), status, answer, list[Policy])
+        # Of each kind, one alone counts.
+        matching = [one for one in policies if one.matches(queue)]
+        found += sorted(matching, key=lambda one: one.priority)[-1:]
+    return found
+
+
+def _vhost(broker: str) -> str:
+    return unquote(urlsplit(broker).path[1:]) or "/"
+
+
+def _decoded(name: str, status: int, answer: bytes, type: type[T]) -> T:
     if status != http.client.OK:
         raise UnavailableError(f"{name}: the management API answered with status {status}")
     try:
-        return _limits(msgspec.json.decode(answer, type=_Queue))
+        return msgspec.json.decode(answer, type=type)
     except msgspec.MsgspecError as error:
         raise DatabaseError(f"{name} is no management API of RabbitMQ: {error}") from error
 
 
-def _get(management: str, path: str, login: str, context: ssl.SSLContext | None) -> tuple[int, bytes]:
+def _get(management: str, broker: str, what: str, context: ssl.SSLContext | None) -> tuple[int, bytes]:
     """Status and body; redirects are not followed, because the password would go with them."""
-    parts = urlsplit(management)
+    parts, user = urlsplit(management), urlsplit(broker)
+    login = f"{unquote(user.username or 'guest')}:{unquote(user.password or 'guest')}"
+    authorization = f"Basic {base64.b64encode(login.encode()).decode()}"
     host, port = parts.hostname or "", parts.port
     connection = (
         http.client.HTTPSConnection(host, port or 15671, timeout=ANSWER_S, context=context)
@@ -60,7 +102,7 @@ def _get(management: str, path: str, login: str, context: ssl.SSLContext | None)
         else http.client.HTTPConnection(host, port or 15672, timeout=ANSWER_S)
     )
     try:
-        connection.request("GET", path, headers={"Authorization": f"Basic {login}"})
+        connection.request("GET", f"{parts.path.rstrip('/')}/api/{what}", headers={"Authorization": authorization})
         answer = connection.getresponse()
         return answer.status, answer.read(ANSWER_MAX_BYTES)
     except (OSError, http.client.HTTPException) as error:

@@ -43,9 +43,12 @@ class Passport(msgspec.Struct, frozen=True):
     count: int
     """How often it was handed over before it was copied."""
     sent_at: float
+    due: float = 0.0
+    """If it comes before this moment, it has to wait again."""
 
     def written(self, body: bytes) -> str:
-        return f"{self.id} {self.count} {self.sent_at!r} {zlib.crc32(body)}"
+        written = f"{self.id} {self.count} {self.sent_at!r} {zlib.crc32(body)}"
+        return f"{written} {self.due!r}" if self.due else written
 
 
 def passport_of(headers: Mapping[Any, Any], body: bytes) -> Passport | None:
@@ -54,13 +57,19 @@ def passport_of(headers: Mapping[Any, Any], body: bytes) -> Passport | None:
     if not isinstance(written, str):
         return None
     match written.split(" "):
-        case [id, count, sent_at, digest] if 0 < len(id) <= ID_MAX:
+        case [id, count, sent_at, digest, *due] if 0 < len(id) <= ID_MAX and len(due) <= 1:
             try:
                 if int(digest) == zlib.crc32(body) and 0 <= float(sent_at) < SECONDS_MAX:
-                    return Passport(id, max(0, int(count)), float(sent_at))
+                    return Passport(id, max(0, int(count)), float(sent_at), *map(float, due))
             except ValueError:
                 return None
     return None
+
+
+def due_of(properties: Any, body: bytes) -> float:
+    """Before which moment a message must not be handed over; 0 if it does not say so."""
+    passport = passport_of(properties.headers or {}, body)
+    return passport.due if passport is not None else 0.0
 
 
 def times_before(headers: Mapping[Any, Any], redelivered: bool) -> int:
@@ -87,15 +96,15 @@ def shown_headers(headers: Mapping[Any, Any]) -> dict[str, str] | None:
     return shown or None
 
 
-def fresh_properties(body: bytes, id: str, now: float) -> Any:
+def fresh_properties(body: bytes, id: str, now: float, due: float = 0.0) -> Any:
     """The properties of a new message."""
-    headers = {HEADER: Passport(id, 0, now).written(body)}
+    headers = {HEADER: Passport(id, 0, now, due).written(body)}
     return pika.BasicProperties(delivery_mode=2, timestamp=int(now), headers=headers)
 
 
-def copied_properties(properties: Any, delivery: Delivery) -> Any:
+def copied_properties(properties: Any, delivery: Delivery, due: float = 0.0) -> Any:
     """The properties of a copy: all that a reader may need, and nothing that acts on where and how long it goes."""
-    passport = Passport(str(delivery.id), delivery.count, delivery.sent_at).written(delivery.body)
+    passport = Passport(str(delivery.id), delivery.count, delivery.sent_at, due).written(delivery.body)
     headers = _copied_headers(properties.headers or {})
     if encode_table([], headers) > HEADERS_MAX_BYTES:
         headers = {}

@@ -7,16 +7,18 @@ A message that is put off is copied to a delay queue of ours; only when that is 
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from keywise.address import Address, shown
 from keywise.change import Delivery
 from keywise.databases.rabbitmq import NOT_FOUND, OPTIONS, Broker, Link, broker_at, refusal_code
-from keywise.databases.rabbitmq_delays import Wait, wait_of, waits_of
+from keywise.databases.rabbitmq_delays import CLASSES_S, due_after, wait_of
+from keywise.databases.rabbitmq_detour import Detour
 from keywise.databases.rabbitmq_intake import WORN_AT, Intake
-from keywise.databases.rabbitmq_messages import copied_properties, fresh_properties
+from keywise.databases.rabbitmq_messages import copied_properties, due_of, fresh_properties
 from keywise.databases.rabbitmq_outlet import Message, Outlet, Rejection
 from keywise.errors import AddressError, DatabaseError, UnavailableError
 from keywise.settings import seconds
@@ -32,12 +34,14 @@ PREFETCH_MAX = 65_535
 QUEUE_MAX_BYTES = 255
 IDLE_S = 1.0
 """If nobody asks for so long, nothing more comes, and what came ahead goes back."""
-FRESH_S = 2.0
-"""So long nothing is put into a new quorum queue: if the broker crashed then, it would forget what it had confirmed."""
-EARLY_S = (1.0, 5.0)
-"""The delays that are needed most: what finds no room behind a blocked key waits for five seconds by default."""
-ABSENT_S = 60.0
-"""How long a delay queue that was not there is believed to be missing."""
+MOVING_S = 0.25
+"""How long a message is on its way, from a delay queue to its queue or from the broker to here, at the most."""
+LOOKS_MAX = 10
+"""So often an empty queue is looked at again, because something was taken or settled meanwhile."""
+AGES = 4
+"""Into so many parts the broker's patience is divided; what is held for two or three of them is copied."""
+RENEWED_S = 1.0
+"""So much later the copy of a message comes that is held for too long; then nobody takes them for two."""
 
 
 class RabbitSource:
@@ -69,23 +73,26 @@ class RabbitSource:
         self._opening = asyncio.Lock()
         self._intake: Intake | None = None
         self._resting: asyncio.TimerHandle | None = None
-        self._usable_at: dict[str, float] = {}
-        """Delay queues that are there, and from when on they can be trusted."""
-        self._absent: dict[str, float] = {}
-        """Delay queues that were not there, and until when that is believed."""
+        self._detour = Detour(self._link, self._outlet, queue, second_s)
+        self._errands: set[asyncio.Task[None]] = set()
+        """What is done beside; it never raises."""
 
     async def __aenter__(self) -> Self:
         try:
-            await self._ready(self._queue)
+            await self._link.ready(self._queue)
             if self._management:
                 await self._learn_limits()
         except BaseException:
             await self._link.close()
             raise
+        self._run_errand(self._keep_young())
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._rest_later(None)
+        for errand in self._errands:
+            errand.cancel()
+        await asyncio.gather(*self._errands, return_exceptions=True)
         if self._intake is not None:
             self._broker.intakes.discard(self._intake)
         await self._link.close()
@@ -104,8 +111,8 @@ class RabbitSource:
         finally:
             self._rest_later(IDLE_S)
         intake.check()
-        if worn := intake.worn():
-            await self._renew(intake, worn)
+        if unfit := intake.unfit():
+            await self._renew(intake, unfit)
         return intake.hand_over(limit)
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
@@ -117,28 +124,41 @@ class RabbitSource:
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         intake = self._intake
-        if intake is None or not (mine := intake.mine(deliveries)):
+        if intake is None or not intake.mine(deliveries):
             return
         try:
-            await self._put([(one.body, copied_properties(properties, one)) for one, properties in mine], delay_s)
+            if delay_s > 0 and await self._detour.opens_in(delay_s * self._second_s) > 0:
+                # Whoever releases has more to do than to wait for that.
+                self._run_errand(self._release_later(intake, [*deliveries], delay_s))
+            else:
+                await self._copy(intake, deliveries, delay_s)
         except (DatabaseError, UnavailableError) as error:
             # Whoever releases forgets them, and they would be here until the channel ends.
             intake.put_back_later(deliveries, delay_s)
             raise self._while_running(error) from error
-        intake.ack(deliveries)
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         now, prefix = time.time(), secrets.token_hex(8)
+        due = due_after(delay_s * self._second_s, now)
         messages = [
-            (body, fresh_properties(body, f"{prefix}.{number}", now)) for number, body in enumerate(bodies, start=1)
+            (body, fresh_properties(body, f"{prefix}.{number}", now, due))
+            for number, body in enumerate(bodies, start=1)
         ]
         await self._put(messages, delay_s)
 
     async def depth(self) -> int:
         """What is ready or delayed, and what this process holds; a broker tells nobody what other processes hold."""
-        ready = await self._ready(self._queue)
-        held = sum(len(intake) for intake in self._broker.intakes if intake.queue == self._queue)
-        return ready + held + await self._delayed()
+        for _ in range(LOOKS_MAX):
+            before = self._activity()
+            if counted := await self._count():
+                return counted
+            # What is on its way is in no queue for a moment.
+            await asyncio.sleep(MOVING_S)
+            if counted := await self._count():
+                return counted
+            if self._activity() == before:
+                break
+        return 0
 
     # Taking.
 
@@ -151,31 +171,71 @@ class RabbitSource:
                 f"{self._broker.name}: the queue {self._queue!r} has the delivery limit {limits.delivery_limit}, and "
                 f"would throw away messages whose workers were restarted; raise it to {DELIVERY_LIMIT_MIN} or more"
             )
+        await asyncio.to_thread(self._check_policies)
+
+    def _check_policies(self) -> None:
+        """What is set for all queues is set for delay queues too, though nobody thought of them; it blocks."""
+        wait = wait_of(self._queue, CLASSES_S[-1], time.time())
+        for policy in self._broker.policies_for(wait.queue, self._management):
+            if (limit := wait.cut_by(policy.definition)) is not None:
+                raise DatabaseError(
+                    f"{self._broker.name}: the policy {policy.name!r} sets {limit} for {wait.queue!r}, where messages "
+                    f"wait that are put off; exclude these queues, for example with the pattern ^(?!keywise\\.delay\\.)"
+                )
 
     async def _opened(self) -> Intake:
         async with self._opening:
             if self._intake is None or self._intake.is_over:
                 if self._intake is not None:
                     self._broker.intakes.discard(self._intake)
+                    self._intake.close()
                     self._intake = None
                 else:
                     # Early, so that they can be used when they are needed, and a user without the rights finds out now.
-                    for delay_s in EARLY_S:
-                        await self._declare(wait_of(self._queue, delay_s, time.time()))
+                    await self._detour.prepare()
                 channel = await self._link.channel()
                 self._intake = Intake(self._broker.name, channel, self._queue, self._prefetch)
                 self._broker.intakes.add(self._intake)
             return self._intake
 
-    async def _renew(self, intake: Intake, worn: Sequence[Delivery]) -> None:
-        """A fresh copy at the end of the queue has all its lives before it."""
-        copies = [(one.body, copied_properties(properties, one)) for one, properties in intake.mine(worn)]
+    async def _renew(self, intake: Intake, unfit: Sequence[Delivery]) -> None:
+        """A fresh copy at the end of the queue has all its lives before it; what came too early waits again."""
+        now, worn = time.time(), list[Delivery]()
+        for one, properties in intake.mine(unfit):
+            if (due := due_of(properties, one.body)) <= now:
+                worn.append(one)
+                continue
+            try:
+                await self._put([(one.body, copied_properties(properties, one, due))], (due - now) / self._second_s)
+            except (DatabaseError, UnavailableError):
+                intake.put_back_later([one], due - now)
+            else:
+                intake.ack([one])
         try:
-            await self._put(copies, 0.0)
+            await self._copy(intake, worn, 0.0)
         except (DatabaseError, UnavailableError):
             intake.hand_over_next(worn)
-        else:
-            intake.ack(worn)
+
+    async def _keep_young(self) -> None:
+        """A broker ends the channel of whoever holds a message for too long, such as one of a key that is paused."""
+        while True:
+            await asyncio.sleep(self.ack_timeout_s / AGES)
+            intake = self._intake
+            if intake is not None and (old := intake.old()):
+                with suppress(DatabaseError, UnavailableError):
+                    await self._copy(intake, old, RENEWED_S)
+                    intake.withdraw(old)
+
+    async def _release_later(self, intake: Intake, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        try:
+            await self._copy(intake, deliveries, delay_s)
+        except (DatabaseError, UnavailableError):
+            intake.put_back_later(deliveries, delay_s)
+
+    def _run_errand(self, errand: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     def _rest_later(self, seconds: float | None) -> None:
         if self._resting is not None:
@@ -186,6 +246,13 @@ class RabbitSource:
 
     # Putting.
 
+    async def _copy(self, intake: Intake, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        """A copy goes to the end of the queue, perhaps after a delay, and then its original is acked."""
+        due = due_after(delay_s * self._second_s, time.time())
+        mine = intake.mine(deliveries)
+        await self._put([(one.body, copied_properties(properties, one, due)) for one, properties in mine], delay_s)
+        intake.ack(deliveries)
+
     async def _put(self, messages: Sequence[Message], delay_s: float) -> None:
         """Into the queue, or into a delay queue first."""
         if not messages:
@@ -194,7 +261,7 @@ class RabbitSource:
             if delay_s <= 0:
                 await self._outlet.publish(self._queue, messages)
             else:
-                await self._put_off(messages, delay_s * self._second_s)
+                await self._detour.put(messages, delay_s * self._second_s)
         except Rejection as error:
             if error.is_missing:
                 raise self._missing() from error
@@ -202,56 +269,20 @@ class RabbitSource:
                 f"{self._broker.name}: the queue {self._queue!r} takes no more messages; raise its length limit"
             ) from error
 
-    async def _put_off(self, messages: Sequence[Message], delay_s: float) -> None:
-        wait = wait_of(self._queue, delay_s, time.time())
-        for _, properties in messages:
-            properties.expiration = wait.expiration
-        await self._declare(wait)
-        await asyncio.sleep(self._usable_at[wait.queue] - asyncio.get_running_loop().time())
-        try:
-            await self._outlet.publish(wait.queue, messages)
-        except Rejection as error:
-            if not error.is_missing:
-                raise
-            # Somebody has deleted it; whoever puts something off next makes it anew.
-            self._usable_at.pop(wait.queue, None)
-            raise UnavailableError(f"{self._broker.name}: the queue {wait.queue!r} was deleted") from error
-
-    async def _declare(self, wait: Wait) -> None:
-        if wait.queue in self._usable_at:
-            return
-        try:
-            await self._ready(wait.queue)
-        except DatabaseError as error:
-            if refusal_code(error) != NOT_FOUND:
-                raise
-            await self._outlet.declare(wait.queue, wait.arguments(self._queue))
-        # One that was found may have been made by somebody else a moment ago.
-        self._usable_at[wait.queue] = asyncio.get_running_loop().time() + FRESH_S * self._second_s
-        self._absent.pop(wait.queue, None)
-
     # Looking.
 
-    async def _ready(self, queue: str) -> int:
-        channel = await self._link.channel()
-        try:
-            answer = await channel.ask("queue_declare", queue=queue, passive=True)
-        finally:
-            channel.close()
-        return int(answer.method.message_count)
+    async def _count(self) -> int:
+        """In the order in which messages move, so that one which moves meanwhile is met at least once."""
+        delayed = await self._detour.count()
+        ready = await self._link.ready(self._queue)
+        return delayed + ready + sum(len(intake) for intake in self._intakes())
 
-    async def _delayed(self) -> int:
-        now, delayed = time.time(), 0
-        for wait in waits_of(self._queue, now):
-            if self._absent.get(wait.queue, 0.0) > now:
-                continue
-            try:
-                delayed += await self._ready(wait.queue)
-            except DatabaseError as error:
-                if refusal_code(error) != NOT_FOUND:
-                    raise
-                self._absent[wait.queue] = now + ABSENT_S
-        return delayed
+    def _activity(self) -> set[tuple[str, int, int]]:
+        return {intake.activity for intake in self._intakes()}
+
+    def _intakes(self) -> Iterator[Intake]:
+        """What this process takes from the queue, by this source or another."""
+        return (intake for intake in self._broker.intakes if intake.queue == self._queue)
 
     def _missing(self) -> DatabaseError:
         return DatabaseError(
@@ -279,7 +310,7 @@ def connect(address: Address) -> RabbitSource:
     if not 0 < len(queue.encode()) <= QUEUE_MAX_BYTES:
         raise AddressError(f"{shown(address.url)}: the name of a queue has from 1 to {QUEUE_MAX_BYTES} bytes")
     management = options.get("management", "")
-    if management and (urlsplit(management).scheme not in ("http", "https") or not urlsplit(management).hostname):
+    if management and not _is_api(management):
         raise AddressError(
             f"{shown(address.url)}: management={management} is no address of an API; write for example "
             "management=http://localhost:15672"
@@ -291,3 +322,11 @@ def connect(address: Address) -> RabbitSource:
         ack_timeout_s=seconds(options.get("ack_timeout", ACK_TIMEOUT_S)),
         management=management,
     )
+
+
+def _is_api(management: str) -> bool:
+    try:
+        parts = urlsplit(management)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

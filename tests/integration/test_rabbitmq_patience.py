@@ -1,0 +1,86 @@
+"""A broker that has little patience: whatever is held for long stays where it belongs, and no channel is lost."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.rabbitmq_benches import SECOND_S, fresh
+from integration.rabbit_owner import owner
+from integration.rabbit_waiting import left_in, until
+from integration.test_rabbitmq_pipeline import Shop
+from keywise import events
+from keywise.change import Outcome
+from keywise.databases import rabbitmq_detour
+from keywise.databases.rabbitmq import Broker
+from keywise.sources.rabbitmq import RabbitSource
+from keywise.standing import Pause
+from running import awaited, run
+from servers.rabbitmq import RabbitServer, rabbit_server
+
+pytestmark = pytest.mark.server("rabbitmq")
+
+PATIENCE_S = 2.0
+ROUNDS = 4
+"""So often a message comes again, each time after half of the patience or more."""
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[RabbitServer]:
+    with rabbit_server(f"consumer_timeout = {PATIENCE_S * 1000:.0f}\n") as server:
+        yield server
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@awaited
+async def test_what_is_held_for_long_comes_again_and_no_channel_is_lost(hasty: RabbitServer, kind: str):
+    async with owner(hasty.url) as they:
+        queue = await they.declare(fresh("held"), queue_type=kind)
+        await they.publish(queue, b"one")
+    async with RabbitSource(Broker(hasty.url), queue, ack_timeout_s=PATIENCE_S, second_s=SECOND_S) as source:
+        [first] = [held] = await source.receive(1, 5.0)
+        for count in range(2, ROUNDS + 2):
+            [again] = await source.receive(1, 5.0)
+            assert (again.id, again.body, again.count) == (first.id, b"one", count)
+            assert again.receipt != held.receipt
+            await source.ack([held])
+            assert await left_in(queue, 1, hasty), "an ack with an old receipt has settled something"
+            held = again
+        await source.ack([held])
+        await until(lambda: left_in(queue, 0, hasty))
+
+
+def test_a_key_that_is_paused_for_long_costs_no_channel_and_is_applied_once(hasty: RabbitServer, tmp_path, monkeypatch):
+    monkeypatch.setattr(rabbitmq_detour, "FRESH_S", 0.1)
+
+    async def story() -> None:
+        async with owner(hasty.url) as they:
+            queue = await they.declare(fresh("paused"))
+            shop = Shop(
+                tmp_path,
+                queue,
+                url=f"{hasty.url}?queue={queue}&ack_timeout={PATIENCE_S}s",
+                lease="1s",
+                margin="100ms",
+                runtime_max="1s",
+            )
+            async with shop.app, shop.app.open("stock", work=False) as pipeline:
+                await pipeline.governor.pause(Pause("k1"))
+                await they.publish(queue, *(b'{"key": "k%d", "version": 1}' % number for number in range(3)))
+                work = asyncio.create_task(shop.app.run(handle_signals=False))
+                await until(lambda: shop.file.exists() and set(shop.content()) == {"k0", "k2"})
+                over_at = time.monotonic() + 3 * PATIENCE_S
+                await until(lambda: time.monotonic() > over_at)
+                assert await left_in(queue, 1, hasty)
+                await pipeline.governor.resume("k1", False)
+                await until(lambda: "k1" in shop.content())
+                await until(lambda: left_in(queue, 0, hasty))
+                shop.app.stop()
+                await work
+        assert shop.content() == {"k0": 1, "k1": 1, "k2": 1}
+        assert [one for one in shop.events if isinstance(one, events.Unavailable)] == []
+        applied = [one for one in shop.events if isinstance(one, events.Settled) and one.outcome is Outcome.APPLIED]
+        assert sum(one.changes for one in applied) == 3
+
+    run(story(), limit_s=60)
