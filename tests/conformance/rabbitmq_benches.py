@@ -1,5 +1,6 @@
 """Factories for the source on RabbitMQ: benches on a real broker, with queues that nobody else uses."""
 
+import asyncio
 import itertools
 import os
 import time
@@ -62,6 +63,9 @@ def rabbit_source(kind: str):
             RabbitSource(broker, name, second_s=SECOND_S) as source,
             RabbitSource(broker, name, second_s=SECOND_S) as another,
         ):
+            for one in (source, another):
+                # The clock stops the event loop, so nothing may be left to do beside.
+                await asyncio.sleep(await one._detour.opens_in(DELAY_S * SECOND_S))
             yield SourceBench(source=source, another=another, advance=Clock(name).advance)
 
     return make
