@@ -1,6 +1,5 @@
 """Factories for the source on RabbitMQ: benches on a real broker, with queues that nobody else uses."""
 
-import asyncio
 import itertools
 import os
 import time
@@ -9,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from chaos.fleet import pause
+from integration.rabbit_waiting import until
 from keywise.databases.rabbitmq import Broker, Link
 from keywise.databases.rabbitmq_messages import DELAYS
 from keywise.sources.rabbitmq import RabbitSource
@@ -63,12 +63,16 @@ def rabbit_source(kind: str):
             RabbitSource(broker, name, second_s=SECOND_S) as source,
             RabbitSource(broker, name, second_s=SECOND_S) as another,
         ):
-            for one in (source, another):
-                # The clock stops the event loop, so nothing may be left to do beside.
-                await asyncio.sleep(await one._detour.opens_in(DELAY_S * SECOND_S))
+            # The clock stops the event loop, so nothing may be left to do beside.
+            await until(lambda: _can_delay(source))
+            await until(lambda: _can_delay(another))
             yield SourceBench(source=source, another=another, advance=Clock(name).advance)
 
     return make
+
+
+async def _can_delay(source: RabbitSource) -> bool:
+    return await source._detour.opens_in(DELAY_S * SECOND_S) <= 0
 
 
 SOURCES = {
