@@ -14,6 +14,7 @@ from keywise.turn import EVERY_RUN, Ending, Mode, Record, Reply, Request, Switch
 TOO_LATE = "its deadline passed before its turn came"
 CALLER_GONE = "its caller went away before its turn came"
 HOLDER_LOST = "its runner was lost in the middle of it"
+LOST_AGAIN = "its runner was lost %s times in a row; nothing of it happened"
 
 
 class Arrival(enum.Enum):
@@ -40,8 +41,7 @@ def arrival(known: Record | None, request: Request) -> Reply | Arrival:
     if known is None:
         return Arrival.NEW
     if (known.request.key, known.request.body) != (request.key, request.body):
-        other = "another key" if known.request.key != request.key else "another body"
-        return refusal(request, f"the id {request.id!r} was asked for with {other} before; use a new id")
+        return clash(request, known.request.key)
     if known.reply is None:
         return Arrival.JOINED
     # It never ran, so that a caller who tries again with the same id is served.
@@ -49,16 +49,27 @@ def arrival(known: Record | None, request: Request) -> Reply | Arrival:
 
 
 def mode_of(request: Request, switches: Iterable[Switch], now: float, has_line: bool) -> Mode:
-    """The mode of a key now: of the switch for the key itself, else of the newest pattern, else as the caller says."""
-    covering = [switch for switch in switches if switch.covers(request.key)]
-    last = max(covering, key=lambda switch: (not switch.is_pattern, switch.at), default=None)
-    mode = request.mode if last is None else last.mode_at(now)
+    """The mode of a key now: of the switch that counts for it, else as the caller says."""
+    switch = switch_of(request.key, switches)
+    mode = request.mode if switch is None else switch.mode_at(now)
     # What was asked for in turn ends in turn: nothing may run beside it.
     return Mode.ON if mode is Mode.OBSERVE and has_line else mode
 
 
+def switch_of(key: str, switches: Iterable[Switch]) -> Switch | None:
+    """The one that counts: for the key itself, else of the newest pattern."""
+    covering = [switch for switch in switches if switch.covers(key)]
+    return max(covering, key=lambda switch: (not switch.is_pattern, switch.at), default=None)
+
+
 def entered(request: Request, place: int, now: float) -> Record:
     return Record(request=request, place=place, asked_at=now, deadline=now + request.wait_s)
+
+
+def clash(request: Request, known_key: str) -> Reply:
+    """An id that is known with another key or body."""
+    other = "another key" if known_key != request.key else "another body"
+    return refusal(request, f"the id {request.id!r} was asked for with {other} before; use a new id")
 
 
 def refusal(request: Request, cause: str) -> Reply:
@@ -182,8 +193,7 @@ def after_loss(record: Record, now: float, policy: TurnPolicy) -> Reply | None:
     if now >= record.deadline:
         return Reply(id=id, outcome=Ending.EXPIRED, cause=TOO_LATE)
     if record.attempts >= policy.attempts_max:
-        cause = f"its runner was lost {record.attempts} times in a row; nothing of it happened"
-        return Reply(id=id, outcome=Ending.FAILED, cause=cause)
+        return Reply(id=id, outcome=Ending.FAILED, cause=LOST_AGAIN % record.attempts)
     return None
 
 

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 import keywise
-from conformance import http_benches, opensearch_benches, postgres_benches, rabbitmq_benches, redis_benches
+from conformance import (
+    http_benches,
+    opensearch_benches,
+    postgres_benches,
+    postgres_turns_benches,
+    rabbitmq_benches,
+    redis_benches,
+)
 from conformance.benches import LEDGERS, SINKS, SOURCES
 from conformance.turns_benches import TURNS
 from keywise.testing.conformance import ledger_promises, sink_promises, source_promises
@@ -15,7 +22,7 @@ FACTORIES = {
     "sources": SOURCES | postgres_benches.SOURCES | rabbitmq_benches.SOURCES,
     "ledgers": LEDGERS | postgres_benches.LEDGERS | redis_benches.LEDGERS,
     "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS,
-    "turns": TURNS,
+    "turns": TURNS | postgres_turns_benches.TURNS,
 }
 
 

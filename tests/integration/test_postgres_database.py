@@ -14,6 +14,7 @@ from keywise.address import Address
 from keywise.change import Want, order_of
 from keywise.databases.key_codes import decoded, encoded
 from keywise.databases.postgres import PostgresDatabase
+from keywise.databases.postgres_schema import FIRST, VERSIONS
 from keywise.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.ledgers.postgres import PostgresLedger
 from keywise.rules import Policy
@@ -21,6 +22,8 @@ from keywise.sinks.postgres import PostgresSink
 from keywise.sources.postgres import POLL_S, PostgresSource
 from keywise.testing import Verdict, check_sink, check_source
 from keywise.testing.conformance.sinks import put
+from keywise.turn import TurnPolicy
+from keywise.turns.postgres_queue import PostgresQueueTurns
 from running import run
 from servers import shared
 
@@ -49,7 +52,25 @@ def test_openings_at_once_make_the_schema_together(url):
         await asyncio.gather(*(database.__aenter__() for database in databases))
         await asyncio.gather(*(database.__aexit__() for database in databases))
         [[row]] = await executed(url, "select value from keywise_meta where name = 'schema'")
-        assert row[0] == "1"
+        assert row[0] == str(len(VERSIONS))
+
+    run(main())
+
+
+def test_the_schema_of_an_older_keywise_is_brought_up_to_date(url):
+    async def main() -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(FIRST)
+        await connection.execute("create table keywise_meta (name text primary key, value text not null)")
+        await connection.execute("insert into keywise_meta values ('schema', '1')")
+        await connection.execute("insert into keywise_scopes (name) values ('shop')")
+        await connection.close()
+        async with PostgresDatabase(url), PostgresQueueTurns(PostgresDatabase(url), "f", "w", TurnPolicy()) as turns:
+            assert await turns.take(1) == []
+        [[row], scopes] = await executed(
+            url, "select value from keywise_meta where name = 'schema'", "select name from keywise_scopes"
+        )
+        assert (row[0], [name for (name,) in scopes]) == (str(len(VERSIONS)), ["shop"])
 
     run(main())
 
@@ -59,7 +80,8 @@ def test_a_schema_of_a_newer_keywise_is_refused(url):
         async with PostgresDatabase(url):
             pass
         await executed(url, "update keywise_meta set value = '99' where name = 'schema'")
-        with pytest.raises(DatabaseError, match="newer keywise: its schema is 99, this one knows 1; upgrade keywise"):
+        told = f"newer keywise: its schema is 99, this one knows {len(VERSIONS)}; upgrade keywise"
+        with pytest.raises(DatabaseError, match=told):
             async with PostgresDatabase(url):
                 pass
 
@@ -203,7 +225,7 @@ def test_a_send_wakes_who_waits_also_in_another_process(url):
             times = []
             for _ in range(5):
                 waiting = asyncio.create_task(source.arrived(20.0))
-                bell = await source.database.bell(source._queue)
+                bell = await source.database.bell(str(source._queue))
                 # Only once somebody listens and has looked does a ring count.
                 await source.arrived(0.0)
                 bell.clear()
@@ -223,7 +245,7 @@ def test_who_waits_looks_by_itself_where_nobody_rings(url):
             PostgresSource(PostgresDatabase(url), "shop") as source,
             PostgresSource(PostgresDatabase(url), "shop") as other,
         ):
-            await source.database.bell(source._queue)
+            await source.database.bell(str(source._queue))
             await source.database._listener.remove_listener("keywise", source.database._ring)
             waiting = asyncio.create_task(source.arrived(20.0))
             await other.send([b"x"])

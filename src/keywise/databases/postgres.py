@@ -19,7 +19,7 @@ COMMAND_S = 60.0
 IDLE_S, IDLE_IN_HANDLER_S = 10, 3600
 """How long a transaction may do nothing before the server ends it: else a worker that was stopped in the midst of one
 would hold up its keys for ever. Handlers may have to wait for something else meanwhile."""
-WRITERS_MAX, READERS_MAX = 8, 2
+WRITERS_MAX, READERS_MAX, STEPPERS_MAX = 8, 2, 2
 CHANNEL = "keywise"
 LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a connection that is lost in the midst of something may raise."""
@@ -42,8 +42,10 @@ class PostgresDatabase:
         self._writers: Any = None
         self._readers: Any = None
         """Apart from the writers, so that a transaction may read besides, however many there are."""
+        self._steppers: Any = None
+        """Apart too, so that requests get their turns however many handlers have a transaction."""
         self._listener: Any = None
-        self._bells: dict[int, asyncio.Event] = {}
+        self._bells: dict[str, dict[str, asyncio.Event]] = {}
         self._finishing: dict[int, list[Callable[[], Awaitable[None]]]] = {}
         self.ahead_s = 0.0
         """By how much the clock was moved, to check what time does."""
@@ -84,8 +86,15 @@ class PostgresDatabase:
                 rows: Sequence[Any] = await connection.fetch(statement, *arguments)
                 return rows
 
+    async def step(self, statement: str, *arguments: object) -> Sequence[Any]:
+        """As `write`, besides all handlers that have a transaction."""
+        async with self._acquired(self._steppers) as connection:
+            with postgres_errors(self.name):
+                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
+                return rows
+
     @asynccontextmanager
-    async def transaction(self, *, scope: int = 0, alone: bool = False) -> AsyncIterator[Any]:
+    async def transaction(self, *, scope: int = 0, alone: bool = False, steps: bool = False) -> AsyncIterator[Any]:
         """A transaction over several steps. What an operator has set for a scope does not change meanwhile.
 
         Whoever changes it is alone: nobody else has a transaction of that scope then.
@@ -93,7 +102,7 @@ class PostgresDatabase:
         begin = "begin"
         if scope:
             begin += f"; select pg_advisory_xact_lock{'' if alone else '_shared'}({LOCKS}, {scope})"
-        async with self._acquired() as connection:
+        async with self._acquired(self._steppers if steps else None) as connection:
             try:
                 with postgres_errors(self.name):
                     await connection.execute(begin)
@@ -115,20 +124,21 @@ class PostgresDatabase:
         self._finishing.setdefault(id(connection), []).append(finish)
 
     async def forget(self, name: str) -> None:
-        """Remove all that was kept under one name: a queue, a scope, and a table."""
+        """Remove all that was kept under one name: a queue, a scope, a serial function, and a table."""
         quoted = name.replace('"', '""')
         async with self.transaction() as connection:
             with postgres_errors(self.name):
-                for kind, number in (("queue", "keywise_queues"), ("scope", "keywise_scopes")):
-                    for table in TABLES_OF[kind]:
+                for kind, tables in TABLES_OF.items():
+                    number = f"keywise_{kind}s"
+                    for table in tables:
                         which = f"{kind} in (select id from {number} where name = $1)"  # noqa: S608
                         await connection.execute(f"delete from {table} where {which}", name)  # noqa: S608
                     await connection.execute(f"delete from {number} where name = $1", name)  # noqa: S608
                 await connection.execute(f'drop table if exists "{quoted}"')
 
-    async def bell(self, queue: int) -> asyncio.Event:
-        """Rung when something is sent to a queue, by whomever, as long as the server can tell."""
-        bell = self._bells.setdefault(queue, asyncio.Event())
+    async def bell(self, name: str, owner: str = "") -> asyncio.Event:
+        """Rung when there is news under a name, from anybody but its owner, as long as the server can tell."""
+        bell = self._bells.setdefault(name, {}).setdefault(owner, asyncio.Event())
         async with self._listening:
             if self._listener is None or self._listener.is_closed():
                 # Who waits looks by himself now and then, so this may fail.
@@ -136,11 +146,16 @@ class PostgresDatabase:
                     self._listener = await self._connect(self._url)
                     async with closed_after_error(self._listener):
                         await self._listener.add_listener(CHANNEL, self._ring)
+                    # Whatever was told before is not heard any more.
+                    for told in self._bells:
+                        self._ring(None, 0, CHANNEL, told)
         return bell
 
-    def _ring(self, connection: object, process: int, channel: str, queue: str) -> None:
-        if queue.isdecimal() and (bell := self._bells.get(int(queue))) is not None:
-            bell.set()
+    def _ring(self, connection: object, process: int, channel: str, told: str) -> None:
+        name, _, by = told.partition(" ")
+        for owner, bell in self._bells.get(name, {}).items():
+            if not by or owner != by:
+                bell.set()
 
     async def _connect(self, url: str, **options: Any) -> Any:
         connection = await _connected(url, **options)
@@ -150,24 +165,27 @@ class PostgresDatabase:
         return connection
 
     @asynccontextmanager
-    async def _acquired(self) -> AsyncIterator[Any]:
+    async def _acquired(self, pool: Any = None) -> AsyncIterator[Any]:
         assert self._writers is not None, "the database is not open"
+        pool = pool or self._writers
         with postgres_errors(self.name):
             try:
-                connection = await self._writers.acquire(timeout=CONNECT_S)
+                connection = await pool.acquire(timeout=CONNECT_S)
             except TimeoutError as error:
-                cause = f"the server does not answer, or all {WRITERS_MAX} connections of this process are in use"
+                cause = (
+                    f"the server does not answer, or all {pool.get_max_size()} connections of this process are in use"
+                )
                 raise UnavailableError(f"{self.name}: {cause}") from error
         try:
             yield connection
         except UnavailableError as error:
             if isinstance(error.__cause__, asyncpg.ReadOnlySQLTransactionError):
                 # Whether a session may write is often settled when it begins.
-                await self._writers.expire_connections()
+                await pool.expire_connections()
             raise
         finally:
             with suppress(*LOST):
-                await self._writers.release(connection)
+                await pool.release(connection)
 
     async def _open(self) -> None:
         with postgres_errors(self.name, at_start=True):
@@ -180,6 +198,7 @@ class PostgresDatabase:
                 await connection.close()
             self._writers = await self._pool(WRITERS_MAX)
             self._readers = await self._pool(READERS_MAX)
+            self._steppers = await self._pool(STEPPERS_MAX)
 
     async def _refuse_mixed_sessions(self) -> None:
         """A pooler may hand one session to several clients by turns; what is prepared in it, or heard, goes astray."""
@@ -199,11 +218,11 @@ class PostgresDatabase:
         return await asyncpg.create_pool(self._url, min_size=0, max_size=size, connect=connect, reset=_reset)
 
     async def _close(self) -> None:
-        for part in (self._listener, self._readers, self._writers):
+        for part in (self._listener, self._readers, self._writers, self._steppers):
             if part is not None:
                 with suppress(*LOST):
                     await asyncio.wait_for(part.close(), CONNECT_S)
-        self._listener = self._readers = self._writers = None
+        self._listener = self._readers = self._writers = self._steppers = None
 
 
 @asynccontextmanager

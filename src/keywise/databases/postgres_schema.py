@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from keywise.databases.postgres_turns_schema import TABLES
+from keywise.databases.postgres_turns_steps import STEPS
+from keywise.databases.postgres_turns_taking import TAKING
 from keywise.errors import DatabaseError
 
 LOCKS = 0x6B657977
@@ -58,7 +61,7 @@ create table keywise_held (
 create index keywise_held_by_time on keywise_held (queue, visible_at);
 """
 
-VERSIONS = (FIRST,)
+VERSIONS = (FIRST, TABLES + STEPS + TAKING)
 """What leads from each version of the schema to the next one. A script that was released is never changed."""
 
 
@@ -68,8 +71,12 @@ TABLES_OF = {
         *("keywise_marks", "keywise_active", "keywise_rates", "keywise_chores"),
         *("keywise_letters", "keywise_lines"),
     ),
+    "function": (
+        *("keywise_turn_owners", "keywise_turn_keys", "keywise_turn_work"),
+        *("keywise_turn_completed", "keywise_turn_switches"),
+    ),
 }
-"""Which tables hold what belongs to a queue, and what to a scope."""
+"""Which tables hold what belongs to a queue, what to a scope, and what to a serial function."""
 
 
 async def install(connection: Any, name: str) -> None:

@@ -5,15 +5,13 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import asyncpg
-
 from keywise.change import Want
 from keywise.databases import bookkeeping
 from keywise.databases.key_codes import encoded
-from keywise.databases.postgres import FOR_HANDLERS, PostgresDatabase, numbers, postgres_errors
+from keywise.databases.postgres import PostgresDatabase, numbers, postgres_errors
 from keywise.databases.postgres_book import MARK, MARK_NEWER, Book, are_plain, mark_of, marks_of_wants
+from keywise.databases.postgres_savepoints import Savepoints
 from keywise.entry import Claim, Entry, Policy, Refusal, Verdict
-from keywise.errors import DatabaseError
 from keywise.protocols import Letter
 
 
@@ -34,8 +32,7 @@ class PostgresTransaction:
         """Keys that were marked when they were decided."""
         self._placed: set[str] = set()
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
-        self._begin_savepoint = f"{FOR_HANDLERS}; savepoint keywise"
-        """The first one of a transaction may be a handler's."""
+        self._savepoints = Savepoints(database, connection)
 
     async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
         self._marked = set()
@@ -120,35 +117,19 @@ class PostgresTransaction:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        with self._errors():
-            await self.connection.execute(self._begin_savepoint)
-        self._begin_savepoint = "savepoint keywise"
         placed = self._placed.copy()
         try:
-            with postgres_errors(self._database.name, of_handler=True):
+            async with self._savepoints.savepoint():
                 yield
         except BaseException:
-            await self._end("rollback to keywise; release keywise")
             self._placed |= placed
             raise
-        await self._end("release keywise")
 
     async def tidy(self) -> None:
         """Leave no trace of keys that were only decided."""
         if self._placed:
             with self._errors():
                 await self._new_book().forget(self._placed)
-
-    async def _end(self, statement: str) -> None:
-        try:
-            with self._errors():
-                await self.connection.execute(statement)
-        except DatabaseError as error:
-            if isinstance(
-                error.__cause__, asyncpg.NoActiveSQLTransactionError | asyncpg.InvalidSavepointSpecificationError
-            ):
-                raise DatabaseError("a handler has to leave commit and rollback to keywise") from error
-            raise
 
     @asynccontextmanager
     async def _book(self, keys: Iterable[str]) -> AsyncIterator[Book]:

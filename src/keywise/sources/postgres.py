@@ -104,7 +104,7 @@ class PostgresSource:
             return True
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        bell = await self.database.bell(self._queue) if wait_s > 0 else None
+        bell = await self.database.bell(str(self._queue)) if wait_s > 0 else None
         while True:
             if bell is not None:
                 bell.clear()
@@ -116,7 +116,7 @@ class PostgresSource:
                 async with asyncio.timeout(min(due_s, left, POLL_S)):
                     await bell.wait()
             except TimeoutError:
-                bell = await self.database.bell(self._queue)
+                bell = await self.database.bell(str(self._queue))
 
     async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
         if not self.foresight.is_worth_it():

@@ -1,0 +1,270 @@
+"""The requests of one serial function in a Postgres database, as one owner sees them: one round trip for each step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from keywise import turn_rules as rules
+from keywise.databases.postgres import PostgresDatabase, postgres_errors
+from keywise.databases.postgres_schema import LOCKS
+from keywise.errors import DatabaseError, UnavailableError
+from keywise.turn import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
+
+CAUSES = [rules.TOO_LATE, rules.CALLER_GONE, rules.HOLDER_LOST, rules.LOST_AGAIN]
+"""What the server writes down when it ends a request by itself, in the order that it knows."""
+TRIES = 10
+"""How often a step is tried again at once that met another one: on its id, or on a switch that was set."""
+NESTED = -1
+"""The second number of the advisory lock under which requests from within turns are taken in, one after another."""
+
+
+class Taking(msgspec.Struct, frozen=True):
+    """How many turns are wished for, and how many in a row."""
+
+    limit: int = 0
+    run_max: int = 1
+
+
+NOTHING = Taking()
+
+
+class TurnTables:
+    """The tables of turns, for one serial function and one owner."""
+
+    def __init__(self, database: PostgresDatabase, function: str, owner: str, policy: TurnPolicy) -> None:
+        self.database = database
+        self.name = function
+        self.owner = storable(owner)
+        self.policy = policy
+        self.number = 0
+        """Of the function."""
+        self._switches: list[Switch] = []
+        self._version = 0
+        """Of the switches, as the store counts their changes."""
+
+    async def open(self) -> None:
+        await self.database.write(_REGISTER, self.name)
+        [[self.number]] = await self.database.write(_NUMBER, self.name)
+        await self.read_switches()
+
+    async def read_switches(self) -> list[Switch]:
+        rows = await self.database.read(_SWITCHES, self.number)
+        self._version = rows[0][0] if rows else 0
+        self._switches = [switch_of_row(row) for row in rows if row["keys"] is not None]
+        return self._switches
+
+    async def exchange(self, replies: Sequence[Reply], taking: Taking, requests: Sequence[Request] = ()) -> Answered:
+        """Answer, ask and take."""
+        for _ in range(TRIES):
+            try:
+                if any(request.within for request in requests):
+                    rows: Sequence[Any] = await self._nested_rows(replies, taking, requests)
+                else:
+                    terms = self._terms(taking)
+                    rows = await self.database.step(_STEP, *self._step(terms, replies, requests))
+            except DatabaseError as error:
+                if isinstance(error.__cause__, asyncpg.UniqueViolationError):
+                    # The same id was asked for with another key at the same moment; now it is known.
+                    continue
+                raise
+            if not any(row["what"] == "old switches" for row in rows):
+                return answered_of(rows, requests)
+            await self.read_switches()
+        raise UnavailableError(f"{self.database.name}: somebody else is at the same ids all the time")
+
+    async def answer_within(self, connection: Any, replies: Sequence[Reply], taking: Taking) -> Answered:
+        """In a transaction: what was answered before is refused."""
+        with postgres_errors(self.database.name):
+            terms = self._terms(taking, repeats=False)
+            return answered_of(await connection.fetch(_STEP, *self._step(terms, replies, ())), ())
+
+    async def give_back(self, turns: Sequence[Turn]) -> None:
+        ids, tokens = [encoded(turn.request.id) for turn in turns], [turn.token for turn in turns]
+        await self.database.step(_BACK, self.number, self._terms(), ids, tokens)
+
+    async def renew(self, tokens: Sequence[int], before: float | None) -> list[int]:
+        rows = await self.database.step(_RENEW, self.number, self._terms(), list(tokens), before)
+        return [token for (token,) in rows]
+
+    async def withdraw(self, ids: Sequence[str], outcome: Ending, cause: str) -> list[str]:
+        codes = [encoded(id) for id in ids]
+        arguments = (self.number, self._terms(), codes, outcome.value, storable(cause))
+        ended = {decoded(code) for (code,) in await self.database.step(_WITHDRAW, *arguments)}
+        return [id for id in dict.fromkeys(ids) if id in ended]
+
+    async def replies(self, ids: Sequence[str]) -> dict[str, Reply]:
+        lease = self.database.ahead_s + self.policy.lease_s
+        rows = await self.database.step(_REPLIES, self.number, self.owner, lease, [encoded(id) for id in ids])
+        return {decoded(row[0]): reply_of(decoded(row[0]), *row[1:]) for row in rows}
+
+    async def _nested_rows(self, replies: Sequence[Reply], taking: Taking, requests: Sequence[Request]) -> list[Any]:
+        """From within turns: nobody else asks so meanwhile, so that one of two sees the circle that both make."""
+        rows: list[Any] = []
+        async with self.database.transaction(steps=True) as connection:
+            with postgres_errors(self.database.name):
+                await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, {NESTED})")
+                keys = [encoded(request.key) for request in requests]
+                await connection.execute(_LOCK, self.number, keys, [encoded(reply.id) for reply in replies])
+                [[now]] = await connection.fetch(_CLOCK)
+                at = now + self.database.ahead_s
+                rows += await connection.fetch(_STEP, *self._step(self._terms(at=at), replies, ()))
+                for number, request in enumerate(requests, start=1):
+                    cause = await self._circle(connection, request) if request.within else None
+                    step = self._step(self._terms(at=at), (), [request], cause)
+                    rows += [{**row, "number": number} for row in await connection.fetch(_STEP, *step)]
+                rows += await connection.fetch(_STEP, *self._step(self._terms(taking, at=at), (), ()))
+        return rows
+
+    async def _circle(self, connection: Any, request: Request) -> str | None:
+        rows = await connection.fetch(_WAITING, self.number, encoded(request.key))
+        spots = [((name, decoded(code)), token, within) for name, code, token, within in rows]
+        holders = {spot: token for spot, token, _ in spots}
+        path = rules.circle(
+            (self.name, request.key),
+            request.within,
+            lambda spot: holders.get(spot, 0),
+            lambda token: [spot for spot, _, within in spots if within and token in within],
+        )
+        return None if path is None else storable(rules.circle_cause(path))
+
+    def _terms(self, taking: Taking = NOTHING, *, repeats: bool = True, at: float | None = None) -> tuple[Any, ...]:
+        policy = self.policy
+        return (
+            *(self.owner, self.database.ahead_s, policy.lease_s, at, policy.atomic, policy.attempts_max, CAUSES),
+            *(self._version, repeats, min(taking.limit, _INT_MAX), min(taking.run_max, _INT_MAX)),
+        )
+
+    def _step(
+        self, terms: tuple[Any, ...], replies: Sequence[Reply], requests: Sequence[Request], circle: str | None = None
+    ) -> tuple[Any, ...]:
+        within = list(requests[0].within) if requests else []
+        given = [(encoded(one.id), one.token, one.outcome.value, one.body, storable(one.cause)) for one in replies]
+        return self.number, terms, given, [self._request(one) for one in requests], within or None, circle
+
+    def _request(self, request: Request) -> tuple[Any, ...]:
+        switch = rules.switch_of(request.key, self._switches) if self._switches else None
+        return (
+            *(encoded(request.id), encoded(request.key), request.body, storable(request.asked_by)),
+            *(storable(request.runner), request.wait_s, request.mode.value),
+            *((switch.mode.value, switch.observe_until) if switch is not None else (None, None)),
+        )
+
+
+def answered_of(rows: Sequence[Mapping[str, Any]], requests: Sequence[Request]) -> Answered:
+    """What a step has told, in the values of the protocol."""
+    answered = Answered([], [], [None] * len(requests))
+    for row in rows:
+        number = row["number"] - 1
+        match row["what"]:
+            case "refused":
+                answered.refused.append(decoded(row["answer"]))
+            case "turn":
+                answered.turns.append(turn_of(row["work"]))
+            case "observed":
+                answered.answers[number] = turn_of(row["work"])
+            case "reply":
+                told = (row["outcome"], row["answer"], row["cause"], row["answer_token"])
+                answered.answers[number] = reply_of(requests[number].id, *told)
+            case "clash":
+                answered.answers[number] = rules.clash(requests[number], decoded(row["work"]["key"]))
+            case "switched":
+                answered.answers[number] = rules.switched(requests[number], Mode(row["cause"]))
+            case "circle":
+                answered.answers[number] = rules.refusal(requests[number], row["cause"])
+    return answered
+
+
+def turn_of(row: Any) -> Turn:
+    return rules.turn_of(record_of(row), row["started_at"])
+
+
+def record_of(row: Any, reply: Reply | None = None, ended_at: float = 0.0) -> Record:
+    """What a row of work, or of what is completed, remembers."""
+    request = Request(
+        id=decoded(row["id"]),
+        key=decoded(row["key"]),
+        body=row["body"],
+        asked_by=row["asked_by"],
+        runner=row["runner"],
+        wait_s=row["wait_s"],
+        within=tuple(row["within"] or ()),
+        mode=Mode(row["mode"]),
+    )
+    return Record(
+        request=request,
+        place=row["place"],
+        asked_at=row["asked_at"],
+        deadline=row["deadline"],
+        token=row["token"],
+        owner=row["owner"],
+        attempts=row["attempts"],
+        overlaps=row["beside"],
+        started_at=row["started_at"],
+        ended_at=ended_at,
+        reply=reply,
+    )
+
+
+def reply_of(id: str, outcome: str, answer: bytes, cause: str, token: int) -> Reply:
+    return Reply(id=id, outcome=Ending(outcome), body=answer, cause=cause, token=token)
+
+
+def switch_of_row(row: Any) -> Switch:
+    return Switch(
+        keys=decoded(row["keys"]),
+        mode=Mode(row["mode"]),
+        is_pattern=row["is_pattern"],
+        observe_until=row["observe_until"],
+        at=row["at"],
+        by=row["by"],
+    )
+
+
+def storable(text: str) -> str:
+    """The server refuses this one character in a text."""
+    return text.replace("\0", "\ufffd")
+
+
+def encoded(text: str) -> bytes:
+    """Keys and ids: any text, in the order of its characters."""
+    return text.encode()
+
+
+def decoded(code: bytes) -> str:
+    return code.decode()
+
+
+_INT_MAX = 2**31 - 1
+_REGISTER = "insert into keywise_functions (name) values ($1) on conflict (name) do nothing"
+_NUMBER = "select id from keywise_functions where name = $1"
+_SWITCHES = (
+    "select f.switches, s.* from keywise_functions as f left join keywise_turn_switches as s on s.function = f.id "
+    "where f.id = $1"
+)
+_CLOCK = "select extract(epoch from clock_timestamp())::float8"
+_LOCK = "select keywise_turn_lock_1($1, $2, $3)"
+_STEP = "select * from keywise_turn_step_1($1, $2, $3, $4, $5, $6)"
+_BACK = "select keywise_turn_back_1($1, $2, $3, $4)"
+_RENEW = "select * from keywise_turn_renew_1($1, $2, $3, $4)"
+_WITHDRAW = "select * from keywise_turn_withdraw_1($1, $2, $3, $4, $5)"
+_REPLIES = (
+    "with live as (insert into keywise_turn_owners (function, owner, alive_until) "
+    "values ($1, $2, extract(epoch from clock_timestamp())::float8 + $3::float8) "
+    "on conflict (function, owner) do update set alive_until = excluded.alive_until) "
+    "select wanted.id, last.outcome, last.answer, last.cause, last.answer_token "
+    "from unnest($4::bytea[]) as wanted (id) cross join lateral ("
+    "select outcome, answer, cause, answer_token from keywise_turn_completed "
+    "where function = $1 and id = wanted.id order by place desc limit 1) as last "
+    "where not exists (select from keywise_turn_work where function = $1 and id = wanted.id)"
+)
+_WAITING = (
+    "select f.name, w.key, coalesce(k.token, 0), w.within from keywise_turn_work as w "
+    "join keywise_functions as f on f.id = w.function "
+    "left join keywise_turn_keys as k on k.function = w.function and k.key = w.key "
+    "where w.within is not null and w.token = 0 "
+    "union all select f.name, k.key, k.token, null from keywise_turn_keys as k "
+    "join keywise_functions as f on f.id = k.function where k.function = $1 and k.key = $2"
+)
+"""Who waits from within a turn, for which key, and who holds that; and who holds the key that is asked for."""
