@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from keywise import adapters
 from keywise.address import Address, shown
+from keywise.calling import SerialFunction, Wiring, define
 from keywise.clock import boot_time
 from keywise.consumer import Consumer, Way, way_of
 from keywise.envelope import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
@@ -127,6 +128,7 @@ class App:
         self.ledger_url = ledger
         self.observers: list[Observer] = list(observers) if observers is not None else [Log()]
         self.pipelines: dict[str, PipelineDefinition] = {}
+        self.serials: dict[str, SerialFunction] = {}
         self._shared: dict[tuple[Any, ...], Any] = {}
         self._stack = AsyncExitStack()
         self._senders: dict[tuple[str, str], Source] = {}
@@ -167,6 +169,23 @@ class App:
         self.pipelines[name] = definition
         return definition
 
+    def serial(
+        self, name: str, *, key: Callable[[Any], Any], turns: str = "", **options: Any
+    ) -> Callable[[Callable[..., Any]], SerialFunction]:
+        """Decorate a function: its calls run one at a time per key, and wait for their answers.
+
+        `turns` names another store than the app's ledger, or a backend. Settings, `mode=` and `switch=` can follow.
+        """
+        if not name or name in self.serials:
+            raise SettingsError(f"a serial function needs a name of its own, and {name!r} is taken or empty")
+
+        def decorate(function: Callable[..., Any]) -> SerialFunction:
+            wiring = Wiring(ledger=self.ledger_url, turns=turns, shared=self._shared, observers=self.observers)
+            self.serials[name] = define(name, function, wiring, {"key": key, **options})
+            return self.serials[name]
+
+        return decorate
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -174,7 +193,9 @@ class App:
         await self.close()
 
     async def close(self) -> None:
-        """Close what `send` has opened."""
+        """Close what `send` and calls of serial functions have opened."""
+        for serial in self.serials.values():
+            await serial.close()
         self._senders.clear()
         await self._stack.aclose()
 

@@ -51,3 +51,31 @@ class LetterError(KeywiseError):
 
 class ActError(KeywiseError):
     """An act of an operator's that was refused or could not be done; the message says what became of it."""
+
+
+class SerialError(KeywiseError):
+    """A call of a serial function that has no result; the message says why, and what to do."""
+
+
+class RefusedError(SerialError):
+    """Raise it in a key function: the request has no one key. Also: a call that was not taken in, and has not run."""
+
+
+class ExpiredError(SerialError):
+    """A call whose deadline passed before its turn came. It has not run and will not; the same id may be used again."""
+
+
+class RequestCancelledError(SerialError):
+    """A call that an operator took out of the line. It has not run and will not."""
+
+
+class FailedError(SerialError):
+    """A call whose function raised. The same id has the same answer."""
+
+
+class LostError(SerialError, OutcomeUnknownError):
+    """A call that was broken off in the middle: nobody knows how much of it happened, and it is not run again."""
+
+
+class UnansweredError(SerialError, OutcomeUnknownError):
+    """A call that has begun and whose answer was not there in time. Ask again with the same id to get it."""

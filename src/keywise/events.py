@@ -193,6 +193,37 @@ class Calmed(Event, frozen=True, kw_only=True):
     cause: str
 
 
+class CallEnded(Event, frozen=True, kw_only=True):
+    """A call of a serial function has its answer; `outcome` is what it ended with."""
+
+    key: str
+    outcome: str
+    waited_s: float
+    """Until its turn came."""
+    ran_s: float
+
+
+class CallRefused(Event, frozen=True, kw_only=True):
+    """A call of a serial function was not taken in: it would wait for ever, or its id stands for something else."""
+
+    key: str
+    cause: str
+
+
+class Overlapped(Event, frozen=True, kw_only=True):
+    """A key is only observed, and calls ran side by side that would have run one at a time."""
+
+    key: str
+    overlaps: int
+    """Others that ran when this one began."""
+
+
+class TurnLost(Event, frozen=True, kw_only=True):
+    """A process lost its turn in the middle of a call: it was too long out of reach of the store."""
+
+    key: str
+
+
 class Draining(Event, frozen=True, kw_only=True):
     """No more is taken; running work is finished."""
 
@@ -203,7 +234,8 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 Observer: TypeAlias = Callable[[Event], None]
 
-_WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, LedgerDown, Doubted, Unrepairable, Alarmed)
+_OF_CALLS = (CallRefused, Overlapped, TurnLost)
+_WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, LedgerDown, Doubted, Unrepairable, Alarmed, *_OF_CALLS)
 _NOTICES = (Started, Repaired, LedgerBack, Paused, Resumed, Pruned, Calmed, Draining, Stopped)
 
 

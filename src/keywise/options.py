@@ -41,7 +41,11 @@ def check_limits(retry: object, debounce: object, rate: object) -> None:
 
 def settings_from(options: Mapping[str, Any]) -> Settings:
     """Settings by name; `lease="30s"` and `lease_s=30` mean the same."""
-    known = {field.name for field in fields(Settings)}
+    return Settings(**named_settings(options, {field.name for field in fields(Settings)}))
+
+
+def named_settings(options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    """Options under the names that settings have; an unknown one is refused with the nearest known one."""
     given: dict[str, Any] = {}
     for name, value in options.items():
         if name.endswith("_s") and name.removesuffix("_s") in options:
@@ -54,4 +58,4 @@ def settings_from(options: Mapping[str, Any]) -> Settings:
             near = difflib.get_close_matches(name, [*known, *(one.removesuffix("_s") for one in known)], 1)
             hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(sorted(known))}"
             raise SettingsError(f"unknown setting {name!r}; {hint}")
-    return Settings(**given)
+    return given

@@ -133,6 +133,45 @@ class Settings:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialSettings:
+    """How a serial function works; the defaults suit most."""
+
+    timeout_s: float = 30.0
+    """How long a caller waits for its answer, unless it says otherwise."""
+    concurrency: int = 16
+    """Keys that one process works on side by side, at the most."""
+    lease_s: float = 30.0
+    """A process that was not heard of for so long is lost: its keys go on, and what it ran is not run again."""
+    margin_s: float = 2.0
+    """How much earlier than the store a process considers itself lost, and breaks off what it runs."""
+    attempts_max: int = 5
+    """Tries at one request whose function says that nothing happened; all of them inside of its deadline."""
+    backoff_s: float = 0.05
+    """The first retry waits about so long; each further one twice as long."""
+    backoff_max_s: float = 2.0
+    poll_s: float = 0.5
+    """How often a process that waits looks by itself."""
+    view_s: float = 2.0
+    """How often a process asks for the switches; for so long it may take a key to be off that was switched on."""
+    drain_s: float = 20.0
+    """How long running work may go on after the app was closed."""
+    retention_s: float = 7 * 86400.0
+    """How long answers and the history are kept; the same id that comes later is run again."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise SettingsError(f"{field.name}={value!r} must be a number above zero, and finite")
+            if field.type in (int, "int") and not isinstance(value, int):
+                raise SettingsError(f"{field.name}={value} must be a whole number")
+        if self.margin_s >= self.lease_s / 2:
+            raise SettingsError(
+                f"margin_s={self.margin_s} leaves too little of lease_s={self.lease_s}; keep it below half of it"
+            )
+
+
 def seconds(duration: float | str) -> float:
     """Seconds from a number or from text such as `500ms`, `5s`, `10m`, `2h`, `7d`."""
     if isinstance(duration, int | float) and not isinstance(duration, bool):

@@ -37,6 +37,9 @@ LAYERS = {
         "spool",
         "shelf",
         "late",
+        "serial",
+        "call",
+        "modes",
     },
     "databases": {"databases"},
     "plugs": {"sources", "ledgers", "sinks", "origins", "turns"},
@@ -61,9 +64,10 @@ LAYERS = {
         "ingest",
         "reindex",
         "merge",
+        "runner",
     },
     "adapters": {"adapters"},
-    "front": {"__init__", "app", "configuration", "options"},
+    "front": {"__init__", "app", "calling", "configuration", "options"},
     "doors": {"__main__", "cli", "testing", "dashboard"},
 }
 

@@ -1,0 +1,43 @@
+"""A call of a serial function that waits in this process, and what can be said to its callers here."""
+
+import asyncio
+from typing import Any
+
+from keywise.turn import Ending, Reply, Request
+from keywise.turn_rules import TOO_LATE
+
+STORING_S = 0.1
+STORING_PART = 0.05
+"""Kept of the time of a caller, at the most, to store its answer."""
+
+
+class Call:
+    """A request of this process, and the callers that wait for it."""
+
+    __slots__ = ("argument", "asked_at", "began_at", "deadline", "futures", "is_asked", "is_running", "request")
+
+    def __init__(self, request: Request, argument: Any, now: float) -> None:
+        self.request = request
+        self.argument = argument
+        self.deadline = now
+        self.asked_at = now
+        self.began_at = now
+        self.futures: list[asyncio.Future[Reply]] = []
+        self.is_asked = False
+        """The store knows of it, or may know."""
+        self.is_running = False
+
+
+def clash(request: Request) -> Reply:
+    """The id waits here for something else."""
+    cause = f"the id {request.id!r} waits with another key or body; use a new id"
+    return Reply(id=request.id, outcome=Ending.REFUSED, cause=cause)
+
+
+def expired(call: Call) -> Reply:
+    return Reply(id=call.request.id, outcome=Ending.EXPIRED, cause=TOO_LATE)
+
+
+def storing_s(call: Call, deadline: float) -> float:
+    """What is kept of the time of a caller to store its answer."""
+    return min(STORING_S, STORING_PART * max(0.0, deadline - call.asked_at))

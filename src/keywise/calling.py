@@ -1,0 +1,150 @@
+"""Serial functions as people call them: each opens its store with the first call, and is closed with its app."""
+
+import asyncio
+import functools
+import os
+import random
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, fields
+from typing import Any
+
+from keywise import adapters
+from keywise.address import Address
+from keywise.clock import boot_time
+from keywise.errors import SettingsError
+from keywise.events import Event, Observer
+from keywise.merge import Merge, Scene
+from keywise.modes import Asked, Modes, mode_from
+from keywise.options import named_settings
+from keywise.runner import Runner, within
+from keywise.serial import Serial
+from keywise.settings import SerialSettings, seconds
+from keywise.turn import EVERY_RUN, Ending, Mode, Request, Switch, TurnPolicy
+
+ID_MAX = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """Where a serial function finds its store, and who watches it."""
+
+    ledger: str
+    """The URL of the app's ledger, where requests are kept too."""
+    turns: str
+    """The URL of another store, or the name of one of the backends for the ledger's; empty: neither."""
+    shared: dict[tuple[Any, ...], Any]
+    observers: Sequence[Observer]
+
+
+class SerialFunction:
+    """A function that is run one at a time per key: call it, and wait for its answer."""
+
+    def __init__(
+        self, serial: Serial, settings: SerialSettings, wiring: Wiring, switch: Callable[[str], Any] | None, mode: Mode
+    ) -> None:
+        self.name = serial.name
+        self.settings = settings
+        self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._serial = serial
+        self._wiring = wiring
+        self._modes = Asked(switch) if switch is not None else Modes(mode, self._read, settings.view_s, boot_time)
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._turns: Any = None
+        self._merge: Merge | None = None
+        self._runner: Runner | None = None
+        functools.update_wrapper(self, serial.function)
+
+    async def __call__(
+        self, request: Any, *, id: str | None = None, timeout: float | str | None = None, asked_by: str = ""
+    ) -> Any:
+        """The function's result, once its turn has come; an error of `keywise.errors` says why there is none.
+
+        The function is run at most once for each `id`, and the same id has the same answer.
+        """
+        timeout_s = self.settings.timeout_s if timeout is None else seconds(timeout)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        key = self._serial.key_of(request)
+        if await self._modes.of(key) is Mode.OFF:
+            return await self._run_off(key, request)
+        merge = await self._opened()
+        asked = Request(
+            id=_checked(id) if id is not None else secrets.token_hex(16),
+            key=key,
+            body=self._serial.body_of(request),
+            asked_by=asked_by or self.owner,
+            runner=self.owner if merge.runs_own else EVERY_RUN,
+            within=within.get(),
+            mode=await self._modes.of(key),
+        )
+        reply = await merge.call(asked, request, deadline)
+        if reply.outcome is Ending.SWITCHED:
+            return await self._run_off(key, request)
+        return self._serial.result_of(reply)
+
+    async def close(self) -> None:
+        """Let what runs come to its end; further calls open it again."""
+        await self._stack.aclose()
+        self._turns = self._merge = self._runner = None
+
+    def connect(self) -> Any:
+        """The turns of this function; not opened yet."""
+        wiring, policy = self._wiring, TurnPolicy(lease_s=self.settings.lease_s, atomic=self._serial.is_atomic)
+        is_url = "://" in wiring.turns
+        address = Address(wiring.turns if is_url else wiring.ledger, self.name, wiring.shared)
+        if wiring.turns and not is_url:
+            return adapters.load(f"keywise.turns.{wiring.turns.replace('-', '_')}")(address, self.owner, policy)
+        return adapters.connect("turns", address, self.owner, policy)
+
+    async def _run_off(self, key: str, request: Any) -> Any:
+        """Without a turn, and without the store unless the function writes there."""
+        if self._serial.is_atomic:
+            await self._opened()
+        if self._runner is None:
+            self._runner = Runner(self._serial, self._turns, self.settings, random.Random())
+        return await self._runner.run_off(key, request)
+
+    async def _opened(self) -> Merge:
+        async with self._opening:
+            if self._merge is None:
+                turns = self.connect()
+                if self._serial.is_atomic and turns.database is None:
+                    raise SettingsError(
+                        f"the serial function {self.name!r} asks for a transaction, and its store has none; leave that "
+                        "parameter out, or use a store in SQLite or Postgres"
+                    )
+                self._turns = await self._stack.enter_async_context(turns)
+                self._runner = Runner(self._serial, turns, self.settings, random.Random())
+                scene = Scene(self.name, boot_time, random.Random(), self._emit)
+                self._merge = Merge(turns, self._runner, self.settings, scene)
+                self._merge.start()
+                self._stack.push_async_callback(self._merge.close)
+            return self._merge
+
+    async def _read(self) -> tuple[float, Sequence[Switch]]:
+        await self._opened()
+        operator = self._turns.operator
+        return await operator.now(), await operator.switches()
+
+    def _emit(self, event: Event) -> None:
+        for observer in self._wiring.observers:
+            observer(event)
+
+
+def define(name: str, function: Callable[..., Any], wiring: Wiring, options: Mapping[str, Any]) -> SerialFunction:
+    """Make a serial function out of its words."""
+    words = dict(options)
+    key, switch = words.pop("key"), words.pop("switch", None)
+    mode = mode_from(words.pop("mode", Mode.ON))
+    known = {field.name for field in fields(SerialSettings)}
+    settings = SerialSettings(**named_settings(words, known))
+    return SerialFunction(Serial(name, function, key), settings, wiring, switch, mode)
+
+
+def _checked(id: Any) -> str:
+    if not isinstance(id, str) or not id or "\0" in id or len(id.encode("utf-8", "surrogatepass")) > ID_MAX:
+        raise SettingsError(f"the id {str(id)[:40]!r} is no text of 1 to {ID_MAX} bytes without NUL")
+    return id

@@ -1,0 +1,382 @@
+"""The merge queue of one process: callers ask and wait, turns are taken and run, and answers are stored and told.
+
+One call to the store at a time carries all that has come together since the last one: answers, new requests, and how
+many turns can be run. There is no timer for batches.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from keywise.backoff import backoff_s
+from keywise.call import Call, clash, expired, storing_s
+from keywise.clock import Clock
+from keywise.errors import UnansweredError, UnavailableError
+from keywise.events import CallEnded, CallRefused, Event, Overlapped, TurnLost
+from keywise.runner import Due, Held, Runner
+from keywise.settings import SerialSettings
+from keywise.turn import Ending, Mode, Reply, Request, Turn
+from keywise.turn_rules import TOO_LATE
+
+OUTAGE_S = 0.05
+"""The first look after the store could not be reached; each further one waits twice as long."""
+OUTAGE_MAX_S = 1.0
+REPLIES_S = 0.05
+"""How often it is asked for replies that others made, at the most, where a process runs its own requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Where a merge queue lives: the name of its function, its clock, its chance, and who watches."""
+
+    name: str
+    clock: Clock
+    rng: random.Random
+    emit: Callable[[Event], None]
+
+
+class Merge:
+    """All callers of one serial function in this process, and what is run for them."""
+
+    def __init__(self, turns: Any, runner: Runner, settings: SerialSettings, scene: Scene) -> None:
+        self._turns = turns
+        self._runner = runner
+        self._settings = settings
+        self._name = scene.name
+        self._clock = scene.clock
+        self._rng = scene.rng
+        self._emit = scene.emit
+        self._calls: dict[str, Call] = {}
+        self._new: dict[str, Call] = {}
+        """Those that are to be asked for."""
+        self._gone: dict[str, None] = {}
+        """Ids that nobody waits for any more."""
+        self._outbox: list[Reply] = []
+        self._held: dict[int, Held] = {}
+        self._runs: set[asyncio.Task[None]] = set()
+        self._bell = asyncio.Event()
+        self._listens = asyncio.Event()
+        self._looks = False
+        """There may be a turn for this process."""
+        self._reads = False
+        """There may be a reply that somebody else made."""
+        self._read_at = 0.0
+        self._is_renewal_due = False
+        self._is_closing = False
+        self._heard_at = self._clock()
+        """When a call was sent that the store has answered."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self.runs_own = True
+        """Requests are run by the process that asks for them."""
+
+    # Callers.
+
+    async def call(self, request: Request, argument: Any, deadline: float) -> Reply:
+        """Wait for the reply until the deadline, by the loop's clock."""
+        loop = asyncio.get_running_loop()
+        call = self._calls.get(request.id)
+        if call is None:
+            call = self._calls[request.id] = self._new[request.id] = Call(request, argument, loop.time())
+        elif (call.request.key, call.request.body) != (request.key, request.body):
+            return clash(request)
+        call.deadline = max(call.deadline, deadline)
+        self._gone.pop(request.id, None)
+        future: asyncio.Future[Reply] = loop.create_future()
+        call.futures.append(future)
+        self._bell.set()
+        try:
+            return await self._awaited(call, future, deadline)
+        finally:
+            call.futures.remove(future)
+            if not call.futures:
+                self._leave(call)
+
+    async def _awaited(self, call: Call, future: "asyncio.Future[Reply]", deadline: float) -> Reply:
+        try:
+            async with asyncio.timeout_at(deadline if self.runs_own else deadline - storing_s(call, deadline)):
+                return await asyncio.shield(future)
+        except TimeoutError:
+            if self.runs_own and not call.is_running:
+                return expired(call)
+        # Somebody runs it, or may: unless it can be withdrawn, its answer may still come.
+        with suppress(TimeoutError, UnavailableError):
+            async with asyncio.timeout_at(deadline):
+                if not self.runs_own and await self._turns.withdraw([call.request.id], Ending.EXPIRED, TOO_LATE):
+                    return expired(call)
+                return await future
+        raise UnansweredError(
+            f"{self._name} {call.request.id!r} has no answer in time, and may have begun; "
+            "ask again with the same id to get it"
+        )
+
+    def _leave(self, call: Call) -> None:
+        """Nobody waits for it any more. What runs is run to its end."""
+        id = call.request.id
+        if call.is_running or self._calls.get(id) is not call:
+            return
+        del self._calls[id]
+        self._new.pop(id, None)
+        if call.is_asked:
+            self._gone[id] = None
+            self._bell.set()
+
+    # The flow.
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(work()) for work in (self._flow, self._listen, self._beat)]
+
+    async def close(self) -> None:
+        """Take no more, let what runs come to its end, and tell the others that they will not run."""
+        self._is_closing = True
+        ends = asyncio.get_running_loop().time() + self._settings.drain_s
+        self._bell.set()
+        while (self._held or self._outbox or self._gone) and asyncio.get_running_loop().time() < ends:
+            for call in [call for call in self._calls.values() if not call.is_running]:
+                self._end(call, Reply(id=call.request.id, outcome=Ending.EXPIRED, cause="the app was closed"))
+            self._bell.set()
+            await asyncio.wait(
+                [*self._runs, asyncio.ensure_future(asyncio.sleep(OUTAGE_S))], return_when="FIRST_COMPLETED"
+            )
+        tasks = [*self._tasks, *self._runs]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for call in list(self._calls.values()):
+            self._end(call, Reply(id=call.request.id, outcome=Ending.LOST, cause="the app was closed"))
+        self._runner.close()
+
+    async def _flow(self) -> None:
+        vain = 0
+        while True:
+            await self._bell.wait()
+            self._bell.clear()
+            try:
+                while self._has_work():
+                    await self._step()
+                    vain = 0
+            except UnavailableError:
+                vain += 1
+                # A call whose answer was lost may have given turns that nobody knows of.
+                self._is_renewal_due = True
+                await asyncio.sleep(backoff_s(vain, OUTAGE_S, OUTAGE_MAX_S, self._rng))
+                self._bell.set()
+
+    def _has_work(self) -> bool:
+        others = self._gone or self._is_renewal_due or self._reads
+        return bool(others or self._has_exchange())
+
+    def _has_exchange(self) -> bool:
+        return bool(self._outbox or self._new or (self._looks and self._slots() > 0))
+
+    async def _step(self) -> None:
+        if self._is_renewal_due:
+            await self._renew()
+        if self._gone:
+            await self._withdraw()
+        if self._has_exchange():
+            await self._exchange()
+        if self._reads:
+            await self._read()
+
+    async def _exchange(self) -> None:
+        """Store answers, ask for what is new, and take turns: one call to the store."""
+        loop = asyncio.get_running_loop()
+        replies, self._outbox = self._outbox, []
+        new, self._new = self._new, {}
+        asked = [call for call in new.values() if call.deadline > loop.time()]
+        for call in asked:
+            call.is_asked = True
+        requests = [replace(call.request, wait_s=call.deadline - loop.time()) for call in asked]
+        limit, self._looks = self._slots() + self._freed(replies), False
+        sent_at, began = self._clock(), loop.time()
+        try:
+            answered = await self._turns.answer(replies, limit, self._runner.run_max, requests)
+        except UnavailableError:
+            self._outbox[:0] = replies
+            self._new = {id: call for id, call in new.items() if id in self._calls} | self._new
+            self._looks = True
+            raise
+        self._heard_at = sent_at
+        self._settle(replies, answered.refused)
+        for call, answer in zip(asked, answered.answers, strict=True):
+            self._asked(call, answer, began)
+        self._start_all(answered.turns, began)
+        # With all that were wished for, there may be more.
+        self._looks = self._looks or len(answered.turns) >= limit
+        self._listens.set() if self._calls else self._listens.clear()
+
+    def _slots(self) -> int:
+        return 0 if self._is_closing else max(0, self._settings.concurrency - len(self._held))
+
+    def _freed(self, replies: Sequence[Reply]) -> int:
+        """How many tokens are over with these replies."""
+        ends = Counter(reply.token for reply in replies)
+        return 0 if self._is_closing else sum(self._held[token].unanswered == ends[token] for token in ends)
+
+    def _settle(self, replies: Sequence[Reply], refused: Sequence[str]) -> None:
+        lost = set(refused)
+        for reply in replies:
+            self._release(reply.token)
+            call = self._calls.get(reply.id)
+            if call is None:
+                continue
+            if reply.id in lost:
+                self._lost(call)
+            elif reply.outcome is Ending.EXPIRED:
+                call.is_running = False
+                self._replied(call, reply)
+            else:
+                self._end(call, reply)
+
+    def _release(self, token: int) -> None:
+        held = self._held.get(token)
+        if held is not None:
+            held.unanswered -= 1
+            if held.unanswered == 0:
+                del self._held[token]
+
+    def _lost(self, call: Call) -> None:
+        """Somebody else says what became of it, or gives it another turn."""
+        call.is_running = False
+        self._reads = True
+        self._read_at = 0.0
+        self._emit(TurnLost(pipeline=self._name, key=call.request.key))
+        if not call.futures:
+            self._leave(call)
+
+    def _asked(self, call: Call, answer: Reply | Turn | None, began: float) -> None:
+        if isinstance(answer, Turn):
+            if answer.overlaps:
+                self._emit(Overlapped(pipeline=self._name, key=call.request.key, overlaps=answer.overlaps))
+            self._start_all([answer], began)
+        elif answer is not None:
+            self._replied(call, answer)
+
+    def _replied(self, call: Call, reply: Reply) -> None:
+        """What the store says to a request that waits."""
+        is_in_time = call.deadline > asyncio.get_running_loop().time()
+        if reply.outcome is Ending.SWITCHED and reply.cause != Mode.OFF:
+            call.request = replace(call.request, mode=Mode(reply.cause))
+            self._ask_again(call)
+        elif reply.outcome is Ending.EXPIRED and is_in_time and not self._is_closing:
+            # It was somebody else's deadline, or this process was taken for lost: it never ran.
+            self._ask_again(call)
+        else:
+            if reply.outcome is Ending.REFUSED:
+                self._emit(CallRefused(pipeline=self._name, key=call.request.key, cause=reply.cause))
+            self._end(call, reply)
+
+    def _ask_again(self, call: Call) -> None:
+        if self._calls.get(call.request.id) is call:
+            self._new[call.request.id] = call
+
+    def _end(self, call: Call, reply: Reply) -> None:
+        now = asyncio.get_running_loop().time()
+        self._calls.pop(call.request.id, None)
+        self._new.pop(call.request.id, None)
+        began_at = call.began_at if call.is_running else now
+        self._emit(
+            CallEnded(
+                pipeline=self._name,
+                key=call.request.key,
+                outcome=reply.outcome.value,
+                waited_s=began_at - call.asked_at,
+                ran_s=now - began_at,
+            )
+        )
+        for future in call.futures:
+            if not future.done():
+                future.set_result(reply)
+
+    # Turns.
+
+    def _start_all(self, turns: Sequence[Turn], began: float) -> None:
+        runs: dict[int, list[Due]] = {}
+        for turn in turns:
+            runs.setdefault(turn.token, []).append(self._due(turn, began))
+        for dues in runs.values():
+            held = self._held[dues[0].turn.token] = Held(dues)
+            task = asyncio.get_running_loop().create_task(self._runner.run(held, self._tell))
+            self._runs.add(task)
+            task.add_done_callback(self._runs.discard)
+
+    def _due(self, turn: Turn, began: float) -> Due:
+        """Until when it may run: by the deadline of whoever waits here, or by what the store said."""
+        call = self._calls.get(turn.request.id)
+        if call is None and self.runs_own:
+            return Due(turn, None, began)
+        deadline = began + turn.left_s if call is None else call.deadline
+        if call is not None:
+            call.is_running, call.began_at = True, asyncio.get_running_loop().time()
+            deadline -= storing_s(call, deadline)
+        return Due(turn, None if call is None else call.argument, deadline)
+
+    def _tell(self, reply: Reply) -> None:
+        self._outbox.append(reply)
+        self._bell.set()
+
+    # Being alive.
+
+    async def _renew(self) -> None:
+        sent_at, tokens = self._clock(), list(self._held)
+        lost = await self._turns.renew(tokens)
+        self._heard_at = sent_at
+        self._is_renewal_due = False
+        self._looks = True
+        for token in lost:
+            if (held := self._held.get(token)) is not None and held.unanswered:
+                held.lose()
+
+    async def _beat(self) -> None:
+        """Renew at a third of the lease; break off what runs when the store was silent for too long."""
+        rhythm_s = self._settings.lease_s / 3
+        while True:
+            await asyncio.sleep(rhythm_s / 4)
+            silent_s = self._clock() - self._heard_at
+            if silent_s > self._settings.lease_s - self._settings.margin_s:
+                for held in list(self._held.values()):
+                    held.lose()
+            if silent_s > rhythm_s and (self._held or self._calls):
+                self._is_renewal_due = True
+                self._bell.set()
+
+    async def _listen(self) -> None:
+        """Look again when others have done something, as long as anybody waits."""
+        while True:
+            await self._listens.wait()
+            try:
+                await self._turns.wait(self._settings.poll_s)
+            except UnavailableError:
+                await asyncio.sleep(OUTAGE_MAX_S)
+            self._looks = self._reads = True
+            self._bell.set()
+
+    async def _read(self) -> None:
+        """Replies that others made: of joined requests, of cancelled ones, of those that were lost."""
+        self._reads = False
+        now = asyncio.get_running_loop().time()
+        if self.runs_own and now - self._read_at < REPLIES_S:
+            return
+        self._read_at = now
+        waiting = [id for id, call in self._calls.items() if call.is_asked and not call.is_running]
+        if not waiting:
+            return
+        sent_at = self._clock()
+        found = await self._turns.replies(waiting)
+        self._heard_at = sent_at
+        for id, reply in found.items():
+            if (call := self._calls.get(id)) is not None and not call.is_running and id not in self._new:
+                self._replied(call, reply)
+
+    async def _withdraw(self) -> None:
+        gone = list(self._gone)
+        await self._turns.withdraw(gone, Ending.EXPIRED, "its caller gave up")
+        for id in gone:
+            self._gone.pop(id, None)

@@ -1,0 +1,250 @@
+"""Runs requests that have their turn: one after another, inside of their deadlines, and tells what came of each."""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any
+
+from keywise.backoff import backoff_s
+from keywise.causes import cause_of_error, storable
+from keywise.entry import Claim
+from keywise.errors import OutcomeUnknownError, TransientError, UnavailableError
+from keywise.serial import Serial, result_body
+from keywise.settings import SerialSettings
+from keywise.turn import Ending, Mode, Reply, Turn
+from keywise.turn_rules import TOO_LATE
+
+RUN_S = 0.005
+"""Turns of one key are taken together as long as they are over after about so long: if the process dies, all of them
+are lost, though some may not have begun."""
+RUN_MAX = 256
+
+NOT_BEGUN = "its turn was lost before it began"
+
+within: ContextVar[tuple[int, ...]] = ContextVar("within", default=())
+"""The tokens of the turns that the running code holds, the outermost first."""
+
+
+class Due:
+    """A turn that this process has, with what is needed to run it."""
+
+    __slots__ = ("argument", "turn", "until")
+
+    def __init__(self, turn: Turn, argument: Any, until: float) -> None:
+        self.turn = turn
+        self.argument = argument
+        """What the function is called with; None: it is read from the body."""
+        self.until = until
+        """When it has to be over, by the loop's clock; nobody waits for it if that has passed."""
+
+
+class Held:
+    """A token of this process, and what runs under it."""
+
+    __slots__ = ("dues", "is_lost", "timeout", "token", "unanswered")
+
+    def __init__(self, dues: Sequence[Due]) -> None:
+        self.dues = dues
+        self.token = dues[0].turn.token
+        self.unanswered = len(dues)
+        self.is_lost = False
+        self.timeout: asyncio.Timeout | None = None
+
+    def lose(self) -> None:
+        """Break off what runs."""
+        self.is_lost = True
+        if self.timeout is not None and not self.timeout.expired():
+            self.timeout.reschedule(asyncio.get_running_loop().time())
+
+
+class Runner:
+    """Calls the function, and makes replies out of what it does."""
+
+    def __init__(self, serial: Serial, turns: Any, settings: SerialSettings, rng: random.Random) -> None:
+        self._serial = serial
+        self._turns = turns
+        self._settings = settings
+        self._rng = rng
+        self._threads: ThreadPoolExecutor | None = None
+        self._pace_s = RUN_S
+
+    @property
+    def run_max(self) -> int:
+        """How many turns of one key are taken together."""
+        return max(1, min(RUN_MAX, int(RUN_S / max(self._pace_s, 1e-9))))
+
+    async def run(self, held: Held, tell: Callable[[Reply], None]) -> None:
+        """Run all turns of a token in their order. There is a reply to each, told as soon as it is known."""
+        loop = asyncio.get_running_loop()
+        began, left = loop.time(), deque(held.dues)
+        cause = NOT_BEGUN
+        try:
+            if self._serial.is_atomic and held.dues[0].turn.request.mode is Mode.ON:
+                await self._run_atomic(held, left, tell)
+            else:
+                await self._run_plain(held, left, tell)
+        except Exception as error:
+            cause = cause_of_error(error)
+        for due in left:
+            tell(_reply(due, Ending.EXPIRED if cause is NOT_BEGUN else Ending.FAILED, cause))
+        # Slowly downwards and at once upwards: one slow call shows that calls can be slow.
+        pace_s = (loop.time() - began) / len(held.dues)
+        self._pace_s = max(pace_s, 0.8 * self._pace_s + 0.2 * pace_s)
+
+    async def _run_plain(self, held: Held, left: deque[Due], tell: Callable[[Reply], None]) -> None:
+        while left and not held.is_lost:
+            reply = await self._tried(held, left[0])
+            left.popleft()
+            tell(reply)
+
+    async def run_off(self, key: str, argument: Any) -> Any:
+        """Call the function without a turn."""
+        claim = Claim(key, None, False, 0)
+        if not self._serial.is_atomic:
+            return await self._called(claim, argument, None)
+        async with self._turns.transaction() as transaction:
+            return await self._called(claim, argument, transaction)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            # A thread cannot be cancelled; what hangs is not waited for.
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _tried(self, held: Held, due: Due) -> Reply:
+        """Try until it is known what came of it, or until its deadline."""
+        loop = asyncio.get_running_loop()
+        for attempts in range(1, self._settings.attempts_max + 1):
+            if due.until <= loop.time():
+                return _reply(due, Ending.EXPIRED, TOO_LATE)
+            reply = await self._outcome(held, due, None)
+            if isinstance(reply, Reply):
+                return reply
+            wait_s = backoff_s(attempts, self._settings.backoff_s, self._settings.backoff_max_s, self._rng)
+            if attempts == self._settings.attempts_max or loop.time() + wait_s >= due.until:
+                return _reply(due, Ending.FAILED, reply)
+            await asyncio.sleep(wait_s)
+        raise AssertionError("the last attempt has a reply")
+
+    async def _outcome(self, held: Held, due: Due, transaction: Any) -> Reply | str:
+        """The reply, or the cause of a failure after which nothing has happened, and which may pass."""
+        turn = due.turn
+        claim = Claim(turn.request.key, None, False, turn.token, turn.attempts)
+        before = within.set((*turn.request.within, turn.token))
+        held.timeout = asyncio.timeout_at(due.until)
+        try:
+            async with held.timeout:
+                argument = due.argument if due.argument is not None else self._serial.request_of(turn.request.body)
+                result = await self._called(claim, argument, transaction)
+            return Reply(id=turn.request.id, outcome=Ending.DONE, body=result_body(result), token=turn.token)
+        except (TransientError, UnavailableError) as error:
+            return cause_of_error(error)
+        except TimeoutError as error:
+            if not held.timeout.expired():
+                return _reply(due, Ending.FAILED, cause_of_error(error))
+            cause = "its turn was lost" if held.is_lost else "its deadline passed in the middle of it"
+            return _reply(due, Ending.LOST, cause)
+        except OutcomeUnknownError as error:
+            return _reply(due, Ending.LOST, cause_of_error(error))
+        except Exception as error:
+            return _reply(due, Ending.FAILED, cause_of_error(error))
+        finally:
+            held.timeout = None
+            within.reset(before)
+
+    async def _called(self, claim: Claim, argument: Any, transaction: Any) -> Any:
+        if self._serial.is_async:
+            return await self._serial.call(claim, argument, transaction)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="keywise-serial")
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self._serial.call, claim, argument)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # The thread goes on, and nobody else may run this key meanwhile.
+            await asyncio.wait([future])
+            raise
+
+    # In the store's own transaction.
+
+    async def _run_atomic(self, held: Held, left: deque[Due], tell: Callable[[Reply], None]) -> None:
+        """As many as possible in one transaction. After a failure that may pass the rest is tried again."""
+        vain = 0
+        while left and not held.is_lost:
+            replies: list[Reply] = []
+            try:
+                cause = await self._transact(held, left, replies)
+            except _RefusedError:
+                return
+            except UnavailableError as error:
+                # The commit may have arrived: then the next one is refused, and nothing is done twice.
+                cause = cause_of_error(error)
+                replies.clear()
+            vain = 0 if replies else vain + 1
+            for reply in replies:
+                left.popleft()
+                tell(reply)
+            if cause and left and not await self._may_retry(left[0], vain):
+                tell(_reply(left.popleft(), Ending.FAILED, cause))
+                vain = 0
+
+    async def _transact(self, held: Held, dues: Iterable[Due], replies: list[Reply]) -> str:
+        """Fills in the replies that stand; returns the cause if the next one has to be tried again."""
+        loop, cause = asyncio.get_running_loop(), ""
+        async with self._turns.transaction() as transaction:
+            for due in dues:
+                reply = await self._saved(held, due, transaction) if loop.time() < due.until else _late(due)
+                if held.is_lost:
+                    raise _RefusedError
+                if isinstance(reply, str):
+                    cause = reply
+                    break
+                replies.append(reply)
+            if (await transaction.answer(replies)).refused:
+                raise _RefusedError
+        return cause
+
+    async def _saved(self, held: Held, due: Due, transaction: Any) -> Reply | str:
+        """What fails is undone alone."""
+        try:
+            async with transaction.savepoint():
+                reply = await self._outcome(held, due, transaction)
+                if isinstance(reply, str) or reply.outcome is not Ending.DONE:
+                    raise _UndoneError(reply)
+                return reply
+        except _UndoneError as undone:
+            reply = undone.reply
+            if isinstance(reply, Reply) and reply.outcome is Ending.LOST:
+                return _reply(due, Ending.EXPIRED, f"{reply.cause}; nothing of it happened")
+            return reply
+
+    async def _may_retry(self, due: Due, vain: int) -> bool:
+        if vain >= self._settings.attempts_max:
+            return False
+        wait_s = backoff_s(max(1, vain), self._settings.backoff_s, self._settings.backoff_max_s, self._rng)
+        if asyncio.get_running_loop().time() + wait_s >= due.until:
+            return False
+        await asyncio.sleep(wait_s)
+        return True
+
+
+class _RefusedError(Exception):
+    """The turn is somebody else's, or its work is done: the transaction is rolled back."""
+
+
+class _UndoneError(Exception):
+    """What a request wrote is rolled back, and the rest of the transaction stays."""
+
+    def __init__(self, reply: Reply | str) -> None:
+        super().__init__()
+        self.reply = reply
+
+
+def _late(due: Due) -> Reply:
+    return _reply(due, Ending.EXPIRED, TOO_LATE)
+
+
+def _reply(due: Due, outcome: Ending, cause: str) -> Reply:
+    return Reply(id=due.turn.request.id, outcome=outcome, cause=storable(cause), token=due.turn.token)

@@ -1,0 +1,120 @@
+"""A serial function as it is written: what it takes, which key a request has, and how its answers are read."""
+
+import datetime
+import inspect
+import uuid
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import msgspec
+
+from keywise import errors
+from keywise.entry import Claim
+from keywise.envelope import KEY_MAX_BYTES, decoder
+from keywise.errors import RefusedError, SettingsError
+from keywise.models import encoded
+from keywise.protocols import Transaction
+from keywise.turn import Ending, Reply
+
+PARTS = str | int | datetime.date | uuid.UUID
+
+
+class Serial:
+    """A function that runs one at a time per key, and the function that says which key that is."""
+
+    def __init__(self, name: str, function: Callable[..., Any], key: Callable[[Any], Any]) -> None:
+        self.name = name
+        self.function = function
+        self._key = key
+        hints, names = _read(function)
+        transactions = [one for one in names if hints.get(one) is Transaction]
+        others = [one for one in names if one not in transactions]
+        claims = [one for one in others if hints.get(one) is Claim] or others[:-1]
+        requests = [one for one in others if one not in claims]
+        if len(requests) != 1 or len(claims) > 1 or len(transactions) > 1:
+            raise SettingsError(
+                f"{function!r} has to take a keywise.Claim, the request, and perhaps a keywise.Transaction; "
+                f"it takes {', '.join(names) or 'nothing'}"
+            )
+        self._claim, self._request = next(iter(claims), None), requests[0]
+        self._transaction = next(iter(transactions), None)
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_atomic = self._transaction is not None
+        self._read_request = decoder(hints.get(self._request, Any))
+        self._read_result = decoder(hints.get("return", Any))
+        if self.is_atomic and not self.is_async:
+            raise SettingsError(f"{function!r} writes in a transaction, so that it has to be an async function")
+
+    def call(self, claim: Claim, request: Any, transaction: Any = None) -> Any:
+        """What the function returns; a coroutine if it is async."""
+        given = {self._claim: claim, self._request: request, self._transaction: transaction}
+        return self.function(**{name: value for name, value in given.items() if name is not None})
+
+    def key_of(self, request: Any) -> str:
+        """The key of a request, as text."""
+        try:
+            return key_text(self._key(request))
+        except RefusedError:
+            raise
+        except Exception as error:
+            raise RefusedError(f"the key function of {self.name!r} failed: {type(error).__name__}: {error}") from error
+
+    def body_of(self, request: Any) -> bytes:
+        return encoded(request)
+
+    def request_of(self, body: bytes) -> Any:
+        return self._read_request(body)
+
+    def result_of(self, reply: Reply) -> Any:
+        """The result that a reply has, or the error that it stands for."""
+        if reply.outcome is Ending.DONE:
+            return self._read_result(reply.body)
+        raise _ERRORS[reply.outcome](f"{self.name} {reply.id!r} {_TOLD[reply.outcome]}: {reply.cause}")
+
+
+def key_text(key: Any) -> str:
+    """A key as text; the parts of a tuple have a slash between them, and a slash inside of one is written %2F."""
+    if isinstance(key, tuple):
+        text = "/".join(_part(part).replace("%", "%25").replace("/", "%2F") for part in key)
+    else:
+        text = _part(key)
+    if not text or "\0" in text or len(text.encode("utf-8", "surrogatepass")) > KEY_MAX_BYTES:
+        raise RefusedError(f"the key {text[:40]!r} is no text of 1 to {KEY_MAX_BYTES} bytes without NUL")
+    return text
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, bool) or not isinstance(part, PARTS):
+        raise RefusedError(f"a key is text, or a tuple of texts, whole numbers, dates and UUIDs; {part!r} is none")
+    return part.isoformat() if isinstance(part, datetime.date) else str(part)
+
+
+def _read(function: Callable[..., Any]) -> tuple[dict[str, Any], list[str]]:
+    try:
+        return get_type_hints(function), list(inspect.signature(function).parameters)
+    except (NameError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"the parameters of {function!r} cannot be read: {error}; write a function whose annotations are names of "
+            "its module"
+        ) from error
+
+
+def result_body(result: Any) -> bytes:
+    """A result as it is stored; raises TypeError or ValueError if it cannot be."""
+    return msgspec.json.encode(result) if isinstance(result, bytes) else encoded(result)
+
+
+_ERRORS = {
+    Ending.FAILED: errors.FailedError,
+    Ending.EXPIRED: errors.ExpiredError,
+    Ending.CANCELLED: errors.RequestCancelledError,
+    Ending.LOST: errors.LostError,
+    Ending.REFUSED: RefusedError,
+}
+_TOLD = {
+    Ending.FAILED: "failed",
+    Ending.EXPIRED: "has not run",
+    Ending.CANCELLED: "was cancelled before it ran",
+    Ending.LOST: "was broken off, and nobody knows how much of it happened",
+    Ending.REFUSED: "was not taken in",
+}
