@@ -6,6 +6,7 @@ from typing import Any
 from keywise.turn import Ending, Reply, Request
 from keywise.turn_rules import TOO_LATE
 
+NOT_ASKED = "its deadline passed, since its store could not be reached"
 STORING_S = 0.1
 STORING_PART = 0.05
 """Kept of the time of a caller, at the most, to store its answer."""
@@ -35,7 +36,8 @@ def clash(request: Request) -> Reply:
 
 
 def expired(call: Call) -> Reply:
-    return Reply(id=call.request.id, outcome=Ending.EXPIRED, cause=TOO_LATE)
+    cause = TOO_LATE if call.is_asked else NOT_ASKED
+    return Reply(id=call.request.id, outcome=Ending.EXPIRED, cause=cause)
 
 
 def storing_s(call: Call, deadline: float) -> float:

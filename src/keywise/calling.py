@@ -8,13 +8,14 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from keywise import adapters
 from keywise.address import Address
-from keywise.clock import boot_time
-from keywise.errors import SettingsError
+from keywise.call import NOT_ASKED
+from keywise.clock import Clock, boot_time
+from keywise.errors import ExpiredError, SettingsError
 from keywise.events import Event, Observer
 from keywise.merge import Merge, Scene
 from keywise.modes import Asked, Modes, mode_from
@@ -37,6 +38,10 @@ class Wiring:
     """The URL of another store, or the name of one of the backends for the ledger's; empty: neither."""
     shared: dict[tuple[Any, ...], Any]
     observers: Sequence[Observer]
+    clock: Clock = boot_time
+    rng: random.Random = field(default_factory=random.Random)
+    connect: Callable[[str, TurnPolicy], Any] | None = None
+    """Makes the turns for an owner, in place of a URL."""
 
 
 class SerialFunction:
@@ -47,10 +52,11 @@ class SerialFunction:
     ) -> None:
         self.name = serial.name
         self.settings = settings
-        self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.owner = ""
+        """New with each opening: a call of an earlier one may still be on its way."""
         self._serial = serial
         self._wiring = wiring
-        self._modes = Asked(switch) if switch is not None else Modes(mode, self._read, settings.view_s, boot_time)
+        self._modes = Asked(switch) if switch is not None else Modes(mode, self._read, settings.view_s, wiring.clock)
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._turns: Any = None
@@ -68,9 +74,14 @@ class SerialFunction:
         timeout_s = self.settings.timeout_s if timeout is None else seconds(timeout)
         deadline = asyncio.get_running_loop().time() + timeout_s
         key = self._serial.key_of(request)
-        if await self._modes.of(key) is Mode.OFF:
+        try:
+            async with asyncio.timeout_at(deadline):
+                mode = await self._modes.of(key)
+                merge = await self._opened() if mode is not Mode.OFF else None
+        except TimeoutError:
+            raise ExpiredError(f"{self.name}: {NOT_ASKED}") from None
+        if merge is None:
             return await self._run_off(key, request)
-        merge = await self._opened()
         asked = Request(
             id=_checked(id) if id is not None else secrets.token_hex(16),
             key=key,
@@ -78,7 +89,7 @@ class SerialFunction:
             asked_by=asked_by or self.owner,
             runner=self.owner if merge.runs_own else EVERY_RUN,
             within=within.get(),
-            mode=await self._modes.of(key),
+            mode=mode,
         )
         reply = await merge.call(asked, request, deadline)
         if reply.outcome is Ending.SWITCHED:
@@ -93,6 +104,8 @@ class SerialFunction:
     def connect(self) -> Any:
         """The turns of this function; not opened yet."""
         wiring, policy = self._wiring, TurnPolicy(lease_s=self.settings.lease_s, atomic=self._serial.is_atomic)
+        if wiring.connect is not None:
+            return wiring.connect(self.owner, policy)
         is_url = "://" in wiring.turns
         address = Address(wiring.turns if is_url else wiring.ledger, self.name, wiring.shared)
         if wiring.turns and not is_url:
@@ -104,12 +117,13 @@ class SerialFunction:
         if self._serial.is_atomic:
             await self._opened()
         if self._runner is None:
-            self._runner = Runner(self._serial, self._turns, self.settings, random.Random())
+            self._runner = Runner(self._serial, self._turns, self.settings, self._wiring.rng)
         return await self._runner.run_off(key, request)
 
     async def _opened(self) -> Merge:
         async with self._opening:
             if self._merge is None:
+                self.owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
                 turns = self.connect()
                 if self._serial.is_atomic and turns.database is None:
                     raise SettingsError(
@@ -117,8 +131,8 @@ class SerialFunction:
                         "parameter out, or use a store in SQLite or Postgres"
                     )
                 self._turns = await self._stack.enter_async_context(turns)
-                self._runner = Runner(self._serial, turns, self.settings, random.Random())
-                scene = Scene(self.name, boot_time, random.Random(), self._emit)
+                self._runner = Runner(self._serial, turns, self.settings, self._wiring.rng)
+                scene = Scene(self.name, self._wiring.clock, self._wiring.rng, self._emit)
                 self._merge = Merge(turns, self._runner, self.settings, scene)
                 self._merge.start()
                 self._stack.push_async_callback(self._merge.close)

@@ -22,7 +22,6 @@ from keywise.events import CallEnded, CallRefused, Event, Overlapped, TurnLost
 from keywise.runner import Due, Held, Runner
 from keywise.settings import SerialSettings
 from keywise.turn import Ending, Mode, Reply, Request, Turn
-from keywise.turn_rules import TOO_LATE
 
 OUTAGE_S = 0.05
 """The first look after the store could not be reached; each further one waits twice as long."""
@@ -68,6 +67,7 @@ class Merge:
         """There may be a reply that somebody else made."""
         self._read_at = 0.0
         self._is_renewal_due = False
+        self._has_doubts = False
         self._is_closing = False
         self._heard_at = self._clock()
         """When a call was sent that the store has answered."""
@@ -99,17 +99,18 @@ class Merge:
 
     async def _awaited(self, call: Call, future: "asyncio.Future[Reply]", deadline: float) -> Reply:
         try:
-            async with asyncio.timeout_at(deadline if self.runs_own else deadline - storing_s(call, deadline)):
+            async with asyncio.timeout_at(deadline - storing_s(call, deadline)):
                 return await asyncio.shield(future)
         except TimeoutError:
-            if self.runs_own and not call.is_running:
+            if not call.is_asked:
                 return expired(call)
-        # Somebody runs it, or may: unless it can be withdrawn, its answer may still come.
-        with suppress(TimeoutError, UnavailableError):
+        if deadline >= call.deadline and not call.is_running:
+            # It may run somewhere else, for another caller. If it does not, the store says so.
+            self._gone[call.request.id] = None
+            self._bell.set()
+        with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                if not self.runs_own and await self._turns.withdraw([call.request.id], Ending.EXPIRED, TOO_LATE):
-                    return expired(call)
-                return await future
+                return await asyncio.shield(future)
         raise UnansweredError(
             f"{self._name} {call.request.id!r} has no answer in time, and may have begun; "
             "ask again with the same id to get it"
@@ -163,8 +164,7 @@ class Merge:
                     vain = 0
             except UnavailableError:
                 vain += 1
-                # A call whose answer was lost may have given turns that nobody knows of.
-                self._is_renewal_due = True
+                self._has_doubts = self._is_renewal_due = True
                 await asyncio.sleep(backoff_s(vain, OUTAGE_S, OUTAGE_MAX_S, self._rng))
                 self._bell.set()
 
@@ -302,7 +302,7 @@ class Merge:
         for turn in turns:
             runs.setdefault(turn.token, []).append(self._due(turn, began))
         for dues in runs.values():
-            held = self._held[dues[0].turn.token] = Held(dues)
+            held = self._held[dues[0].turn.token] = Held(dues, self._left_s)
             task = asyncio.get_running_loop().create_task(self._runner.run(held, self._tell))
             self._runs.add(task)
             task.add_done_callback(self._runs.discard)
@@ -310,13 +310,11 @@ class Merge:
     def _due(self, turn: Turn, began: float) -> Due:
         """Until when it may run: by the deadline of whoever waits here, or by what the store said."""
         call = self._calls.get(turn.request.id)
-        if call is None and self.runs_own:
-            return Due(turn, None, began)
-        deadline = began + turn.left_s if call is None else call.deadline
-        if call is not None:
-            call.is_running, call.began_at = True, asyncio.get_running_loop().time()
-            deadline -= storing_s(call, deadline)
-        return Due(turn, None if call is None else call.argument, deadline)
+        if call is None:
+            return Due(turn, None, began + turn.left_s, lambda: not self.runs_own)
+        call.is_running, call.began_at = True, asyncio.get_running_loop().time()
+        until = call.deadline - storing_s(call, call.deadline)
+        return Due(turn, call.argument, until, lambda: bool(call.futures))
 
     def _tell(self, reply: Reply) -> None:
         self._outbox.append(reply)
@@ -325,11 +323,18 @@ class Merge:
     # Being alive.
 
     async def _renew(self) -> None:
+        before = None
+        if self._has_doubts:
+            # A call whose answer was lost may have given turns that nobody here knows of. A renewal that arrives late
+            # must not touch what was taken after it, so that it says which moment it is about.
+            before = await self._turns.operator.now()
         sent_at, tokens = self._clock(), list(self._held)
-        lost = await self._turns.renew(tokens)
+        lost = await self._turns.renew(tokens, before)
         self._heard_at = sent_at
         self._is_renewal_due = False
-        self._looks = True
+        if before is not None:
+            self._has_doubts = False
+            self._looks = True
         for token in lost:
             if (held := self._held.get(token)) is not None and held.unanswered:
                 held.lose()
@@ -338,14 +343,19 @@ class Merge:
         """Renew at a third of the lease; break off what runs when the store was silent for too long."""
         rhythm_s = self._settings.lease_s / 3
         while True:
-            await asyncio.sleep(rhythm_s / 4)
-            silent_s = self._clock() - self._heard_at
-            if silent_s > self._settings.lease_s - self._settings.margin_s:
+            await asyncio.sleep(max(0.001, min(rhythm_s / 4, self._left_s())))
+            if self._left_s() <= 0:
                 for held in list(self._held.values()):
                     held.lose()
-            if silent_s > rhythm_s and (self._held or self._calls):
+            if self._clock() - self._heard_at > rhythm_s and (self._held or self._calls):
                 self._is_renewal_due = True
                 self._bell.set()
+            if self._left_s() <= 0:
+                await asyncio.sleep(rhythm_s / 4)
+
+    def _left_s(self) -> float:
+        """How long this process may still count on its turns."""
+        return self._heard_at + self._settings.lease_s - self._settings.margin_s - self._clock()
 
     async def _listen(self) -> None:
         """Look again when others have done something, as long as anybody waits."""
@@ -377,6 +387,13 @@ class Merge:
 
     async def _withdraw(self) -> None:
         gone = list(self._gone)
-        await self._turns.withdraw(gone, Ending.EXPIRED, "its caller gave up")
+        ended = set(await self._turns.withdraw(gone, Ending.EXPIRED, "its caller gave up"))
         for id in gone:
             self._gone.pop(id, None)
+            call = self._calls.get(id)
+            if call is None:
+                continue
+            if id in ended:
+                self._end(call, expired(call))
+            else:
+                self._reads, self._read_at = True, 0.0

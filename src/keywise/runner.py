@@ -14,12 +14,9 @@ from keywise.entry import Claim
 from keywise.errors import OutcomeUnknownError, TransientError, UnavailableError
 from keywise.serial import Serial, result_body
 from keywise.settings import SerialSettings
-from keywise.turn import Ending, Mode, Reply, Turn
-from keywise.turn_rules import TOO_LATE
+from keywise.turn import Ending, Reply, Turn
+from keywise.turn_rules import CALLER_GONE, TOO_LATE
 
-RUN_S = 0.005
-"""Turns of one key are taken together as long as they are over after about so long: if the process dies, all of them
-are lost, though some may not have begun."""
 RUN_MAX = 256
 
 NOT_BEGUN = "its turn was lost before it began"
@@ -31,27 +28,41 @@ within: ContextVar[tuple[int, ...]] = ContextVar("within", default=())
 class Due:
     """A turn that this process has, with what is needed to run it."""
 
-    __slots__ = ("argument", "turn", "until")
+    __slots__ = ("argument", "is_wanted", "turn", "until")
 
-    def __init__(self, turn: Turn, argument: Any, until: float) -> None:
+    def __init__(self, turn: Turn, argument: Any, until: float, is_wanted: Callable[[], bool]) -> None:
         self.turn = turn
         self.argument = argument
         """What the function is called with; None: it is read from the body."""
         self.until = until
-        """When it has to be over, by the loop's clock; nobody waits for it if that has passed."""
+        """When it has to be over, by the loop's clock."""
+        self.is_wanted = is_wanted
+        """Whether anybody waits for it still."""
+
+    def departure(self) -> Reply | None:
+        """What it ends with if it must not begin any more."""
+        if asyncio.get_running_loop().time() >= self.until:
+            return _reply(self, Ending.EXPIRED, TOO_LATE)
+        return None if self.is_wanted() else _reply(self, Ending.EXPIRED, CALLER_GONE)
 
 
 class Held:
     """A token of this process, and what runs under it."""
 
-    __slots__ = ("dues", "is_lost", "timeout", "token", "unanswered")
+    __slots__ = ("_left_s", "dues", "is_lost", "timeout", "token", "unanswered")
 
-    def __init__(self, dues: Sequence[Due]) -> None:
+    def __init__(self, dues: Sequence[Due], left_s: Callable[[], float]) -> None:
         self.dues = dues
+        self._left_s = left_s
         self.token = dues[0].turn.token
         self.unanswered = len(dues)
         self.is_lost = False
         self.timeout: asyncio.Timeout | None = None
+
+    def may_begin(self) -> bool:
+        """Whether the token can still be counted on; who was stopped for long may not know yet that it is lost."""
+        self.is_lost = self.is_lost or self._left_s() <= 0
+        return not self.is_lost
 
     def lose(self) -> None:
         """Break off what runs."""
@@ -69,12 +80,12 @@ class Runner:
         self._settings = settings
         self._rng = rng
         self._threads: ThreadPoolExecutor | None = None
-        self._pace_s = RUN_S
+        self._pace_s = settings.run_s
 
     @property
     def run_max(self) -> int:
         """How many turns of one key are taken together."""
-        return max(1, min(RUN_MAX, int(RUN_S / max(self._pace_s, 1e-9))))
+        return max(1, min(RUN_MAX, int(self._settings.run_s / max(self._pace_s, 1e-9))))
 
     async def run(self, held: Held, tell: Callable[[Reply], None]) -> None:
         """Run all turns of a token in their order. There is a reply to each, told as soon as it is known."""
@@ -82,7 +93,7 @@ class Runner:
         began, left = loop.time(), deque(held.dues)
         cause = NOT_BEGUN
         try:
-            if self._serial.is_atomic and held.dues[0].turn.request.mode is Mode.ON:
+            if self._serial.is_atomic:
                 await self._run_atomic(held, left, tell)
             else:
                 await self._run_plain(held, left, tell)
@@ -95,7 +106,7 @@ class Runner:
         self._pace_s = max(pace_s, 0.8 * self._pace_s + 0.2 * pace_s)
 
     async def _run_plain(self, held: Held, left: deque[Due], tell: Callable[[Reply], None]) -> None:
-        while left and not held.is_lost:
+        while left and held.may_begin():
             reply = await self._tried(held, left[0])
             left.popleft()
             tell(reply)
@@ -117,8 +128,8 @@ class Runner:
         """Try until it is known what came of it, or until its deadline."""
         loop = asyncio.get_running_loop()
         for attempts in range(1, self._settings.attempts_max + 1):
-            if due.until <= loop.time():
-                return _reply(due, Ending.EXPIRED, TOO_LATE)
+            if attempts == 1 and (gone := due.departure()) is not None:
+                return gone
             reply = await self._outcome(held, due, None)
             if isinstance(reply, Reply):
                 return reply
@@ -126,13 +137,16 @@ class Runner:
             if attempts == self._settings.attempts_max or loop.time() + wait_s >= due.until:
                 return _reply(due, Ending.FAILED, reply)
             await asyncio.sleep(wait_s)
+            if not held.may_begin():
+                return _reply(due, Ending.FAILED, reply)
         raise AssertionError("the last attempt has a reply")
 
     async def _outcome(self, held: Held, due: Due, transaction: Any) -> Reply | str:
         """The reply, or the cause of a failure after which nothing has happened, and which may pass."""
         turn = due.turn
         claim = Claim(turn.request.key, None, False, turn.token, turn.attempts)
-        before = within.set((*turn.request.within, turn.token))
+        # Of this task alone, which ends with the run.
+        within.set((*turn.request.within, turn.token))
         held.timeout = asyncio.timeout_at(due.until)
         try:
             async with held.timeout:
@@ -152,7 +166,6 @@ class Runner:
             return _reply(due, Ending.FAILED, cause_of_error(error))
         finally:
             held.timeout = None
-            within.reset(before)
 
     async def _called(self, claim: Claim, argument: Any, transaction: Any) -> Any:
         if self._serial.is_async:
@@ -172,30 +185,34 @@ class Runner:
     async def _run_atomic(self, held: Held, left: deque[Due], tell: Callable[[Reply], None]) -> None:
         """As many as possible in one transaction. After a failure that may pass the rest is tried again."""
         vain = 0
-        while left and not held.is_lost:
+        while left and held.may_begin():
             replies: list[Reply] = []
+            ending = Ending.FAILED
             try:
                 cause = await self._transact(held, left, replies)
             except _RefusedError:
                 return
             except UnavailableError as error:
                 # The commit may have arrived: then the next one is refused, and nothing is done twice.
-                cause = cause_of_error(error)
+                cause, ending = cause_of_error(error), Ending.EXPIRED
                 replies.clear()
             vain = 0 if replies else vain + 1
             for reply in replies:
                 left.popleft()
                 tell(reply)
             if cause and left and not await self._may_retry(left[0], vain):
-                tell(_reply(left.popleft(), Ending.FAILED, cause))
+                tell(_reply(left.popleft(), ending, cause))
                 vain = 0
 
     async def _transact(self, held: Held, dues: Iterable[Due], replies: list[Reply]) -> str:
         """Fills in the replies that stand; returns the cause if the next one has to be tried again."""
-        loop, cause = asyncio.get_running_loop(), ""
+        cause = ""
         async with self._turns.transaction() as transaction:
             for due in dues:
-                reply = await self._saved(held, due, transaction) if loop.time() < due.until else _late(due)
+                # It may have waited for long until the transaction began.
+                if not held.may_begin():
+                    raise _RefusedError
+                reply = due.departure() or await self._saved(held, due, transaction)
                 if held.is_lost:
                     raise _RefusedError
                 if isinstance(reply, str):
@@ -240,10 +257,6 @@ class _UndoneError(Exception):
     def __init__(self, reply: Reply | str) -> None:
         super().__init__()
         self.reply = reply
-
-
-def _late(due: Due) -> Reply:
-    return _reply(due, Ending.EXPIRED, TOO_LATE)
 
 
 def _reply(due: Due, outcome: Ending, cause: str) -> Reply:

@@ -150,6 +150,9 @@ class SerialSettings:
     backoff_s: float = 0.05
     """The first retry waits about so long; each further one twice as long."""
     backoff_max_s: float = 2.0
+    run_s: float = 0.005
+    """Turns of one key are taken together as long as they are over after about so long. If the process dies, all of
+    them are lost, though some had not begun."""
     poll_s: float = 0.5
     """How often a process that waits looks by itself."""
     view_s: float = 2.0

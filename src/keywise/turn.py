@@ -220,12 +220,11 @@ class Turns(Opened, Protocol):
     async def give_back(self, turns: Sequence[Turn]) -> None:
         """Turns that were not begun: their requests wait again, in their old places."""
 
-    async def renew(self, tokens: Sequence[int]) -> list[int]:
-        """Say that this owner lives, and which tokens it knows of.
+    async def renew(self, tokens: Sequence[int], before: float | None = None) -> list[int]:
+        """Say that this owner lives. Returns those of its tokens that are not its own any more: their work must end.
 
-        Returns those that are not its own any more: their work must end. Turns of this owner under other tokens were
-        given by a call whose answer was lost, so that they were not begun: they wait again. For this to be true, an
-        owner that renews has no other call on its way that takes turns.
+        With `before`, turns of this owner that were given before that moment of the store's clock, under tokens that it
+        does not name, wait again: the answer of the call that gave them was lost, so that they were not begun.
         """
 
     async def withdraw(self, ids: Sequence[str], outcome: Ending = Ending.EXPIRED, cause: str = "") -> list[str]:

@@ -11,7 +11,7 @@ import typer
 from docs.pages import ROOT, Page, make_targets, page, pages
 from keywise import errors, events, history
 from keywise.cli import app as command_line
-from keywise.settings import Settings
+from keywise.settings import SerialSettings, Settings
 from keywise.testing.mutants import MUTANTS
 from tidy.tree import expect_none
 
@@ -79,6 +79,17 @@ def setting_faults(text: str) -> list[str]:
         if not row or row[1] != str(field.default) or not row[2:]:
             found.append(f"{field.name} has the default {field.default}, the page says {row or 'nothing'}")
     return found + strangers(text, "setting", {field.name for field in fields(Settings)})
+
+
+def serial_setting_faults(text: str) -> list[str]:
+    [table] = [part for part in text.split("\n\n") if part.startswith("| serial setting |")]
+    told = {row[0].strip("`| "): row[1] for row in rows(table)[1:]}
+    known = {field.name: str(field.default) for field in fields(SerialSettings)}
+    return [
+        f"{name} is {known.get(name)}, the page says {told.get(name)}"
+        for name in known.keys() | told.keys()
+        if known.get(name) != told.get(name)
+    ]
 
 
 def error_faults(text: str) -> list[str]:
@@ -168,6 +179,7 @@ def sentence_faults(one: Page) -> list[str]:
 
 def test_every_setting_is_told_with_its_default():
     expect_none(setting_faults(page("docs/reference/settings.md").text))
+    expect_none(serial_setting_faults(page("docs/reference/settings.md").text))
 
 
 def test_every_event_is_told_with_its_fields():

@@ -188,11 +188,11 @@ def answer(
     return answered
 
 
-def renew(book: TurnBook, owner: str, tokens: Sequence[int]) -> list[int]:
+def renew(book: TurnBook, owner: str, tokens: Sequence[int], before: float | None) -> list[int]:
     book.live(owner)
     owned = book.owned(owner)
     for record in owned:
-        if record.token not in tokens:
+        if before is not None and record.started_at < before and record.token not in tokens:
             _give_back(book, record)
     mine = {record.token for record in owned}
     return [token for token in tokens if token not in mine]

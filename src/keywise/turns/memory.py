@@ -60,8 +60,8 @@ class MemoryTurns:
     async def give_back(self, turns: Sequence[Turn]) -> None:
         await self._step(lambda book: turnkeeping.give_back(book, self.owner, turns))
 
-    async def renew(self, tokens: Sequence[int]) -> list[int]:
-        return await self._step(lambda book: turnkeeping.renew(book, self.owner, tokens))
+    async def renew(self, tokens: Sequence[int], before: float | None = None) -> list[int]:
+        return await self._step(lambda book: turnkeeping.renew(book, self.owner, tokens, before))
 
     async def withdraw(self, ids: Sequence[str], outcome: Ending = Ending.EXPIRED, cause: str = "") -> list[str]:
         return await self._step(lambda book: turnkeeping.withdraw(book, self.owner, ids, outcome, cause))

@@ -138,7 +138,13 @@ async def a_turn_that_its_owner_does_not_know_of_waits_again(bench: TurnsBench) 
     await bench.ask("1", "2", runner="w1")
     await bench.ask("3", key="b")
     run = await bench.take(run_max=2)
-    same("lost tokens", await bench.turns.renew([run["3"].token]), [])
+    early = await bench.turns.operator.now() - 10.0
+    for before in (None, early):
+        await bench.turns.renew([run["3"].token], before)
+        same("turns while nothing was said of these", await bench.take(run_max=2), {})
+    bench.advance(1.0)
+    now = await bench.turns.operator.now()
+    same("lost tokens", await bench.turns.renew([run["3"].token], now), [])
     same("turns for others", await bench.take(turns=bench.another), {})
     again = await bench.take(run_max=2)
     seen = [(id, turn.place, turn.attempts) for id, turn in again.items()]

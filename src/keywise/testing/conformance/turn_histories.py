@@ -140,11 +140,11 @@ class History:
         await self._both(who, *self._rng.choice(acts))
 
     async def _renew(self, who: int) -> None:
-        chosen = self._chosen(who)
+        chosen, ahead_s = self._chosen(who), self._rng.choice((1.0, -0.5 * STEP_S, -2.5 * STEP_S))
 
         async def act(turns: Any, side: int) -> list[bool]:
             tokens = [pair[side].token for pair in chosen]
-            lost = await turns.renew(tokens)
+            lost = await turns.renew(tokens, await turns.operator.now() + ahead_s)
             return [token in lost for token in tokens]
 
         await self._both(who, f"renew {_ids(chosen)}", act)

@@ -1,0 +1,92 @@
+"""What can go wrong in a simulated merge queue: each seed draws its own rates, and what was injected is counted."""
+
+import random
+from collections import Counter
+
+import msgspec
+
+KINDS = (
+    "crash",
+    "pause",
+    "lost before",
+    "lost after",
+    "slow call",
+    "outage",
+    "clock jump",
+    "same id twice",
+    "impatient caller",
+    "caller that gives up",
+    "nested call",
+    "failing call",
+    "passing trouble",
+    "unknown outcome",
+    "switch",
+    "cancel",
+    "closed app",
+)
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """How likely each kind is in one run."""
+
+    crash: float
+    pause: float
+    lost: float
+    slow: float
+    outage: float
+    jump: float
+    same: float
+    impatient: float
+    gives_up: float
+    nested: float
+    failing: float
+    passing: float
+    unknown: float
+    switch: float
+    cancel: float
+    close: float
+
+
+class Faults:
+    """Draws faults from one seeded generator until told to stop."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.rates = _draw(rng)
+        self.injected: Counter[str] = Counter()
+        self.is_over = False
+
+    def happens(self, kind: str, rate: float) -> bool:
+        if self.is_over or self.rng.random() >= rate:
+            return False
+        self.injected[kind] += 1
+        return True
+
+    def latency_s(self) -> float:
+        if self.happens("slow call", self.rates.slow):
+            return self.rng.uniform(0.5, 14.0)
+        return self.rng.uniform(0.0005, 0.01)
+
+
+def _draw(rng: random.Random) -> Rates:
+    def often(most: float, never: float = 0.3) -> float:
+        return 0.0 if rng.random() < never else rng.random() * most
+
+    return Rates(
+        crash=often(0.04),
+        pause=often(0.06),
+        lost=often(0.12),
+        slow=often(0.04, never=0.5),
+        outage=often(0.03, never=0.5),
+        jump=often(0.02, never=0.7),
+        same=often(0.5),
+        impatient=often(0.4),
+        gives_up=often(0.2),
+        nested=often(0.4, never=0.5),
+        failing=often(0.2),
+        passing=often(0.2),
+        unknown=often(0.1, never=0.5),
+        switch=often(0.1, never=0.5),
+        cancel=often(0.1, never=0.6),
+        close=often(0.02, never=0.6),
+    )

@@ -1,0 +1,35 @@
+"""The merge queue keeps its promises in simulated worlds full of faults, and what is broken on purpose is seen."""
+
+from collections import Counter
+
+import pytest
+
+from keywise.protocols import Grade
+from keywise.testing.merge_queue.mutants import MERGE_MUTANTS
+from keywise.testing.merge_queue.seeds import GRADES, hunt_merge, run_merge_seed, run_merge_seeds
+from keywise.testing.merge_queue.trouble import KINDS
+
+FIRST_SEEDS = range(120)
+SEEDS_A_MUTANT = range(200)
+NOT_ATOMIC = {"nested call"}
+"""A call from within a transaction would wait for the transaction itself."""
+
+
+@pytest.mark.parametrize("grade", GRADES)
+def test_no_promise_is_broken_under_faults(grade):
+    tally = run_merge_seeds(grade, FIRST_SEEDS)
+    failures = [f"seed {one.seed}: {one.violation}\n" + "\n".join(one.trace) for one in tally.failures]
+    assert not failures, "\n\n".join(failures)
+    missing = set(KINDS) - set(tally.faults) - (NOT_ATOMIC if grade is Grade.ATOMIC else set())
+    assert not missing, f"never injected: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("mutant", MERGE_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_is_found(mutant):
+    hunt = hunt_merge(mutant.name, SEEDS_A_MUTANT)
+    assert hunt.violation is not None, f"{mutant.name} was not found in {hunt.seeds} seeds"
+
+
+def test_a_seed_is_repeatable():
+    first, again = (run_merge_seed(7, Grade.PLAIN) for _ in range(2))
+    assert first.trace == again.trace and Counter(first.faults) == Counter(again.faults)
