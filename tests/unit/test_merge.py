@@ -9,6 +9,7 @@ import pytest
 
 import keywise
 from keywise import Claim, Transaction, errors
+from keywise.clock import boot_time
 from keywise.errors import (
     ExpiredError,
     FailedError,
@@ -329,10 +330,16 @@ async def test_a_switch_in_the_store_is_heeded():
 
         await f(Case("a"))
         operator = f._turns.operator
+
+        def is_view_old() -> bool:
+            return boot_time() - f._modes._asked_at > f.settings.view_s
+
         for mode in (Mode.OBSERVE, Mode.OFF):
             await operator.switch(Switch(keys="*", is_pattern=True, mode=mode))
+            await until(is_view_old)
             await asyncio.gather(f(Case("a", "meet")), f(Case("a", "meet")))
         await operator.switch(None, "*", True)
+        await until(is_view_old)
         await f(Case("a"))
         assert modes == [True, True, True, False, False, True]
 
