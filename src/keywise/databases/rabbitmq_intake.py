@@ -22,6 +22,9 @@ WORN_AT = 3
 AHEAD = 2
 """Times as many messages as were asked for are on their way, so that the next ones are here when these are done."""
 PUT_BACK_MAX_S = 60.0
+ACK_LATER_S = 0.5
+"""An ack before which others are missing waits for them so long at the most: one word for many costs what one for one
+does, here and at the broker."""
 OLD_AFTER = 2
 """A message that was held already when somebody asked for old ones this many times ago is old."""
 
@@ -66,6 +69,9 @@ class Intake:
         self._last = 0
         """The number of what came last."""
         self._settlements = 0
+        self._untold: list[int] = []
+        """Numbers that are settled, and wait to be acked together with those before them."""
+        self._telling: asyncio.TimerHandle | None = None
         self._quality = 0
         self._pulling = asyncio.Lock()
         self._on_empty: Callable[[Any], None] = lambda _: None
@@ -145,6 +151,7 @@ class Intake:
 
     def rest(self) -> None:
         """Let nothing more come, and give back what nobody has taken: others may be waiting for it."""
+        self.tell_all()
         if self.is_over or not self._consumers:
             return
         consumers, self._consumers = self._consumers, []
@@ -156,6 +163,7 @@ class Intake:
 
     def close(self) -> None:
         """Whatever is held comes again."""
+        self.tell_all()
         self._channel.close()
 
     async def _consume(self, prefetch: int) -> None:
@@ -218,7 +226,9 @@ class Intake:
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries of this channel that are not settled."""
-        self._settle([tag for tag, _ in self._mine(deliveries)], self._ack_one)
+        acked = self._settled([tag for tag, _ in self._mine(deliveries)])
+        self._untold = sorted([*self._untold, *acked])
+        self._tell_acks(self._quality // 2)
 
     def withdraw(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries that may not have been handed over yet."""
@@ -248,31 +258,53 @@ class Intake:
         if worn:
             self._unfit += (one for tag, one in mine if tag in worn)
             self._bell.set()
-        self._settle([tag for tag, _ in mine if tag not in worn], self._put_back_one)
+        back = self._settled([tag for tag, _ in mine if tag not in worn])
+        self.tell_all()
+        self._tell(sorted(back), self._channel.raw.basic_nack)
 
-    def _settle(self, tags: list[int], tell: Callable[[int, bool], None]) -> None:
-        """Tell the broker about these and no others: one word for all up to the first that is not settled yet."""
+    def tell_all(self) -> None:
+        """Ack what waits to be acked: a word about others must not mean them too, and nobody may be left to say it."""
+        if self._channel.is_open:
+            self._tell_acks(0)
+
+    def _tell_acks(self, untold_max: int) -> None:
+        """Ack as much as can be said in one word, and the rest too if it is more than that, or soon."""
+        untold = self._untold
+        together = self._together(untold)
+        if len(untold) - together > untold_max:
+            together = len(untold)
+        self._tell(untold[:together], self._channel.raw.basic_ack)
+        self._untold = untold[together:]
+        if self._untold and self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(ACK_LATER_S, self._tell_late)
+
+    def _tell_late(self) -> None:
+        self._telling = None
+        self.tell_all()
+
+    def _settled(self, tags: list[int]) -> list[int]:
         self._settlements += len(tags)
         for tag in tags:
             consumer, _, delivery = self._held.pop(tag)
             self._ids.discard(delivery.id)
             if consumer is not None:
                 consumer.left += 1
-        tags.sort()
+        return tags
+
+    def _together(self, tags: list[int]) -> int:
+        """How many of these, in their order, come before everything that is not settled yet."""
         oldest = next(iter(self._held), None)
-        together = len(tags) if oldest is None else bisect_left(tags, oldest)
+        return len(tags) if oldest is None else bisect_left(tags, oldest)
+
+    def _tell(self, tags: list[int], tell: Callable[[int, bool], None]) -> None:
+        """Tell the broker about these and no others: one word for all up to the first that is not settled yet."""
+        together = self._together(tags)
         with rabbit_errors(self._name):
             if together:
                 # It has to be one that the broker still waits for: others are no tags any more.
                 tell(tags[together - 1], True)
             for tag in tags[together:]:
                 tell(tag, False)
-
-    def _ack_one(self, tag: int, multiple: bool) -> None:
-        self._channel.raw.basic_ack(tag, multiple)
-
-    def _put_back_one(self, tag: int, multiple: bool) -> None:
-        self._channel.raw.basic_nack(tag, multiple)
 
     def _empty(self, frame: Any) -> None:
         self._on_empty(frame)

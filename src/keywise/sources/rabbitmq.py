@@ -95,6 +95,7 @@ class RabbitSource:
         await asyncio.gather(*self._errands, return_exceptions=True)
         if self._intake is not None:
             self._broker.intakes.discard(self._intake)
+            self._intake.tell_all()
         await self._link.close()
         await self._outlet.close()
 
