@@ -51,6 +51,22 @@ async def test_an_ack_for_many_never_covers_one_that_is_not_finished(seed):
             assert await source.receive(10, 0.0) == []
 
 
+@awaited
+async def test_acks_out_of_order_are_told_in_time_and_at_the_end():
+    """They wait for those before them, which may take long."""
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("untold"))
+        await they.publish(queue, *(b"%d" % number for number in range(40)))
+        async with opened(queue) as source:
+            held = await received(source, 40)
+            await source.ack(held[20:])
+            await until(lambda: left_in(queue, 20))
+            await source.ack(held[10:20])
+        await until(lambda: left_in(queue, 10))
+        async with opened(queue) as source:
+            assert bodies_of(await received(source, 10)) == bodies_of(held[:10])
+
+
 async def _is_settled(source: RabbitSource, left: int) -> bool:
     return await source.depth() == left
 
