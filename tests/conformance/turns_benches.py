@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from conformance.benches import MovingClock
+from conformance.benches import MovingClock, advance_all, two_databases
 from keywise.databases.memory import MemoryDatabase
 from keywise.testing.conformance import TurnsBench
 from keywise.turn import TurnPolicy
 from keywise.turns.memory import MemoryTurns
+from keywise.turns.sqlite import SqliteTurns
 
 
 @asynccontextmanager
@@ -22,4 +23,15 @@ async def memory_turns(policy: TurnPolicy) -> AsyncIterator[TurnsBench]:
         yield TurnsBench(turns=turns, another=another, beside=beside, advance=clock.advance)
 
 
-TURNS = {"memory.py": {"memory": memory_turns}}
+@asynccontextmanager
+async def sqlite_turns(policy: TurnPolicy) -> AsyncIterator[TurnsBench]:
+    async with (
+        two_databases() as (one, other),
+        SqliteTurns(one, "function", "w1", policy) as turns,
+        SqliteTurns(other, "function", "w2", policy) as another,
+        SqliteTurns(one, "other function", "w1", policy) as beside,
+    ):
+        yield TurnsBench(turns=turns, another=another, beside=beside, advance=advance_all(one, other))
+
+
+TURNS = {"memory.py": {"memory": memory_turns}, "sqlite.py": {"sqlite": sqlite_turns}}

@@ -100,7 +100,8 @@ def _ask(book: TurnBook, owner: str, request: Request) -> Reply | Turn | None:
         if path is not None:
             return rules.refusal(request, rules.circle_cause(path))
     book.put(rules.entered(request, book.next_place(request.key), book.now))
-    book.has_news = True
+    # Nobody else has to look for what this owner runs by itself.
+    book.has_news = book.has_news or request.runner != owner
     return None
 
 
@@ -173,7 +174,7 @@ def answer(
     allowed: tuple[rules.Word, ...] = (rules.Word.ENDS, rules.Word.ALREADY),
 ) -> Answered:
     """End some, ask for some, take some: `taking` is how many turns, and how many in a row."""
-    answered = Answered()
+    answered, ended = Answered(), list[Record]()
     for reply in replies:
         record = book.record(reply.id)
         word = rules.word_on(record, reply)
@@ -182,10 +183,20 @@ def answer(
         elif word is rules.Word.ENDS and record is not None:
             book.put(rules.ended(record, reply, book.now))
             _let_go(book, record)
+            ended.append(record)
     answered.answers = ask(book, owner, requests)
     if taking[0]:
         answered.turns = take(book, owner, *taking)
+    book.has_news = book.has_news or any(_concerns_others(book, owner, record) for record in ended)
     return answered
+
+
+def _concerns_others(book: TurnBook, owner: str, record: Record) -> bool:
+    """Whether somebody else waits for the reply, or for the key."""
+    if record.request.runner != owner:
+        return True
+    key = record.request.key
+    return book.hold(key) is None and next(iter(book.line(key)), None) is not None
 
 
 def renew(book: TurnBook, owner: str, tokens: Sequence[int], before: float | None) -> list[int]:
@@ -213,11 +224,11 @@ def _give_back(book: TurnBook, record: Record) -> None:
     else:
         book.put(rules.given_back(record))
     _let_go(book, record)
+    book.has_news = True
 
 
 def _let_go(book: TurnBook, record: Record) -> None:
     """The key is free with the last request of its holder's."""
-    book.has_news = True
     hold = book.hold(record.request.key)
     if hold is not None and hold.token == record.token:
         rest = msgspec.structs.replace(hold, turns=hold.turns - 1)
