@@ -65,6 +65,7 @@ bench-peers: $(READY) $(PEERS) ## Measure the product beside its peers, and rene
 
 chaos: $(READY) ## Kill and stop real workers and restart their servers, a hundred times each, then check the store
 	$(BIN)/python tests/chaos/kill.py
+	$(BIN)/python tests/chaos/merge.py
 
 # In an environment of its own, so that the tool is no dependency of the project.
 lock: ## Renew requirements.lock from pyproject.toml

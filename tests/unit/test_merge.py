@@ -1,14 +1,13 @@
 """Serial functions: callers wait for their turn and get their answers, whatever happens to the function."""
 
 import asyncio
-import datetime
 import threading
 
 import msgspec
 import pytest
 
 import keywise
-from keywise import Claim, Transaction, errors
+from keywise import Claim, Transaction
 from keywise.clock import boot_time
 from keywise.errors import (
     ExpiredError,
@@ -17,11 +16,9 @@ from keywise.errors import (
     OutcomeUnknownError,
     RefusedError,
     RequestCancelledError,
-    SettingsError,
     TransientError,
     UnansweredError,
 )
-from keywise.serial import key_text
 from keywise.turn import Ending, Mode, Switch
 from running import awaited
 
@@ -382,26 +379,3 @@ async def test_work_in_a_transaction_stands_with_its_answer():
         answers = await asyncio.gather(*(f(Case("a", name)) for name in ("1", "bad", "2")), return_exceptions=True)
         assert answers[0] == 1 and isinstance(answers[1], FailedError) and answers[2] == 2
         assert set(f._turns.database.table("rows")) == {"1", "2"}
-
-
-def test_keys_are_text_and_tuples_have_slashes():
-    assert key_text("a/b") == "a/b"
-    assert key_text(("a/b", 7, datetime.date(2026, 1, 2))) == "a%2Fb/7/2026-01-02"
-    for wrong in ("", 1.5, True, None, "\0", "k" * 513, ("a", None)):
-        with pytest.raises(RefusedError):
-            key_text(wrong)
-
-
-def test_a_function_that_cannot_be_serial_is_refused_at_once():
-    app = an_app()
-    for wrong in (lambda: None, lambda a, b, c: None):
-        with pytest.raises(SettingsError):
-            app.serial("f", key=by_key)(wrong)
-    with pytest.raises(SettingsError, match="did you mean lease"):
-        app.serial("f", key=by_key, leese="3s")(lambda claim, case: None)
-    with pytest.raises(SettingsError, match="mode 'maybe'"):
-        app.serial("f", key=by_key, mode="maybe")(lambda claim, case: None)
-    app.serial("f", key=by_key)(lambda claim, case: None)
-    with pytest.raises(SettingsError, match="taken"):
-        app.serial("f", key=by_key)
-    assert issubclass(errors.LostError, errors.OutcomeUnknownError)
