@@ -5,8 +5,6 @@ Each prints one JSON line. A document counts from the moment when it was due to 
 
 import argparse
 import asyncio
-import random
-import secrets
 import time
 from typing import Any
 
@@ -18,6 +16,7 @@ import keywise
 from benchmarks import keywise_sqlite, workload
 from benchmarks.drain import Drained
 from benchmarks.latency import READY, Schedule
+from benchmarks.peers.locks import Locks
 from benchmarks.peers.store import UPSERT
 from keywise.databases.rabbitmq import Broker, Link
 from keywise.events import Event, Settled, Started
@@ -25,8 +24,6 @@ from keywise.sources.rabbitmq import RabbitSource
 
 LIVE, RESYNC, DRAIN = "published", "resync", "drain"
 SIDE_BY_SIDE = 16
-LOCK_MS, LATEST_S = 10_000, 86_400
-RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -139,8 +136,7 @@ class _Locking:
     def __init__(self, source: RabbitSource, client: Any, pool: Any, changes: int) -> None:
         self.left = changes
         self._source = source
-        self._redis = client
-        self._release = client.register_script(RELEASE)
+        self._locks = Locks(client)
         self._pool = pool
 
     async def handle_all(self, waiting: "asyncio.Queue[Any]") -> None:
@@ -153,19 +149,7 @@ class _Locking:
     async def _handle(self, body: bytes) -> None:
         change = workload.decode(body)
         key, version = change.content_id, change.payload_version
-        lock, token = f"lock:{key}", secrets.token_hex(8)
-        # Polling, as the design proposes; Redis tells nobody that a lock is free.
-        while not await self._redis.set(lock, token, nx=True, px=LOCK_MS):  # noqa: ASYNC110
-            await asyncio.sleep(random.uniform(0.001, 0.005))
-        latest = await self._redis.get(f"latest:{key}")
-        is_newer = latest is None or int(latest) < version
-        if is_newer:
-            await self._pool.execute(UPSERT, key, version, body.decode())
-        async with self._redis.pipeline(transaction=False) as pipe:
-            if is_newer:
-                pipe.set(f"latest:{key}", version, ex=LATEST_S)
-            await self._release(keys=[lock], args=[token], client=pipe)
-            await pipe.execute()
+        await self._locks.write_newer(key, version, lambda: self._pool.execute(UPSERT, key, version, body.decode()))
 
 
 async def fill(place: Place) -> None:

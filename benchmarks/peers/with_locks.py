@@ -5,7 +5,6 @@ has it; leave the message alone if `latest:KEY` is not older; write; set `latest
 """
 
 import asyncio
-import random
 import secrets
 from typing import Any
 
@@ -14,12 +13,11 @@ import redis.asyncio
 from benchmarks import workload
 from benchmarks.peers.entrance import enter
 from benchmarks.peers.handler import Writer
+from benchmarks.peers.locks import Locks
 from benchmarks.peers.place import Place
 from benchmarks.peers.record import Kind, clock_ns
 
 STREAM, GROUP, AT_ONCE = "pages", "workers", 1000
-LOCK_MS, LATEST_S = 10_000, 86_400
-RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 
 async def fill(place: Place) -> None:
@@ -49,7 +47,7 @@ class Worker:
 
     def __init__(self, place: Place, writer: Writer) -> None:
         self._redis: Any = redis.asyncio.Redis.from_url(place.redis)
-        self._release = self._redis.register_script(RELEASE)
+        self._locks = Locks(self._redis)
         self._writer = writer
         self._prefetch = int(place.settings["prefetch"])
 
@@ -68,23 +66,14 @@ class Worker:
     async def _handle(self, number: bytes, body: bytes) -> None:
         change = workload.decode(body)
         key, version = change.content_id, change.payload_version
-        lock, token = f"lock:{key}", secrets.token_hex(8)
-        # Polling, as the design proposes; Redis tells nobody that a lock is free.
-        while not await self._redis.set(lock, token, nx=True, px=LOCK_MS):  # noqa: ASYNC110
-            await asyncio.sleep(random.uniform(0.001, 0.005))
-        latest = await self._redis.get(f"latest:{key}")
-        is_newer = latest is None or int(latest) < version
-        if is_newer:
-            await self._writer.write(key, version, body)
-        else:
+        is_newer = await self._locks.write_newer(
+            key,
+            version,
+            lambda: self._writer.write(key, version, body),
+            lambda pipe: pipe.xack(STREAM, GROUP, number),
+        )
+        if not is_newer:
             self._writer.recorder.note(Kind.SKIPPED, key, version, clock_ns())
-        # The last three steps in one round trip: that is as quick as this design can be.
-        async with self._redis.pipeline(transaction=False) as pipe:
-            if is_newer:
-                pipe.set(f"latest:{key}", version, ex=LATEST_S)
-            await self._release(keys=[lock], args=[token], client=pipe)
-            pipe.xack(STREAM, GROUP, number)
-            await pipe.execute()
 
 
 if __name__ == "__main__":
