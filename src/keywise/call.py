@@ -1,8 +1,13 @@
 """A call of a serial function that waits in this process, and what can be said to its callers here."""
 
 import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from keywise.clock import Clock
+from keywise.events import Event
 from keywise.turn import Ending, Reply, Request
 from keywise.turn_rules import TOO_LATE
 
@@ -10,6 +15,16 @@ NOT_ASKED = "its deadline passed, since its store could not be reached"
 STORING_S = 0.1
 STORING_PART = 0.05
 """Kept of the time of a caller, at the most, to store its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Where a merge queue lives: the name of its function, its clock, its chance, and who watches."""
+
+    name: str
+    clock: Clock
+    rng: random.Random
+    emit: Callable[[Event], None]
 
 
 class Call:

@@ -13,11 +13,11 @@ from typing import Any
 
 from keywise import adapters
 from keywise.address import Address
-from keywise.call import NOT_ASKED
+from keywise.call import NOT_ASKED, Scene
 from keywise.clock import Clock, boot_time
 from keywise.errors import ExpiredError, SettingsError
 from keywise.events import Event, Observer
-from keywise.merge import Merge, Scene
+from keywise.merge import Merge
 from keywise.modes import Asked, Modes, mode_from
 from keywise.options import named_settings
 from keywise.runner import Runner, within

@@ -218,6 +218,13 @@ class Overlapped(Event, frozen=True, kw_only=True):
     """Others that ran when this one began."""
 
 
+class SessionLost(Event, frozen=True, kw_only=True):
+    """The session of a database that held the locks of running calls was lost: they are broken off."""
+
+    losses: int
+    """How many since this process began."""
+
+
 class TurnLost(Event, frozen=True, kw_only=True):
     """A process lost its turn in the middle of a call: it was too long out of reach of the store."""
 
@@ -234,7 +241,7 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 Observer: TypeAlias = Callable[[Event], None]
 
-_OF_CALLS = (CallRefused, Overlapped, TurnLost)
+_OF_CALLS = (CallRefused, Overlapped, TurnLost, SessionLost)
 _WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, LedgerDown, Doubted, Unrepairable, Alarmed, *_OF_CALLS)
 _NOTICES = (Started, Repaired, LedgerBack, Paused, Resumed, Pruned, Calmed, Draining, Stopped)
 

@@ -5,20 +5,17 @@ many turns can be run. There is no timer for batches.
 """
 
 import asyncio
-import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec.structs import replace
 
 from keywise.backoff import backoff_s
-from keywise.call import Call, clash, expired, storing_s
-from keywise.clock import Clock
+from keywise.call import Call, Scene, clash, expired, storing_s
 from keywise.errors import UnansweredError, UnavailableError
-from keywise.events import CallEnded, CallRefused, Event, Overlapped, TurnLost
+from keywise.events import CallEnded, CallRefused, Overlapped, SessionLost, TurnLost
 from keywise.runner import Due, Held, Runner
 from keywise.settings import SerialSettings
 from keywise.turn import Ending, Mode, Reply, Request, Turn
@@ -28,16 +25,6 @@ OUTAGE_S = 0.05
 OUTAGE_MAX_S = 1.0
 REPLIES_S = 0.05
 """How often it is asked for replies that others made, at the most, where a process runs its own requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """Where a merge queue lives: the name of its function, its clock, its chance, and who watches."""
-
-    name: str
-    clock: Clock
-    rng: random.Random
-    emit: Callable[[Event], None]
 
 
 class Merge:
@@ -69,6 +56,8 @@ class Merge:
         self._is_renewal_due = False
         self._has_doubts = False
         self._is_closing = False
+        self._losses = 0
+        """Of sessions with locks, as far as they were told."""
         self._heard_at = self._clock()
         """When a call was sent that the store has answered."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -366,7 +355,15 @@ class Merge:
             except UnavailableError:
                 await asyncio.sleep(OUTAGE_MAX_S)
             self._looks = self._reads = True
+            self._watch_sessions()
             self._bell.set()
+
+    def _watch_sessions(self) -> None:
+        """A store whose locks went with their session knows which turns had them: it is asked at once."""
+        losses = getattr(self._turns, "sessions_lost", 0)
+        if losses > self._losses:
+            self._losses, self._is_renewal_due = losses, True
+            self._emit(SessionLost(pipeline=self._name, losses=losses))
 
     async def _read(self) -> None:
         """Replies that others made: of joined requests, of cancelled ones, of those that were lost."""

@@ -207,7 +207,7 @@ class Runner:
     async def _transact(self, held: Held, dues: Iterable[Due], replies: list[Reply]) -> str:
         """Fills in the replies that stand; returns the cause if the next one has to be tried again."""
         cause = ""
-        async with self._turns.transaction() as transaction:
+        async with self._turns.transaction(held.token) as transaction:
             for due in dues:
                 # It may have waited for long until the transaction began.
                 if not held.may_begin():

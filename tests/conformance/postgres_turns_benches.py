@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from conformance.postgres_benches import advance_all, two_openings
 from keywise.testing.conformance import TurnsBench
 from keywise.turn import TurnPolicy
+from keywise.turns.postgres_lock import PostgresLockTurns
 from keywise.turns.postgres_queue import PostgresQueueTurns
 
 
@@ -26,4 +27,7 @@ def postgres_turns(kind: type):
     return make
 
 
-TURNS = {"postgres_queue.py": {"postgres-queue": postgres_turns(PostgresQueueTurns)}}
+TURNS = {
+    "postgres_queue.py": {"postgres-queue": postgres_turns(PostgresQueueTurns)},
+    "postgres_lock.py": {"postgres-lock": postgres_turns(PostgresLockTurns)},
+}

@@ -94,12 +94,13 @@ class PostgresDatabase:
                 return rows
 
     @asynccontextmanager
-    async def transaction(self, *, scope: int = 0, alone: bool = False, steps: bool = False) -> AsyncIterator[Any]:
+    async def transaction(
+        self, *, scope: int = 0, alone: bool = False, steps: bool = False, begin: str = "begin"
+    ) -> AsyncIterator[Any]:
         """A transaction over several steps. What an operator has set for a scope does not change meanwhile.
 
         Whoever changes it is alone: nobody else has a transaction of that scope then.
         """
-        begin = "begin"
         if scope:
             begin += f"; select pg_advisory_xact_lock{'' if alone else '_shared'}({LOCKS}, {scope})"
         async with self._acquired(self._steppers if steps else None) as connection:
@@ -156,6 +157,14 @@ class PostgresDatabase:
         for owner, bell in self._bells.get(name, {}).items():
             if not by or owner != by:
                 bell.set()
+
+    async def connected(self, application: str) -> Any:
+        """A connection that is nobody else's, under a name of its own; the caller closes it."""
+        with postgres_errors(self.name):
+            connection = await self._connect(self._url)
+            async with closed_after_error(connection):
+                await connection.execute("select set_config('application_name', $1, false)", application)
+            return connection
 
     async def _connect(self, url: str, **options: Any) -> Any:
         connection = await _connected(url, **options)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from keywise.databases.postgres_turns_locking import LOCKING
 from keywise.databases.postgres_turns_schema import TABLES
 from keywise.databases.postgres_turns_steps import STEPS
 from keywise.databases.postgres_turns_taking import TAKING
@@ -61,7 +62,7 @@ create table keywise_held (
 create index keywise_held_by_time on keywise_held (queue, visible_at);
 """
 
-VERSIONS = (FIRST, TABLES + STEPS + TAKING)
+VERSIONS = (FIRST, TABLES + STEPS + TAKING + LOCKING)
 """What leads from each version of the schema to the next one. A script that was released is never changed."""
 
 

@@ -1,13 +1,15 @@
 """The requests of one serial function in a Postgres database, as one owner sees them: one round trip for each step."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
 
 import asyncpg
 import msgspec
 
 from keywise import turn_rules as rules
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
+from keywise.databases.postgres_savepoints import Savepoints
 from keywise.databases.postgres_schema import LOCKS
 from keywise.errors import DatabaseError, UnavailableError
 from keywise.turn import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
@@ -30,11 +32,24 @@ class Taking(msgspec.Struct, frozen=True):
 NOTHING = Taking()
 
 
+class Stepper(Protocol):
+    """A connection on which steps are made, or several."""
+
+    async def step(self, statement: str, *arguments: object) -> Sequence[Any]: ...
+
+    def transaction(self, *, steps: bool) -> AbstractAsyncContextManager[Any]: ...
+
+
 class TurnTables:
     """The tables of turns, for one serial function and one owner."""
 
-    def __init__(self, database: PostgresDatabase, function: str, owner: str, policy: TurnPolicy) -> None:
+    def __init__(
+        self, database: PostgresDatabase, function: str, owner: str, policy: TurnPolicy, lock: Stepper | None = None
+    ) -> None:
         self.database = database
+        self._stepper: Stepper = database if lock is None else lock
+        """Where turns are taken: if they have locks, these belong to that session."""
+        self._statement, self._back = (_STEP, _BACK) if lock is None else (_LOCKED_STEP, _LOCKED_BACK)
         self.name = function
         self.owner = storable(owner)
         self.policy = policy
@@ -62,8 +77,8 @@ class TurnTables:
                 if any(request.within for request in requests):
                     rows: Sequence[Any] = await self._nested_rows(replies, taking, requests)
                 else:
-                    terms = self._terms(taking)
-                    rows = await self.database.step(_STEP, *self._step(terms, replies, requests))
+                    step = self._step(self._terms(taking), replies, requests)
+                    rows = await self._stepper.step(self._statement, *step)
             except DatabaseError as error:
                 if isinstance(error.__cause__, asyncpg.UniqueViolationError):
                     # The same id was asked for with another key at the same moment; now it is known.
@@ -82,11 +97,21 @@ class TurnTables:
 
     async def give_back(self, turns: Sequence[Turn]) -> None:
         ids, tokens = [encoded(turn.request.id) for turn in turns], [turn.token for turn in turns]
-        await self.database.step(_BACK, self.number, self._terms(), ids, tokens)
+        await self._stepper.step(self._back, self.number, self._terms(), ids, tokens)
 
     async def renew(self, tokens: Sequence[int], before: float | None) -> list[int]:
-        rows = await self.database.step(_RENEW, self.number, self._terms(), list(tokens), before)
+        arguments = (self.number, self._terms(), list(tokens), before)
+        if before is None or self._stepper is self.database:
+            rows = await self.database.step(_RENEW, *arguments)
+        else:
+            # What is given back has locks.
+            rows = await self._stepper.step(_LOCKED_RENEW, *arguments)
         return [token for (token,) in rows]
+
+    async def count_losses(self, losses: int) -> int:
+        """Write down that a session with locks was lost so often."""
+        await self.database.step(_COUNT, self.number, losses)
+        return losses
 
     async def withdraw(self, ids: Sequence[str], outcome: Ending, cause: str) -> list[str]:
         codes = [encoded(id) for id in ids]
@@ -102,19 +127,19 @@ class TurnTables:
     async def _nested_rows(self, replies: Sequence[Reply], taking: Taking, requests: Sequence[Request]) -> list[Any]:
         """From within turns: nobody else asks so meanwhile, so that one of two sees the circle that both make."""
         rows: list[Any] = []
-        async with self.database.transaction(steps=True) as connection:
+        async with self._stepper.transaction(steps=True) as connection:
             with postgres_errors(self.database.name):
                 await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, {NESTED})")
                 keys = [encoded(request.key) for request in requests]
                 await connection.execute(_LOCK, self.number, keys, [encoded(reply.id) for reply in replies])
                 [[now]] = await connection.fetch(_CLOCK)
                 at = now + self.database.ahead_s
-                rows += await connection.fetch(_STEP, *self._step(self._terms(at=at), replies, ()))
+                rows += await connection.fetch(self._statement, *self._step(self._terms(at=at), replies, ()))
                 for number, request in enumerate(requests, start=1):
                     cause = await self._circle(connection, request) if request.within else None
                     step = self._step(self._terms(at=at), (), [request], cause)
                     rows += [{**row, "number": number} for row in await connection.fetch(_STEP, *step)]
-                rows += await connection.fetch(_STEP, *self._step(self._terms(taking, at=at), (), ()))
+                rows += await connection.fetch(self._statement, *self._step(self._terms(taking, at=at), (), ()))
         return rows
 
     async def _circle(self, connection: Any, request: Request) -> str | None:
@@ -150,6 +175,21 @@ class TurnTables:
             *(storable(request.runner), request.wait_s, request.mode.value),
             *((switch.mode.value, switch.observe_until) if switch is not None else (None, None)),
         )
+
+
+class PostgresTurnsTransaction:
+    """A transaction of the database, in which a function writes."""
+
+    def __init__(self, tables: TurnTables, connection: Any) -> None:
+        self.connection = connection
+        self._tables = tables
+        self._savepoints = Savepoints(tables.database, connection)
+
+    async def answer(self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1) -> Answered:
+        return await self._tables.answer_within(self.connection, replies, Taking(limit, run_max))
+
+    def savepoint(self) -> AbstractAsyncContextManager[None]:
+        return self._savepoints.savepoint()
 
 
 def answered_of(rows: Sequence[Mapping[str, Any]], requests: Sequence[Request]) -> Answered:
@@ -246,8 +286,12 @@ _SWITCHES = (
 _CLOCK = "select extract(epoch from clock_timestamp())::float8"
 _LOCK = "select keywise_turn_lock_1($1, $2, $3)"
 _STEP = "select * from keywise_turn_step_1($1, $2, $3, $4, $5, $6)"
+_LOCKED_STEP = "select * from keywise_turn_locked_step_1($1, $2, $3, $4, $5, $6)"
+_LOCKED_RENEW = "select * from keywise_turn_locked_renew_1($1, $2, $3, $4)"
+_LOCKED_BACK = "select keywise_turn_locked_back_1($1, $2, $3, $4)"
 _BACK = "select keywise_turn_back_1($1, $2, $3, $4)"
 _RENEW = "select * from keywise_turn_renew_1($1, $2, $3, $4)"
+_COUNT = "update keywise_functions set sessions_lost = sessions_lost + $2 where id = $1"
 _WITHDRAW = "select * from keywise_turn_withdraw_1($1, $2, $3, $4, $5)"
 _REPLIES = (
     "with live as (insert into keywise_turn_owners (function, owner, alive_until) "

@@ -58,6 +58,11 @@ class PostgresTurnsOperator:
             setting = (switch.mode.value, switch.observe_until, switch.at, storable(switch.by))
             await self._database.write(_SET, function, *name, *setting)
 
+    async def sessions_lost(self) -> int:
+        """How often a session with the locks of running requests was lost, in any process."""
+        [[losses]] = await self._database.read(_LOSSES, self._tables.number)
+        return int(losses)
+
     async def prune(self, retention_s: float) -> int:
         total, until = 0, await self.now() - retention_s
         while rows := await self._database.write(_PRUNE, self._tables.number, until, PRUNE_AT_ONCE):
@@ -104,6 +109,7 @@ _UNSET = (
     "with changed as (delete from keywise_turn_switches "  # noqa: S608
     "where function = $1 and keys = $2 and is_pattern = $3) " + _CHANGED
 )
+_LOSSES = "select sessions_lost from keywise_functions where id = $1"
 _PRUNE = (
     "delete from keywise_turn_completed where (function, key, place) in ("
     "select function, key, place from keywise_turn_completed where function = $1 and ended_at <= $2 "

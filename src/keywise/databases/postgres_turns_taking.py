@@ -229,7 +229,6 @@ declare
     _now float8 := extract(epoch from clock_timestamp())::float8 + _terms.ahead_s;
 begin
     perform keywise_turn_live_1(_f, _me, _now + _terms.lease_s);
-    _before := coalesce(_before, 'infinity');
     select array_agg(w.token), array_agg(w.id) filter (where w.token != all(_tokens) and w.started_at < _before),
         array_agg(w.token) filter (where w.token != all(_tokens) and w.started_at < _before)
     into _mine, _unknown, _their from (

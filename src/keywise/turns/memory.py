@@ -82,7 +82,7 @@ class MemoryTurns:
             pass
         self._bell.clear()
 
-    def transaction(self) -> AbstractAsyncContextManager[TurnsTransaction]:
+    def transaction(self, token: int = 0) -> AbstractAsyncContextManager[TurnsTransaction]:
         return self._transaction()
 
     # The operator's verbs.

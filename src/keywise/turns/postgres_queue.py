@@ -7,12 +7,11 @@ Whoever waits is told by the server, and looks now and then besides.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Self
+from typing import Self
 
 from keywise.address import Address
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening
-from keywise.databases.postgres_savepoints import Savepoints
-from keywise.databases.postgres_turns import Taking, TurnTables
+from keywise.databases.postgres_turns import PostgresTurnsTransaction, Taking, TurnTables
 from keywise.databases.postgres_turns_operator import PostgresTurnsOperator
 from keywise.turn import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
 
@@ -72,7 +71,7 @@ class PostgresQueueTurns:
             pass
         bell.clear()
 
-    def transaction(self) -> AbstractAsyncContextManager[TurnsTransaction]:
+    def transaction(self, token: int = 0) -> AbstractAsyncContextManager[TurnsTransaction]:
         return self._transaction()
 
     async def _bell(self) -> asyncio.Event:
@@ -81,22 +80,7 @@ class PostgresQueueTurns:
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[TurnsTransaction]:
         async with self.database.transaction() as connection:
-            yield _Transaction(self._tables, connection)
-
-
-class _Transaction:
-    """A transaction of the database, in which a function writes."""
-
-    def __init__(self, tables: TurnTables, connection: Any) -> None:
-        self.connection = connection
-        self._tables = tables
-        self._savepoints = Savepoints(tables.database, connection)
-
-    async def answer(self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1) -> Answered:
-        return await self._tables.answer_within(self.connection, replies, Taking(limit, run_max))
-
-    def savepoint(self) -> AbstractAsyncContextManager[None]:
-        return self._savepoints.savepoint()
+            yield PostgresTurnsTransaction(self._tables, connection)
 
 
 def connect(address: Address, owner: str, policy: TurnPolicy) -> PostgresQueueTurns:
