@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run publish test check coverage sim bench bench-peers chaos lock lock-peers clean
+.PHONY: help setup run publish test check coverage faults sim bench bench-peers chaos lock lock-peers clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,7 +29,7 @@ run: $(READY) ## Run the publishing house example
 publish: $(READY) ## Publish documents through RabbitMQ into OpenSearch and a slow store, and show each of them
 	$(BIN)/python examples/publishing/main.py --servers
 
-test: check coverage ## Style, types, every test, and the coverage threshold
+test: check coverage ## Style, types, tests, and the coverage threshold
 
 check: $(READY) ## Format, lint and types; changes nothing
 	$(BIN)/ruff format --check .
@@ -38,12 +38,17 @@ check: $(READY) ## Format, lint and types; changes nothing
 
 # Most tests wait for processes that they start, so a few run side by side; simulated worlds are too slow under coverage.
 # The files go out in their order, so that the many short ones of tests/unit come last and no worker waits for another.
-coverage: $(READY) ## Every test, under coverage but for the simulator; fails below the threshold in pyproject.toml
+coverage: $(READY) ## Tests, under coverage but for the simulator; fails below the threshold in pyproject.toml
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/simulation
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --ignore tests/simulation
+	$(BIN)/coverage run -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
+		--ignore tests/simulation --ignore tests/faults
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
+
+# They wait for leases to run out and for servers to come back, most of their time.
+faults: $(READY) ## Kill and stop real workers and restart their servers, ten times each, as chaos does a hundred times
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal tests/faults
 
 sim: $(READY) ## Simulate 500 seeds with faults, then hunt every mutant
 	$(BIN)/keywise simulate --seeds 500
