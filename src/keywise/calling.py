@@ -54,6 +54,8 @@ class SerialFunction:
         self.settings = settings
         self.owner = ""
         """New with each opening: a call of an earlier one may still be on its way."""
+        self.mode = mode
+        """Of keys that nobody has switched."""
         self._serial = serial
         self._wiring = wiring
         self._modes = Asked(switch) if switch is not None else Modes(mode, self._read, settings.view_s, wiring.clock)

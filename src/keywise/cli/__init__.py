@@ -10,6 +10,7 @@ from keywise.cli.check import app as check
 from keywise.cli.dead import app as dead
 from keywise.cli.force import force, remove
 from keywise.cli.ledger import app as ledger
+from keywise.cli.merge import app as merge
 from keywise.cli.pause import pause, resume
 from keywise.cli.prune import prune
 from keywise.cli.reconcile import reconcile
@@ -37,6 +38,7 @@ for command in (run, send, status, why, pause, resume, reset, force, remove, rep
     app.command()(command)
 app.add_typer(dead, name="dead")
 app.add_typer(ledger, name="ledger")
+app.add_typer(merge, name="merge")
 app.add_typer(check, name="check")
 app.command()(simulate)
 
