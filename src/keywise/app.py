@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from keywise import adapters
 from keywise.address import Address, shown
-from keywise.calling import SerialFunction, Wiring, define
+from keywise.calling import SerialFunction, Wiring, Worker, define
 from keywise.clock import boot_time
 from keywise.consumer import Consumer, Way, way_of
 from keywise.envelope import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
@@ -132,7 +132,7 @@ class App:
         self._shared: dict[tuple[Any, ...], Any] = {}
         self._stack = AsyncExitStack()
         self._senders: dict[tuple[str, str], Source] = {}
-        self._consumers: list[Consumer] = []
+        self._consumers: list[Consumer | Worker] = []
         self._is_stopping = False
         self._address(ledger, "")
 
@@ -228,9 +228,9 @@ class App:
         self._is_stopping = False
         async with AsyncExitStack() as stack:
             opened = [await stack.enter_async_context(self.open(name)) for name in names or self.pipelines]
-            if not opened:
+            if not opened and not self.serials:
                 raise SettingsError("this app has no pipeline; define one with app.pipeline(...)")
-            self._consumers = [Consumer(pipeline) for pipeline in opened]
+            self._consumers = [*map(Consumer, opened), *map(Worker, () if names else self.serials.values())]
             if handle_signals:
                 self._listen(stack)
             if self._is_stopping:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from keywise.clock import Clock
-from keywise.events import Event
+from keywise.errors import UnansweredError
+from keywise.events import CallEnded, Event
 from keywise.turn import Ending, Reply, Request
 from keywise.turn_rules import TOO_LATE
 
@@ -58,3 +59,22 @@ def expired(call: Call) -> Reply:
 def storing_s(call: Call, deadline: float) -> float:
     """What is kept of the time of a caller to store its answer."""
     return min(STORING_S, STORING_PART * max(0.0, deadline - call.asked_at))
+
+
+def unanswered(function: str, call: Call) -> UnansweredError:
+    return UnansweredError(
+        f"{function} {call.request.id!r} has no answer in time, and may have begun; "
+        "ask again with the same id to get it"
+    )
+
+
+def ended_event(function: str, call: Call, reply: Reply, now: float) -> CallEnded:
+    """What observers are told of its end."""
+    began_at = call.began_at if call.is_running else now
+    return CallEnded(
+        pipeline=function,
+        key=call.request.key,
+        outcome=reply.outcome.value,
+        waited_s=began_at - call.asked_at,
+        ran_s=now - began_at,
+    )

@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from keywise import adapters
@@ -38,6 +38,8 @@ class Wiring:
     """The URL of another store, or the name of one of the backends for the ledger's; empty: neither."""
     shared: dict[tuple[Any, ...], Any]
     observers: Sequence[Observer]
+    runs_here: bool = False
+    """Callers run requests too, where any process may."""
     clock: Clock = boot_time
     rng: random.Random = field(default_factory=random.Random)
     connect: Callable[[str, TurnPolicy], Any] | None = None
@@ -59,6 +61,7 @@ class SerialFunction:
         self._serial = serial
         self._wiring = wiring
         self._modes = Asked(switch) if switch is not None else Modes(mode, self._read, settings.view_s, wiring.clock)
+        self._runs_here = wiring.runs_here
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._turns: Any = None
@@ -98,6 +101,13 @@ class SerialFunction:
             return await self._run_off(key, request)
         return self._serial.result_of(reply)
 
+    async def work(self) -> bool:
+        """Run requests of other processes too; False if the store does not allow it."""
+        if not self.connect().is_shared:
+            return False
+        (await self._opened()).serve()
+        return True
+
     async def close(self) -> None:
         """Let what runs come to its end; further calls open it again."""
         await self._stack.aclose()
@@ -136,6 +146,7 @@ class SerialFunction:
                 self._runner = Runner(self._serial, turns, self.settings, self._wiring.rng)
                 scene = Scene(self.name, self._wiring.clock, self._wiring.rng, self._emit)
                 self._merge = Merge(turns, self._runner, self.settings, scene)
+                self._merge.works = self._merge.works or self._runs_here
                 self._merge.start()
                 self._stack.push_async_callback(self._merge.close)
             return self._merge
@@ -150,10 +161,27 @@ class SerialFunction:
             observer(event)
 
 
+class Worker:
+    """Runs what others ask of a serial function, until it is told to stop; ends at once where only callers run."""
+
+    def __init__(self, serial: SerialFunction) -> None:
+        self._serial = serial
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> None:
+        if await self._serial.work():
+            await self._stopped.wait()
+            await self._serial.close()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
 def define(name: str, function: Callable[..., Any], wiring: Wiring, options: Mapping[str, Any]) -> SerialFunction:
     """Make a serial function out of its words."""
     words = dict(options)
     key, switch = words.pop("key"), words.pop("switch", None)
+    wiring = replace(wiring, runs_here=bool(words.pop("run_here", False)))
     mode = mode_from(words.pop("mode", Mode.ON))
     known = {field.name for field in fields(SerialSettings)}
     settings = SerialSettings(**named_settings(words, known))

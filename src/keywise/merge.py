@@ -13,9 +13,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from keywise.backoff import backoff_s
-from keywise.call import Call, Scene, clash, expired, storing_s
-from keywise.errors import UnansweredError, UnavailableError
-from keywise.events import CallEnded, CallRefused, Overlapped, SessionLost, TurnLost
+from keywise.call import Call, Scene, clash, ended_event, expired, storing_s, unanswered
+from keywise.errors import UnavailableError
+from keywise.events import CallRefused, Overlapped, SessionLost, TurnLost
 from keywise.runner import Due, Held, Runner
 from keywise.settings import SerialSettings
 from keywise.turn import Ending, Mode, Reply, Request, Turn
@@ -23,6 +23,8 @@ from keywise.turn import Ending, Mode, Reply, Request, Turn
 OUTAGE_S = 0.05
 """The first look after the store could not be reached; each further one waits twice as long."""
 OUTAGE_MAX_S = 1.0
+PRUNE_S = 60.0
+"""How often each process that works forgets what has ended long ago."""
 REPLIES_S = 0.05
 """How often it is asked for replies that others made, at the most, where a process runs its own requests."""
 
@@ -53,16 +55,18 @@ class Merge:
         self._reads = False
         """There may be a reply that somebody else made."""
         self._read_at = 0.0
-        self._is_renewal_due = False
-        self._has_doubts = False
-        self._is_closing = False
+        self._is_renewal_due = self._has_doubts = False
+        self._is_closing = self._serves = False
         self._losses = 0
         """Of sessions with locks, as far as they were told."""
         self._heard_at = self._clock()
         """When a call was sent that the store has answered."""
         self._tasks: list[asyncio.Task[None]] = []
-        self.runs_own = True
+        self._pruned_at = self._clock()
+        self.runs_own = not getattr(turns, "is_shared", False)
         """Requests are run by the process that asks for them."""
+        self.works = self.runs_own
+        """This process runs requests."""
 
     # Callers.
 
@@ -100,10 +104,7 @@ class Merge:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 return await asyncio.shield(future)
-        raise UnansweredError(
-            f"{self._name} {call.request.id!r} has no answer in time, and may have begun; "
-            "ask again with the same id to get it"
-        )
+        raise unanswered(self._name, call)
 
     def _leave(self, call: Call) -> None:
         """Nobody waits for it any more. What runs is run to its end."""
@@ -121,6 +122,12 @@ class Merge:
     def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work()) for work in (self._flow, self._listen, self._beat)]
+
+    def serve(self) -> None:
+        """Run whatever may be run here, without callers of its own too."""
+        self.works = self._serves = self._looks = True
+        self._listens.set()
+        self._bell.set()
 
     async def close(self) -> None:
         """Take no more, let what runs come to its end, and tell the others that they will not run."""
@@ -158,8 +165,7 @@ class Merge:
                 self._bell.set()
 
     def _has_work(self) -> bool:
-        others = self._gone or self._is_renewal_due or self._reads
-        return bool(others or self._has_exchange())
+        return bool(self._gone or self._is_renewal_due or self._reads or self._has_exchange())
 
     def _has_exchange(self) -> bool:
         return bool(self._outbox or self._new or (self._looks and self._slots() > 0))
@@ -173,6 +179,9 @@ class Merge:
             await self._exchange()
         if self._reads:
             await self._read()
+        if self._clock() - self._pruned_at > PRUNE_S:
+            self._pruned_at = self._clock()
+            await self._turns.operator.prune(self._settings.retention_s)
 
     async def _exchange(self) -> None:
         """Store answers, ask for what is new, and take turns: one call to the store."""
@@ -199,15 +208,19 @@ class Merge:
         self._start_all(answered.turns, began)
         # With all that were wished for, there may be more.
         self._looks = self._looks or len(answered.turns) >= limit
-        self._listens.set() if self._calls else self._listens.clear()
+        self._listens.set() if self._calls or self._serves else self._listens.clear()
 
     def _slots(self) -> int:
-        return 0 if self._is_closing else max(0, self._settings.concurrency - len(self._held))
+        return 0 if self._is_closing or not self.works else max(0, self._settings.concurrency - len(self._held))
 
     def _freed(self, replies: Sequence[Reply]) -> int:
         """How many tokens are over with these replies."""
         ends = Counter(reply.token for reply in replies)
-        return 0 if self._is_closing else sum(self._held[token].unanswered == ends[token] for token in ends)
+        return (
+            0
+            if self._is_closing or not self.works
+            else sum(self._held[token].unanswered == ends[token] for token in ends)
+        )
 
     def _settle(self, replies: Sequence[Reply], refused: Sequence[str]) -> None:
         lost = set(refused)
@@ -270,16 +283,7 @@ class Merge:
         now = asyncio.get_running_loop().time()
         self._calls.pop(call.request.id, None)
         self._new.pop(call.request.id, None)
-        began_at = call.began_at if call.is_running else now
-        self._emit(
-            CallEnded(
-                pipeline=self._name,
-                key=call.request.key,
-                outcome=reply.outcome.value,
-                waited_s=began_at - call.asked_at,
-                ran_s=now - began_at,
-            )
-        )
+        self._emit(ended_event(self._name, call, reply, now))
         for future in call.futures:
             if not future.done():
                 future.set_result(reply)
@@ -336,7 +340,7 @@ class Merge:
             if self._left_s() <= 0:
                 for held in list(self._held.values()):
                     held.lose()
-            if self._clock() - self._heard_at > rhythm_s and (self._held or self._calls):
+            if self._clock() - self._heard_at > rhythm_s and (self._held or self._calls or self._serves):
                 self._is_renewal_due = True
                 self._bell.set()
             if self._left_s() <= 0:

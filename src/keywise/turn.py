@@ -193,6 +193,8 @@ class Turns(Opened, Protocol):
 
     database: object | None
     """The opened database, if functions can write in a transaction of it."""
+    is_shared: bool
+    """Requests may be run by any process that works; else only by the one that asks for them."""
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply | Turn | None]:
         """Take in requests, each behind all others of its key that came before; one answer for each.

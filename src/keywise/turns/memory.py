@@ -35,6 +35,7 @@ class MemoryTurns:
         self.database = database
         self.owner = owner
         self.operator = self
+        self.is_shared = False
         self._function = function
         self._policy = policy
         self._bell = asyncio.Event()

@@ -24,6 +24,8 @@ POLL_S = 0.5
 class PostgresQueueTurns:
     """The requests of one serial function in a Postgres database."""
 
+    is_shared = True
+
     def __init__(self, database: PostgresDatabase, function: str, owner: str, policy: TurnPolicy) -> None:
         self.database = database
         self.owner = owner

@@ -43,6 +43,7 @@ class SqliteTurns:
         self.database = database
         self.owner = owner
         self.operator = self
+        self.is_shared = False
         self._scope = Scope(function)
         self._policy = policy
         self._news = 0
