@@ -1,4 +1,4 @@
-"""Kills and stops holders of the merge queue in the middle of their work, and judges what callers were told."""
+"""Kills, stops and cuts off holders of the merge queue in the middle of a call, and judges what callers were told."""
 
 import argparse
 import asyncio
@@ -15,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from chaos.merge_on_postgres import BACKENDS, Site, on_postgres
 from chaos.merge_store import Diary
 from keywise import adapters
 from keywise.address import Address
@@ -35,6 +36,8 @@ class Tally:
 
     kills: int = 0
     stops: int = 0
+    cuts: int = 0
+    """Sessions with the server that were ended."""
     begun: int = 0
     told: Counter = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -95,9 +98,10 @@ class Fleet:
                 process.kill()
 
 
-def hunt(folder: Path, url: str, times: int) -> Tally:
-    """So many kills and so many stops, then a judgement."""
-    fleet, tally = Fleet(folder, url), Tally()
+def hunt(folder: Path, url: str, times: int, site: Site | None = None) -> Tally:
+    """So many kills, stops and, at a site with a server, cuts, then a judgement."""
+    settings = SETTINGS | (site.settings if site is not None else {})
+    fleet, tally = Fleet(folder, url, settings=settings), Tally()
     for _ in range(WORKERS):
         fleet.start()
     try:
@@ -106,11 +110,16 @@ def hunt(folder: Path, url: str, times: int) -> Tally:
             tally.kills += 1
             fleet.stop_past_the_lease()
             tally.stops += 1
+            if site is not None:
+                fleet.holder()
+                tally.cuts += site.cut()
         done = len(fleet.diary.rows("select 1 from told where outcome = 'done'"))
         until(lambda: len(fleet.diary.rows("select 1 from told where outcome = 'done'")) > done + 20, "it to go on")
     finally:
         fleet.end()
     judge(fleet, tally)
+    if site is not None:
+        tally.faults += site.leftovers()
     return tally
 
 
@@ -169,17 +178,29 @@ _TWICE_ACCEPTED = "select id, count(*) as n from accepted group by id having n >
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=100, help="kills, and as many stops past the lease")
-    times = parser.parse_args().times
+    times = "kills, as many stops past the lease, and as many times that sessions are cut off"
+    parser.add_argument("--times", type=int, default=100, help=times)
+    parser.add_argument("--on", action="append", choices=["sqlite", *BACKENDS], help="only there; may be given often")
+    options = parser.parse_args()
+    faults = [_run(on, options.times) for on in options.on or ["sqlite", *BACKENDS]]
+    return 1 if any(faults) else 0
+
+
+def _run(on: str, times: int) -> int:
+    """How many faults there were."""
     with tempfile.TemporaryDirectory() as folder:
-        tally = hunt(Path(folder), "sqlite:///merge.db", times)
+        if on == "sqlite":
+            tally = hunt(Path(folder), "sqlite:///merge.db", times)
+        else:
+            with on_postgres(Path(folder), on) as site:
+                tally = hunt(Path(folder), site.url, times, site)
     sys.stdout.write(
-        f"sqlite: {tally.kills} kills and {tally.stops} stops in the middle of a call, {tally.begun} calls "
+        f"{on}: {tally.kills} kills, {tally.stops} stops and {tally.cuts} lost sessions in the middle of a call, "
+        f"{tally.begun} calls begun, told: {dict(tally.told)}, faults: {len(tally.faults)}\n"
     )
-    sys.stdout.write(f"begun, told: {dict(tally.told)}, faults: {len(tally.faults)}\n")
     for fault in tally.faults[:20]:
         sys.stdout.write(f"{fault}\n")
-    return 1 if tally.faults else 0
+    return len(tally.faults)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import keywise
 from chaos.merge_store import Diary
 from keywise import Claim
 from keywise.clock import boot_time
-from keywise.errors import PermanentError, SerialError
+from keywise.errors import PermanentError, SerialError, UnavailableError
 
 
 def serve(options: dict) -> None:
@@ -57,7 +57,7 @@ async def _caller(accept, diary: Diary, options: dict, stop: asyncio.Event, call
         try:
             answer = json.dumps(await accept({"id": id, "key": key}, id=id, timeout=timeout_s))
             outcome = "done"
-        except SerialError as error:
+        except (SerialError, UnavailableError) as error:
             outcome, answer = type(error).__name__, str(error)
         diary.tells(id, os.getpid(), outcome, answer, began, boot_time(), began + timeout_s)
 
