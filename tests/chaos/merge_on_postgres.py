@@ -18,7 +18,7 @@ class Site:
 
     def __init__(self, server: PostgresServer, backend: str) -> None:
         self.url = server.url
-        self.settings = {"turns": backend}
+        self.settings = {"turns": backend, "run_here": True}
         self._sessions = BACKENDS[backend]
 
     def cut(self) -> int:

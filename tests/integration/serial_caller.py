@@ -1,4 +1,7 @@
-"""A process that calls a serial function on Postgres many times at once, and prints what it was told."""
+"""A process that calls a serial function on Postgres many times at once, and prints what it was told.
+
+With no calls to make it works for others, until it is told to stop.
+"""
 
 import asyncio
 import json
@@ -43,12 +46,17 @@ def accepting(store: Any, url: str, turns: str, process: str, **options: Any):
             await store.release(connection)
         return taken + 1
 
-    return app, {"atomic": accept, "plain": check}
+    return app, {"atomic": accept, "plain": check, "served": accept}
 
 
 async def main(url: str, turns: str, kind: str, process: str, calls: int, keys: int) -> None:
     store = await asyncpg.create_pool(url, min_size=0, max_size=4)
-    app, functions = accepting(store, url, turns, process, timeout="60s")
+    app, functions = accepting(store, url, turns, process, timeout="60s", run_here=kind != "served")
+    if not calls:
+        await app.run()
+        await app.close()
+        await store.close()
+        return
     told: dict[str, int | str] = {}
 
     async def call(number: int) -> None:

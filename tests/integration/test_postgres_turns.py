@@ -1,6 +1,9 @@
 """Serial functions on a real Postgres: lost sessions, foreign locks, many callers, and no connection too many."""
 
 import asyncio
+import json
+import subprocess
+import sys
 from contextlib import asynccontextmanager
 
 import asyncpg
@@ -95,14 +98,14 @@ def app_with(url: str, work: Work, **options):
     seen: list = []
     app.observers.append(seen.append)
 
-    @app.serial("accept", key=lambda request: request.partition(" ")[0], **options)
+    @app.serial("accept", key=lambda request: request.partition(" ")[0], run_here=True, **options)
     async def accept(claim: keywise.Claim, request: str) -> str:
         return await work(request)
 
     return app, accept, seen
 
 
-def test_a_lost_session_breaks_off_what_runs_within_a_second(url):
+def test_a_lost_session_breaks_off_what_runs_within_a_second(url, tmp_path):
     async def main() -> None:
         work = Work()
         app, accept, seen = app_with(url, work, timeout="20s")
@@ -125,6 +128,13 @@ def test_a_lost_session_breaks_off_what_runs_within_a_second(url):
             assert await watch.locks() == 0
 
     run(main())
+    (tmp_path / "clinic.py").write_text(
+        f"import keywise\napp = keywise.App({url!r})\n"
+        "@app.serial('accept', key=str)\nasync def accept(claim: keywise.Claim, request: str) -> str: ...\n"
+    )
+    command = [sys.executable, "-m", "keywise", "merge", "status", "--json", "--app", "clinic:app"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert json.loads(said)["sessions_lost"] == 1
 
 
 async def _is_none(counting) -> bool:

@@ -21,6 +21,7 @@ RUNS = (
     "n bigserial)"
 )
 PROCESSES, CALLS, KEYS = 4, 250, 20
+BACKENDS = ("postgres-lock", "postgres-queue")
 
 
 async def rows_of(url: str, statement: str) -> list:
@@ -38,18 +39,24 @@ def called(url: str, turns: str, kind: str) -> dict[str, int | str]:
         subprocess.Popen([*command, f"p{number}", str(CALLS), str(KEYS)], stdout=subprocess.PIPE, text=True)
         for number in range(PROCESSES)
     ]
+    served = range(2 if kind == "served" else 0)
+    workers = [subprocess.Popen([*command, f"w{number}", "0", str(KEYS)]) for number in served]
     said = [caller.communicate(timeout=100)[0] for caller in callers]
-    assert [caller.returncode for caller in callers] == [0] * PROCESSES
+    for worker in workers:
+        worker.terminate()
+    ended = [process.wait(30) for process in (*callers, *workers)]
+    assert ended == [0] * len(ended)
     return {id: answer for one in said for id, answer in json.loads(one).items()}
 
 
-@pytest.mark.parametrize("kind", ["plain", "atomic"])
-@pytest.mark.parametrize("turns", ["postgres-lock", "postgres-queue"])
+@pytest.mark.parametrize(
+    ("turns", "kind"), [*itertools.product(BACKENDS, ("plain", "atomic")), ("postgres-queue", "served")]
+)
 def test_a_thousand_calls_of_four_processes_run_one_at_a_time(turns, kind):
     url = shared.postgres().create_database(fresh("processes"))
     run(rows_of(url, RUNS))
     told = called(url, turns, kind)
-    runs = run(rows_of(url, "select key, id, began_at, ended_at, answer from runs order by key, began_at"))
+    runs = run(rows_of(url, "select key, id, process, began_at, ended_at, answer from runs order by key, began_at"))
     stored = run(
         rows_of(
             url,
@@ -68,6 +75,8 @@ def test_a_thousand_calls_of_four_processes_run_one_at_a_time(turns, kind):
     for key, mine in itertools.groupby(stored, key=lambda row: row["key"]):
         ran = [row["id"] for row in runs if row["key"] == key]
         assert ran == [row["id"] for row in mine], "not in the order in which they came"
+    if kind == "served":
+        assert {row["process"] for row in runs} <= {"w0", "w1"}, "a caller ran a request though others work for it"
     assert run(leftovers(url)) == (0, 0)
 
 

@@ -48,13 +48,14 @@ def status(
       keywise merge status --function accept --json --app clinic:app
     """
 
-    async def look(operator: Any, turns: Any) -> tuple[float, list[KeyState], list[Switch]]:
-        return await operator.now(), await operator.states(limit), await operator.switches()
+    async def look(operator: Any, turns: Any) -> tuple[float, list[KeyState], list[Switch], int]:
+        losses = await operator.sessions_lost() if hasattr(operator, "sessions_lost") else 0
+        return await operator.now(), await operator.states(limit), await operator.switches(), losses
 
-    name, (now, states, switches) = _with(app, function, look)
+    name, (now, states, switches, losses) = _with(app, function, look)
     if json:
         told = {"keys": [_state_told(state) for state in states], "switches": [_switch_told(one) for one in switches]}
-        tell_json({"function": name, **told})
+        tell_json({"function": name, **told, "sessions_lost": losses})
         return
     print(plain(f"{name}: {count(sum(state.waiting for state in states), 'request')} waiting"))
     if states:
@@ -65,6 +66,12 @@ def status(
         display(made)
     for one in switches:
         print(plain(_switched(one, now)))
+    if losses:
+        print(
+            plain(
+                f"lost with the locks of running calls: {count(losses, 'session')}; the log of the server may say why"
+            )
+        )
 
 
 @app.command()

@@ -28,6 +28,8 @@ LOCK_S = 1
 class PostgresLockTurns:
     """The requests of one serial function in a Postgres database, each run by the process that asks."""
 
+    is_shared = False
+
     def __init__(self, database: PostgresDatabase, function: str, owner: str, policy: TurnPolicy) -> None:
         self.database = database
         self.owner = owner
