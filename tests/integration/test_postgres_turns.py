@@ -93,7 +93,7 @@ class Work:
         return f"yes to {request}"
 
 
-def app_with(url: str, work: Work, **options):
+def app_with(url: str, work: Work, *, is_atomic: bool = False, **options):
     app = keywise.App(url)
     seen: list = []
     app.observers.append(seen.append)
@@ -102,7 +102,11 @@ def app_with(url: str, work: Work, **options):
     async def accept(claim: keywise.Claim, request: str) -> str:
         return await work(request)
 
-    return app, accept, seen
+    @app.serial("accept within", key=lambda request: request.partition(" ")[0], run_here=True, **options)
+    async def accept_within(claim: keywise.Claim, request: str, transaction: keywise.Transaction) -> str:
+        return await work(request)
+
+    return app, accept_within if is_atomic else accept, seen
 
 
 def test_a_lost_session_breaks_off_what_runs_within_a_second(url, tmp_path):
@@ -171,14 +175,15 @@ def test_lost_sessions_in_a_row_never_accept_twice(url, times):
     run(main())
 
 
-def test_another_program_with_the_lock_is_waited_for(url):
+@pytest.mark.parametrize("is_atomic", [False, True])
+def test_another_program_with_the_lock_is_waited_for(url, is_atomic):
     async def main() -> None:
         work = Work()
         work.may_end.set()
-        app, accept, _ = app_with(url, work, timeout="20s")
+        app, accept, _ = app_with(url, work, is_atomic=is_atomic, timeout="20s")
         async with watching(url) as watch, app:
             assert await accept("a 0") == "yes to a 0"
-            number = await watch.connection.fetchval("select keywise_serial_lock('accept', 'a')")
+            number = await watch.connection.fetchval("select keywise_serial_lock($1, 'a')", accept.name)
             await watch.connection.execute("select pg_advisory_lock($1)", number)
             waiting = asyncio.create_task(accept("a 1"))
             assert await accept("b 1") == "yes to b 1"
