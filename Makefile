@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run publish test check coverage faults sim bench bench-peers chaos lock lock-peers clean
+.PHONY: help setup run publish schedule test check coverage faults sim bench bench-peers chaos lock lock-peers clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,6 +28,9 @@ run: $(READY) ## Run the publishing house example
 
 publish: $(READY) ## Publish documents through RabbitMQ into OpenSearch and a slow store, and show each of them
 	$(BIN)/python examples/publishing/main.py --servers
+
+schedule: $(READY) ## Accept care requests one at a time per market and day, on Postgres, beside a naive desk that overbooks
+	$(BIN)/python examples/scheduling/main.py --servers
 
 test: check coverage ## Style, types, tests, and the coverage threshold
 
