@@ -219,7 +219,10 @@ class Overlapped(Event, frozen=True, kw_only=True):
 
 
 class SessionLost(Event, frozen=True, kw_only=True):
-    """The session of a database that held the locks of running calls was lost: they are broken off."""
+    """What kept others from the keys of running calls was lost: they are broken off.
+
+    On Postgres it was the session that held their locks; on Redis the server has lost what it had confirmed.
+    """
 
     losses: int
     """How many since this process began."""

@@ -12,6 +12,7 @@ from conformance import (
     postgres_turns_benches,
     rabbitmq_benches,
     redis_benches,
+    redis_turns_benches,
 )
 from conformance.benches import LEDGERS, SINKS, SOURCES
 from conformance.turns_benches import TURNS
@@ -22,7 +23,7 @@ FACTORIES = {
     "sources": SOURCES | postgres_benches.SOURCES | rabbitmq_benches.SOURCES,
     "ledgers": LEDGERS | postgres_benches.LEDGERS | redis_benches.LEDGERS,
     "sinks": SINKS | postgres_benches.SINKS | http_benches.SINKS | opensearch_benches.SINKS,
-    "turns": TURNS | postgres_turns_benches.TURNS,
+    "turns": TURNS | postgres_turns_benches.TURNS | redis_turns_benches.TURNS,
 }
 
 

@@ -80,6 +80,11 @@ class RedisDatabase:
         seconds, microseconds = await self.run("TIME")
         return int(seconds) + int(microseconds) / 1e6 + self.ahead_s
 
+    def connection(self) -> Any:
+        """A new one, for who listens: it is not connected yet, and whoever asked for it ends it."""
+        assert self._factory is not None, "the database is not open"
+        return self._factory.make_connection()
+
     async def run(self, *command: Any) -> Any:
         """The answer to one command."""
         with redis_errors(self.name):
