@@ -17,6 +17,7 @@ AHEAD_MAX = 16
 """Changes claimed for each worker, at the most: after a death they are run one at a time."""
 RESERVED_PART = 4
 """Bulk changes leave one part in so many of all workers to live ones."""
+LOOK_S = 0.05
 LIVE_S = 1.0
 """So long after the last live job it counts that live ones come."""
 
@@ -125,13 +126,23 @@ class Jobs(Generic[T]):
         is_quiet = self._is_closed or self._clock() > self._live_at + LIVE_S
         return is_quiet or self._bulk_calls < self._bulk_max
 
+    def _look_again_s(self, live_only: bool) -> float | None:
+        """When a bulk job may be taken though nobody tells: no live one has come for a while."""
+        if live_only or not self._bulk:
+            return None
+        return max(LOOK_S, self._live_at + LIVE_S - self._clock())
+
     async def _something(self, live_only: bool) -> None:
         """Wait for a job that may be taken, or for the close."""
         waiter = asyncio.get_running_loop().create_future()
         place = (live_only, waiter)
         self._waiting.append(place)
         try:
-            await waiter
+            async with asyncio.timeout(self._look_again_s(live_only)):
+                await waiter
+        except TimeoutError:
+            if place in self._waiting:
+                self._waiting.remove(place)
         except asyncio.CancelledError:
             if place in self._waiting:
                 self._waiting.remove(place)

@@ -216,12 +216,12 @@ class Leased:
 
     def _beside(self, job: Job) -> list[Job]:
         """What can go into the same call. A change that failed before goes alone, or it would take others along."""
-        if job.claim.attempts:
+        if self._work.goes_alone(job.claim):
             return []
         is_bulk = self._is_bulk(job)
         is_short = is_bulk and self._pipeline.has_both_lanes
         limit = self._work.short_max if is_short else self._work.batch_max
-        return self._claimed.take_beside(lambda one: not one.claim.attempts, limit - 1, is_bulk=is_bulk)
+        return self._claimed.take_beside(lambda one: not self._work.goes_alone(one.claim), limit - 1, is_bulk=is_bulk)
 
     async def _work_on(self, jobs: list[Job]) -> float:
         """How long nothing should be begun after it."""

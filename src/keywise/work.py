@@ -53,6 +53,9 @@ class Work(Protocol):
     def short_max(self) -> int:
         """How many bulk changes are done at once while live ones may have to wait for them."""
 
+    def goes_alone(self, claim: Claim) -> bool:
+        """Whether a change may take others along if it fails again."""
+
     async def do(self, jobs: Sequence[Job]) -> float:
         """Set each job's result, and tell that they were handled. Return how long nothing should be begun after it."""
 
@@ -73,6 +76,9 @@ class SinkWork:
     @property
     def short_max(self) -> int:
         return max(1, self.batch_max // BULK_PART)
+
+    def goes_alone(self, claim: Claim) -> bool:
+        return claim.attempts > 0 or claim in self._doubts
 
     async def do(self, jobs: Sequence[Job]) -> float:
         claims, started = [job.claim for job in jobs], self._pipeline.clock()
@@ -121,6 +127,9 @@ class Doubts:
         self._seen: dict[tuple[str, Order | None], int] = {}
         """How many these were when a change was last answered so."""
 
+    def __contains__(self, claim: Claim) -> bool:
+        return (claim.key, claim.order) in self._seen
+
     def taken(self, claim: Claim) -> None:
         self._taken += 1
         if self._seen:
@@ -162,6 +171,9 @@ class TransactedWork:
     @property
     def short_max(self) -> int:
         return self._slice
+
+    def goes_alone(self, claim: Claim) -> bool:
+        return claim.attempts > 0
 
     async def do(self, jobs: Sequence[Job]) -> float:
         """Slow handlers get short transactions: others wait for the database meanwhile."""

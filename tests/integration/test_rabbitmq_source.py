@@ -15,6 +15,7 @@ from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
 from keywise.databases import rabbitmq as keywise_rabbitmq
+from keywise.databases import rabbitmq_intake
 from keywise.databases.rabbitmq import Broker, Link
 from keywise.databases.rabbitmq_intake import WORN_AT
 from keywise.databases.rabbitmq_messages import fresh_properties
@@ -65,6 +66,40 @@ async def test_acks_out_of_order_are_told_in_time_and_at_the_end():
         await until(lambda: left_in(queue, 10))
         async with opened(queue) as source:
             assert bodies_of(await received(source, 10)) == bodies_of(held[:10])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@awaited
+async def test_what_goes_back_is_not_covered_by_acks_that_waited(kind):
+    broker, user = shared.rabbitmq(), fresh("user")
+    broker.add_user(user, "secret")
+    async with owner(broker.url) as they:
+        queue = await they.declare(fresh("back"), queue_type=kind)
+        await they.publish(queue, b"a", b"b", b"c", b"d")
+        async with RabbitSource(Broker(broker.url.replace("guest:guest", f"{user}:secret")), queue) as source:
+            held = await received(source, 4)
+            broker.permit(user, write="^$")
+            await source.ack(held[1:])
+            with pytest.raises(DatabaseError):
+                await source.release(held[:1], 0.0)
+            assert bodies_of(await received(source, 1)) == [b"a"]
+            broker.permit(user)
+
+
+@awaited
+async def test_an_ack_does_not_wait_where_what_is_held_uses_up_the_prefetch():
+    held_up, later_s = [], rabbitmq_intake.ACK_LATER_S
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("narrow"))
+        await they.publish(queue, *(b"%d" % number for number in range(20)))
+        async with opened(queue, prefetch=4) as source:
+            held_up += await received(source, 3)
+            rabbitmq_intake.ACK_LATER_S = 600.0
+            try:
+                for _ in range(17):
+                    await source.ack(await received(source, 1))
+            finally:
+                rabbitmq_intake.ACK_LATER_S = later_s
 
 
 async def _is_settled(source: RabbitSource, left: int) -> bool:

@@ -80,6 +80,19 @@ def test_while_live_jobs_come_so_many_bulk_calls_run_and_no_more():
     run(story(), limit_s=5)
 
 
+def test_a_worker_that_waits_notices_by_itself_that_no_live_jobs_come_any_more(monkeypatch):
+    monkeypatch.setattr("keywise.jobs.LIVE_S", 0.01)
+
+    async def story() -> None:
+        jobs: Jobs[str] = Jobs(1)
+        for name in ("bulk 0", "bulk 1"):
+            jobs.put(name, is_bulk=True)
+        jobs.put("live")
+        assert [await jobs.get() for _ in range(3)] == ["live", "bulk 0", "bulk 1"]
+
+    run(story(), limit_s=5)
+
+
 def test_after_the_close_bulk_jobs_are_handed_out_though_live_ones_came():
     async def story() -> None:
         jobs: Jobs[str] = Jobs(1)

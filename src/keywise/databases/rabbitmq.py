@@ -267,10 +267,8 @@ def translated(error: Exception, name: str) -> Exception:
         return error
     cause = _innermost(error)
     code = code_of(cause)
-    if isinstance(cause, ProbableAuthenticationError):
-        return DatabaseError(f"{name}: the broker refused this user; {_CONNECTION_ADVICE[REFUSED]}")
-    if isinstance(cause, ProbableAccessDeniedError):
-        return DatabaseError(f"{name}: the broker refused the virtual host; {_CONNECTION_ADVICE[NOT_ALLOWED]}")
+    if isinstance(cause, ProbableAuthenticationError | ProbableAccessDeniedError):
+        return _not_let_in(cause, name)
     if isinstance(cause, ConnectionClosedByBroker) and code in _CONNECTION_ADVICE:
         return DatabaseError(f"{name}: {cause.reply_text}; {_CONNECTION_ADVICE[code]}")
     if isinstance(cause, ssl.SSLCertVerificationError):
@@ -285,6 +283,16 @@ def translated(error: Exception, name: str) -> Exception:
     if isinstance(error, AMQPError | OSError | TimeoutError | asyncio.TimeoutError) or cause is not error:
         return UnavailableError(f"{name}: {str(cause) or type(cause).__name__}")
     return error
+
+
+def _not_let_in(cause: AMQPError, name: str) -> Exception:
+    """The client library takes every end while somebody logs in for a refusal, but a broker that refuses says so."""
+    told = str(cause)
+    if "ConnectionClosedByBroker" not in told:
+        return UnavailableError(f"{name}: the connection ended at the login; the broker may be starting or stopping")
+    if isinstance(cause, ProbableAuthenticationError):
+        return DatabaseError(f"{name}: the broker refused this user; {_CONNECTION_ADVICE[REFUSED]}")
+    return DatabaseError(f"{name}: the broker refused the virtual host; {_CONNECTION_ADVICE[NOT_ALLOWED]}")
 
 
 def _may_pass(code: int, text: str) -> bool:

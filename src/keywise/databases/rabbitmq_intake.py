@@ -228,7 +228,8 @@ class Intake:
         """Forget deliveries of this channel that are not settled."""
         acked = self._settled([tag for tag, _ in self._mine(deliveries)])
         self._untold = sorted([*self._untold, *acked])
-        self._tell_acks(self._quality // 2)
+        # What is held and what is not told share the prefetch: if there is little room, the broker is told at once.
+        self._tell_acks(max(0, self._quality - len(self._held)) // 2)
 
     def withdraw(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries that may not have been handed over yet."""
@@ -258,8 +259,9 @@ class Intake:
         if worn:
             self._unfit += (one for tag, one in mine if tag in worn)
             self._bell.set()
-        back = self._settled([tag for tag, _ in mine if tag not in worn])
+        # First, while they are still held: an ack for many would cover those that go back.
         self.tell_all()
+        back = self._settled([tag for tag, _ in mine if tag not in worn])
         self._tell(sorted(back), self._channel.raw.basic_nack)
 
     def tell_all(self) -> None:
