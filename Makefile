@@ -55,6 +55,7 @@ faults: $(READY) ## Kill and stop real workers and restart their servers, ten ti
 
 sim: $(READY) ## Simulate 500 seeds with faults, then hunt every mutant
 	$(BIN)/keywise simulate --seeds 500
+	$(BIN)/keywise simulate --merge --seeds 500
 	$(BIN)/keywise simulate --mutants
 
 bench: $(READY) ## Measure the product beside a bare loop, and renew docs/benchmarks.md

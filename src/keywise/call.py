@@ -12,6 +12,14 @@ from keywise.events import CallEnded, Event
 from keywise.turn import Ending, Reply, Request
 from keywise.turn_rules import TOO_LATE
 
+OUTAGE_S = 0.05
+"""The first look after the store could not be reached; each further one waits twice as long."""
+OUTAGE_MAX_S = 1.0
+PRUNE_S = 60.0
+"""How often what has ended long ago is forgotten."""
+ADVICE = "callers wait until the store can be used again; look at its error"
+REPLIES_S = 0.05
+"""How often it is asked for replies that others made, at the most, where a process runs its own requests."""
 NOT_ASKED = "its deadline passed, since its store could not be reached"
 STORING_S = 0.1
 STORING_PART = 0.05

@@ -12,21 +12,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from keywise import call as calls
 from keywise.backoff import backoff_s
 from keywise.call import Call, Scene, clash, ended_event, expired, storing_s, unanswered
+from keywise.causes import cause_of_error
 from keywise.errors import UnavailableError
-from keywise.events import CallRefused, Overlapped, SessionLost, TurnLost
+from keywise.events import Alarmed, CallRefused, Overlapped, SessionLost, TurnLost
 from keywise.runner import Due, Held, Runner
 from keywise.settings import SerialSettings
 from keywise.turn import Ending, Mode, Reply, Request, Turn
-
-OUTAGE_S = 0.05
-"""The first look after the store could not be reached; each further one waits twice as long."""
-OUTAGE_MAX_S = 1.0
-PRUNE_S = 60.0
-"""How often each process that works forgets what has ended long ago."""
-REPLIES_S = 0.05
-"""How often it is asked for replies that others made, at the most, where a process runs its own requests."""
 
 
 class Merge:
@@ -139,7 +133,7 @@ class Merge:
                 self._end(call, Reply(id=call.request.id, outcome=Ending.EXPIRED, cause="the app was closed"))
             self._bell.set()
             await asyncio.wait(
-                [*self._runs, asyncio.ensure_future(asyncio.sleep(OUTAGE_S))], return_when="FIRST_COMPLETED"
+                [*self._runs, asyncio.ensure_future(asyncio.sleep(calls.OUTAGE_S))], return_when="FIRST_COMPLETED"
             )
         tasks = [*self._tasks, *self._runs]
         for task in tasks:
@@ -158,10 +152,13 @@ class Merge:
                 while self._has_work():
                     await self._step()
                     vain = 0
-            except UnavailableError:
+            except Exception as error:
                 vain += 1
                 self._has_doubts = self._is_renewal_due = True
-                await asyncio.sleep(backoff_s(vain, OUTAGE_S, OUTAGE_MAX_S, self._rng))
+                if not isinstance(error, UnavailableError):
+                    # Whatever it is, callers wait: only a person can put it right, and then it goes on.
+                    self._emit(Alarmed(pipeline=self._name, cause=cause_of_error(error), advice=calls.ADVICE))
+                await asyncio.sleep(backoff_s(vain, calls.OUTAGE_S, calls.OUTAGE_MAX_S, self._rng))
                 self._bell.set()
 
     def _has_work(self) -> bool:
@@ -179,7 +176,7 @@ class Merge:
             await self._exchange()
         if self._reads:
             await self._read()
-        if self._clock() - self._pruned_at > PRUNE_S:
+        if self._clock() - self._pruned_at > calls.PRUNE_S:
             self._pruned_at = self._clock()
             await self._turns.operator.prune(self._settings.retention_s)
 
@@ -357,7 +354,7 @@ class Merge:
             try:
                 await self._turns.wait(self._settings.poll_s)
             except UnavailableError:
-                await asyncio.sleep(OUTAGE_MAX_S)
+                await asyncio.sleep(calls.OUTAGE_MAX_S)
             self._looks = self._reads = True
             self._watch_sessions()
             self._bell.set()
@@ -373,7 +370,7 @@ class Merge:
         """Replies that others made: of joined requests, of cancelled ones, of those that were lost."""
         self._reads = False
         now = asyncio.get_running_loop().time()
-        if self.runs_own and now - self._read_at < REPLIES_S:
+        if self.runs_own and now - self._read_at < calls.REPLIES_S:
             return
         self._read_at = now
         waiting = [id for id, call in self._calls.items() if call.is_asked and not call.is_running]

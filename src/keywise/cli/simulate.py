@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SEEDS, SEEDS_A_MUTANT = 200, 2000
+WITHOUT = "a handler is simulated without --merge, --mutants, --replay, --jobs and --grade; --seed 17 shows one seed"
 
 
 class Choice(enum.StrEnum):
@@ -57,6 +58,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     replay: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="Print the trace of one seed; needs --grade.")
     ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="The merge queue only.")] = False,
     pipeline: WhichPipeline = None,
     seed: OneSeed = None,
     messages: Messages = None,
@@ -80,11 +82,12 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
       keywise simulate --seeds 500
       keywise simulate --replay 17 --grade plain
       keywise simulate --mutants
+      keywise simulate --merge
     """
-    grades = [one for one in Grade if grade in (Choice.ALL, one.value)]
+    grades = _grades(grade, merge)
     if app is not None:
-        if mutants or replay is not None or jobs is not None or len(grades) == 1:
-            refuse("a handler is simulated without --mutants, --replay, --jobs and --grade; --seed 17 shows one seed")
+        if merge or mutants or replay is not None or jobs is not None or len(grades) == 1:
+            refuse(WITHOUT)
         first, number = (first_seed, seeds or SEEDS_OF_OWN) if seed is None else (seed, 1)
         wanted = Wanted(app, pipeline, messages, state, reset, zombies)
         simulate_own(wanted, range(first, first + number), json)
@@ -94,18 +97,26 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     if replay is not None:
         if len(grades) > 1:
             refuse("a seed is replayed on one grade; add --grade atomic, --grade conditional or --grade plain")
-        _replay(replay, grades[0], json)
+        _replay(replay, grades[0], json, merge)
     elif mutants:
-        _hunt(grades, range(first_seed, first_seed + (seeds or SEEDS_A_MUTANT)), jobs, json)
+        _hunt(grades, range(first_seed, first_seed + (seeds or SEEDS_A_MUTANT)), jobs, json, merge)
     else:
-        _simulate(grades, range(first_seed, first_seed + (seeds or SEEDS)), jobs, json)
+        _simulate(grades, range(first_seed, first_seed + (seeds or SEEDS)), jobs, json, merge)
 
 
-def _replay(seed: int, grade: Grade, json: bool) -> None:
+def _grades(grade: Choice, merge: bool) -> list[Grade]:
+    if merge and grade is Choice.CONDITIONAL:
+        refuse("the merge queue has the grades plain and atomic; write --grade plain, or --grade atomic")
+    known = [one for one in Grade if not merge or one is not Grade.CONDITIONAL]
+    return [one for one in known if grade in (Choice.ALL, one.value)]
+
+
+def _replay(seed: int, grade: Grade, json: bool, merge: bool) -> None:
+    from keywise.testing.merge_queue.seeds import run_merge_seed
     from keywise.testing.seeds import quiet, run_seed
 
     with quiet():
-        run = run_seed(seed, grade)
+        run = run_merge_seed(seed, grade) if merge else run_seed(seed, grade)
     if json:
         told = {"violations": run.violations, "variant": run.variant, "faults": run.faults, "trace": run.trace}
         tell_json({"grade": grade.value, "seed": seed} | told)
@@ -117,27 +128,28 @@ def _replay(seed: int, grade: Grade, json: bool) -> None:
         fail(run.violations[0])
 
 
-def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool) -> None:
-    from keywise.testing.seeds import Tally, cores
+def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool, merge: bool) -> None:
+    from keywise.testing.merge_queue.seeds import run_merge_seeds
+    from keywise.testing.seeds import Tally, cores, run_seeds
     from keywise.testing.seeds import simulate as run_side_by_side
 
     started = time.monotonic()
     by_grade = {grade: Tally(grade) for grade in grades}
     with _bar() as bar:
         task = bar.add_task("seeds", total=len(seeds) * len(grades))
-        for part in run_side_by_side(grades, seeds, jobs or cores()):
+        for part in run_side_by_side(grades, seeds, jobs or cores(), run_merge_seeds if merge else run_seeds):
             by_grade[part.grade].add(part)
             bar.advance(task, part.seeds)
     tallies = list(by_grade.values())
     if json:
-        tell_json(_told(tallies, time.monotonic() - started))
+        tell_json(_told(tallies, time.monotonic() - started, merge))
     else:
-        _tell(tallies, time.monotonic() - started)
+        _tell(tallies, time.monotonic() - started, merge)
     if any(tally.violations for tally in tallies):
         raise typer.Exit(1)
 
 
-def _tell(tallies: Sequence["Tally"], seconds: float) -> None:
+def _tell(tallies: Sequence["Tally"], seconds: float, merge: bool) -> None:
     out = screen()
     made = table(
         "grade", "seeds", "violations", "cpu s", "way", numbers=("seeds", "violations", "cpu s"), fold=("way",)
@@ -146,7 +158,7 @@ def _tell(tallies: Sequence["Tally"], seconds: float) -> None:
         ways = "; ".join(f"{seeds} × {way}" for way, seeds in sorted(tally.variants.items()))
         made.add_row(tally.grade.value, f"{tally.seeds:,}", f"{tally.violations:,}", f"{tally.seconds:.1f}", ways)
     display(made)
-    faults = _faults(tallies)
+    faults = _faults(tallies, merge)
     out.print(f"injected {sum(faults.values()):,} faults: {', '.join(f'{kind} {n:,}' for kind, n in faults.items())}")
     violations = sum(tally.violations for tally in tallies)
     out.print(f"{count(violations, 'violation')} in {count(sum(t.seeds for t in tallies), 'seed')}, {seconds:.1f} s")
@@ -154,16 +166,18 @@ def _tell(tallies: Sequence["Tally"], seconds: float) -> None:
         out.print()
         for line in failure.trace:
             out.print(cell(line))
-        complain(f"{failure.grade} seed {failure.seed}: {failure.violation}; {_command(failure.grade, failure.seed)}")
+        complain(
+            f"{failure.grade} seed {failure.seed}: {failure.violation}; {_command(failure.grade, failure.seed, merge)}"
+        )
 
 
-def _told(tallies: Sequence["Tally"], seconds: float) -> dict[str, Any]:
+def _told(tallies: Sequence["Tally"], seconds: float, merge: bool) -> dict[str, Any]:
     failures = [failure for tally in tallies for failure in tally.failures]
     return {
         "violations": sum(tally.violations for tally in tallies),
         "seeds": sum(tally.seeds for tally in tallies),
         "seconds": round(seconds, 3),
-        "faults": _faults(tallies),
+        "faults": _faults(tallies, merge),
         "grades": {
             tally.grade.value: {
                 "violations": tally.violations,
@@ -181,36 +195,40 @@ def _told(tallies: Sequence["Tally"], seconds: float) -> dict[str, Any]:
                 "seed": failure.seed,
                 "violation": failure.violation,
                 "trace": failure.trace,
-                "replay": _command(failure.grade, failure.seed),
+                "replay": _command(failure.grade, failure.seed, merge),
             }
             for failure in failures
         ],
     }
 
 
-def _command(grade: Grade, seed: int) -> str:
-    return f"keywise simulate --replay {seed} --grade {grade}"
+def _command(grade: Grade, seed: int, merge: bool) -> str:
+    return f"keywise simulate{' --merge' if merge else ''} --replay {seed} --grade {grade}"
 
 
-def _faults(tallies: Iterable["Tally"]) -> dict[str, int]:
+def _faults(tallies: Iterable["Tally"], merge: bool) -> dict[str, int]:
     """All kinds that there are, so that one which was never injected is seen too."""
     from keywise.testing.faults import KINDS
+    from keywise.testing.merge_queue.trouble import KINDS as MERGE_KINDS
 
     together = Counter[str]()
     for tally in tallies:
         together.update(tally.faults)
-    return {kind: together.pop(kind, 0) for kind in KINDS} | dict(together)
+    return {kind: together.pop(kind, 0) for kind in (MERGE_KINDS if merge else KINDS)} | dict(together)
 
 
-def _hunt(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool) -> None:
+def _hunt(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool, merge: bool) -> None:
+    from keywise.testing.merge_queue.mutants import MERGE_MUTANTS
+    from keywise.testing.merge_queue.seeds import hunt_any
     from keywise.testing.mutants import MUTANTS
     from keywise.testing.seeds import cores, hunt_all
 
-    names = [mutant.name for mutant in MUTANTS if mutant.grade in grades]
+    all_of_them = (*(() if merge else MUTANTS), *MERGE_MUTANTS)
+    names = [mutant.name for mutant in all_of_them if mutant.grade in grades]
     hunts: list[Hunt] = []
     with _bar() as bar:
         task = bar.add_task("mutants", total=len(names))
-        for hunt in _in_order(names, hunt_all(names, seeds, jobs or cores())):
+        for hunt in _in_order(names, hunt_all(names, seeds, jobs or cores(), hunt_any)):
             hunts.append(hunt)
             bar.advance(task)
             if not json:
@@ -237,10 +255,11 @@ def _in_order(names: Sequence[str], hunts: Iterable["Hunt"]) -> Iterator["Hunt"]
 
 
 def _line(hunt: "Hunt") -> str:
+    rule = f"rule {hunt.rule:>2}" if hunt.rule else "merge  "
     if hunt.violation is None:
-        return f"rule {hunt.rule:>2}  {hunt.grade:<11}  NOT FOUND              {hunt.name}"
+        return f"{rule}  {hunt.grade:<11}  NOT FOUND              {hunt.name}"
     found = f"found after {count(hunt.seeds, 'seed')}"
-    return f"rule {hunt.rule:>2}  {hunt.grade:<11}  {found:<22} {hunt.name}: {hunt.violation}"
+    return f"{rule}  {hunt.grade:<11}  {found:<22} {hunt.name}: {hunt.violation}"
 
 
 def _hunt_told(hunt: "Hunt") -> dict[str, Any]:

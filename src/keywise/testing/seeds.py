@@ -142,15 +142,19 @@ def _broken_promise(run: Run) -> str | None:
     return next(iter(run.violations), None)
 
 
-def simulate(grades: Sequence[Grade], seeds: Sequence[int], jobs: int) -> Iterator[Tally]:
+def simulate(
+    grades: Sequence[Grade], seeds: Sequence[int], jobs: int, work: Callable[..., Tally] = run_seeds
+) -> Iterator[Tally]:
     """Many worlds on several processes: the tally of each stretch of seeds, as it ends."""
     chunks = [seeds[start : start + SEEDS_A_CHUNK] for start in range(0, len(seeds), SEEDS_A_CHUNK)]
-    return _side_by_side(run_seeds, [(grade, chunk) for grade in grades for chunk in chunks], jobs)
+    return _side_by_side(work, [(grade, chunk) for grade in grades for chunk in chunks], jobs)
 
 
-def hunt_all(names: Sequence[str], seeds: Sequence[int], jobs: int) -> Iterator[Hunt]:
+def hunt_all(
+    names: Sequence[str], seeds: Sequence[int], jobs: int, work: Callable[..., Hunt] | None = None
+) -> Iterator[Hunt]:
     """Hunt for mutants on several processes; each hunt is handed out as it ends."""
-    return _side_by_side(_hunt_named, [(name, seeds) for name in names], jobs)
+    return _side_by_side(work or hunt_named, [(name, seeds) for name in names], jobs)
 
 
 @contextlib.contextmanager
@@ -199,7 +203,7 @@ def _tally_of(run: Run) -> Tally:
     return tally
 
 
-def _hunt_named(name: str, seeds: Sequence[int]) -> Hunt:
+def hunt_named(name: str, seeds: Sequence[int]) -> Hunt:
     """By name, because a mutant holds functions that cannot be sent to another process."""
     return hunt(next(mutant for mutant in MUTANTS if mutant.name == name), seeds)
 

@@ -63,6 +63,9 @@ class LinkedTurns:
     async def now(self) -> float:
         return await self._call(self._turns.now)
 
+    async def prune(self, retention_s: float) -> int:
+        return await self._call(lambda: self._turns.prune(retention_s))
+
     async def switches(self) -> list[Switch]:
         return await self._call(self._turns.switches)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from keywise.protocols import Grade
 from keywise.testing.merge_queue.mutants import MERGE_MUTANTS
 from keywise.testing.merge_queue.world import MergeWorld
-from keywise.testing.seeds import Hunt, Run, Tally, hunt, run_seeds
+from keywise.testing.seeds import Hunt, Run, Tally, hunt, hunt_named, run_seeds
 
 GRADES = (Grade.PLAIN, Grade.ATOMIC)
 
@@ -33,3 +33,9 @@ def run_merge_seeds(grade: Grade, seeds: Sequence[int]) -> Tally:
 def hunt_merge(name: str, seeds: Sequence[int]) -> Hunt:
     """Hunt for one mutant, by its name."""
     return hunt(next(mutant for mutant in MERGE_MUTANTS if mutant.name == name), seeds, run_merge_seed)
+
+
+def hunt_any(name: str, seeds: Sequence[int]) -> Hunt:
+    """Hunt for a mutant of the merge queue or of the rest."""
+    is_merge = any(mutant.name == name for mutant in MERGE_MUTANTS)
+    return hunt_merge(name, seeds) if is_merge else hunt_named(name, seeds)

@@ -12,6 +12,7 @@ from keywise.databases.memory import MemoryDatabase
 from keywise.databases.memory_turns import Lines, lines_of
 from keywise.entry import Claim
 from keywise.errors import OutcomeUnknownError, TransientError
+from keywise.events import Alarmed, Event
 from keywise.protocols import Grade, Transaction
 from keywise.testing.links import Session
 from keywise.testing.merge_queue.auditor import Auditor
@@ -131,6 +132,12 @@ class MergeWorld:
             self.auditor.tick()
         if self._is_busy():
             self.auditor.violate(f"callers still wait: {[task.get_name() for task in self._callers]}")
+        await asyncio.sleep(LEASE_S)
+        # Of those that are open: what a closed one held is free when its lease is over.
+        owners = {function.owner for function in self.functions.values() if function._merge is not None}
+        for key, hold in self.lines.holds.items():
+            if hold.owner in owners:
+                self.auditor.violate(f"{key} is held by {hold.owner}, which does not know of it")
         # The last look of whoever is left frees what the fallen held.
         self.store_ahead_s += LEASE_S + 1.0
         await self.turns.take(1000)
@@ -181,7 +188,7 @@ class MergeWorld:
             ledger="memory://",
             turns="",
             shared={},
-            observers=(),
+            observers=(self._observe,),
             clock=lambda: self.loop.time() + skew_s,
             rng=random.Random(self.rng.random()),
             connect=connect,
@@ -191,6 +198,10 @@ class MergeWorld:
             "sim", function, wiring, {"key": lambda request: request["key"], **OPTIONS, "run_s": self.run_s}
         )
         self.functions[process] = serial
+
+    def _observe(self, event: Event) -> None:
+        if isinstance(event, Alarmed):
+            self.auditor.violate(f"an alarm: {event.cause}")
 
     def _plain(self, process: Process) -> Any:
         async def decide(claim: Claim, request: dict[str, Any]) -> Any:
