@@ -55,6 +55,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     bulk: int
     flow_s: float
     key_counts: tuple[int, ...]
+    calls_s: float
 
 
 FULL = Scale(
@@ -70,6 +71,7 @@ FULL = Scale(
     bulk=200_000,
     flow_s=6.0,
     key_counts=(1, 10, 1_000, 100_000, 1_000_000),
+    calls_s=6.0,
 )
 QUICK = Scale(
     changes=20_000,
@@ -84,4 +86,5 @@ QUICK = Scale(
     bulk=100_000,
     flow_s=2.0,
     key_counts=(1, 1_000, 10_000),
+    calls_s=1.0,
 )

@@ -65,9 +65,11 @@ def load() -> str:
         return "unknown"
 
 
-def run_module(module: str, arguments: Sequence[str], *, limit_s: float = 900) -> Any:
+def run_module(
+    module: str, arguments: Sequence[str], *, limit_s: float = 900, python: str | Path = sys.executable
+) -> Any:
     """Run one of our modules in a fresh process and return what its last line says as JSON."""
-    command = [sys.executable, "-m", module, *arguments]
+    command = [str(python), "-m", module, *arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=True)
     return msgspec.json.decode(done.stdout.splitlines()[-1])
 

@@ -21,6 +21,7 @@ from benchmarks import (
     measure_latency,
     measure_ledger,
     measure_memory,
+    measure_merge,
     measure_opensearch,
     measure_overhead,
     measure_postgres,
@@ -46,6 +47,7 @@ MEASURES: dict[str, Callable[[Scale], list[Figure]]] = {
     "opensearch": measure_opensearch.measure,
     "rabbitmq": measure_rabbitmq.measure,
     "publishing": measure_publishing.measure,
+    "merge": measure_merge.measure,
 }
 SLOWER_AT_MOST = 0.05
 BUSY = 0.1

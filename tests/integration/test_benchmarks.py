@@ -37,6 +37,13 @@ def test_a_profile_names_every_layer_in_its_page(tmp_path: Path):
         assert page.count(f"| {layer} |") == 2
 
 
+def test_a_small_load_of_calls_prints_how_fast_they_were_answered(tmp_path: Path):
+    small = ("--callers", "4", "--keys", "2", "--seconds", "0.2")
+    command = [sys.executable, "-m", "benchmarks.serial_calls", "sqlite", "--url", f"sqlite:///{tmp_path}/calls.db"]
+    done = subprocess.run([*command, *small], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["calls_per_s"] > 0
+
+
 @pytest.mark.server("postgres")
 def test_a_small_race_is_checked_and_renews_its_part_of_a_page(tmp_path: Path):
     page, data = tmp_path / "benchmarks.md", tmp_path / "peers.json"
