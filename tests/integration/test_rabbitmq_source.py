@@ -1,7 +1,6 @@
 """A queue of RabbitMQ is consumed as it is: acks, cut connections, dead workers, delays, limits of the broker."""
 
 import asyncio
-import random
 import socket
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
 from keywise.databases import rabbitmq as keywise_rabbitmq
-from keywise.databases import rabbitmq_intake
 from keywise.databases.rabbitmq import Broker, Link
 from keywise.databases.rabbitmq_intake import WORN_AT
 from keywise.databases.rabbitmq_messages import fresh_properties
@@ -28,78 +26,6 @@ from servers import shared
 pytestmark = pytest.mark.server("rabbitmq")
 
 KINDS = ("classic", "quorum")
-
-
-@pytest.mark.parametrize("seed", range(4))
-@awaited
-async def test_an_ack_for_many_never_covers_one_that_is_not_finished(seed):
-    """Whatever is acked, in whatever order and together with what: exactly the rest comes again."""
-    rng = random.Random(seed)
-    async with owner(shared.rabbitmq().url) as they:
-        queue = await they.declare(fresh("acks"))
-        bodies = [b"%d" % number for number in range(60)]
-        await they.publish(queue, *bodies)
-        async with opened(queue) as source:
-            held = await received(source, 60)
-            done = rng.sample(held, 45)
-            while done:
-                some, done = done[: rng.randrange(1, 12)], done[rng.randrange(1, 12) :]
-                await source.ack(some)
-                held = [one for one in held if one not in some]
-            await until(lambda: left_in(queue, len(held)))
-        async with opened(queue) as source:
-            assert bodies_of(await received(source, len(held))) == bodies_of(held)
-            assert await source.receive(10, 0.0) == []
-
-
-@awaited
-async def test_acks_out_of_order_are_told_in_time_and_at_the_end():
-    """They wait for those before them, which may take long."""
-    async with owner(shared.rabbitmq().url) as they:
-        queue = await they.declare(fresh("untold"))
-        await they.publish(queue, *(b"%d" % number for number in range(40)))
-        async with opened(queue) as source:
-            held = await received(source, 40)
-            await source.ack(held[20:])
-            await until(lambda: left_in(queue, 20))
-            await source.ack(held[10:20])
-        await until(lambda: left_in(queue, 10))
-        async with opened(queue) as source:
-            assert bodies_of(await received(source, 10)) == bodies_of(held[:10])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@awaited
-async def test_what_goes_back_is_not_covered_by_acks_that_waited(kind):
-    broker, user = shared.rabbitmq(), fresh("user")
-    broker.add_user(user, "secret")
-    async with owner(broker.url) as they:
-        queue = await they.declare(fresh("back"), queue_type=kind)
-        await they.publish(queue, b"a", b"b", b"c", b"d")
-        async with RabbitSource(Broker(broker.url.replace("guest:guest", f"{user}:secret")), queue) as source:
-            held = await received(source, 4)
-            broker.permit(user, write="^$")
-            await source.ack(held[1:])
-            with pytest.raises(DatabaseError):
-                await source.release(held[:1], 0.0)
-            assert bodies_of(await received(source, 1)) == [b"a"]
-            broker.permit(user)
-
-
-@awaited
-async def test_an_ack_does_not_wait_where_what_is_held_uses_up_the_prefetch():
-    held_up, later_s = [], rabbitmq_intake.ACK_LATER_S
-    async with owner(shared.rabbitmq().url) as they:
-        queue = await they.declare(fresh("narrow"))
-        await they.publish(queue, *(b"%d" % number for number in range(20)))
-        async with opened(queue, prefetch=4) as source:
-            held_up += await received(source, 3)
-            rabbitmq_intake.ACK_LATER_S = 600.0
-            try:
-                for _ in range(17):
-                    await source.ack(await received(source, 1))
-            finally:
-                rabbitmq_intake.ACK_LATER_S = later_s
 
 
 async def _is_settled(source: RabbitSource, left: int) -> bool:
