@@ -85,6 +85,19 @@ def test_news_come_long_before_anybody_looks(server, monkeypatch):
     run(check())
 
 
+def test_who_leaves_while_it_begins_to_listen_leaves(server):
+    """However far its connection has come: the client library swallows a cancellation now and then."""
+
+    async def check() -> None:
+        async with RedisDatabase(server.url) as database:
+            for passes in (*range(40), *range(40)):
+                async with RedisTurns(database, "accept", "w1", POLICY) as turns:
+                    for _ in range(passes):
+                        await turns.wait(0.0)
+
+    run(check())
+
+
 def test_who_asks_and_takes_in_one_call_rings_nobody(server):
     """Others hear of what they may wait for, and of nothing else: it is a call for each of them."""
 

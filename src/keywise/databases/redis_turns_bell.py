@@ -24,10 +24,11 @@ class RedisBell:
         self._listening = asyncio.create_task(self._listen())
 
     async def close(self) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait([self._listening])
-            self._listening = None
+        listening, self._listening = self._listening, None
+        while listening is not None and not listening.done():
+            # Again, because the client library swallows it now and then while it connects.
+            listening.cancel()
+            await asyncio.wait([listening], timeout=AGAIN_S)
 
     async def _listen(self) -> None:
         while True:
