@@ -55,6 +55,15 @@ MESSAGES = """
 """
 
 
+HASTY = """[{rabbit, [
+  {channel_tick_interval, 500},
+  {dead_letter_worker_publisher_confirm_timeout, 5000}
+]}].
+"""
+"""Whoever holds a message for too long is found out soon. What has expired and finds its queue away, because the broker
+has just been restarted, is tried again soon too, and not after three minutes."""
+
+
 class RabbitServer:
     """One broker; it can be stopped and started again on the same data and the same port."""
 
@@ -74,8 +83,7 @@ class RabbitServer:
     def create(self) -> None:
         (self._folder / "rabbitmq.conf").write_text(SETTINGS.format(port=self.port) + self._settings)
         (self._folder / "enabled_plugins").write_text(f"[{self._plugins}].\n")
-        # Looked at often, so that whoever holds a message for too long is found out soon.
-        (self._folder / "advanced.config").write_text("[{rabbit, [{channel_tick_interval, 500}]}].\n")
+        (self._folder / "advanced.config").write_text(HASTY)
         cookie = self._folder / ".erlang.cookie"
         cookie.write_text(self._cookie)
         cookie.chmod(0o400)
