@@ -157,7 +157,7 @@ async def test_what_cannot_be_put_off_is_given_back_only_as_often_as_its_queue_b
                 with pytest.raises(DatabaseError, match="give this user the right"):
                     await source.release([held], 0.0)
             broker.permit(user)
-            [held] = await source.receive(1, 5.0)
+            [held] = await received(source, 1)
             assert held.body == b"one"
             await source.ack([held])
         await until(lambda: left_in(queue, 0))

@@ -33,6 +33,7 @@ LEVELS = {
     events.LedgerBack(pipeline="p", since=1.0, seconds=5.0): logging.INFO,
     events.Doubted(pipeline="p", keys=3): logging.WARNING,
     events.Unrepairable(pipeline="p"): logging.WARNING,
+    events.SessionLost(pipeline="p", losses=1): logging.WARNING,
     events.CallEnded(pipeline="p", key="a", outcome="done", waited_s=1.0, ran_s=1.0): None,
     events.CallRefused(pipeline="p", key="a", cause="no"): logging.WARNING,
     events.Overlapped(pipeline="p", key="a", overlaps=1): logging.WARNING,

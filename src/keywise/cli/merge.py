@@ -18,7 +18,7 @@ from keywise.turn import Ending, KeyState, Mode, Record, Switch
 
 T = TypeVar("T")
 
-app = typer.Typer(help="See, switch and take out requests that run one at a time per key.", no_args_is_help=True)
+app = typer.Typer(help="Look at requests that wait their turn, and switch or end them.", no_args_is_help=True)
 
 FunctionOption = Annotated[
     str | None, typer.Option("--function", metavar="NAME", help="The serial function, if the app has more than one.")
