@@ -18,7 +18,7 @@ from servers.redis import RedisServer, redis_server
 
 pytestmark = pytest.mark.server("redis")
 
-CALLER = Path(__file__).parents[1] / "integration" / "redis_caller.py"
+CALLER = Path(__file__).with_name("redis_caller.py")
 PROCESSES, CALLS, KEYS, SHARED = 4, 250, 20, 40
 
 

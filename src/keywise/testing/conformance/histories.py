@@ -16,7 +16,7 @@ from keywise.standing import Pause
 from keywise.testing.conformance.ledgers import LedgerBench
 from keywise.testing.conformance.promise import Promises
 
-HISTORIES = 60
+HISTORIES = 40
 """Of each policy."""
 OPERATIONS = 60
 
