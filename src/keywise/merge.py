@@ -41,7 +41,7 @@ class Merge:
         """Ids that nobody waits for any more."""
         self._outbox: list[Reply] = []
         self._held: dict[int, Held] = {}
-        self._runs: set[asyncio.Task[None]] = set()
+        self._runs: dict[asyncio.Task[None], None] = {}
         self._bell = asyncio.Event()
         self._listens = asyncio.Event()
         self._looks = False
@@ -294,8 +294,8 @@ class Merge:
         for dues in runs.values():
             held = self._held[dues[0].turn.token] = Held(dues, self._left_s)
             task = asyncio.get_running_loop().create_task(self._runner.run(held, self._tell))
-            self._runs.add(task)
-            task.add_done_callback(self._runs.discard)
+            self._runs[task] = None
+            task.add_done_callback(lambda run: self._runs.pop(run, None))
 
     def _due(self, turn: Turn, began: float) -> Due:
         """Until when it may run: by the deadline of whoever waits here, or by what the store said."""

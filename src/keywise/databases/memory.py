@@ -51,7 +51,7 @@ class MemoryDatabase:
         self.tables: dict[str, dict[str, Any]] = {}
         self.lines: dict[str, Any] = {}
         """Requests of serial functions, by the name of the function."""
-        self.turn_bells: dict[str, set[asyncio.Event]] = {}
+        self.turn_bells: dict[str, list[asyncio.Event]] = {}
         self._rng = rng or random.SystemRandom()
         self._numbers = 0
         self.tokens = 0

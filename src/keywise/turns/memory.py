@@ -41,11 +41,11 @@ class MemoryTurns:
         self._bell = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self.database.turn_bells.setdefault(self._function, set()).add(self._bell)
+        self.database.turn_bells.setdefault(self._function, []).append(self._bell)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self.database.turn_bells[self._function].discard(self._bell)
+        self.database.turn_bells[self._function].remove(self._bell)
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply | Turn | None]:
         return await self._step(lambda book: turnkeeping.ask(book, self.owner, requests))
@@ -157,8 +157,9 @@ class MemoryTurns:
         book = self._book()
         result = act(book)
         if book.has_news:
-            for bell in self.database.turn_bells.get(self._function, set()) - {self._bell}:
-                bell.set()
+            for bell in self.database.turn_bells.get(self._function, ()):
+                if bell is not self._bell:
+                    bell.set()
         return result
 
     @asynccontextmanager
