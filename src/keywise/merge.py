@@ -98,6 +98,9 @@ class Merge:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 return await asyncio.shield(future)
+        # Its reply may have come in the very moment of the deadline.
+        if future.done():
+            return future.result()
         raise unanswered(self._name, call)
 
     def _leave(self, call: Call) -> None:
