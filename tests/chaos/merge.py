@@ -21,7 +21,9 @@ from keywise import adapters
 from keywise.address import Address
 from keywise.clock import boot_time
 from keywise.turn import Ending, TurnPolicy
+from servers.redis import redis_server
 
+ON = ["sqlite", "redis", *BACKENDS]
 LEASE_S = 1.5
 TIMEOUT_S = 8.0
 SLACK_S = 1.5
@@ -180,9 +182,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     times = "kills, as many stops past the lease, and as many times that sessions are cut off"
     parser.add_argument("--times", type=int, default=100, help=times)
-    parser.add_argument("--on", action="append", choices=["sqlite", *BACKENDS], help="only there; may be given often")
+    parser.add_argument("--on", action="append", choices=ON, help="only there; may be given often")
     options = parser.parse_args()
-    faults = [_run(on, options.times) for on in options.on or ["sqlite", *BACKENDS]]
+    faults = [_run(on, options.times) for on in options.on or ON]
     return 1 if any(faults) else 0
 
 
@@ -191,6 +193,9 @@ def _run(on: str, times: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         if on == "sqlite":
             tally = hunt(Path(folder), "sqlite:///merge.db", times)
+        elif on == "redis":
+            with redis_server() as server:
+                tally = hunt(Path(folder), server.url, times)
         else:
             with on_postgres(Path(folder), on) as site:
                 tally = hunt(Path(folder), site.url, times, site)
@@ -198,6 +203,7 @@ def _run(on: str, times: int) -> int:
         f"{on}: {tally.kills} kills, {tally.stops} stops and {tally.cuts} lost sessions in the middle of a call, "
         f"{tally.begun} calls begun, told: {dict(tally.told)}, faults: {len(tally.faults)}\n"
     )
+    sys.stdout.flush()
     for fault in tally.faults[:20]:
         sys.stdout.write(f"{fault}\n")
     return len(tally.faults)
