@@ -133,28 +133,41 @@ async def test_a_service_that_is_away_costs_no_attempt_and_is_told(tmp_path):
     assert shop.emitted(Failed) == []
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
-def test_a_service_that_is_away_behind_its_gateway_buries_nothing(tmp_path, status):
+@pytest.mark.parametrize(
+    ("status", "headers"), [(502, {}), (503, {}), (503, {"Retry-After": "0"}), (504, {}), (303, {"Location": "/x"})]
+)
+def test_a_service_that_is_away_behind_its_gateway_buries_nothing(tmp_path, status, headers):
     """However often it is tried: the service may have written it, so the lease runs out, and no change is to blame."""
-    answer = {"status": status, "body": "no service"}
+    answer = {"status": status, "body": "no service", "headers": headers}
     space = shared.http().space(fault="answer", answer=answer, times=6, writes=True)
     shop = shop_to(space.url, tmp_path, **(SHORT | {"attempts_max": 1}))
     assert run(handled(shop, body(2), body(2, "b"), body(2, "c"))) == []
     assert space.versions == {"a": 2, "b": 2, "c": 2}
     assert shop.emitted(Failed) == []
-    assert {event.cause for event in shop.emitted(Unavailable)} == {f"{status}: no service"}
+    assert all(event.cause.startswith(f"{status}: ") for event in shop.emitted(Unavailable))
+    assert shop.emitted(Unavailable) and shop.emitted(Snoozed) == []
     assert run(shop.entry("a")).suspect > 0
 
 
 @awaited
 async def test_a_service_that_asks_for_time_is_given_it_and_blames_nobody(tmp_path):
-    answer = {"status": 503, "headers": {"Retry-After": "0"}}
+    answer = {"status": 429, "headers": {"Retry-After": "0"}}
     space = shared.http().space(fault="answer", answer=answer, times=4)
     shop = shop_to(space.url, tmp_path, attempts_max=2)
     assert await handled(shop, body(1)) == []
     assert space.versions == {"a": 1}
     assert len(shop.emitted(Snoozed)) == 4
     assert shop.emitted(Failed) == []
+
+
+@awaited
+async def test_a_503_with_a_time_is_waited_for_where_the_service_refuses_what_is_older(tmp_path):
+    answer = {"status": 503, "headers": {"Retry-After": "0"}}
+    space = shared.http().space(fault="answer", answer=answer, times=4, writes=True, conditional=409)
+    shop = shop_to(f"{space.url}?grade=conditional", tmp_path, attempts_max=2)
+    assert await handled(shop, body(1)) == []
+    assert space.versions == {"a": 1}
+    assert len(shop.emitted(Snoozed)) == 4 and shop.emitted(Failed) == []
 
 
 @awaited

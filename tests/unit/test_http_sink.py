@@ -82,10 +82,18 @@ def test_what_a_refusal_does_not_say_is_as_in_the_change():
 def test_a_service_that_asks_for_time_costs_no_attempt():
     assert result_of(said(429, "slow", retry_after="7")) == Result(Outcome.BUSY, "429: slow", wait_s=7.0)
     assert result_of(said(429)) == Result(Outcome.BUSY, "429")
-    assert result_of(said(503, retry_after="2")) == Result(Outcome.BUSY, "503", wait_s=2.0)
-    assert result_of(said(503, retry_after="soon")).certainty is Certainty.UNKNOWN
     agreed = Contract(("/", ""), busy=frozenset({503}))
     assert result_of(said(503), contract=agreed) == Result(Outcome.BUSY, "503")
+
+
+def test_a_503_that_asks_for_time_may_come_from_a_gateway_after_the_service_has_acted():
+    """It is brought back at that time only where the service itself refuses what is older."""
+    forgetful = Contract(("/", ""), superseded=412, forgets_deletions=True)
+    for contract in (PLAIN, forgetful):
+        result = result_of(said(503, retry_after="2"), contract=contract)
+        assert result == Result(Outcome.BUSY, "503", certainty=Certainty.UNKNOWN, wait_s=2.0)
+    assert result_of(said(503, retry_after="2"), contract=CONDITIONAL) == Result(Outcome.BUSY, "503", wait_s=2.0)
+    assert result_of(said(503, retry_after="soon"), contract=CONDITIONAL).certainty is Certainty.UNKNOWN
 
 
 @pytest.mark.parametrize("status", [401, 407])
@@ -132,6 +140,19 @@ def test_any_other_refusal_is_permanent(status):
 def test_a_redirect_is_no_fault_of_a_change_and_says_where_it_points(location, told):
     result = result_of(said(301, "moved", location=location))
     assert result == Result(Outcome.BUSY, f"301: it points to {told}; name that URL, nothing is followed")
+
+
+@pytest.mark.parametrize(
+    ("method", "unknown"), [("POST", {301, 302, 303}), ("PUT", {303}), ("DELETE", {303})], ids=["POST", "PUT", "DELETE"]
+)
+def test_a_redirect_after_which_clients_do_not_repeat_the_request_may_follow_a_write(method, unknown):
+    asked = DELETION if method == "DELETE" else PUT
+    contract = Contract(("/", ""), put="POST" if method == "POST" else "PUT")
+    for status in (300, 301, 302, 303, 304, 307, 308):
+        result = result_of(said(status, location="/login"), asked, contract)
+        certainty = Certainty.UNKNOWN if status in unknown else Certainty.CLEAN
+        assert (result.outcome, result.certainty, result.permanent) == (Outcome.BUSY, certainty, False)
+        assert ("has to answer 2xx itself" in result.cause) is (status in unknown)
 
 
 def test_a_cause_is_short_printable_and_without_secrets():

@@ -7,6 +7,7 @@ from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from keywise.address import Address, shown
 from keywise.change import Change, Order, Outcome
@@ -31,6 +32,8 @@ OWN_FAILURES = frozenset({500, 501, 505, 507, 508})
 """The service itself failed and is done with it; any other 5xx may be a gateway's, and the service still at work."""
 FEW = 5
 """Keys in a row that were all sent away for a time: then it is the service as a whole that wants to be left alone."""
+ACTED = {"POST": frozenset({301, 302, 303}), "PUT": frozenset({303}), "DELETE": frozenset({303})}
+"""Redirects that may follow a deed: clients go on with GET after them. After any other one the request is repeated."""
 ORDER_HEADERS = ("Keywise-Era", "Keywise-Version", "Keywise-Generation")
 
 
@@ -48,6 +51,14 @@ class Contract(msgspec.Struct, frozen=True):
     forgets_deletions: bool = False
     busy: frozenset[int] = frozenset({429})
     """With these the service says that it has done nothing, and may do so later."""
+
+    def method_of(self, asked: "Asked") -> str:
+        return self.delete if asked.deleted else self.put
+
+    @property
+    def undoes_nothing(self) -> bool:
+        """Whether the service itself refuses whatever is older, so that a write of unknown outcome does no harm."""
+        return self.superseded is not None and not self.forgets_deletions
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -89,13 +100,14 @@ class HttpSink:
         result = None
         try:
             result = await self._ask(change, asked, claim)
-            return result
+            # Its claim has to run out, however long the service asks for: so the worker is told that it is away.
+            return replace(result, wait_s=None) if result.certainty is Certainty.UNKNOWN else result
         finally:
             self._lull.told(change.key, result)
 
     async def _ask(self, change: Change[Any], asked: Asked, claim: Claim) -> Result:
         contract = self._contract
-        method = contract.delete if change.deleted else contract.put
+        method = contract.method_of(asked)
         # To send a body with DELETE means nothing, and some servers refuse it.
         body = b"" if method == "DELETE" else change.body
         try:
@@ -166,18 +178,27 @@ def judged(answer: Answer, asked: Asked, contract: Contract, discreet: Callable[
     if status == contract.superseded:
         return _refused(answer, asked.order, told)
     if 300 <= status < 400:
-        # Whoever wrote the URL can put that right; no change can.
-        return Result(Outcome.BUSY, told)
+        return _redirected(status, contract.method_of(asked), told)
     wait_s = retry_after_s(answer)
-    if status in contract.busy or status in NOT_LET_IN or (status == 503 and wait_s is not None):
+    if status in contract.busy or status in NOT_LET_IN:
+        return Result(Outcome.BUSY, told, wait_s=wait_s)
+    if status == 503 and wait_s is not None and contract.undoes_nothing:
         return Result(Outcome.BUSY, told, wait_s=wait_s)
     if status in UNREAD:
         return Result(Outcome.FAILED, told)
     if status in OWN_FAILURES:
         return Result(Outcome.FAILED, told, certainty=Certainty.ENDED)
     if status >= 500:
-        return Result(Outcome.BUSY, told, certainty=Certainty.UNKNOWN)
+        return Result(Outcome.BUSY, told, certainty=Certainty.UNKNOWN, wait_s=wait_s)
     return Result(Outcome.FAILED, told, permanent=True)
+
+
+def _redirected(status: int, method: str, told: str) -> Result:
+    """Whoever wrote the URL can put that right; no change can."""
+    if status not in ACTED[method]:
+        return Result(Outcome.BUSY, told)
+    fix = "a service that takes a change has to answer 2xx itself"
+    return Result(Outcome.BUSY, f"{told}; it may have been written: {fix}", certainty=Certainty.UNKNOWN)
 
 
 def _refused(answer: Answer, order: Order, told: str) -> Result:
