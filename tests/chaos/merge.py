@@ -10,11 +10,14 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from chaos.merge_books import book_of, judged
 from chaos.merge_on_postgres import BACKENDS, Site, on_postgres
 from chaos.merge_store import Diary
 from keywise import adapters
@@ -24,10 +27,14 @@ from keywise.turn import Ending, TurnPolicy
 from servers.redis import redis_server
 
 ON = ["sqlite", "redis", *BACKENDS]
+ATOMIC = ["sqlite", *BACKENDS]
+"""Where functions can write in the store's own transaction."""
 LEASE_S = 1.5
 TIMEOUT_S = 8.0
 SLACK_S = 1.5
 """A busy machine may be late with an answer by so much."""
+FRESH_S = 0.5
+"""What began longer ago and has no end was broken off."""
 WORKERS = 3
 SETTINGS = {"lease_s": LEASE_S, "margin_s": 0.3, "poll_s": 0.1}
 
@@ -54,7 +61,7 @@ class Fleet:
         self.diary = Diary(folder / "diary.db")
         self.options = {"url": url, "diary": str(folder / "diary.db"), "settings": SETTINGS, "work_s": 0.03}
         self.options |= {"capacity": 10_000, "callers": 6, "calls": 1_000_000, "keys": 4, "timeout_s": TIMEOUT_S}
-        self.options |= {"shared": 0, "name": "c"} | options
+        self.options |= {"shared": 0, "name": "c", "is_atomic": False} | options
         self.processes: list[subprocess.Popen] = []
         self.fallen: set[int] = set()
         self.stopped: list[tuple[int, float, float]] = []
@@ -68,7 +75,7 @@ class Fleet:
         found: list[subprocess.Popen] = []
 
         def look() -> bool:
-            open_pids = {pid for (pid,) in self.diary.rows("select pid from begun where ended is null")}
+            open_pids = {pid for (pid,) in self.diary.open_since(boot_time() - FRESH_S)}
             found.extend(one for one in self.processes if one.pid in open_pids and one.poll() is None)
             return bool(found)
 
@@ -100,10 +107,13 @@ class Fleet:
                 process.kill()
 
 
-def hunt(folder: Path, url: str, times: int, site: Site | None = None) -> Tally:
+def hunt(folder: Path, url: str, times: int, site: Site | None = None, *, is_atomic: bool = False) -> Tally:
     """So many kills, stops and, at a site with a server, cuts, then a judgement."""
     settings = SETTINGS | (site.settings if site is not None else {})
-    fleet, tally = Fleet(folder, url, settings=settings), Tally()
+    fleet, tally = Fleet(folder, url, settings=settings, is_atomic=is_atomic), Tally()
+    if is_atomic:
+        os.chdir(folder)
+        book_of(url).create()
     for _ in range(WORKERS):
         fleet.start()
     try:
@@ -114,12 +124,14 @@ def hunt(folder: Path, url: str, times: int, site: Site | None = None) -> Tally:
             tally.stops += 1
             if site is not None:
                 fleet.holder()
-                tally.cuts += site.cut()
+                tally.cuts += site.cut(is_atomic)
         done = len(fleet.diary.rows("select 1 from told where outcome = 'done'"))
         until(lambda: len(fleet.diary.rows("select 1 from told where outcome = 'done'")) > done + 20, "it to go on")
     finally:
         fleet.end()
     judge(fleet, tally)
+    if is_atomic:
+        tally.faults += judged(book_of(url), fleet.diary.rows("select id, outcome from told"))
     if site is not None:
         tally.faults += site.leftovers()
     return tally
@@ -129,9 +141,11 @@ def judge(fleet: Fleet, tally: Tally) -> None:
     diary = fleet.diary
     tally.begun = len(diary.rows("select 1 from begun"))
     tally.told = Counter(outcome for (outcome,) in diary.rows("select outcome from told"))
-    tally.faults += [f"{id} was run {n} times" for id, n in diary.rows(_TWICE_BEGUN)]
-    tally.faults += [f"{id} was accepted {n} times" for id, n in diary.rows(_TWICE_ACCEPTED)]
-    tally.faults += [f"{one} and {other} ran side by side on {key}" for one, other, key in _overlaps(fleet)]
+    if not fleet.options["is_atomic"]:
+        # In a transaction, what was broken off has not happened, and is run again.
+        tally.faults += [f"{id} was run {n} times" for id, n in diary.rows(_TWICE_BEGUN)]
+        tally.faults += [f"{id} was accepted {n} times" for id, n in diary.rows(_TWICE_ACCEPTED)]
+        tally.faults += [f"{one} and {other} ran side by side on {key}" for one, other, key in _overlaps(fleet)]
     for id, pid, outcome, at, deadline in diary.rows("select id, pid, outcome, at, deadline from told"):
         was_stopped = any(pid == other and begin < deadline and end > at - 60 for other, begin, end in fleet.stopped)
         if at > deadline + SLACK_S and not was_stopped:
@@ -184,23 +198,30 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=100, help=times)
     parser.add_argument("--on", action="append", choices=ON, help="only there; may be given often")
     options = parser.parse_args()
-    faults = [_run(on, options.times) for on in options.on or ON]
+    runs = [(on, is_atomic) for on in options.on or ON for is_atomic in (False, True) if on in ATOMIC or not is_atomic]
+    faults = [_run(on, options.times, is_atomic) for on, is_atomic in runs]
     return 1 if any(faults) else 0
 
 
-def _run(on: str, times: int) -> int:
+@contextmanager
+def _site(on: str) -> Iterator[tuple[str, Site | None]]:
+    if on == "sqlite":
+        yield "sqlite:///merge.db", None
+    elif on == "redis":
+        with redis_server() as server:
+            yield server.url, None
+    else:
+        with on_postgres(on) as site:
+            yield site.url, site
+
+
+def _run(on: str, times: int, is_atomic: bool) -> int:
     """How many faults there were."""
-    with tempfile.TemporaryDirectory() as folder:
-        if on == "sqlite":
-            tally = hunt(Path(folder), "sqlite:///merge.db", times)
-        elif on == "redis":
-            with redis_server() as server:
-                tally = hunt(Path(folder), server.url, times)
-        else:
-            with on_postgres(Path(folder), on) as site:
-                tally = hunt(Path(folder), site.url, times, site)
+    with tempfile.TemporaryDirectory() as folder, _site(on) as (url, site):
+        tally = hunt(Path(folder), url, times, site, is_atomic=is_atomic)
     sys.stdout.write(
-        f"{on}: {tally.kills} kills, {tally.stops} stops and {tally.cuts} lost sessions in the middle of a call, "
+        f"{on}{' in its transaction' if is_atomic else ''}: {tally.kills} kills, {tally.stops} stops and "
+        f"{tally.cuts} lost sessions in the middle of a call, "
         f"{tally.begun} calls begun, told: {dict(tally.told)}, faults: {len(tally.faults)}\n"
     )
     sys.stdout.flush()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import asyncpg
 
@@ -21,11 +20,11 @@ class Site:
         self.settings = {"turns": backend, "run_here": True}
         self._sessions = BACKENDS[backend]
 
-    def cut(self) -> int:
-        """How many sessions were ended."""
+    def cut(self, is_atomic: bool) -> int:
+        """How many sessions were ended. A transaction's is one of the pool."""
         [[ended]] = self._ask(
             "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name like $1",
-            self._sessions,
+            "keywise%" if is_atomic else self._sessions,
         )
         return ended
 
@@ -50,6 +49,6 @@ class Site:
 
 
 @contextmanager
-def on_postgres(folder: Path, backend: str) -> Iterator[Site]:
+def on_postgres(backend: str) -> Iterator[Site]:
     with postgres_server() as server:
         yield Site(server, backend)

@@ -51,5 +51,9 @@ class Diary:
     def tells(self, *row: object) -> None:
         self.file.execute("insert into told values (?, ?, ?, ?, ?, ?, ?)", row)
 
+    def open_since(self, at: float) -> list[tuple]:
+        """The processes that are in the middle of a call."""
+        return self.file.execute("select pid from begun where ended is null and at > ?", (at,)).fetchall()
+
     def rows(self, statement: str) -> list[tuple]:
         return self.file.execute(statement).fetchall()

@@ -11,8 +11,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import keywise
+from chaos.merge_books import book_of
 from chaos.merge_store import Diary
-from keywise import Claim
+from keywise import Claim, Transaction
 from keywise.clock import boot_time
 from keywise.errors import PermanentError, SerialError, UnavailableError
 
@@ -20,21 +21,47 @@ from keywise.errors import PermanentError, SerialError, UnavailableError
 def serve(options: dict) -> None:
     diary = Diary(Path(options["diary"]))
     app = keywise.App(options["url"], observers=[])
+    accept = (_booking if options["is_atomic"] else _accepting)(app, diary, options)
+    asyncio.run(_call_all(app, accept, diary, options))
+
+
+def _accepting(app: keywise.App, diary: Diary, options: dict):
+    """A function that writes outside, where lower tokens are refused."""
 
     @app.serial("accept", key=lambda request: request["key"], **options["settings"])
     async def accept(claim: Claim, request: dict) -> dict:
         number = diary.begins(request["id"], claim.key, claim.token, os.getpid())
         taken = diary.taken(claim.key)
-        with suppress(TimeoutError):
-            # The work takes its time, and other callers go on meanwhile.
-            await asyncio.wait_for(asyncio.Event().wait(), options["work_s"])
+        await _work(options)
         is_feasible = taken < options["capacity"]
         if is_feasible and not diary.accepts(claim.key, request["id"], claim.token):
             raise PermanentError("a newer token was here")
         diary.ends(number)
         return {"accepted": is_feasible, "before": taken}
 
-    asyncio.run(_call_all(app, accept, diary, options))
+    return accept
+
+
+def _booking(app: keywise.App, diary: Diary, options: dict):
+    """A function that writes in the store's own transaction."""
+    book = book_of(options["url"])
+
+    @app.serial("accept", key=lambda request: request["key"], **options["settings"])
+    async def accept(claim: Claim, request: dict, transaction: Transaction) -> dict:
+        number = diary.begins(request["id"], claim.key, claim.token, os.getpid())
+        taken = await book.taken(transaction.connection, claim.key)
+        await _work(options)
+        await book.enter(transaction.connection, claim.key, request["id"], taken)
+        diary.ends(number)
+        return {"accepted": True, "before": taken}
+
+    return accept
+
+
+async def _work(options: dict) -> None:
+    """It takes its time, and other callers go on meanwhile."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), options["work_s"])
 
 
 async def _call_all(app, accept, diary: Diary, options: dict) -> None:
