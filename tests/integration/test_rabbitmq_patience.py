@@ -8,15 +8,17 @@ import pytest
 
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import owner
-from integration.rabbit_waiting import left_in, until
+from integration.rabbit_waiting import left_in, opened, until
 from integration.test_rabbitmq_pipeline import Shop
 from keywise import events
 from keywise.change import Outcome
 from keywise.databases import rabbitmq_detour
 from keywise.databases.rabbitmq import Broker
+from keywise.databases.rabbitmq_messages import DELAYS, fresh_properties
 from keywise.sources.rabbitmq import RabbitSource
 from keywise.standing import Pause
 from running import awaited, run
+from servers import shared
 from servers.rabbitmq import RabbitServer, rabbit_server
 
 pytestmark = pytest.mark.server("rabbitmq")
@@ -50,6 +52,41 @@ async def test_what_is_held_for_long_comes_again_and_no_channel_is_lost(hasty: R
             held = again
         await source.ack([held])
         await until(lambda: left_in(queue, 0, hasty))
+
+
+HOUR_S = 3600
+
+
+async def waits_for_an_hour(queue: str) -> bool:
+    """Whether the one message of a queue does."""
+    delayed = await asyncio.to_thread(shared.rabbitmq().messages, f"{DELAYS}{queue}.{HOUR_S}s.")
+    return delayed == 1 and await left_in(queue, 1)
+
+
+@awaited
+async def test_what_came_too_early_and_is_held_for_long_still_waits_for_its_time():
+    """It is here because it came ahead, and nobody has asked for more since."""
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("early"))
+        async with opened(queue, ack_timeout_s=PATIENCE_S, second_s=SECOND_S) as source:
+            await they.publish(queue, b"now")
+            [now] = await source.receive(1, 5.0)
+            due = time.time() + HOUR_S
+            await they.publish_as(queue, [b"later"], fresh_properties(b"later", "id", time.time(), due))
+            await source.ack([now])
+            await until(lambda: waits_for_an_hour(queue))
+
+
+@awaited
+async def test_what_is_put_off_waits_for_its_time_though_it_was_held_for_long_before():
+    """Its delay queue is new, so it is here for a while longer."""
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("snoozed"))
+        await they.publish(queue, b"one")
+    async with opened(queue, ack_timeout_s=PATIENCE_S) as source:
+        [one] = await source.receive(1, 5.0)
+        await source.release([one], HOUR_S)
+        await until(lambda: waits_for_an_hour(queue))
 
 
 def test_a_key_that_is_paused_for_long_costs_no_channel_and_is_applied_once(hasty: RabbitServer, tmp_path, monkeypatch):

@@ -76,6 +76,8 @@ class RabbitSource:
         self._detour = Detour(self._link, self._outlet, queue, second_s)
         self._errands: set[asyncio.Task[None]] = set()
         """What is done beside; it never raises."""
+        self._leaving: set[str | int] = set()
+        """Receipts of what is about to be put off; it is copied for that anyway."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -132,7 +134,7 @@ class RabbitSource:
                 # Whoever releases has more to do than to wait for that.
                 self._run_errand(self._release_later(intake, [*deliveries], delay_s))
             else:
-                await self._copy(intake, deliveries, delay_s)
+                await self._put_off(intake, deliveries, delay_s)
         except (DatabaseError, UnavailableError) as error:
             # Whoever releases forgets them, and they would be here until the channel ends.
             intake.put_back_later(deliveries, delay_s)
@@ -201,35 +203,51 @@ class RabbitSource:
 
     async def _renew(self, intake: Intake, unfit: Sequence[Delivery]) -> None:
         """A fresh copy at the end of the queue has all its lives before it; what came too early waits again."""
-        now, worn = time.time(), list[Delivery]()
-        for one, properties in intake.mine(unfit):
+        worn = await self._without_early(intake, unfit)
+        try:
+            await self._copy(intake, worn, 0.0)
+        except (DatabaseError, UnavailableError):
+            intake.hand_over_next(worn)
+
+    async def _without_early(self, intake: Intake, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Put off what came too early until it is due; return the others."""
+        now, others = time.time(), list[Delivery]()
+        for one, properties in intake.mine(deliveries):
             if (due := due_of(properties, one.body)) <= now:
-                worn.append(one)
+                others.append(one)
                 continue
             try:
                 await self._put([(one.body, copied_properties(properties, one, due))], (due - now) / self._second_s)
             except (DatabaseError, UnavailableError):
                 intake.put_back_later([one], due - now)
             else:
-                intake.ack([one])
-        try:
-            await self._copy(intake, worn, 0.0)
-        except (DatabaseError, UnavailableError):
-            intake.hand_over_next(worn)
+                intake.withdraw([one])
+        return others
 
     async def _keep_young(self) -> None:
         """A broker ends the channel of whoever holds a message for too long, such as one of a key that is paused."""
         while True:
             await asyncio.sleep(self.ack_timeout_s / AGES)
             intake = self._intake
-            if intake is not None and (old := intake.old()):
-                with suppress(DatabaseError, UnavailableError):
-                    await self._copy(intake, old, RENEWED_S)
-                    intake.withdraw(old)
+            if intake is None:
+                continue
+            old = [one for one in intake.old() if one.receipt not in self._leaving]
+            with suppress(DatabaseError, UnavailableError):
+                old = await self._without_early(intake, old)
+                await self._copy(intake, old, RENEWED_S)
+                intake.withdraw(old)
+
+    async def _put_off(self, intake: Intake, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        receipts = {one.receipt for one in deliveries}
+        self._leaving |= receipts
+        try:
+            await self._copy(intake, deliveries, delay_s)
+        finally:
+            self._leaving -= receipts
 
     async def _release_later(self, intake: Intake, deliveries: Sequence[Delivery], delay_s: float) -> None:
         try:
-            await self._copy(intake, deliveries, delay_s)
+            await self._put_off(intake, deliveries, delay_s)
         except (DatabaseError, UnavailableError):
             intake.put_back_later(deliveries, delay_s)
 
