@@ -19,6 +19,7 @@ from keywise.databases.rabbitmq_intake import WORN_AT
 from keywise.databases.rabbitmq_messages import fresh_properties
 from keywise.databases.rabbitmq_outlet import Outlet
 from keywise.errors import DatabaseError, UnavailableError
+from keywise.sources import rabbitmq as rabbitmq_source
 from keywise.sources.rabbitmq import RabbitSource
 from running import awaited
 from servers import shared
@@ -345,3 +346,21 @@ async def test_whoever_gives_up_connecting_leaves_nothing_behind():
         connecting.cancel()
         await asyncio.wait([connecting], timeout=10.0)
         assert connecting.cancelled()
+
+
+@awaited
+async def test_a_queue_that_messages_go_through_all_the_time_is_never_told_as_empty(monkeypatch):
+    """However often it is found empty: one that counts it as empty would stop in the midst of them."""
+    monkeypatch.setattr(rabbitmq_source, "MOVING_S", 1.0)
+    monkeypatch.setattr(rabbitmq_source, "LOOKS_MAX", 2)
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("passing"))
+    async with opened(queue) as source:
+        counting = asyncio.create_task(source.depth())
+        while not counting.done():
+            await source.send([b"one"])
+            await source.ack(await received(source, 1))
+            # Nearly all of the time there is none.
+            await asyncio.wait([counting], timeout=0.1)
+        assert counting.result() == 1
+        await until(lambda: _is_settled(source, 0))
