@@ -40,6 +40,8 @@ LOOKS_MAX = 10
 """So often an empty queue is looked at again, because something was taken or settled meanwhile."""
 AGES = 4
 """Into so many parts the broker's patience is divided; what is held for two or three of them is copied."""
+ERRANDS_MAX = 100
+"""So much is done beside, at the most: whoever releases more waits for a new delay queue itself."""
 RENEWED_S = 1.0
 """So much later the copy of a message comes that is held for too long; then nobody takes them for two."""
 
@@ -130,7 +132,8 @@ class RabbitSource:
         if intake is None or not intake.mine(deliveries):
             return
         try:
-            if delay_s > 0 and await self._detour.opens_in(delay_s * self._second_s) > 0:
+            opens_in_s = await self._detour.opens_in(delay_s * self._second_s) if delay_s > 0 else 0.0
+            if opens_in_s > 0 and len(self._errands) < ERRANDS_MAX:
                 # Whoever releases has more to do than to wait for that.
                 self._run_errand(self._release_later(intake, [*deliveries], delay_s))
             else:
