@@ -5,7 +5,6 @@ many turns can be run. There is no timer for batches.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,7 +17,8 @@ from keywise.call import Call, Scene, clash, ended_event, expired, storing_s, un
 from keywise.causes import cause_of_error
 from keywise.errors import UnavailableError
 from keywise.events import Alarmed, CallRefused, Overlapped, SessionLost, TurnLost
-from keywise.runner import Due, Held, Runner
+from keywise.held import Due, Held, Holds
+from keywise.runner import Runner
 from keywise.settings import SerialSettings
 from keywise.turn import Ending, Mode, Reply, Request, Turn
 
@@ -39,8 +39,10 @@ class Merge:
         """Those that are to be asked for."""
         self._gone: dict[str, None] = {}
         """Ids that nobody waits for any more."""
+        self._running: set[str] = set()
+        """Ids of calls that have their turn here."""
         self._outbox: list[Reply] = []
-        self._held: dict[int, Held] = {}
+        self._held = Holds(settings.concurrency)
         self._runs: dict[asyncio.Task[None], None] = {}
         self._bell = asyncio.Event()
         self._listens = asyncio.Event()
@@ -192,7 +194,7 @@ class Merge:
         for call in asked:
             call.is_asked = True
         requests = [replace(call.request, wait_s=call.deadline - loop.time()) for call in asked]
-        limit, self._looks = self._slots() + self._freed(replies), False
+        limit, self._looks = self._slots(replies), False
         sent_at, began = self._clock(), loop.time()
         try:
             answered = await self._turns.answer(replies, limit, self._runner.run_max, requests)
@@ -210,43 +212,28 @@ class Merge:
         self._looks = self._looks or len(answered.turns) >= limit
         self._listens.set() if self._calls or self._serves else self._listens.clear()
 
-    def _slots(self) -> int:
-        return 0 if self._is_closing or not self.works else max(0, self._settings.concurrency - len(self._held))
-
-    def _freed(self, replies: Sequence[Reply]) -> int:
-        """How many tokens are over with these replies."""
-        ends = Counter(reply.token for reply in replies)
-        return (
-            0
-            if self._is_closing or not self.works
-            else sum(self._held[token].unanswered == ends[token] for token in ends)
-        )
+    def _slots(self, replies: Sequence[Reply] = ()) -> int:
+        """How many turns can be run besides, once these replies are stored."""
+        return 0 if self._is_closing or not self.works else self._held.free() + self._held.freed_by(replies)
 
     def _settle(self, replies: Sequence[Reply], refused: Sequence[str]) -> None:
         lost = set(refused)
         for reply in replies:
-            self._release(reply.token)
+            self._held.end(reply.token)
             call = self._calls.get(reply.id)
             if call is None:
                 continue
             if reply.id in lost:
                 self._lost(call)
             elif reply.outcome is Ending.EXPIRED:
-                call.is_running = False
+                self._stop(call)
                 self._replied(call, reply)
             else:
                 self._end(call, reply)
 
-    def _release(self, token: int) -> None:
-        held = self._held.get(token)
-        if held is not None:
-            held.unanswered -= 1
-            if held.unanswered == 0:
-                del self._held[token]
-
     def _lost(self, call: Call) -> None:
         """Somebody else says what became of it, or gives it another turn."""
-        call.is_running = False
+        self._stop(call)
         self._reads = True
         self._read_at = 0.0
         self._emit(TurnLost(pipeline=self._name, key=call.request.key))
@@ -279,8 +266,13 @@ class Merge:
         if self._calls.get(call.request.id) is call:
             self._new[call.request.id] = call
 
+    def _stop(self, call: Call) -> None:
+        call.is_running = False
+        self._running.discard(call.request.id)
+
     def _end(self, call: Call, reply: Reply) -> None:
         now = asyncio.get_running_loop().time()
+        self._running.discard(call.request.id)
         self._calls.pop(call.request.id, None)
         self._new.pop(call.request.id, None)
         self._emit(ended_event(self._name, call, reply, now))
@@ -295,7 +287,8 @@ class Merge:
         for turn in turns:
             runs.setdefault(turn.token, []).append(self._due(turn, began))
         for dues in runs.values():
-            held = self._held[dues[0].turn.token] = Held(dues, self._left_s)
+            held = Held(dues, self._left_s)
+            self._held.add(held)
             task = asyncio.get_running_loop().create_task(self._runner.run(held, self._tell))
             self._runs[task] = None
             task.add_done_callback(lambda run: self._runs.pop(run, None))
@@ -306,11 +299,17 @@ class Merge:
         if call is None:
             return Due(turn, None, began + turn.left_s, lambda: not self.runs_own)
         call.is_running, call.began_at = True, asyncio.get_running_loop().time()
+        self._running.add(call.request.id)
         until = call.deadline - storing_s(call, call.deadline)
         return Due(turn, call.argument, until, lambda: bool(call.futures))
 
-    def _tell(self, reply: Reply) -> None:
-        self._outbox.append(reply)
+    def _tell(self, replies: Sequence[Reply], are_stored: bool) -> None:
+        if are_stored:
+            self._settle(replies, ())
+            # Whoever waits may have a turn now.
+            self._looks = self._looks or self._serves or len(self._calls) > len(self._new) + len(self._running)
+        else:
+            self._outbox += replies
         self._bell.set()
 
     # Being alive.
@@ -321,16 +320,14 @@ class Merge:
             # A call whose answer was lost may have given turns that nobody here knows of. A renewal that arrives late
             # must not touch what was taken after it, so that it says which moment it is about.
             before = await self._turns.operator.now()
-        sent_at, tokens = self._clock(), list(self._held)
+        sent_at, tokens = self._clock(), self._held.tokens()
         lost = await self._turns.renew(tokens, before)
         self._heard_at = sent_at
         self._is_renewal_due = False
         if before is not None:
             self._has_doubts = False
             self._looks = True
-        for token in lost:
-            if (held := self._held.get(token)) is not None and held.unanswered:
-                held.lose()
+        self._held.lose(lost)
 
     async def _beat(self) -> None:
         """Renew at a third of the lease; break off what runs when the store was silent for too long."""
@@ -338,8 +335,7 @@ class Merge:
         while True:
             await asyncio.sleep(max(0.001, min(rhythm_s / 4, self._left_s())))
             if self._left_s() <= 0:
-                for held in list(self._held.values()):
-                    held.lose()
+                self._held.lose(self._held.tokens())
             if self._clock() - self._heard_at > rhythm_s and (self._held or self._calls or self._serves):
                 self._is_renewal_due = True
                 self._bell.set()

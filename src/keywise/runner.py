@@ -6,69 +6,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 from keywise.backoff import backoff_s
-from keywise.causes import cause_of_error, storable
+from keywise.causes import cause_of_error
 from keywise.entry import Claim
 from keywise.errors import OutcomeUnknownError, TransientError, UnavailableError
+from keywise.held import Due, Held, reply_to
 from keywise.serial import Serial, result_body
 from keywise.settings import SerialSettings
-from keywise.turn import Ending, Reply, Turn
-from keywise.turn_rules import CALLER_GONE, TOO_LATE
+from keywise.turn import Ending, Reply
 
 RUN_MAX = 256
 
 NOT_BEGUN = "its turn was lost before it began"
 
+Tell: TypeAlias = Callable[[Sequence[Reply], bool], None]
+"""Takes replies, and whether they are stored already."""
+
 within: ContextVar[tuple[int, ...]] = ContextVar("within", default=())
 """The tokens of the turns that the running code holds, the outermost first."""
-
-
-class Due:
-    """A turn that this process has, with what is needed to run it."""
-
-    __slots__ = ("argument", "is_wanted", "turn", "until")
-
-    def __init__(self, turn: Turn, argument: Any, until: float, is_wanted: Callable[[], bool]) -> None:
-        self.turn = turn
-        self.argument = argument
-        """What the function is called with; None: it is read from the body."""
-        self.until = until
-        """When it has to be over, by the loop's clock."""
-        self.is_wanted = is_wanted
-        """Whether anybody waits for it still."""
-
-    def departure(self) -> Reply | None:
-        """What it ends with if it must not begin any more."""
-        if asyncio.get_running_loop().time() >= self.until:
-            return _reply(self, Ending.EXPIRED, TOO_LATE)
-        return None if self.is_wanted() else _reply(self, Ending.EXPIRED, CALLER_GONE)
-
-
-class Held:
-    """A token of this process, and what runs under it."""
-
-    __slots__ = ("_left_s", "dues", "is_lost", "timeout", "token", "unanswered")
-
-    def __init__(self, dues: Sequence[Due], left_s: Callable[[], float]) -> None:
-        self.dues = dues
-        self._left_s = left_s
-        self.token = dues[0].turn.token
-        self.unanswered = len(dues)
-        self.is_lost = False
-        self.timeout: asyncio.Timeout | None = None
-
-    def may_begin(self) -> bool:
-        """Whether the token can still be counted on; who was stopped for long may not know yet that it is lost."""
-        self.is_lost = self.is_lost or self._left_s() <= 0
-        return not self.is_lost
-
-    def lose(self) -> None:
-        """Break off what runs."""
-        self.is_lost = True
-        if self.timeout is not None and not self.timeout.expired():
-            self.timeout.reschedule(asyncio.get_running_loop().time())
 
 
 class Runner:
@@ -87,10 +44,9 @@ class Runner:
         """How many turns of one key are taken together."""
         return max(1, min(RUN_MAX, int(self._settings.run_s / max(self._pace_s, 1e-9))))
 
-    async def run(self, held: Held, tell: Callable[[Reply], None]) -> None:
+    async def run(self, held: Held, tell: Tell) -> None:
         """Run all turns of a token in their order. There is a reply to each, told as soon as it is known."""
-        loop = asyncio.get_running_loop()
-        began, left = loop.time(), deque(held.dues)
+        left = deque(held.dues)
         cause = NOT_BEGUN
         try:
             if self._serial.is_atomic:
@@ -100,16 +56,13 @@ class Runner:
         except Exception as error:
             cause = cause_of_error(error)
         for due in left:
-            tell(_reply(due, Ending.EXPIRED if cause is NOT_BEGUN else Ending.FAILED, cause))
-        # Slowly downwards and at once upwards: one slow call shows that calls can be slow.
-        pace_s = (loop.time() - began) / len(held.dues)
-        self._pace_s = max(pace_s, 0.8 * self._pace_s + 0.2 * pace_s)
+            tell([reply_to(due, Ending.EXPIRED if cause is NOT_BEGUN else Ending.FAILED, cause)], False)
 
-    async def _run_plain(self, held: Held, left: deque[Due], tell: Callable[[Reply], None]) -> None:
+    async def _run_plain(self, held: Held, left: deque[Due], tell: Tell) -> None:
         while left and held.may_begin():
             reply = await self._tried(held, left[0])
             left.popleft()
-            tell(reply)
+            tell([reply], False)
 
     async def run_off(self, key: str, argument: Any) -> Any:
         """Call the function without a turn."""
@@ -135,16 +88,17 @@ class Runner:
                 return reply
             wait_s = backoff_s(attempts, self._settings.backoff_s, self._settings.backoff_max_s, self._rng)
             if attempts == self._settings.attempts_max or loop.time() + wait_s >= due.until:
-                return _reply(due, Ending.FAILED, reply)
+                return reply_to(due, Ending.FAILED, reply)
             await asyncio.sleep(wait_s)
             if not held.may_begin():
-                return _reply(due, Ending.FAILED, reply)
+                return reply_to(due, Ending.FAILED, reply)
         raise AssertionError("the last attempt has a reply")
 
     async def _outcome(self, held: Held, due: Due, transaction: Any) -> Reply | str:
         """The reply, or the cause of a failure after which nothing has happened, and which may pass."""
         turn = due.turn
         claim = Claim(turn.request.key, None, False, turn.token, turn.attempts)
+        began = asyncio.get_running_loop().time()
         # Of this task alone, which ends with the run.
         within.set((*turn.request.within, turn.token))
         held.timeout = asyncio.timeout_at(due.until)
@@ -157,15 +111,20 @@ class Runner:
             return cause_of_error(error)
         except TimeoutError as error:
             if not held.timeout.expired():
-                return _reply(due, Ending.FAILED, cause_of_error(error))
+                return reply_to(due, Ending.FAILED, cause_of_error(error))
             cause = "its turn was lost" if held.is_lost else "its deadline passed in the middle of it"
-            return _reply(due, Ending.LOST, cause)
+            return reply_to(due, Ending.LOST, cause)
         except OutcomeUnknownError as error:
-            return _reply(due, Ending.LOST, cause_of_error(error))
+            return reply_to(due, Ending.LOST, cause_of_error(error))
         except Exception as error:
-            return _reply(due, Ending.FAILED, cause_of_error(error))
+            return reply_to(due, Ending.FAILED, cause_of_error(error))
         finally:
             held.timeout = None
+            self._time(asyncio.get_running_loop().time() - began)
+
+    def _time(self, took_s: float) -> None:
+        """Slowly downwards and at once upwards: one slow call shows that calls can be slow."""
+        self._pace_s = max(took_s, 0.8 * self._pace_s + 0.2 * took_s)
 
     async def _called(self, claim: Claim, argument: Any, transaction: Any) -> Any:
         if self._serial.is_async:
@@ -182,7 +141,7 @@ class Runner:
 
     # In the store's own transaction.
 
-    async def _run_atomic(self, held: Held, left: deque[Due], tell: Callable[[Reply], None]) -> None:
+    async def _run_atomic(self, held: Held, left: deque[Due], tell: Tell) -> None:
         """As many as possible in one transaction. After a failure that may pass the rest is tried again."""
         vain = 0
         while left and held.may_begin():
@@ -197,11 +156,12 @@ class Runner:
                 cause, ending = cause_of_error(error), Ending.EXPIRED
                 replies.clear()
             vain = 0 if replies else vain + 1
-            for reply in replies:
+            for _ in replies:
                 left.popleft()
-                tell(reply)
+            # They were committed with the work.
+            tell(replies, True)
             if cause and left and not await self._may_retry(left[0], vain):
-                tell(_reply(left.popleft(), ending, cause))
+                tell([reply_to(left.popleft(), ending, cause)], False)
                 vain = 0
 
     async def _transact(self, held: Held, dues: Iterable[Due], replies: list[Reply]) -> str:
@@ -234,7 +194,7 @@ class Runner:
         except _UndoneError as undone:
             reply = undone.reply
             if isinstance(reply, Reply) and reply.outcome is Ending.LOST:
-                return _reply(due, Ending.EXPIRED, f"{reply.cause}; nothing of it happened")
+                return reply_to(due, Ending.EXPIRED, f"{reply.cause}; nothing of it happened")
             return reply
 
     async def _may_retry(self, due: Due, vain: int) -> bool:
@@ -257,7 +217,3 @@ class _UndoneError(Exception):
     def __init__(self, reply: Reply | str) -> None:
         super().__init__()
         self.reply = reply
-
-
-def _reply(due: Due, outcome: Ending, cause: str) -> Reply:
-    return Reply(id=due.turn.request.id, outcome=outcome, cause=storable(cause), token=due.turn.token)

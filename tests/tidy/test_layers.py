@@ -64,6 +64,7 @@ LAYERS = {
         "ingest",
         "reindex",
         "merge",
+        "held",
         "runner",
     },
     "adapters": {"adapters"},

@@ -95,7 +95,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def transaction(
-        self, *, scope: int = 0, alone: bool = False, steps: bool = False, begin: str = "begin"
+        self, *, scope: int = 0, alone: bool = False, steps: bool = False, begin: str = "begin", end: str = "commit"
     ) -> AsyncIterator[Any]:
         """A transaction over several steps. What an operator has set for a scope does not change meanwhile.
 
@@ -111,7 +111,7 @@ class PostgresDatabase:
                 with postgres_errors(self.name):
                     for finish in self._finishing.get(id(connection), ()):
                         await finish()
-                    done = await connection.execute("commit")
+                    done = await connection.execute(end)
                 if done != "COMMIT":
                     raise UnavailableError(f"{self.name}: the transaction was rolled back")
             except BaseException:

@@ -9,7 +9,6 @@ import msgspec
 
 from keywise import turn_rules as rules
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
-from keywise.databases.postgres_savepoints import Savepoints
 from keywise.databases.postgres_schema import LOCKS
 from keywise.errors import DatabaseError, UnavailableError
 from keywise.turn import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
@@ -175,21 +174,6 @@ class TurnTables:
             *(storable(request.runner), request.wait_s, request.mode.value),
             *((switch.mode.value, switch.observe_until) if switch is not None else (None, None)),
         )
-
-
-class PostgresTurnsTransaction:
-    """A transaction of the database, in which a function writes."""
-
-    def __init__(self, tables: TurnTables, connection: Any) -> None:
-        self.connection = connection
-        self._tables = tables
-        self._savepoints = Savepoints(tables.database, connection)
-
-    async def answer(self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1) -> Answered:
-        return await self._tables.answer_within(self.connection, replies, Taking(limit, run_max))
-
-    def savepoint(self) -> AbstractAsyncContextManager[None]:
-        return self._savepoints.savepoint()
 
 
 def answered_of(rows: Sequence[Mapping[str, Any]], requests: Sequence[Request]) -> Answered:

@@ -6,23 +6,22 @@ counts. The lock excludes other programs too; if its session is lost, what runs 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Self
 
 from keywise.address import Address
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening
 from keywise.databases.postgres_session import LockSession
-from keywise.databases.postgres_turns import PostgresTurnsTransaction, Taking, TurnTables
+from keywise.databases.postgres_turns import Taking, TurnTables
 from keywise.databases.postgres_turns_operator import PostgresTurnsOperator
+from keywise.databases.postgres_turns_transaction import transaction
 from keywise.turn import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
 
 SCHEMES = ("postgresql", "postgres", "postgres-lock")
 
 POLL_S = 0.5
 """How often to look even if nobody rang."""
-LOCK_S = 1
-"""How long a transaction waits for a lock that another program has; it is tried again inside of the deadline."""
 
 
 class PostgresLockTurns:
@@ -100,7 +99,8 @@ class PostgresLockTurns:
         bell.clear()
 
     def transaction(self, token: int = 0) -> AbstractAsyncContextManager[TurnsTransaction]:
-        return self._transaction(token)
+        guard = f"select keywise_turn_guard_1({self._tables.number:d}, {token:d})" if token else ""
+        return transaction(self._tables, guard)
 
     async def _heard(self) -> asyncio.Event:
         return await self.database.bell(f"t{self._tables.number}", self._tables.owner)
@@ -111,15 +111,6 @@ class PostgresLockTurns:
         self._orphans |= self._tokens
         self._tokens = set()
         self._bell.set()
-
-    @asynccontextmanager
-    async def _transaction(self, token: int) -> AsyncIterator[TurnsTransaction]:
-        begin = "begin"
-        if token:
-            guard = f"select keywise_turn_guard_1({self._tables.number:d}, {token:d})"
-            begin = f"begin; set local lock_timeout = '{LOCK_S}s'; {guard}; set local lock_timeout to default"
-        async with self.database.transaction(begin=begin) as connection:
-            yield PostgresTurnsTransaction(self._tables, connection)
 
 
 def connect(address: Address, owner: str, policy: TurnPolicy) -> PostgresLockTurns:

@@ -5,14 +5,15 @@ Whoever waits is told by the server, and looks now and then besides.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Self
 
 from keywise.address import Address
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening
-from keywise.databases.postgres_turns import PostgresTurnsTransaction, Taking, TurnTables
+from keywise.databases.postgres_turns import Taking, TurnTables
 from keywise.databases.postgres_turns_operator import PostgresTurnsOperator
+from keywise.databases.postgres_turns_transaction import transaction
 from keywise.turn import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
 
 SCHEMES = ("postgres-queue",)
@@ -74,15 +75,10 @@ class PostgresQueueTurns:
         bell.clear()
 
     def transaction(self, token: int = 0) -> AbstractAsyncContextManager[TurnsTransaction]:
-        return self._transaction()
+        return transaction(self._tables)
 
     async def _bell(self) -> asyncio.Event:
         return await self.database.bell(f"t{self._tables.number}", self._tables.owner)
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[TurnsTransaction]:
-        async with self.database.transaction() as connection:
-            yield PostgresTurnsTransaction(self._tables, connection)
 
 
 def connect(address: Address, owner: str, policy: TurnPolicy) -> PostgresQueueTurns:

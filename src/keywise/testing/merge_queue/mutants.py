@@ -7,9 +7,10 @@ from typing import Any
 from keywise import turn_rules as rules
 from keywise.databases import turnkeeping
 from keywise.databases.memory_turns import MemoryTurnBook
+from keywise.held import Due, Held
 from keywise.merge import Merge
 from keywise.protocols import Grade
-from keywise.runner import Due, Held, Runner
+from keywise.runner import Runner, Tell
 from keywise.testing.mutants.mutant import Mutant
 from keywise.turn import Ending, Mode, Record, Reply, Request, TurnPolicy
 
@@ -69,13 +70,14 @@ def _always_alive(self: Held) -> bool:
     return not self.is_lost
 
 
-def _told_before_it_is_stored(self: Merge, reply: Reply) -> None:
-    self._outbox.append(reply)
-    call = self._calls.get(reply.id)
-    if call is not None and reply.outcome is Ending.DONE:
-        for future in call.futures:
-            if not future.done():
-                future.set_result(reply)
+def _told_before_it_is_stored(self: Merge, replies: Sequence[Reply], are_stored: bool) -> None:
+    self._outbox += replies
+    for reply in replies:
+        call = self._calls.get(reply.id)
+        if call is not None and reply.outcome is Ending.DONE:
+            for future in call.futures:
+                if not future.done():
+                    future.set_result(reply)
     self._bell.set()
 
 
@@ -90,7 +92,7 @@ async def _never_withdraws(self: Merge) -> None:
 async def _renews_blindly(self: Merge) -> None:
     """Turns whose answer was lost are never given back."""
     self._heard_at = self._clock()
-    await self._turns.renew(list(self._held))
+    await self._turns.renew(self._held.tokens())
     self._is_renewal_due = self._has_doubts = False
 
 
@@ -126,13 +128,12 @@ async def _keeps_what_failed(self: Runner, held: Held, due: Due, transaction: An
     return await self._outcome(held, due, transaction)
 
 
-async def _run_side_by_side(self: Runner, held: Held, left: Any, tell: Callable[[Reply], None]) -> None:
+async def _run_side_by_side(self: Runner, held: Held, left: Any, tell: Tell) -> None:
     if not held.may_begin():
         return
     replies = await asyncio.gather(*(self._tried(held, due) for due in left))
     left.clear()
-    for reply in replies:
-        tell(reply)
+    tell(replies, False)
 
 
 def _forget_who_fell(self: MemoryTurnBook, owner: str) -> bool:

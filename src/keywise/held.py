@@ -1,0 +1,100 @@
+"""The turns that a process has: what is needed to run each, and which tokens they are under."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keywise.causes import storable
+from keywise.turn import Ending, Reply, Turn
+from keywise.turn_rules import CALLER_GONE, TOO_LATE
+
+
+class Due:
+    """A turn that this process has, with what is needed to run it."""
+
+    __slots__ = ("argument", "is_wanted", "turn", "until")
+
+    def __init__(self, turn: Turn, argument: Any, until: float, is_wanted: Callable[[], bool]) -> None:
+        self.turn = turn
+        self.argument = argument
+        """What the function is called with; None: it is read from the body."""
+        self.until = until
+        """When it has to be over, by the loop's clock."""
+        self.is_wanted = is_wanted
+        """Whether anybody waits for it still."""
+
+    def departure(self) -> Reply | None:
+        """What it ends with if it must not begin any more."""
+        if asyncio.get_running_loop().time() >= self.until:
+            return reply_to(self, Ending.EXPIRED, TOO_LATE)
+        return None if self.is_wanted() else reply_to(self, Ending.EXPIRED, CALLER_GONE)
+
+
+class Held:
+    """A token of this process, and what runs under it."""
+
+    __slots__ = ("_left_s", "dues", "is_lost", "timeout", "token", "unanswered")
+
+    def __init__(self, dues: Sequence[Due], left_s: Callable[[], float]) -> None:
+        self.dues = dues
+        self._left_s = left_s
+        self.token = dues[0].turn.token
+        self.unanswered = len(dues)
+        self.is_lost = False
+        self.timeout: asyncio.Timeout | None = None
+
+    def may_begin(self) -> bool:
+        """Whether the token can still be counted on; who was stopped for long may not know yet that it is lost."""
+        self.is_lost = self.is_lost or self._left_s() <= 0
+        return not self.is_lost
+
+    def lose(self) -> None:
+        """Break off what runs."""
+        self.is_lost = True
+        if self.timeout is not None and not self.timeout.expired():
+            self.timeout.reschedule(asyncio.get_running_loop().time())
+
+
+class Holds:
+    """All tokens of this process, each with the replies that it still owes."""
+
+    def __init__(self, concurrency: int) -> None:
+        self._concurrency = concurrency
+        self._helds: dict[int, Held] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._helds)
+
+    def tokens(self) -> list[int]:
+        return list(self._helds)
+
+    def add(self, held: Held) -> None:
+        self._helds[held.token] = held
+
+    def free(self) -> int:
+        """How many more can be run side by side."""
+        return max(0, self._concurrency - len(self._helds))
+
+    def freed_by(self, replies: Sequence[Reply]) -> int:
+        """How many are over with these replies."""
+        ends = Counter(reply.token for reply in replies)
+        return sum(self._helds[token].unanswered == ends[token] for token in ends)
+
+    def end(self, token: int) -> None:
+        """One of its turns is answered, or refused."""
+        held = self._helds.get(token)
+        if held is not None:
+            held.unanswered -= 1
+            if held.unanswered == 0:
+                del self._helds[token]
+
+    def lose(self, tokens: Sequence[int]) -> None:
+        """Break off what runs under them."""
+        for token in tokens:
+            if token in self._helds:
+                self._helds[token].lose()
+
+
+def reply_to(due: Due, outcome: Ending, cause: str) -> Reply:
+    return Reply(id=due.turn.request.id, outcome=outcome, cause=storable(cause), token=due.turn.token)

@@ -1,0 +1,87 @@
+"""The transaction in which a serial function writes on Postgres: what fails is undone alone, and keywise ends it."""
+
+import asyncio
+
+import asyncpg
+import pytest
+
+import keywise
+from conformance.postgres_benches import fresh
+from keywise.errors import FailedError
+from running import run
+from servers import shared
+
+pytestmark = pytest.mark.server("postgres")
+
+BACKENDS = ("postgres-lock", "postgres-queue")
+BREAKS = ("commit", "rollback", "commit; begin", "rollback; begin; savepoint other")
+
+
+@pytest.fixture
+def url() -> str:
+    """A new, empty database."""
+    return shared.postgres().create_database(fresh("serial"))
+
+
+async def rows_of(url: str) -> list[str]:
+    connection = await asyncpg.connect(url)
+    try:
+        return [name for (name,) in await connection.fetch("select name from effects order by name")]
+    finally:
+        await connection.close()
+
+
+async def with_table(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute("create table effects (name text primary key)")
+    await connection.close()
+
+
+@pytest.mark.parametrize("keys", [1, 30])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_fails_is_undone_alone_and_the_rest_stands(url, backend, keys):
+    names = [f"{'bad' if number % 3 == 0 else 'good'} {number:02}" for number in range(30)]
+
+    async def story():
+        await with_table(url)
+        app = keywise.App(url)
+
+        @app.serial("f", key=lambda name: int(name[-2:]) % keys, turns=backend, run_here=True)
+        async def f(claim: keywise.Claim, name: str, transaction: keywise.Transaction) -> str:
+            await transaction.connection.execute("insert into effects values ($1)", name)
+            if name.startswith("bad"):
+                # An error of the server, after which nothing else can be done without a savepoint.
+                await transaction.connection.execute("insert into effects values ($1)", name)
+            return name
+
+        async with app:
+            answers = await asyncio.gather(*(f(name) for name in names), return_exceptions=True)
+            assert [answer for answer in answers if not isinstance(answer, FailedError)] == good
+            assert all("duplicate key" in str(answer) for answer in answers if isinstance(answer, FailedError))
+        assert await rows_of(url) == good
+
+    good = sorted(name for name in names if name.startswith("good"))
+    run(story())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("statement", BREAKS)
+def test_a_function_that_ends_the_transaction_by_itself_fails_and_the_next_one_is_fine(url, backend, statement):
+    async def story():
+        await with_table(url)
+        app = keywise.App(url)
+
+        @app.serial("f", key=lambda name: "k", turns=backend, run_here=True)
+        async def f(claim: keywise.Claim, name: str, transaction: keywise.Transaction) -> str:
+            if name == "bad":
+                await transaction.connection.execute(statement)
+            await transaction.connection.execute("insert into effects values ($1)", name)
+            return name
+
+        async with app:
+            with pytest.raises(FailedError, match="leave commit and rollback to keywise"):
+                await f("bad")
+            assert await f("good") == "good"
+        assert "good" in await rows_of(url)
+
+    run(story())
