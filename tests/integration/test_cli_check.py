@@ -1,5 +1,6 @@
 """`keywise check` says what it will write, tells promise by promise, and exits with status 1 if one is broken."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from integration.command import LIMIT_S, Answer, Folder, environment
+from servers import shared
 
 BROKEN = """
 import sys
@@ -81,6 +83,8 @@ def test_a_broken_promise_is_told_to_scripts_too():
         ("sink", "sqlite:///shop.db?table=pages", "leave table= out"),
         ("ledger", "sqlite://shop.db", "has two slashes where a file needs three"),
         ("ledger", "nonsense", "is no URL"),
+        ("sink", "http://127.0.0.1:1/pages/{key}", "call keywise.testing.check_sink with a bench whose content()"),
+        ("sink", "amqp://127.0.0.1:1", "no sink understands amqp://"),
     ],
 )
 def test_what_could_be_somebody_elses_is_refused_before_anything_is_written(folder, role, url, told):
@@ -88,3 +92,14 @@ def test_what_could_be_somebody_elses_is_refused_before_anything_is_written(fold
     assert (answer.status, answer.out) == (1, "")
     assert told in answer.err
     assert not (folder.path / "shop.db").exists()
+
+
+@pytest.mark.server("rabbitmq")
+def test_a_broker_is_checked_with_queues_that_are_made_and_removed(folder):
+    broker = shared.rabbitmq()
+    answer = folder.keywise("check", "source", broker.url)
+    assert (answer.status, answer.err) == (0, "")
+    first, *_, end = answer.out.splitlines()
+    prefix = first.removeprefix("writes to queues named ").partition("…")[0]
+    assert re.fullmatch(r"[0-9]+ promises kept, 0 broken, [0-9] not checked", end)
+    assert prefix not in broker.control("list_queues", "name")

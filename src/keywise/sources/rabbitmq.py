@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from keywise.address import Address, shown
 from keywise.change import Delivery
+from keywise.databases import rabbitmq_own
 from keywise.databases.rabbitmq import NOT_FOUND, OPTIONS, Broker, Link, broker_at, refusal_code
 from keywise.databases.rabbitmq_delays import CLASSES_S, due_after, wait_of
 from keywise.databases.rabbitmq_detour import Detour
@@ -166,6 +167,14 @@ class RabbitSource:
                 return 0
         # Something went through it each time, so it is not empty, and nobody can say more.
         return 1
+
+    async def declare(self) -> None:
+        """Make the queue, for a check that has one of its own; it need not be open for that."""
+        await rabbitmq_own.make(self._broker, self._queue)
+
+    async def forget(self, name: str) -> None:
+        """Remove a queue of a check, and what is put off there."""
+        await rabbitmq_own.remove(self._broker, name)
 
     # Taking.
 

@@ -22,6 +22,8 @@ from keywise.testing.conformance.sinks import SinkBench
 from keywise.testing.conformance.sources import SourceBench
 
 THINGS = {"sources": "queue", "ledgers": "scope", "sinks": "table"}
+ARGUMENTS = {"ledgers": (Policy(),)}
+"""What a plug is made with besides its address."""
 OWN_NAMES = ("queue", "table", "index", "topic", "stream", "collection", "exchange")
 """Options with which a URL names something that may hold what somebody needs."""
 QUEUE_BITS = 40
@@ -40,6 +42,8 @@ class Playground:
         self._is_memory = url.startswith("memory:")
         self._made_files = _new_files(url)
         self._check_names()
+        # Made and not opened: what cannot be checked is told before anything is written.
+        self._connect(role, self.prefix, {}, *ARGUMENTS.get(role, ()))
 
     def __str__(self) -> str:
         """What is written where, for people who want to know before."""
@@ -55,9 +59,16 @@ class Playground:
     async def source(self) -> AsyncIterator[SourceBench]:
         name, shared = self._name(), dict[tuple[Any, ...], Any]()
         async with AsyncExitStack() as stack:
-            source = await stack.enter_async_context(self._connect("sources", name, shared))
-            another = await stack.enter_async_context(self._connect("sources", name, self._second(shared)))
-            stack.push_async_callback(_clean, source, name)
+            source = self._connect("sources", name, shared)
+            if is_brokered := hasattr(source, "declare"):
+                stack.push_async_callback(source.forget, name)
+                await source.declare()
+            await stack.enter_async_context(source)
+            # A broker tells nobody what other processes hold, so both are of one; their connections are their own.
+            beside = shared if is_brokered else self._second(shared)
+            another = await stack.enter_async_context(self._connect("sources", name, beside))
+            if not is_brokered:
+                stack.push_async_callback(_clean, source, name)
             transaction = None
             if source.database is not None:
                 ledger = await stack.enter_async_context(self._ledger(name, shared))
@@ -81,11 +92,6 @@ class Playground:
         name, shared = self._name(), dict[tuple[Any, ...], Any]()
         async with AsyncExitStack() as stack:
             sink = await stack.enter_async_context(self._connect("sinks", name, shared))
-            if not hasattr(sink, "read"):
-                raise SettingsError(
-                    f"the sink {shown(self.url)} cannot be read, so nobody can tell what it holds; give it a method "
-                    "read(keys), or call keywise.testing.check_sink with a bench that knows its store"
-                )
             stack.push_async_callback(_clean, sink, name)
             recorded = _Recorded(sink)
             if not is_atomic(sink):
@@ -107,6 +113,11 @@ class Playground:
     def _connect(self, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any) -> Any:
         address = _NamedAddress(self.url, name, shared)
         plug = adapters.connect(role, address, *arguments)
+        if role == "sinks" and not hasattr(plug, "read"):
+            raise SettingsError(
+                f"the sink {shown(self.url)} cannot be read, so nobody can tell what it holds; give it a method "
+                "read(keys), or call keywise.testing.check_sink with a bench whose content() asks the store"
+            )
         if not address.is_named and not self._is_memory:
             raise SettingsError(
                 f"{shown(self.url)} says itself which {self.thing} is used, so what the check writes could not be told "

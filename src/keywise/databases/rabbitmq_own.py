@@ -1,0 +1,27 @@
+"""Queues of RabbitMQ that a check makes for itself, and removes with all that was put off there."""
+
+import time
+
+from keywise.databases.rabbitmq import Broker, Link
+from keywise.databases.rabbitmq_delays import waits_of
+
+
+async def make(broker: Broker, queue: str) -> None:
+    """Declare a queue that outlives a restart, as the broker makes them by default."""
+    await _ask(broker, "queue_declare", [queue], durable=True)
+
+
+async def remove(broker: Broker, queue: str) -> None:
+    """Delete a queue and its delay queues; those that are not there are no error."""
+    delays = [wait.queue for wait in waits_of(queue, time.time())]
+    await _ask(broker, "queue_delete", [queue, *delays])
+
+
+async def _ask(broker: Broker, act: str, queues: list[str], **options: bool) -> None:
+    link = Link(broker, "checking")
+    try:
+        channel = await link.channel()
+        for queue in queues:
+            await channel.ask(act, queue=queue, **options)
+    finally:
+        await link.close()
