@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance.redis_turns_benches import turns_url
 from integration.command import LIMIT_S, Answer, Folder, environment
+from keywise.databases.redis import RedisDatabase
+from running import run
 from servers import shared
 
 BROKEN = """
@@ -103,3 +106,28 @@ def test_a_broker_is_checked_with_queues_that_are_made_and_removed(folder):
     prefix = first.removeprefix("writes to queues named ").partition("…")[0]
     assert re.fullmatch(r"[0-9]+ promises kept, 0 broken, [0-9] not checked", end)
     assert prefix not in broker.control("list_queues", "name")
+
+
+def test_turns_in_a_file_are_checked_and_leave_it_as_it_was(folder):
+    answer = folder.keywise("check", "turns", "sqlite:///shop.db")
+    assert (answer.status, answer.err) == (0, "")
+    first, *_, end = answer.out.splitlines()
+    assert first.startswith("writes to serial functions named check_")
+    assert re.fullmatch(r"[0-9]+ promises kept, 0 broken", end)
+    assert not (folder.path / "shop.db").exists()
+
+
+@pytest.mark.server("redis")
+def test_turns_in_redis_are_checked_and_nothing_of_them_is_left(folder):
+    told = folder.keywise("check", "turns", turns_url(), "--json").json
+    assert (told["role"], told["broken"], told["unchecked"]) == ("turns", 0, 0)
+    assert told["kept"] == len(told["promises"]) > 40
+    assert run(_names_with(told["wrote_to"])) == []
+
+
+async def _names_with(part: str) -> list[bytes]:
+    """Names and notes in the Redis database that have this part."""
+    async with RedisDatabase(turns_url()) as server:
+        names = await server.run("KEYS", "*")
+        notes = [one for name in names if b":within:" in name for one in await server.run("ZRANGE", name, 0, -1)]
+        return [one for one in (*names, *notes) if part.encode() in one]

@@ -1,4 +1,4 @@
-"""`keywise check`: hold a source, a ledger or a sink to the promises of its protocol."""
+"""`keywise check`: hold a source, a ledger, a sink or a backend of turns to the promises of its protocol."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from keywise.cli.speech import cell, fail, plain, progress, screen, tell_json
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground
 
-app = typer.Typer(help="Hold a source, a ledger or a sink to its promises.", no_args_is_help=True)
+app = typer.Typer(help="Hold a source, a ledger, a sink or turns to their promises.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="As in an app, without the name of a queue or table.")]
 
@@ -64,6 +64,21 @@ def sink(url: Url, json: JsonOption = False) -> None:
     _check("sinks", url, json)
 
 
+@app.command()
+def turns(url: Url, json: JsonOption = False) -> None:
+    """Check a backend of serial functions: one call a key at a time, in order, and each id once.
+
+    It writes to serial functions with a name of its own, and removes them afterwards.
+
+    Exits with status 1 if a promise is broken.
+
+    \b
+    Example:
+      keywise check turns sqlite:///shop.db
+    """
+    _check("turns", url, json)
+
+
 def _check(role: str, url: str, json: bool) -> None:
     from keywise.testing.conformance import Playground, Verdict
 
@@ -98,15 +113,16 @@ async def _checked(playground: "Playground", role: str, tell: "Callable[[Checked
     from keywise.testing import conformance
     from keywise.testing.conformance.report import NotConformingError, hold
 
-    bench: Any = {"sources": playground.source, "ledgers": playground.ledger, "sinks": playground.sink}[role]
+    checks: dict[str, tuple[str, Any, Any]] = {
+        "sources": ("source", playground.source, conformance.source_promises),
+        "ledgers": ("ledger", playground.ledger, conformance.promises_of_ledger),
+        "sinks": ("sink", playground.sink, conformance.sink_promises),
+        "turns": ("turns", playground.turns, conformance.promises_of_turns),
+    }
+    called, bench, of_role = checks[role]
     try:
-        of_role: Any = {
-            "sources": conformance.source_promises,
-            "ledgers": conformance.promises_of_ledger,
-            "sinks": conformance.sink_promises,
-        }[role]
         promises = await of_role(bench)
-        return await hold(role[:-1], promises, bench, lambda checked: tell(checked, len(promises)))
+        return await hold(called, promises, bench, lambda checked: tell(checked, len(promises)))
     except NotConformingError as error:
         return error.report
     finally:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from keywise.address import Address
+from keywise.databases import redis_turns_own
 from keywise.databases.redis import OPTIONS, RedisDatabase, database_at
 from keywise.databases.redis_turns import RedisTurnsStore
 from keywise.databases.redis_turns_bell import RedisBell
@@ -84,6 +85,14 @@ class RedisTurns:
     def sessions_lost(self) -> int:
         """How often this opening has found that the server has lost something: what runs here is to be broken off."""
         return self._store.losses
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock that this opening goes by, to check what time does."""
+        self._server.advance(seconds)
+
+    async def forget(self, name: str) -> None:
+        """Remove all that is kept of a serial function."""
+        await redis_turns_own.remove(self._server, name)
 
 
 def connect(address: Address, owner: str, policy: TurnPolicy) -> RedisTurns:

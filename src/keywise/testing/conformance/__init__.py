@@ -67,6 +67,7 @@ __all__ = [
     "check_turns",
     "ledger_promises",
     "promises_of_ledger",
+    "promises_of_turns",
     "sink_promises",
     "source_promises",
     "turns_promises",
@@ -97,11 +98,18 @@ async def check_sink(connect: MakeSink | str, *, tell: Callable[[Checked], None]
     return await hold("sink", await sink_promises(connect), connect, tell)
 
 
-async def check_turns(connect: MakeTurns, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
+async def check_turns(connect: MakeTurns | str, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
     """Hold a backend of turns to all its promises; raise `BrokenPromiseError` in the end if one is broken."""
-    async with connect(TurnPolicy()) as bench:
-        promises = turns_promises(transactions=bench.turns.database is not None)
-    return await hold("turns", promises, connect, tell)
+    if isinstance(connect, str):
+        async with _played("turns", connect) as playground:
+            return await check_turns(playground.turns, tell=tell)
+    return await hold("turns", await promises_of_turns(connect), connect, tell)
+
+
+async def promises_of_turns(make: MakeTurns) -> list[Promise[TurnsBench]]:
+    """What this backend of turns promises: more if functions can write in a transaction of its store."""
+    async with make(TurnPolicy()) as bench:
+        return turns_promises(transactions=bench.turns.database is not None)
 
 
 def turns_promises(*, transactions: bool = True) -> list[Promise[TurnsBench]]:

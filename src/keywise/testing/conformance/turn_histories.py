@@ -56,7 +56,7 @@ class History:
         self._bench = bench
         self._now = 1000.0
         database = MemoryDatabase(clock=lambda: self._now)
-        models = [MemoryTurns(database, "function", owner, policy) for owner in OWNERS]
+        models = [MemoryTurns(database, bench.function, owner, policy) for owner in OWNERS]
         self._sides = ((bench.turns, models[0]), (bench.another, models[1]))
         self._held: list[list[tuple[Turn, Turn]]] = [[], []]
         """All turns that each owner ever had, as the two stores told them."""

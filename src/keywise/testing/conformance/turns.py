@@ -31,6 +31,8 @@ class TurnsBench:
     """Another serial function in the same store, opened by `w1`."""
     advance: Callable[[float], None]
     """Let so many seconds pass on the clock of the store."""
+    function: str = "function"
+    """The name of the function, which causes tell."""
 
     async def ask(self, *ids: str, key: str = "a", turns: Any = None, **more: Any) -> None:
         """Ask for requests, and be sure that they wait; without a runner of their own, everybody may run them."""
@@ -319,11 +321,8 @@ async def keys_and_ids_are_any_text(bench: TurnsBench) -> None:
         "the requests", sorted((turn.request for turn in turns.values()), key=lambda one: KEYS.index(one.key)), requests
     )
     await bench.end(*turns.values(), by=bench.another)
-    same(
-        "the replies",
-        sorted(await bench.turns.replies([one.id for one in requests])),
-        sorted(one.id for one in requests),
-    )
+    ids = sorted(one.id for one in requests)
+    same("the replies", sorted(await bench.turns.replies(ids)), ids)
 
 
 @TURN_PROMISES.add(PLAIN)

@@ -20,9 +20,12 @@ from keywise.testing.conformance.ledgers import LedgerBench
 from keywise.testing.conformance.promise import UncheckedError
 from keywise.testing.conformance.sinks import SinkBench
 from keywise.testing.conformance.sources import SourceBench
+from keywise.testing.conformance.turns import TurnsBench
+from keywise.turn import TurnPolicy
 
-THINGS = {"sources": "queue", "ledgers": "scope", "sinks": "table"}
-ARGUMENTS = {"ledgers": (Policy(),)}
+THINGS = {"sources": "queue", "ledgers": "scope", "sinks": "table", "turns": "serial function"}
+CHECKS = {"sources": "check_source", "ledgers": "check_ledger", "sinks": "check_sink", "turns": "check_turns"}
+ARGUMENTS: dict[str, tuple[Any, ...]] = {"ledgers": (Policy(),), "turns": ("w1", TurnPolicy())}
 """What a plug is made with besides its address."""
 OWN_NAMES = ("queue", "table", "index", "topic", "stream", "collection", "exchange")
 """Options with which a URL names something that may hold what somebody needs."""
@@ -103,6 +106,23 @@ class Playground:
                 raise SettingsError(f"no ledger shares the database of the atomic sink {shown(self.url)}")
             yield SinkBench(sink=recorded, content=recorded.content, transaction=ledger.transaction)
 
+    @asynccontextmanager
+    async def turns(self, policy: TurnPolicy) -> AsyncIterator[TurnsBench]:
+        name, shared = self._name(), dict[tuple[Any, ...], Any]()
+        other = f"{name}_beside"
+        async with AsyncExitStack() as stack:
+
+            async def opened(function: str, owner: str, shared: dict[tuple[Any, ...], Any]) -> Any:
+                return await stack.enter_async_context(self._connect("turns", function, shared, owner, policy))
+
+            turns = await opened(name, "w1", shared)
+            stack.push_async_callback(_clean, turns, name)
+            beside = await opened(other, "w1", shared)
+            stack.push_async_callback(_clean, beside, other)
+            another = await opened(name, "w2", self._second(shared))
+            advance = _advance(turns, another)
+            yield TurnsBench(turns=turns, another=another, beside=beside, advance=advance, function=name)
+
     def _name(self) -> str:
         return f"{self.prefix}_{next(self._numbers)}"
 
@@ -121,7 +141,7 @@ class Playground:
         if not address.is_named and not self._is_memory:
             raise SettingsError(
                 f"{shown(self.url)} says itself which {self.thing} is used, so what the check writes could not be told "
-                f"apart from what is there; call keywise.testing.check_{self._role[:-1]} with a bench of its own"
+                f"apart from what is there; call keywise.testing.{CHECKS[self._role]} with a bench of its own"
             )
         return plug
 
