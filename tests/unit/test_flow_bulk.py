@@ -199,6 +199,43 @@ def test_bulk_handlers_that_hang_leave_workers_and_claims_to_live_changes(way: s
     rig.play(story())
 
 
+@pytest.mark.parametrize("way", [LEASED, LEASED_CONDITIONAL])
+@pytest.mark.parametrize(("batch_max", "side_by_side"), [(10, 1), (1, 6)])
+def test_a_sink_that_takes_many_changes_gets_one_call_with_bulk_at_a_time_beside_live_ones(
+    way: str, batch_max: int, side_by_side: int
+):
+    """One that takes a single change is left to all workers that are not for live changes."""
+    rig = FlowRig(way, bulk=True, batch_max=80, prefetch=160, concurrency=8, lease_s=600.0, runtime_max_s=600.0)
+    rig.sink.batch_max = batch_max
+    at_work, seen = set[str](), list[int]()
+
+    async def look(change: Change) -> None:
+        if change.key.startswith("b"):
+            at_work.add(change.key)
+            seen.append(len(at_work))
+        await rig.pass_s(TAKES_S)
+        at_work.discard(change.key)
+
+    rig.sink.behaviour = look
+
+    async def press() -> None:
+        for turn in itertools.count():
+            await rig.send(page(f"a{turn}", 1))
+            await rig.pass_s(TAKES_S)
+
+    async def story() -> None:
+        pressing = asyncio.get_running_loop().create_task(press())
+        async with Running(rig):
+            await rig.until(lambda: "a0" in rig.order)
+            await rig.send_bulk(*bulk_pages(200))
+            await rig.until(lambda: len(seen) >= 50)
+            assert max(seen) == side_by_side
+            pressing.cancel()
+            rig.sink.behaviour = None
+
+    rig.play(story())
+
+
 def test_bulk_goes_on_though_the_only_worker_always_finds_a_live_change():
     """Each call takes all that is claimed, and something live is claimed during each call."""
     rig = FlowRig(LEASED, bulk=True, concurrency=1, batch_max=40, prefetch=80)
