@@ -84,10 +84,7 @@ class Settings:
         if self.history not in HISTORIES:
             raise SettingsError(f"history={self.history!r} is not known; write one of {', '.join(HISTORIES)}")
         self._check_ledger_down()
-        if self.margin_s >= self.lease_s / 2:
-            raise SettingsError(
-                f"margin_s={self.margin_s} leaves too little of lease_s={self.lease_s}; keep it below half of it"
-            )
+        _check_margin(self.lease_s, self.margin_s)
         if self.runtime_max_s < self.lease_s:
             raise SettingsError(f"runtime_max_s={self.runtime_max_s} is below lease_s={self.lease_s}; raise it")
         if self.retention_s is not None and self.retention_s < self.redelivery_s:
@@ -169,10 +166,17 @@ class SerialSettings:
                 raise SettingsError(f"{field.name}={value!r} must be a number above zero, and finite")
             if field.type in (int, "int") and not isinstance(value, int):
                 raise SettingsError(f"{field.name}={value} must be a whole number")
-        if self.margin_s >= self.lease_s / 2:
-            raise SettingsError(
-                f"margin_s={self.margin_s} leaves too little of lease_s={self.lease_s}; keep it below half of it"
-            )
+        _check_margin(self.lease_s, self.margin_s)
+
+
+def _check_margin(lease_s: float, margin_s: float) -> None:
+    """The one who set a short lease may never have heard of the margin."""
+    if margin_s >= lease_s / 2:
+        raise SettingsError(
+            f"lease={lease_s:.10g}s is too short for margin={margin_s:.10g}s, which is 2s unless it is set: "
+            f'write margin="{lease_s / 4:.10g}s" as well, or a lease above {2 * margin_s:.10g}s; '
+            "the margin has to be below half of the lease"
+        )
 
 
 def seconds(duration: float | str) -> float:

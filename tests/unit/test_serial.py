@@ -29,6 +29,10 @@ def test_a_function_that_cannot_be_serial_is_refused_at_once():
             app.serial("f", key=by_key)(wrong)
     with pytest.raises(SettingsError, match="did you mean lease"):
         app.serial("f", key=by_key, leese="3s")(lambda claim, case: None)
+    with pytest.raises(SettingsError, match=r'lease=3s .* write margin="0.75s" as well, or a lease above 4s'):
+        app.serial("f", key=by_key, lease="3s")(lambda claim, case: None)
+    app.serial("short", key=by_key, lease="3s", margin="0.75s")(lambda claim, case: None)
+    app.serial("long", key=by_key, lease="4.1s")(lambda claim, case: None)
     with pytest.raises(SettingsError, match="mode 'maybe'"):
         app.serial("f", key=by_key, mode="maybe")(lambda claim, case: None)
     app.serial("f", key=by_key)(lambda claim, case: None)

@@ -54,7 +54,8 @@ def test_settings_cannot_be_changed_afterwards():
 @pytest.mark.parametrize(
     ("given", "advice"),
     [
-        ({"lease_s": 4.0, "margin_s": 2.0}, "margin_s=2.0 leaves too little of lease_s=4.0; keep it below half of it"),
+        ({"lease_s": 4.0, "margin_s": 2.0}, "the margin has to be below half of the lease"),
+        ({"lease_s": 3.0}, 'write margin="0.75s" as well, or a lease above 4s'),
         ({"lease_s": 700.0}, "runtime_max_s=600.0 is below lease_s=700.0; raise it"),
         ({"retention_s": 60.0}, "raise retention_s, or lower redelivery_s if no message waits so long"),
         ({"prefetch": 10, "batch_max": 20}, "prefetch=10 is below batch_max=20: no batch could fill; raise prefetch"),
