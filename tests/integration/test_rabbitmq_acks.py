@@ -1,10 +1,13 @@
 """Acks of RabbitMQ: one word for many, and never for one that is not finished."""
 
 import random
+from urllib.parse import urlsplit
 
 import pytest
+from pika.spec import Basic
 
 from conformance.rabbitmq_benches import fresh
+from integration.rabbit_listener import listener
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
 from keywise.databases import rabbitmq_intake
@@ -39,6 +42,47 @@ async def test_an_ack_for_many_never_covers_one_that_is_not_finished(seed):
         async with opened(queue) as source:
             assert bodies_of(await received(source, len(held))) == bodies_of(held)
             assert await source.receive(10, 0.0) == []
+
+
+@awaited
+async def test_what_is_settled_in_its_order_costs_one_ack_for_each_batch_on_the_wire():
+    broker = shared.rabbitmq()
+    async with owner(broker.url) as they, listener(urlsplit(broker.url).port) as wire:
+        queue = await they.declare(fresh("wire"))
+        await they.publish(queue, *(b"%d" % number for number in range(300)))
+        async with RabbitSource(Broker(url_at(wire.port)), queue) as source:
+            held = await received(source, 300)
+            for start in (0, 100, 200):
+                await source.ack(held[start : start + 100])
+            await until(lambda: left_in(queue, 0))
+        assert [(ack.delivery_tag, ack.multiple) for ack in wire.said(Basic.Ack)] == [
+            (100, True),
+            (200, True),
+            (300, True),
+        ]
+
+
+@awaited
+async def test_a_straggler_costs_one_ack_for_each_that_is_settled_behind_it():
+    """One word for those before it, then each for itself; the straggler alone comes again."""
+    broker = shared.rabbitmq()
+    async with owner(broker.url) as they, listener(urlsplit(broker.url).port) as wire:
+        queue = await they.declare(fresh("straggler"))
+        await they.publish(queue, *(b"%d" % number for number in range(20)))
+        async with RabbitSource(Broker(url_at(wire.port)), queue) as source:
+            held = await received(source, 20)
+            await source.ack([*held[:10], *held[11:]])
+            await until(lambda: left_in(queue, 1))
+        acks = [(ack.delivery_tag, ack.multiple) for ack in wire.said(Basic.Ack)]
+        assert acks == [(10, True), *((tag, False) for tag in range(12, 21))]
+        async with opened(queue) as source:
+            assert bodies_of(await received(source, 1)) == [b"10"]
+
+
+def url_at(port: int) -> str:
+    """The broker, reached by another port."""
+    parts = urlsplit(shared.rabbitmq().url)
+    return parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{port}")).geturl()
 
 
 @awaited

@@ -11,7 +11,8 @@ from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, Connecti
 
 from keywise.address import Address
 from keywise.change import Delivery
-from keywise.databases.rabbitmq import Broker, Connection, Link, broker_at, refusal_code, translated
+from keywise.databases.rabbitmq import Broker, Link, broker_at, refusal_code, translated
+from keywise.databases.rabbitmq_connection import Connection
 from keywise.databases.rabbitmq_delays import CLASSES_S, DAY_S, wait_of, waits_of
 from keywise.databases.rabbitmq_messages import (
     HEADER,

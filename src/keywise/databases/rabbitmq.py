@@ -3,14 +3,12 @@
 import asyncio
 import logging
 import ssl
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pika
-from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.exceptions import (
     AMQPError,
     ChannelClosedByBroker,
@@ -21,6 +19,8 @@ from pika.exceptions import (
 )
 
 from keywise.address import Address, shown
+from keywise.databases.rabbitmq_connection import Connection, Taker
+from keywise.databases.rabbitmq_frames import settlement
 from keywise.databases.rabbitmq_management import Policy, QueueLimits, policies_for, queue_limits
 from keywise.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
 from keywise.settings import seconds
@@ -36,9 +36,6 @@ TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 OPTIONS = ("heartbeat", *TLS_OPTIONS)
 """What a URL may say about the connection."""
 HEARTBEAT_MAX_S = 65_535
-UNREADABLE = (AMQPError, ArithmeticError, ValueError, OSError, RecursionError, struct.error, LookupError, TypeError)
-"""What the client library raises at headers with times outside of any calendar, or tables in tables in tables."""
-FRAME_HEAD = 7
 REFUSED, NOT_FOUND, LOCKED, PRECONDITION, NOT_ALLOWED = 403, 404, 405, 406, 530
 """What a broker says when it does not do something; a client's own mistakes aside."""
 
@@ -98,20 +95,6 @@ class Broker:
         except (OSError, ssl.SSLError) as error:
             raise AddressError(f"{self.name}: the files of certificates cannot be read: {error}") from error
         return context
-
-
-class Connection(AsyncioConnection):  # type: ignore[misc]
-    """A connection that is not lost by one message whose headers cannot be read: it is taken without them."""
-
-    def _read_frame(self) -> Any:
-        try:
-            return super()._read_frame()
-        except UNREADABLE:
-            kind, channel, size = struct.unpack_from(">BHL", self._frame_buffer)
-            if kind != pika.spec.FRAME_HEADER:
-                raise
-            (body_size,) = struct.unpack_from(">Q", self._frame_buffer, FRAME_HEAD + 4)
-            return FRAME_HEAD + size + 1, pika.frame.Header(channel, body_size, pika.BasicProperties())
 
 
 class Link:
@@ -217,8 +200,23 @@ class Channel:
         with rabbit_errors(self._name):
             return await self._answered(call)
 
+    def hand_to(self, consumer: str, take: Taker | None) -> None:
+        """Who gets the usual messages of a consumer; by default, and whatever else comes, the client library does."""
+        takers, place = self.raw.connection.takers, (self.raw.channel_number, consumer.encode())
+        if take is not None:
+            takers[place] = take
+        else:
+            takers.pop(place, None)
+
+    def settle(self, method: int, numbers: Sequence[int], together: int) -> None:
+        """Say something of deliveries, of so many together, in one go; nothing if the channel is over."""
+        if self.is_open and numbers:
+            with rabbit_errors(self._name):
+                self.raw.connection.write(settlement(self.raw.channel_number, method, numbers, together))
+
     def close(self) -> None:
         if self.is_open:
+            self._hand_to_nobody()
             self.raw.close()
 
     async def _answered(
@@ -239,8 +237,14 @@ class Channel:
         self.raw = raw
         raw.add_on_close_callback(self._end)
 
+    def _hand_to_nobody(self) -> None:
+        takers, number = self.raw.connection.takers, self.raw.channel_number
+        for place in [place for place in takers if place[0] == number]:
+            del takers[place]
+
     def _end(self, _: Any, reason: BaseException) -> None:
         self.ended = reason
+        self._hand_to_nobody()
         for answer in self._asked:
             if not answer.done():
                 answer.set_exception(reason)

@@ -5,14 +5,24 @@ import secrets
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
+from functools import partial
 from typing import Any
 
 from pika.spec import Basic
 
 from keywise.change import Delivery
-from keywise.databases.rabbitmq import PRECONDITION, Channel, code_of, rabbit_errors
-from keywise.databases.rabbitmq_messages import passport_of, sent_at_of, shown_headers, times_before
+from keywise.databases.rabbitmq import PRECONDITION, Channel, code_of
+from keywise.databases.rabbitmq_connection import decoded
+from keywise.databases.rabbitmq_frames import ACK, NACK, stamp_of
+from keywise.databases.rabbitmq_messages import (
+    passport_in,
+    passport_of,
+    sent_at,
+    sent_at_of,
+    shown_headers,
+    times_before,
+)
 from keywise.errors import UnavailableError
 
 TAG_BITS = 48
@@ -32,16 +42,11 @@ OLD_AFTER = 2
 class Consumer:
     """What was agreed with the broker: so many messages more may come."""
 
-    __slots__ = ("_take", "left", "tag")
+    __slots__ = ("left", "tag")
 
-    def __init__(self, tag: str, left: int, take: Callable[..., None]) -> None:
+    def __init__(self, tag: str, left: int) -> None:
         self.tag = tag
         self.left = left
-        self._take = take
-
-    def on_message(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        self.left -= 1
-        self._take(self, method, properties, body)
 
 
 class Intake:
@@ -55,7 +60,7 @@ class Intake:
         self._id = secrets.token_hex(8)
         self._first = secrets.randbits(64) << TAG_BITS
         self._held: dict[int, tuple[Consumer | None, Any, Delivery]] = {}
-        """What is not settled, by its number; in the order of numbers, as it came."""
+        """What is not settled, by its number; in the order of numbers, as it came. Usual properties are still bytes."""
         self._ids: set[str | int] = set()
         """Ids of those that brought them along."""
         self._arrived: deque[Delivery] = deque()
@@ -156,6 +161,7 @@ class Intake:
             return
         consumers, self._consumers = self._consumers, []
         for consumer in consumers:
+            self._channel.hand_to(consumer.tag, None)
             self._channel.raw.basic_cancel(consumer.tag)
         unwanted = [*self._arrived]
         self._arrived.clear()
@@ -171,18 +177,21 @@ class Intake:
             await self._channel.ask("basic_qos", prefetch_count=prefetch)
             self._quality = prefetch
         self._consumed += 1
-        consumer = Consumer(f"keywise-{self._id}-{self._consumed}", prefetch, self._take)
+        consumer = Consumer(f"keywise-{self._id}-{self._consumed}", prefetch)
         self._consumers.append(consumer)
-        await self._channel.ask(
-            "basic_consume", queue=self.queue, on_message_callback=consumer.on_message, consumer_tag=consumer.tag
-        )
+        self._channel.hand_to(consumer.tag, partial(self._take_usual, consumer))
+
+        def take(_: Any, method: Any, properties: Any, body: bytes) -> None:
+            self._take(consumer, method.delivery_tag, method.redelivered, properties, body)
+
+        await self._channel.ask("basic_consume", queue=self.queue, on_message_callback=take, consumer_tag=consumer.tag)
 
     async def _pull_one(self) -> bool:
         """Whether there was one."""
 
         def call(done: Callable[[Any], None]) -> None:
             def got(channel: Any, method: Any, properties: Any, body: bytes) -> None:
-                self._take(None, method, properties, body)
+                self._take(None, method.delivery_tag, method.redelivered, properties, body)
                 done(True)
 
             self._on_empty = lambda _: done(False)
@@ -190,27 +199,50 @@ class Intake:
 
         return bool(await self._channel.answered(call))
 
-    def _take(self, consumer: Consumer | None, method: Any, properties: Any, body: bytes) -> None:
-        tag, due = method.delivery_tag, 0.0
+    def _take_usual(self, consumer: Consumer, tag: int, redelivered: bool, properties: bytes, body: bytes) -> None:
+        """One without headers of others: most of what comes, so this is short."""
+        stamp = stamp_of(properties)
+        if stamp is None:
+            self._take(consumer, tag, redelivered, decoded(properties), body)
+            return
+        written, moment = stamp
+        passport = None if written is None else passport_in(written, body)
+        if passport is None:
+            delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at(moment), 1 + redelivered)
+        elif passport.due or passport.id in self._ids:
+            self._take(consumer, tag, redelivered, decoded(properties), body)
+            return
+        else:
+            self._ids.add(passport.id)
+            count = passport.count + 1 + redelivered
+            delivery = Delivery(passport.id, self._first + tag, body, passport.sent_at, count)
+        self._keep(consumer, tag, properties, delivery, self._arrived)
+
+    def _take(self, consumer: Consumer | None, tag: int, redelivered: bool, properties: Any, body: bytes) -> None:
+        due = 0.0
         headers = properties.headers
         if headers:
-            delivery, due = self._read(method, properties, headers, body)
+            delivery, due = self._read(tag, redelivered, properties, body)
         else:
-            count = 2 if method.redelivered else 1
-            delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at_of(properties), count)
+            delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at_of(properties), 1 + redelivered)
+        is_unfit = headers and ((consumer is not None and _is_worn(properties)) or (due and due > time.time()))
+        self._keep(consumer, tag, properties, delivery, self._unfit if is_unfit else self._arrived)
+
+    def _keep(
+        self, consumer: Consumer | None, tag: int, properties: Any, delivery: Delivery, where: MutableSequence[Delivery]
+    ) -> None:
         self._held[tag] = (consumer, properties, delivery)
         self._last = tag
-        if headers and ((consumer is not None and _is_worn(properties)) or (due and due > time.time())):
-            self._unfit.append(delivery)
-        else:
-            self._arrived.append(delivery)
+        if consumer is not None:
+            consumer.left -= 1
+        where.append(delivery)
         if not self._bell.is_set():
             self._bell.set()
 
-    def _read(self, method: Any, properties: Any, headers: dict[Any, Any], body: bytes) -> tuple[Delivery, float]:
+    def _read(self, tag: int, redelivered: bool, properties: Any, body: bytes) -> tuple[Delivery, float]:
         """The delivery, and when it is due."""
-        tag = method.delivery_tag
-        before, passport = times_before(headers, method.redelivered), passport_of(headers, body)
+        headers = properties.headers
+        before, passport = times_before(headers, redelivered), passport_of(headers, body)
         id, sent_at, due = f"{self._id}.{tag}", 0.0, 0.0
         if passport is None:
             sent_at = sent_at_of(properties)
@@ -239,7 +271,7 @@ class Intake:
 
     def mine(self, deliveries: Sequence[Delivery]) -> list[tuple[Delivery, Any]]:
         """Those that are not settled, with their properties."""
-        return [(one, self._held[tag][1]) for tag, one in self._mine(deliveries)]
+        return [(one, self._properties(tag)) for tag, one in self._mine(deliveries)]
 
     def put_back_later(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         """Let the broker have them again after a while, if they are still here then."""
@@ -252,17 +284,21 @@ class Intake:
         found = ((int(one.receipt) - self._first, one) for one in deliveries)
         return [(tag, one) for tag, one in found if tag in self._held]
 
+    def _properties(self, tag: int) -> Any:
+        properties = self._held[tag][1]
+        return decoded(properties) if isinstance(properties, bytes) else properties
+
     def _put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Those that came too often are kept: each time counts, and a copy counts from the beginning."""
         mine = self._mine(deliveries)
-        worn = {tag for tag, _ in mine if _is_worn(self._held[tag][1])}
+        worn = {tag for tag, _ in mine if _is_worn(self._properties(tag))}
         if worn:
             self._unfit += (one for tag, one in mine if tag in worn)
             self._bell.set()
         # First, while they are still held: an ack for many would cover those that go back.
         self.tell_all()
         back = self._settled([tag for tag, _ in mine if tag not in worn])
-        self._tell(sorted(back), self._channel.raw.basic_nack)
+        self._tell(NACK, sorted(back))
 
     def tell_all(self) -> None:
         """Ack what waits to be acked: a word about others must not mean them too, and nobody may be left to say it."""
@@ -275,7 +311,7 @@ class Intake:
         together = self._together(untold)
         if len(untold) - together > untold_max:
             together = len(untold)
-        self._tell(untold[:together], self._channel.raw.basic_ack)
+        self._tell(ACK, untold[:together])
         self._untold = untold[together:]
         if self._untold and self._telling is None:
             self._telling = asyncio.get_running_loop().call_later(ACK_LATER_S, self._tell_late)
@@ -298,15 +334,12 @@ class Intake:
         oldest = next(iter(self._held), None)
         return len(tags) if oldest is None else bisect_left(tags, oldest)
 
-    def _tell(self, tags: list[int], tell: Callable[[int, bool], None]) -> None:
-        """Tell the broker about these and no others: one word for all up to the first that is not settled yet."""
-        together = self._together(tags)
-        with rabbit_errors(self._name):
-            if together:
-                # It has to be one that the broker still waits for: others are no tags any more.
-                tell(tags[together - 1], True)
-            for tag in tags[together:]:
-                tell(tag, False)
+    def _tell(self, method: int, tags: list[int]) -> None:
+        """Tell the broker about these and no others: one word for all up to the first that is not settled yet.
+
+        The last of those has to be one that the broker still waits for: others are no tags any more.
+        """
+        self._channel.settle(method, tags, self._together(tags))
 
     def _empty(self, frame: Any) -> None:
         self._on_empty(frame)

@@ -54,8 +54,11 @@ class Passport(msgspec.Struct, frozen=True):
 def passport_of(headers: Mapping[Any, Any], body: bytes) -> Passport | None:
     """What was written into a header by us, about this body; a program may have passed it on with another one."""
     written = headers.get(HEADER)
-    if not isinstance(written, str):
-        return None
+    return passport_in(written, body) if isinstance(written, str) else None
+
+
+def passport_in(written: str, body: bytes) -> Passport | None:
+    """What was written into our header about this body."""
     match written.split(" "):
         case [id, count, sent_at, digest, *due] if 0 < len(id) <= ID_MAX and len(due) <= 1:
             try:
@@ -82,7 +85,11 @@ def times_before(headers: Mapping[Any, Any], redelivered: bool) -> int:
 
 def sent_at_of(properties: Any) -> float:
     """When a message was sent, if its sender said so; else it counts from now."""
-    moment = properties.timestamp
+    return sent_at(properties.timestamp)
+
+
+def sent_at(moment: Any) -> float:
+    """The time that a sender gave, in seconds or thousandths of them; now if it gave none."""
     if not isinstance(moment, int) or not 0 < moment < 1000 * SECONDS_MAX:
         return time.time()
     return moment / 1000 if moment > MILLISECONDS_FROM else float(moment)
