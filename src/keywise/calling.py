@@ -17,6 +17,7 @@ from keywise.call import NOT_ASKED, Scene
 from keywise.clock import Clock, boot_time
 from keywise.errors import ExpiredError, SettingsError
 from keywise.events import Event, Observer
+from keywise.held import be_alone
 from keywise.merge import Merge
 from keywise.modes import Asked, Modes, mode_from
 from keywise.options import named_settings
@@ -76,6 +77,7 @@ class SerialFunction:
 
         The function is run at most once for each `id`, and the same id has the same answer.
         """
+        await be_alone()
         timeout_s = self.settings.timeout_s if timeout is None else seconds(timeout)
         deadline = asyncio.get_running_loop().time() + timeout_s
         key = self._serial.key_of(request)

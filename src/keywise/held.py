@@ -1,8 +1,9 @@
 """The turns that a process has: what is needed to run each, and which tokens they are under."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from keywise.causes import storable
@@ -34,15 +35,17 @@ class Due:
 class Held:
     """A token of this process, and what runs under it."""
 
-    __slots__ = ("_left_s", "dues", "is_lost", "timeout", "token", "unanswered")
+    __slots__ = ("_left_s", "bundle", "is_lost", "left", "timeout", "token", "unanswered")
 
     def __init__(self, dues: Sequence[Due], left_s: Callable[[], float]) -> None:
-        self.dues = dues
+        self.left = deque(dues)
+        """Those without a reply."""
         self._left_s = left_s
         self.token = dues[0].turn.token
         self.unanswered = len(dues)
         self.is_lost = False
         self.timeout: asyncio.Timeout | None = None
+        self.bundle = Bundle([self])
 
     def may_begin(self) -> bool:
         """Whether the token can still be counted on; who was stopped for long may not know yet that it is lost."""
@@ -52,8 +55,42 @@ class Held:
     def lose(self) -> None:
         """Break off what runs."""
         self.is_lost = True
+        self.cut()
+
+    def cut(self) -> None:
         if self.timeout is not None and not self.timeout.expired():
             self.timeout.reschedule(asyncio.get_running_loop().time())
+
+
+class Bundle:
+    """Tokens whose turns are run one after another, in one transaction if that can be."""
+
+    __slots__ = ("helds", "is_parted", "over", "unanswered")
+
+    def __init__(self, helds: Sequence[Held]) -> None:
+        self.helds = helds
+        self.unanswered = sum(held.unanswered for held in helds)
+        self.is_parted = False
+        self.over = asyncio.Event()
+        """Nothing is shared any more."""
+
+    async def part(self) -> None:
+        """Break off what runs, to run each alone: a call from within must not wait for those who wait for its end."""
+        self.is_parted = True
+        for held in self.helds:
+            held.cut()
+        await self.over.wait()
+
+
+company: ContextVar[Bundle | None] = ContextVar("company", default=None)
+"""Those with whom the running code shares a transaction."""
+
+
+async def be_alone() -> None:
+    """To be awaited by whoever is going to wait for a turn."""
+    bundle = company.get()
+    if bundle is not None and not bundle.over.is_set():
+        await bundle.part()
 
 
 class Holds:
@@ -62,6 +99,7 @@ class Holds:
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
         self._helds: dict[int, Held] = {}
+        self._bundles: set[Bundle] = set()
 
     def __bool__(self) -> bool:
         return bool(self._helds)
@@ -69,25 +107,31 @@ class Holds:
     def tokens(self) -> list[int]:
         return list(self._helds)
 
-    def add(self, held: Held) -> None:
-        self._helds[held.token] = held
+    def add(self, bundle: Bundle) -> None:
+        self._bundles.add(bundle)
+        for held in bundle.helds:
+            held.bundle = bundle
+            self._helds[held.token] = held
 
     def free(self) -> int:
-        """How many more can be run side by side."""
-        return max(0, self._concurrency - len(self._helds))
+        """How many more bundles can be run side by side."""
+        return max(0, self._concurrency - len(self._bundles))
 
     def freed_by(self, replies: Sequence[Reply]) -> int:
         """How many are over with these replies."""
-        ends = Counter(reply.token for reply in replies)
-        return sum(self._helds[token].unanswered == ends[token] for token in ends)
+        ends = Counter(self._helds[reply.token].bundle for reply in replies)
+        return sum(bundle.unanswered == ended for bundle, ended in ends.items())
 
     def end(self, token: int) -> None:
         """One of its turns is answered, or refused."""
         held = self._helds.get(token)
         if held is not None:
             held.unanswered -= 1
+            held.bundle.unanswered -= 1
             if held.unanswered == 0:
                 del self._helds[token]
+            if held.bundle.unanswered == 0:
+                self._bundles.discard(held.bundle)
 
     def lose(self, tokens: Sequence[int]) -> None:
         """Break off what runs under them."""

@@ -194,7 +194,7 @@ class Merge:
         for call in asked:
             call.is_asked = True
         requests = [replace(call.request, wait_s=call.deadline - loop.time()) for call in asked]
-        limit, self._looks = self._slots(replies), False
+        limit, self._looks = self._slots(replies) * self._runner.bundle_max, False
         sent_at, began = self._clock(), loop.time()
         try:
             answered = await self._turns.answer(replies, limit, self._runner.run_max, requests)
@@ -213,7 +213,7 @@ class Merge:
         self._listens.set() if self._calls or self._serves else self._listens.clear()
 
     def _slots(self, replies: Sequence[Reply] = ()) -> int:
-        """How many turns can be run besides, once these replies are stored."""
+        """How many bundles of turns can be run besides, once these replies are stored."""
         return 0 if self._is_closing or not self.works else self._held.free() + self._held.freed_by(replies)
 
     def _settle(self, replies: Sequence[Reply], refused: Sequence[str]) -> None:
@@ -286,10 +286,9 @@ class Merge:
         runs: dict[int, list[Due]] = {}
         for turn in turns:
             runs.setdefault(turn.token, []).append(self._due(turn, began))
-        for dues in runs.values():
-            held = Held(dues, self._left_s)
-            self._held.add(held)
-            task = asyncio.get_running_loop().create_task(self._runner.run(held, self._tell))
+        for bundle in self._runner.bundles([Held(dues, self._left_s) for dues in runs.values()]):
+            self._held.add(bundle)
+            task = asyncio.get_running_loop().create_task(self._runner.run(bundle, self._tell))
             self._runs[task] = None
             task.add_done_callback(lambda run: self._runs.pop(run, None))
 

@@ -1,6 +1,7 @@
 """Runs requests that have their turn: one after another, inside of their deadlines, and tells what came of each."""
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +13,14 @@ from keywise.backoff import backoff_s
 from keywise.causes import cause_of_error
 from keywise.entry import Claim
 from keywise.errors import OutcomeUnknownError, TransientError, UnavailableError
-from keywise.held import Due, Held, reply_to
+from keywise.held import Bundle, Due, Held, company, reply_to
 from keywise.serial import Serial, result_body
 from keywise.settings import SerialSettings
 from keywise.turn import Ending, Reply
 
 RUN_MAX = 256
+ALONE_S = 30.0
+"""For so long no transaction is shared after one that was shared had trouble."""
 
 NOT_BEGUN = "its turn was lost before it began"
 
@@ -37,16 +40,50 @@ class Runner:
         self._settings = settings
         self._rng = rng
         self._threads: ThreadPoolExecutor | None = None
-        self._pace_s = settings.run_s
+        self._run_s = settings.transaction_s if serial.is_atomic else settings.run_s
+        self._pace_s = self._run_s / (2 if serial.is_atomic else 1)
+        self._is_alone = not serial.is_atomic
+        self._alone_until = 0.0
 
     @property
     def run_max(self) -> int:
-        """How many turns of one key are taken together."""
-        return max(1, min(RUN_MAX, int(self._settings.run_s / max(self._pace_s, 1e-9))))
+        """How many turns are run one after another."""
+        return max(1, min(RUN_MAX, int(self._run_s / max(self._pace_s, 1e-9))))
 
-    async def run(self, held: Held, tell: Tell) -> None:
-        """Run all turns of a token in their order. There is a reply to each, told as soon as it is known."""
-        left = deque(held.dues)
+    @property
+    def bundle_max(self) -> int:
+        """How many turns of several keys are run one after another."""
+        is_alone = self._is_alone or asyncio.get_running_loop().time() < self._alone_until
+        return 1 if is_alone else self.run_max
+
+    def bundles(self, helds: Sequence[Held]) -> list[Bundle]:
+        """Bundles of about the same size; tokens stay in their order."""
+        turns = sum(held.unanswered for held in helds)
+        size = math.ceil(turns / max(1, math.ceil(turns / self.bundle_max)))
+        bundles: list[list[Held]] = []
+        room = 0
+        for held in helds:
+            if held.unanswered > room:
+                bundles.append([])
+                room = size
+            bundles[-1].append(held)
+            room -= held.unanswered
+        return [Bundle(bundle) for bundle in bundles]
+
+    async def run(self, bundle: Bundle, tell: Tell) -> None:
+        """Run the turns of each token in their order. There is a reply to each, told as soon as it is known."""
+        if len(bundle.helds) > 1:
+            await self._run_together(bundle, tell)
+        bundle.over.set()
+        first, *others = [held for held in bundle.helds if held.left] or bundle.helds[:1]
+        if not others:
+            return await self._run(first, first.left, tell)
+        async with asyncio.TaskGroup() as apart:
+            # Side by side: in a call from within, one may wait for another.
+            for held in (first, *others):
+                apart.create_task(self._run(held, held.left, tell))
+
+    async def _run(self, held: Held, left: deque[Due], tell: Tell) -> None:
         cause = NOT_BEGUN
         try:
             if self._serial.is_atomic:
@@ -123,8 +160,10 @@ class Runner:
             self._time(asyncio.get_running_loop().time() - began)
 
     def _time(self, took_s: float) -> None:
-        """Slowly downwards and at once upwards: one slow call shows that calls can be slow."""
-        self._pace_s = max(took_s, 0.8 * self._pace_s + 0.2 * took_s)
+        self._pace_s += 0.1 * (took_s - self._pace_s)
+        if not self._serial.is_atomic:
+            # One slow call shows that calls can be slow, and if this process dies, those behind it are lost.
+            self._pace_s = max(took_s, self._pace_s)
 
     async def _called(self, claim: Claim, argument: Any, transaction: Any) -> Any:
         if self._serial.is_async:
@@ -140,6 +179,40 @@ class Runner:
             raise
 
     # In the store's own transaction.
+
+    async def _run_together(self, bundle: Bundle, tell: Tell) -> None:
+        """All in one transaction. If anything but a function fails, each token is left to be run alone."""
+        replies: list[Reply] = []
+        company.set(bundle)
+        try:
+            await self._transact_all(bundle, replies)
+        except Exception:
+            # Its cause comes up again if it stays. Those who share a transaction may be in each other's way.
+            self._is_alone = self._is_alone or bundle.is_parted
+            self._alone_until = asyncio.get_running_loop().time() + ALONE_S
+            return
+        finally:
+            company.set(None)
+        ids = {reply.id for reply in replies}
+        for held in bundle.helds:
+            held.left = deque(due for due in held.left if due.turn.request.id not in ids)
+        tell(replies, True)
+
+    async def _transact_all(self, bundle: Bundle, replies: list[Reply]) -> None:
+        """Fills in the replies that stand. One that has to be tried again has none, nor have those behind it."""
+        async with self._turns.transaction(*(held.token for held in bundle.helds)) as transaction:
+            for held in bundle.helds:
+                for due in held.left:
+                    if not held.may_begin():
+                        raise _RefusedError
+                    reply = due.departure() or await self._saved(held, due, transaction)
+                    if bundle.is_parted:
+                        raise _RefusedError
+                    if isinstance(reply, str):
+                        break
+                    replies.append(reply)
+            if any(held.is_lost for held in bundle.helds) or (await transaction.answer(replies)).refused:
+                raise _RefusedError
 
     async def _run_atomic(self, held: Held, left: deque[Due], tell: Tell) -> None:
         """As many as possible in one transaction. After a failure that may pass the rest is tried again."""

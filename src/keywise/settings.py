@@ -150,6 +150,9 @@ class SerialSettings:
     run_s: float = 0.005
     """Turns of one key are taken together as long as they are over after about so long. If the process dies, all of
     them are lost, though some had not begun."""
+    transaction_s: float = 0.02
+    """Calls that write in the store's own transaction share one, those of several keys too, as long as it is over after
+    about so long."""
     poll_s: float = 0.5
     """How often a process that waits looks by itself."""
     view_s: float = 2.0

@@ -245,8 +245,8 @@ class Turns(Opened, Protocol):
 class TransactedTurns(Turns, Protocol):
     """Turns whose functions can write in the store's own transaction."""
 
-    def transaction(self, token: int = 0) -> AbstractAsyncContextManager[TurnsTransaction]:
-        """Open one, for work under a token. It is rolled back if anything raises inside."""
+    def transaction(self, *tokens: int) -> AbstractAsyncContextManager[TurnsTransaction]:
+        """Open one, for work under these tokens. It is rolled back if anything raises inside."""
 
 
 class TurnsOperator(Protocol):

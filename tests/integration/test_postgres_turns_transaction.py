@@ -85,3 +85,41 @@ def test_a_function_that_ends_the_transaction_by_itself_fails_and_the_next_one_i
         assert "good" in await rows_of(url)
 
     run(story())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_call_from_within_may_be_for_a_key_that_shared_the_transaction(url, backend):
+    async def story():
+        app = keywise.App(url)
+
+        @app.serial("f", key=lambda names: names[0], turns=backend, run_here=True, transaction="60s")
+        async def f(claim: keywise.Claim, names: list[str], transaction: keywise.Transaction) -> list[str]:
+            return names[:1] + (await f(names[1:]) if names[1:] else [])
+
+        async with app:
+            async with asyncio.timeout(20):
+                rows = [["a"], ["b"], ["c", "a"], ["d", "b"], ["e", "f"], ["f"]]
+                for _ in range(3):
+                    assert await asyncio.gather(*map(f, rows)) == rows
+
+    run(story())
+
+
+def test_calls_of_several_keys_share_a_transaction_and_its_locks(url):
+    async def story():
+        app = keywise.App(url)
+        together: dict[int, set[str]] = {}
+
+        @app.serial("f", key=str, turns="postgres-lock", transaction="60s")
+        async def f(claim: keywise.Claim, key: str, transaction: keywise.Transaction) -> int:
+            number = await transaction.connection.fetchval("select txid_current()")
+            together.setdefault(number, set()).add(key)
+            locks = "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+            return await transaction.connection.fetchval(locks)
+
+        async with app:
+            for _ in range(5):
+                held = await asyncio.gather(*(f(f"k{number}") for number in range(12)))
+        assert max(held) == max(map(len, list(together.values())[-3:])) > 1
+
+    run(story())

@@ -102,9 +102,12 @@ begin
         select from keywise_turn_keys as k where k.function = _f and k.key = over.key and k.token = over.token
     );
 end $$;
-create function keywise_turn_guard_1(_f integer, _token bigint) returns void language plpgsql as $$
+create function keywise_turn_guard_1(_f integer, _tokens bigint[]) returns void language plpgsql as $$
 begin
-    perform pg_advisory_xact_lock(keywise_turn_number_1(_f, key)) from keywise_turn_keys
-    where function = _f and token = _token and token != 0;
+    -- In the same order everywhere, so that no two wait for each other.
+    perform pg_advisory_xact_lock(held.number) from (
+        select distinct keywise_turn_number_1(_f, key) as number from keywise_turn_keys
+        where function = _f and token = any(_tokens) and token != 0 order by 1
+    ) as held;
 end $$;
 """

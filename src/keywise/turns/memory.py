@@ -83,7 +83,7 @@ class MemoryTurns:
             pass
         self._bell.clear()
 
-    def transaction(self, token: int = 0) -> AbstractAsyncContextManager[TurnsTransaction]:
+    def transaction(self, *tokens: int) -> AbstractAsyncContextManager[TurnsTransaction]:
         return self._transaction()
 
     # The operator's verbs.

@@ -98,8 +98,9 @@ class PostgresLockTurns:
             pass
         bell.clear()
 
-    def transaction(self, token: int = 0) -> AbstractAsyncContextManager[TurnsTransaction]:
-        guard = f"select keywise_turn_guard_1({self._tables.number:d}, {token:d})" if token else ""
+    def transaction(self, *tokens: int) -> AbstractAsyncContextManager[TurnsTransaction]:
+        held = ",".join(str(int(token)) for token in tokens)
+        guard = f"select keywise_turn_guard_1({self._tables.number:d}, '{{{held}}}')" if tokens else ""
         return transaction(self._tables, guard)
 
     async def _heard(self) -> asyncio.Event:

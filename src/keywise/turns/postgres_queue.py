@@ -74,7 +74,7 @@ class PostgresQueueTurns:
             pass
         bell.clear()
 
-    def transaction(self, token: int = 0) -> AbstractAsyncContextManager[TurnsTransaction]:
+    def transaction(self, *tokens: int) -> AbstractAsyncContextManager[TurnsTransaction]:
         return transaction(self._tables)
 
     async def _bell(self) -> asyncio.Event:

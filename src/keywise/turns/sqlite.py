@@ -97,7 +97,7 @@ class SqliteTurns:
             await asyncio.sleep(min(look_s, left_s))
             look_s = min(look_s * 1.5, LOOK_MAX_S)
 
-    def transaction(self, token: int = 0) -> AbstractAsyncContextManager[TurnsTransaction]:
+    def transaction(self, *tokens: int) -> AbstractAsyncContextManager[TurnsTransaction]:
         return self._transaction()
 
     # The operator's verbs.

@@ -69,7 +69,7 @@ class LinkedTurns:
     async def switches(self) -> list[Switch]:
         return await self._call(self._turns.switches)
 
-    def transaction(self, token: int = 0) -> AbstractAsyncContextManager[Any]:
+    def transaction(self, *tokens: int) -> AbstractAsyncContextManager[Any]:
         return self._transaction()
 
     @asynccontextmanager

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from keywise import turn_rules as rules
 from keywise.databases import turnkeeping
 from keywise.databases.memory_turns import MemoryTurnBook
-from keywise.held import Due, Held
+from keywise.errors import UnavailableError
+from keywise.held import Bundle, Due, Held
 from keywise.merge import Merge
 from keywise.protocols import Grade
 from keywise.runner import Runner, Tell
@@ -124,6 +126,35 @@ async def _commits_what_is_refused(self: Runner, held: Held, dues: Iterable[Due]
     return ""
 
 
+async def _shares_what_is_refused(self: Runner, bundle: Bundle, replies: list[Reply]) -> None:
+    async with self._turns.transaction() as transaction:
+        for held in bundle.helds:
+            for due in held.left:
+                reply = due.departure() or await self._saved(held, due, transaction)
+                if isinstance(reply, str):
+                    break
+                replies.append(reply)
+        await transaction.answer(replies)
+
+
+async def _tells_without_a_commit(self: Runner, held: Held, left: Any, tell: Tell) -> None:
+    replies: list[Reply] = []
+    if held.may_begin():
+        with suppress(UnavailableError):
+            await self._transact(held, left, replies)
+        for _ in replies:
+            left.popleft()
+        tell(replies, True)
+
+
+async def _shares_without_a_commit(self: Runner, bundle: Bundle, replies: list[Reply]) -> None:
+    with suppress(UnavailableError):
+        await _transact_all(self, bundle, replies)
+
+
+_transact_all = Runner._transact_all
+
+
 async def _keeps_what_failed(self: Runner, held: Held, due: Due, transaction: Any) -> Reply | str:
     return await self._outcome(held, due, transaction)
 
@@ -169,5 +200,8 @@ MERGE_MUTANTS: tuple[Mutant, ...] = (
     _mutant("turns in a row run side by side", Runner, "_run_plain", _run_side_by_side),
     _mutant("nobody is ever lost", MemoryTurnBook, "is_alive", _forget_who_fell),
     _mutant("a refused answer is committed", Runner, "_transact", _commits_what_is_refused, Grade.ATOMIC),
+    _mutant("told without a commit", Runner, "_run_atomic", _tells_without_a_commit, Grade.ATOMIC),
+    _mutant("all are told without a commit", Runner, "_transact_all", _shares_without_a_commit, Grade.ATOMIC),
+    _mutant("a refused one is committed with others", Runner, "_transact_all", _shares_what_is_refused, Grade.ATOMIC),
     _mutant("what failed is kept", Runner, "_saved", _keeps_what_failed, Grade.ATOMIC),
 )

@@ -70,7 +70,7 @@ class MergeWorld:
         self.faults = Faults(self.rng)
         self.store_ahead_s = 0.0
         self.is_down = False
-        self.run_s = self.rng.choice((0.005, 3.0))
+        self.paces = {"run_s": self.rng.choice((0.005, 3.0)), "transaction_s": self.rng.choice((0.005, 30.0))}
         self.capacity = self.rng.choice((2, 50))
         self.database = MemoryDatabase(clock=self.store_now, rng=random.Random(self.rng.random()))
         self.lines: Lines = lines_of(self.database, "sim")
@@ -147,11 +147,13 @@ class MergeWorld:
         return any(not task.done() and not process.is_dead for task, process in self._callers.items())
 
     async def _ask_all(self) -> None:
+        process: Process | None = None
         for ask in self._asks:
-            await asyncio.sleep(max(0.0, ask.at - self.loop.time()))
+            await asyncio.sleep(wait_s := max(0.0, ask.at - self.loop.time()))
             awake = [process for process in self.functions if not process.is_paused]
-            if awake:
+            if awake and (wait_s or process not in awake or self.rng.random() < 0.2):
                 process = self.rng.choice(awake)
+            if awake and process is not None:
                 self._callers[process.spawn(self._call(process, ask))] = process
 
     async def _call(self, process: Process, ask: Ask) -> None:
@@ -194,9 +196,7 @@ class MergeWorld:
             connect=connect,
         )
         function = self._atomic(process) if self.grade is Grade.ATOMIC else self._plain(process)
-        serial = define(
-            "sim", function, wiring, {"key": lambda request: request["key"], **OPTIONS, "run_s": self.run_s}
-        )
+        serial = define("sim", function, wiring, {"key": lambda request: request["key"], **OPTIONS, **self.paces})
         self.functions[process] = serial
 
     def _observe(self, event: Event) -> None:
@@ -362,8 +362,9 @@ class MergeWorld:
     def _draw_asks(self) -> list[Ask]:
         asks: list[Ask] = []
         at, faults = 0.5, self.faults
-        for number in range(self.rng.randint(20, 60)):
-            at += self.rng.expovariate(1.0)
+        for number in range(self.rng.randint(20, 80)):
+            # Some come together, so that turns of several keys are given together.
+            at += self.rng.expovariate(1.0) if self.rng.random() < 0.5 else 0.0
             if at > SAFETY_S - 5.0:
                 break
             if asks and faults.happens("same id twice", faults.rates.same):
