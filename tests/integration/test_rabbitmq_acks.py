@@ -79,6 +79,22 @@ async def test_a_straggler_costs_one_ack_for_each_that_is_settled_behind_it():
             assert bodies_of(await received(source, 1)) == [b"10"]
 
 
+@awaited
+async def test_acks_wait_for_those_before_them_as_long_as_any_consumer_has_room():
+    broker = shared.rabbitmq()
+    async with owner(broker.url) as they, listener(urlsplit(broker.url).port) as wire:
+        queue = await they.declare(fresh("room"))
+        await they.publish(queue, *(b"%d" % number for number in range(12)))
+        async with RabbitSource(Broker(url_at(wire.port)), queue, prefetch=8) as source:
+            held = await received(source, 8)
+            held += await received(source, 4)
+            await source.ack(held[1:3])
+            await source.ack(held[:1])
+            await until(lambda: left_in(queue, 9))
+        assert len(wire.said(Basic.Consume)) == 2
+        assert [(ack.delivery_tag, ack.multiple) for ack in wire.said(Basic.Ack)] == [(3, True)]
+
+
 def url_at(port: int) -> str:
     """The broker, reached by another port."""
     parts = urlsplit(shared.rabbitmq().url)

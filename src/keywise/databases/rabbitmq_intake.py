@@ -42,11 +42,12 @@ OLD_AFTER = 2
 class Consumer:
     """What was agreed with the broker: so many messages more may come."""
 
-    __slots__ = ("left", "tag")
+    __slots__ = ("left", "prefetch", "tag")
 
-    def __init__(self, tag: str, left: int) -> None:
+    def __init__(self, tag: str, prefetch: int) -> None:
         self.tag = tag
-        self.left = left
+        self.prefetch = prefetch
+        self.left = prefetch
 
 
 class Intake:
@@ -261,7 +262,8 @@ class Intake:
         acked = self._settled([tag for tag, _ in self._mine(deliveries)])
         self._untold = sorted([*self._untold, *acked])
         # What is held and what is not told share the prefetch: if there is little room, the broker is told at once.
-        self._tell_acks(max(0, self._quality - len(self._held)) // 2)
+        room = sum(consumer.prefetch for consumer in self._consumers) - len(self._held)
+        self._tell_acks(max(0, room) // 2)
 
     def withdraw(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries that may not have been handed over yet."""
