@@ -123,3 +123,35 @@ def test_calls_of_several_keys_share_a_transaction_and_its_locks(url):
         assert max(held) == max(map(len, list(together.values())[-3:])) > 1
 
     run(story())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("breaks", [["k5"], ["k2", "k5", "k9"]])
+def test_if_a_shared_transaction_is_lost_each_call_is_run_alone_and_once(url, backend, breaks):
+    names = [f"k{number}" for number in range(12)]
+    broken: list[str] = []
+
+    async def story():
+        await with_table(url)
+        app = keywise.App(url)
+
+        @app.serial("f", key=str, turns=backend, run_here=True, transaction="60s")
+        async def f(claim: keywise.Claim, name: str, transaction: keywise.Transaction) -> str:
+            await transaction.connection.execute("insert into effects values ($1)", name)
+            if name in breaks and name not in broken:
+                broken.append(name)
+                await transaction.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+            return name
+
+        async with app:
+            answers = await asyncio.gather(*map(f, names), return_exceptions=True)
+            told = [name for name in names if name in answers]
+            assert told == await rows_of_in_order(url, names), "what is told is what stands"
+            assert set(names) - set(told) <= set(breaks) == set(broken)
+
+    run(story())
+
+
+async def rows_of_in_order(url: str, names: list[str]) -> list[str]:
+    rows = await rows_of(url)
+    return [name for name in names if name in rows]

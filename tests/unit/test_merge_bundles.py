@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import keywise
 from keywise import Claim, Transaction
-from keywise.errors import FailedError, TransientError
+from keywise.errors import ExpiredError, FailedError, TransientError
 from running import awaited
 
 KEYS = [f"k{number}" for number in range(12)]
@@ -128,3 +128,25 @@ async def test_what_is_refused_with_others_is_run_apart():
         await f(KEYS[0])
         answers = await asyncio.gather(*(f(key, timeout="2s") for key in KEYS[1:]), return_exceptions=True)
         assert answers[1:] == [1] * len(KEYS[2:])
+
+
+@awaited
+async def test_what_takes_longer_than_its_deadline_is_undone_and_told_as_not_run():
+    async def meet(key):
+        if key == KEYS[3]:
+            await asyncio.Event().wait()
+
+    async with an_app() as app:
+        f = an_insert(app, defaultdict(list), meet)
+        calls = (f(key, timeout="300ms" if key == KEYS[3] else None) for key in KEYS)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(answers[3], ExpiredError)
+        assert answers[:3] + answers[4:] == [1] * (len(KEYS) - 1)
+        assert set(f._turns.database.table("rows")) == {*KEYS} - {KEYS[3]}
+
+
+@awaited
+async def test_a_function_in_a_transaction_that_is_switched_off_runs_at_once():
+    async with an_app() as app:
+        f = an_insert(app, defaultdict(list), mode="off")
+        assert await f(KEYS[0]) == 1 and await f(KEYS[0]) == 2
