@@ -95,7 +95,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def transaction(
-        self, *, scope: int = 0, alone: bool = False, steps: bool = False, begin: str = "begin", end: str = "commit"
+        self, *, scope: int = 0, alone: bool = False, begin: str = "begin", end: str = "commit"
     ) -> AsyncIterator[Any]:
         """A transaction over several steps. What an operator has set for a scope does not change meanwhile.
 
@@ -103,7 +103,7 @@ class PostgresDatabase:
         """
         if scope:
             begin += f"; select pg_advisory_xact_lock{'' if alone else '_shared'}({LOCKS}, {scope})"
-        async with self._acquired(self._steppers if steps else None) as connection:
+        async with self._acquired() as connection:
             try:
                 with postgres_errors(self.name):
                     await connection.execute(begin)

@@ -52,14 +52,6 @@ class LockSession:
                 raise
         return await self._step(statement, *arguments)
 
-    @asynccontextmanager
-    async def transaction(self, *, steps: bool = True) -> AsyncIterator[Any]:
-        await self.step("select 1")
-        async with self._used() as connection:
-            await connection.execute("begin")
-            yield connection
-            await connection.execute("commit")
-
     async def _step(self, statement: str, *arguments: object) -> Sequence[Any]:
         async with self._used() as connection:
             rows: Sequence[Any] = await connection.fetch(statement, *arguments)

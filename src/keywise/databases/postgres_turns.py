@@ -1,7 +1,6 @@
 """The requests of one serial function in a Postgres database, as one owner sees them: one round trip for each step."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import asyncpg
@@ -9,7 +8,6 @@ import msgspec
 
 from keywise import turn_rules as rules
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
-from keywise.databases.postgres_schema import LOCKS
 from keywise.errors import DatabaseError, UnavailableError
 from keywise.turn import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
 
@@ -17,8 +15,6 @@ CAUSES = [rules.TOO_LATE, rules.CALLER_GONE, rules.HOLDER_LOST, rules.LOST_AGAIN
 """What the server writes down when it ends a request by itself, in the order that it knows."""
 TRIES = 10
 """How often a step is tried again at once that met another one: on its id, or on a switch that was set."""
-NESTED = -1
-"""The second number of the advisory lock under which requests from within turns are taken in, one after another."""
 
 
 class Taking(msgspec.Struct, frozen=True):
@@ -35,8 +31,6 @@ class Stepper(Protocol):
     """A connection on which steps are made, or several."""
 
     async def step(self, statement: str, *arguments: object) -> Sequence[Any]: ...
-
-    def transaction(self, *, steps: bool) -> AbstractAsyncContextManager[Any]: ...
 
 
 class TurnTables:
@@ -73,11 +67,8 @@ class TurnTables:
         """Answer, ask and take."""
         for _ in range(TRIES):
             try:
-                if any(request.within for request in requests):
-                    rows: Sequence[Any] = await self._nested_rows(replies, taking, requests)
-                else:
-                    step = self._step(self._terms(taking), replies, requests)
-                    rows = await self._stepper.step(self._statement, *step)
+                step = self._step(self._terms(taking), replies, requests)
+                rows = await self._stepper.step(self._statement, *step)
             except DatabaseError as error:
                 if isinstance(error.__cause__, asyncpg.UniqueViolationError):
                     # The same id was asked for with another key at the same moment; now it is known.
@@ -123,49 +114,16 @@ class TurnTables:
         rows = await self.database.step(_REPLIES, self.number, self.owner, lease, [encoded(id) for id in ids])
         return {decoded(row[0]): reply_of(decoded(row[0]), *row[1:]) for row in rows}
 
-    async def _nested_rows(self, replies: Sequence[Reply], taking: Taking, requests: Sequence[Request]) -> list[Any]:
-        """From within turns: nobody else asks so meanwhile, so that one of two sees the circle that both make."""
-        rows: list[Any] = []
-        async with self._stepper.transaction(steps=True) as connection:
-            with postgres_errors(self.database.name):
-                await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, {NESTED})")
-                keys = [encoded(request.key) for request in requests]
-                await connection.execute(_LOCK, self.number, keys, [encoded(reply.id) for reply in replies])
-                [[now]] = await connection.fetch(_CLOCK)
-                at = now + self.database.ahead_s
-                rows += await connection.fetch(self._statement, *self._step(self._terms(at=at), replies, ()))
-                for number, request in enumerate(requests, start=1):
-                    cause = await self._circle(connection, request) if request.within else None
-                    step = self._step(self._terms(at=at), (), [request], cause)
-                    rows += [{**row, "number": number} for row in await connection.fetch(_STEP, *step)]
-                rows += await connection.fetch(self._statement, *self._step(self._terms(taking, at=at), (), ()))
-        return rows
-
-    async def _circle(self, connection: Any, request: Request) -> str | None:
-        rows = await connection.fetch(_WAITING, self.number, encoded(request.key))
-        spots = [((name, decoded(code)), token, within) for name, code, token, within in rows]
-        holders = {spot: token for spot, token, _ in spots}
-        path = rules.circle(
-            (self.name, request.key),
-            request.within,
-            lambda spot: holders.get(spot, 0),
-            lambda token: [spot for spot, _, within in spots if within and token in within],
-        )
-        return None if path is None else storable(rules.circle_cause(path))
-
-    def _terms(self, taking: Taking = NOTHING, *, repeats: bool = True, at: float | None = None) -> tuple[Any, ...]:
+    def _terms(self, taking: Taking = NOTHING, *, repeats: bool = True) -> tuple[Any, ...]:
         policy = self.policy
         return (
-            *(self.owner, self.database.ahead_s, policy.lease_s, at, policy.atomic, policy.attempts_max, CAUSES),
+            *(self.owner, self.database.ahead_s, policy.lease_s, policy.atomic, policy.attempts_max, CAUSES),
             *(self._version, repeats, min(taking.limit, _INT_MAX), min(taking.run_max, _INT_MAX)),
         )
 
-    def _step(
-        self, terms: tuple[Any, ...], replies: Sequence[Reply], requests: Sequence[Request], circle: str | None = None
-    ) -> tuple[Any, ...]:
-        within = list(requests[0].within) if requests else []
+    def _step(self, terms: tuple[Any, ...], replies: Sequence[Reply], requests: Sequence[Request]) -> tuple[Any, ...]:
         given = [(encoded(one.id), one.token, one.outcome.value, one.body, storable(one.cause)) for one in replies]
-        return self.number, terms, given, [self._request(one) for one in requests], within or None, circle
+        return self.number, terms, given, [self._request(one) for one in requests]
 
     def _request(self, request: Request) -> tuple[Any, ...]:
         switch = rules.switch_of(request.key, self._switches) if self._switches else None
@@ -173,6 +131,7 @@ class TurnTables:
             *(encoded(request.id), encoded(request.key), request.body, storable(request.asked_by)),
             *(storable(request.runner), request.wait_s, request.mode.value),
             *((switch.mode.value, switch.observe_until) if switch is not None else (None, None)),
+            list(request.within) or None,
         )
 
 
@@ -196,7 +155,7 @@ def answered_of(rows: Sequence[Mapping[str, Any]], requests: Sequence[Request]) 
             case "switched":
                 answered.answers[number] = rules.switched(requests[number], Mode(row["cause"]))
             case "circle":
-                answered.answers[number] = rules.refusal(requests[number], row["cause"])
+                answered.answers[number] = rules.refusal(requests[number], circle_cause_of(row["cause"]))
     return answered
 
 
@@ -235,6 +194,12 @@ def reply_of(id: str, outcome: str, answer: bytes, cause: str, token: int) -> Re
     return Reply(id=id, outcome=Ending(outcome), body=answer, cause=cause, token=token)
 
 
+def circle_cause_of(path: str) -> str:
+    """Of the names of functions, and their keys, as the server tells them."""
+    spots = [(name, decoded(bytes.fromhex(key))) for name, key in msgspec.json.decode(path, type=list[tuple[str, str]])]
+    return rules.circle_cause(spots)
+
+
 def switch_of_row(row: Any) -> Switch:
     return Switch(
         keys=decoded(row["keys"]),
@@ -267,10 +232,8 @@ _SWITCHES = (
     "select f.switches, s.* from keywise_functions as f left join keywise_turn_switches as s on s.function = f.id "
     "where f.id = $1"
 )
-_CLOCK = "select extract(epoch from clock_timestamp())::float8"
-_LOCK = "select keywise_turn_lock_1($1, $2, $3)"
-_STEP = "select * from keywise_turn_step_1($1, $2, $3, $4, $5, $6)"
-_LOCKED_STEP = "select * from keywise_turn_locked_step_1($1, $2, $3, $4, $5, $6)"
+_STEP = "select * from keywise_turn_step_1($1, $2, $3, $4)"
+_LOCKED_STEP = "select * from keywise_turn_locked_step_1($1, $2, $3, $4)"
 _LOCKED_RENEW = "select * from keywise_turn_locked_renew_1($1, $2, $3, $4)"
 _LOCKED_BACK = "select keywise_turn_locked_back_1($1, $2, $3, $4)"
 _BACK = "select keywise_turn_back_1($1, $2, $3, $4)"
@@ -287,12 +250,3 @@ _REPLIES = (
     "where function = $1 and id = wanted.id order by place desc limit 1) as last "
     "where not exists (select from keywise_turn_work where function = $1 and id = wanted.id)"
 )
-_WAITING = (
-    "select f.name, w.key, coalesce(k.token, 0), w.within from keywise_turn_work as w "
-    "join keywise_functions as f on f.id = w.function "
-    "left join keywise_turn_keys as k on k.function = w.function and k.key = w.key "
-    "where w.within is not null and w.token = 0 "
-    "union all select f.name, k.key, k.token, null from keywise_turn_keys as k "
-    "join keywise_functions as f on f.id = k.function where k.function = $1 and k.key = $2"
-)
-"""Who waits from within a turn, for which key, and who holds that; and who holds the key that is asked for."""

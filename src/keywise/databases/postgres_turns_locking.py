@@ -33,8 +33,7 @@ begin
     return false;
 end $$;
 create function keywise_turn_locked_step_1(
-    _f integer, _terms keywise_turn_terms, _replies keywise_turn_reply[], _requests keywise_turn_request[],
-    _within bigint[], _circle text
+    _f integer, _terms keywise_turn_terms, _replies keywise_turn_reply[], _requests keywise_turn_request[]
 ) returns setof keywise_turn_row language plpgsql as $$
 declare
     _row keywise_turn_row;
@@ -48,7 +47,7 @@ begin
     select array_agg(k.key), array_agg(k.token) into _keys, _tokens from keywise_turn_keys as k
     where k.function = _f and k.token = any(array(select distinct token from unnest(_replies) where token != 0))
         and k.owner = _terms.owner;
-    for _row in select * from keywise_turn_step_1(_f, _terms, _replies, _requests, _within, _circle) loop
+    for _row in select * from keywise_turn_step_1(_f, _terms, _replies, _requests) loop
         if _row.what = 'turn' then
             if (_row.work).key != all(_seized || _missed) then
                 if keywise_turn_seize_1(keywise_turn_number_1(_f, (_row.work).key)) then

@@ -127,23 +127,58 @@ begin
 end $$;
 """
 
+# Whoever holds a key waits for the holders of those that requests from within its turn wait for; as `rules.circle`.
+CIRCLE = """
+create function keywise_turn_circle_1(_f integer, _key bytea, _within bigint[]) returns text language plpgsql as $$
+declare
+    _functions integer[] := array[_f];
+    _keys bytea[] := array[_key];
+    _before integer[] := array[0];
+    _at integer := 1;
+    _token bigint;
+    _seen bigint[] := '{}';
+    _path jsonb := '[]';
+begin
+    while _within is not null and _at <= cardinality(_keys) loop
+        select token into _token from keywise_turn_keys where function = _functions[_at] and key = _keys[_at];
+        if _token = any(_within) then
+            while _at > 0 loop
+                select jsonb_build_array(jsonb_build_array(name, encode(_keys[_at], 'hex'))) || _path into _path
+                from keywise_functions where id = _functions[_at];
+                _at := _before[_at];
+            end loop;
+            return _path;
+        elsif _token != 0 and _token != all(_seen) then
+            _seen := _seen || _token;
+            select _functions || array_agg(function), _keys || array_agg(key), _before || array_agg(_at)
+            into _functions, _keys, _before from (
+                select distinct function, key from keywise_turn_work
+                where within is not null and token = 0 and _token = any(within)
+            ) as further;
+        end if;
+        _at := _at + 1;
+    end loop;
+    return null;
+end $$;
+"""
+
 ASK = """
 create type keywise_turn_request as (
     id bytea, key bytea, body bytea, asked_by text, runner text, wait_s float8, mode text,
-    set_mode text, set_until float8
+    set_mode text, set_until float8, within bigint[]
 );
 create type keywise_turn_row as (
     what text, number integer, work keywise_turn_work, outcome text, answer bytea, cause text, answer_token bigint
 );
 create function keywise_turn_enter_1(
-    _f integer, _me text, _now float8, _requests keywise_turn_request[], _within bigint[]
+    _f integer, _me text, _now float8, _requests keywise_turn_request[]
 ) returns void language sql as $$
     with entered as (
         insert into keywise_turn_work (
             function, key, place, id, body, asked_by, caller, runner, wait_s, asked_at, deadline, mode, within
         )
         select _f, one.key, k.place + row_number() over (partition by one.key order by ordinality), one.id, one.body,
-            one.asked_by, _me, one.runner, one.wait_s, _now, _now + one.wait_s, one.mode, _within
+            one.asked_by, _me, one.runner, one.wait_s, _now, _now + one.wait_s, one.mode, one.within
         from unnest(_requests) with ordinality as one join keywise_turn_keys as k
         on k.function = _f and k.key = one.key
         returning key
@@ -156,23 +191,25 @@ create function keywise_turn_token_1() returns bigint language sql as $$
     select nextval('keywise_tokens') << 24 | floor(random() * 16777216)::bigint
 $$;
 create function keywise_turn_ask_1(
-    _f integer, _me text, _now float8, _requests keywise_turn_request[], _within bigint[], _circle text
+    _f integer, _me text, _now float8, _requests keywise_turn_request[]
 ) returns setof keywise_turn_row language plpgsql as $$
 declare
     _one keywise_turn_request;
     _work keywise_turn_work;
     _last keywise_turn_completed;
     _mode text;
+    _circle text;
     _number integer := 0;
 begin
     if not exists (
-        select from unnest(_requests) as one where one.mode != 'on' or one.set_mode is not null
+        select from unnest(_requests) as one
+        where one.mode != 'on' or one.set_mode is not null or one.within is not null
         or exists (select from keywise_turn_work as w where w.function = _f and w.id = one.id)
         or exists (select from keywise_turn_completed as c where c.function = _f and c.id = one.id)
-    ) and _circle is null and (
+    ) and (
         select count(distinct id) = count(*) from unnest(_requests)
     ) then
-        perform keywise_turn_enter_1(_f, _me, _now, _requests, _within);
+        perform keywise_turn_enter_1(_f, _me, _now, _requests);
         return;
     end if;
     foreach _one in array _requests loop
@@ -216,7 +253,7 @@ begin
                 token, owner, attempts, started_at, beside
             )
             select _f, _one.key, k.place, _one.id, _one.body, _one.asked_by, _me, _one.runner, _one.wait_s, _now,
-                _now + _one.wait_s, _mode, _within, keywise_turn_token_1(), _me, 1, _now, (
+                _now + _one.wait_s, _mode, _one.within, keywise_turn_token_1(), _me, 1, _now, (
                     select count(*) from keywise_turn_work as w join keywise_turn_owners as o
                     on o.function = _f and o.owner = w.owner and o.alive_until > _now
                     where w.function = _f and w.key = _one.key and w.mode = 'observe'
@@ -224,13 +261,16 @@ begin
             from keywise_turn_keys as k where k.function = _f and k.key = _one.key
             returning * into _work;
             return next row('observed', _number, _work, null, null, null, null)::keywise_turn_row;
-        elsif _circle is not null then
-            return next row('circle', _number, null, null, null, _circle, null)::keywise_turn_row;
         else
-            perform keywise_turn_enter_1(_f, _me, _now, array[_one], _within);
+            _circle := keywise_turn_circle_1(_f, _one.key, _one.within);
+            if _circle is not null then
+                return next row('circle', _number, null, null, null, _circle, null)::keywise_turn_row;
+            else
+                perform keywise_turn_enter_1(_f, _me, _now, array[_one]);
+            end if;
         end if;
     end loop;
 end $$;
 """
 
-STEPS = LOCK + END + TELL + LIVE + ANSWER + ASK
+STEPS = LOCK + END + TELL + LIVE + ANSWER + CIRCLE + ASK

@@ -126,12 +126,11 @@ end $$;
 
 STEP = """
 create type keywise_turn_terms as (
-    owner text, ahead_s float8, lease_s float8, at float8, atomic boolean, attempts_max integer, causes text[],
+    owner text, ahead_s float8, lease_s float8, atomic boolean, attempts_max integer, causes text[],
     switches bigint, repeats boolean, "limit" integer, run_max integer
 );
 create function keywise_turn_step_1(
-    _f integer, _terms keywise_turn_terms, _replies keywise_turn_reply[], _requests keywise_turn_request[],
-    _within bigint[], _circle text
+    _f integer, _terms keywise_turn_terms, _replies keywise_turn_reply[], _requests keywise_turn_request[]
 ) returns setof keywise_turn_row language plpgsql as $$
 declare
     _me text := _terms.owner;
@@ -147,10 +146,14 @@ begin
         return next row('old switches', 0, null, null, null, null, null)::keywise_turn_row;
         return;
     end if;
+    if exists (select from unnest(_requests) where within is not null) then
+        -- From within turns nobody else asks meanwhile, so that one of two sees the circle that both make.
+        perform pg_advisory_xact_lock(x'6B657977'::integer, -1);
+    end if;
     if cardinality(_replies) + cardinality(_requests) > 0 then
         perform keywise_turn_lock_1(_f, _asked, array(select id from unnest(_replies)));
     end if;
-    _now := coalesce(_terms.at, extract(epoch from clock_timestamp())::float8 + _terms.ahead_s);
+    _now := extract(epoch from clock_timestamp())::float8 + _terms.ahead_s;
     if _terms.repeats then
         perform keywise_turn_live_1(_f, _me, _now + _terms.lease_s);
     elsif _terms."limit" > 0 then
@@ -165,7 +168,7 @@ begin
         from unnest(_refused) with ordinality as one (id, n) order by n;
     end if;
     if cardinality(_requests) > 0 then
-        return query select * from keywise_turn_ask_1(_f, _me, _now, _requests, _within, _circle);
+        return query select * from keywise_turn_ask_1(_f, _me, _now, _requests);
     end if;
     _touched := coalesce(_touched, '{}') || _asked;
     _is_news := coalesce(_is_news, false);

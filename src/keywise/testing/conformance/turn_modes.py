@@ -121,6 +121,21 @@ async def a_key_that_is_switched_on_is_observed_for_a_while(bench: TurnsBench) -
     await bench.one("2")
 
 
+@TURN_MODE_PROMISES.add(PLAIN)
+async def a_switch_that_was_set_meanwhile_costs_no_turn(bench: TurnsBench) -> None:
+    """Whoever asks, from within a turn too, and takes in the same step, knows of all turns that it has."""
+    await bench.ask("outer", key="outer", runner="w1")
+    outer = await bench.one("outer")
+    for number, within in enumerate([(), (outer.token,)]):
+        await bench.ask(f"1 {number}", key=f"a {number}", runner="w1")
+        now = await bench.another.operator.now()
+        await bench.another.operator.switch(Switch(keys=f"another {number}", mode=ON, at=now))
+        request = asked(f"2 {number}", f"b {number}", runner="w1", within=within)
+        answered = await bench.turns.answer([], 5, 1, [request])
+        same("the answers", answered.answers, [None])
+        same("the turns", [turn.request.id for turn in answered.turns], [f"1 {number}", f"2 {number}"])
+
+
 # The operator.
 
 
