@@ -15,8 +15,8 @@ from keywise import adapters
 from keywise.address import Address
 from keywise.call import NOT_ASKED, Scene
 from keywise.clock import Clock, boot_time
-from keywise.errors import ExpiredError, SettingsError
-from keywise.events import Event, Observer
+from keywise.errors import ExpiredError, LostError, SettingsError
+from keywise.events import Alarmed, Event, Observer
 from keywise.held import be_alone
 from keywise.merge import Merge
 from keywise.modes import Asked, Modes, mode_from
@@ -27,6 +27,7 @@ from keywise.settings import SerialSettings, seconds
 from keywise.turn import EVERY_RUN, Ending, Mode, Request, Switch, TurnPolicy
 
 ID_MAX = 256
+PASSED = "its deadline passed in the middle of it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class SerialFunction:
         """Of keys that nobody has switched."""
         self._serial = serial
         self._wiring = wiring
-        self._modes = Asked(switch) if switch is not None else Modes(mode, self._read, settings.view_s, wiring.clock)
+        self._modes = Asked(switch) if switch else Modes(mode, self._read, settings.view_s, wiring.clock, self._alarm)
         self._runs_here = wiring.runs_here
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
@@ -83,12 +84,12 @@ class SerialFunction:
         key = self._serial.key_of(request)
         try:
             async with asyncio.timeout_at(deadline):
-                mode = await self._modes.of(key)
+                mode = await self._modes.of(key, timeout_s)
                 merge = await self._opened() if mode is not Mode.OFF else None
         except TimeoutError:
             raise ExpiredError(f"{self.name}: {NOT_ASKED}") from None
         if merge is None:
-            return await self._run_off(key, request)
+            return await self._run_off(key, request, deadline)
         asked = Request(
             id=_checked(id) if id is not None else secrets.token_hex(16),
             key=key,
@@ -100,7 +101,7 @@ class SerialFunction:
         )
         reply = await merge.call(asked, request, deadline)
         if reply.outcome is Ending.SWITCHED:
-            return await self._run_off(key, request)
+            return await self._run_off(key, request, deadline)
         return self._serial.result_of(reply)
 
     async def work(self) -> bool:
@@ -112,6 +113,7 @@ class SerialFunction:
 
     async def close(self) -> None:
         """Let what runs come to its end; further calls open it again."""
+        await self._modes.close()
         await self._stack.aclose()
         self._turns = self._merge = self._runner = None
 
@@ -126,13 +128,25 @@ class SerialFunction:
             return adapters.load(f"keywise.turns.{wiring.turns.replace('-', '_')}")(address, self.owner, policy)
         return adapters.connect("turns", address, self.owner, policy)
 
-    async def _run_off(self, key: str, request: Any) -> Any:
-        """Without a turn, and without the store unless the function writes there."""
-        if self._serial.is_atomic:
-            await self._opened()
-        if self._runner is None:
-            self._runner = Runner(self._serial, self._turns, self.settings, self._wiring.rng)
-        return await self._runner.run_off(key, request)
+    async def _run_off(self, key: str, request: Any, deadline: float) -> Any:
+        """Without a turn, and without the store unless the function writes there.
+
+        It ends with its deadline: after that and the age of a view, nothing runs off on a key that is switched on.
+        """
+        limit = asyncio.timeout_at(deadline)
+        try:
+            async with limit:
+                if self._serial.is_atomic:
+                    await self._opened()
+                if self._runner is None:
+                    self._runner = Runner(self._serial, self._turns, self.settings, self._wiring.rng)
+                return await self._runner.run_off(key, request)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise LostError(
+                f"{self.name} of {key!r} was broken off, and nobody knows how much of it happened: {PASSED}"
+            ) from None
 
     async def _opened(self) -> Merge:
         async with self._opening:
@@ -157,6 +171,9 @@ class SerialFunction:
         await self._opened()
         operator = self._turns.operator
         return await operator.now(), await operator.switches()
+
+    def _alarm(self, cause: str, advice: str) -> None:
+        self._emit(Alarmed(pipeline=self.name, cause=cause, advice=advice))
 
     def _emit(self, event: Event) -> None:
         for observer in self._wiring.observers:

@@ -156,7 +156,7 @@ class SerialSettings:
     poll_s: float = 0.5
     """How often a process that waits looks by itself."""
     view_s: float = 2.0
-    """How often a process asks for the switches; for so long it may take a key to be off that was switched on."""
+    """How often a process that is called asks for the switches; for so long it may take a key to be off that is on."""
     drain_s: float = 20.0
     """How long running work may go on after the app was closed."""
     retention_s: float = 7 * 86400.0
