@@ -14,7 +14,7 @@ from keywise.turn_rules import CALLER_GONE, TOO_LATE
 class Due:
     """A turn that this process has, with what is needed to run it."""
 
-    __slots__ = ("argument", "is_wanted", "turn", "until")
+    __slots__ = ("argument", "is_running", "is_wanted", "turn", "until")
 
     def __init__(self, turn: Turn, argument: Any, until: float, is_wanted: Callable[[], bool]) -> None:
         self.turn = turn
@@ -24,6 +24,8 @@ class Due:
         """When it has to be over, by the loop's clock."""
         self.is_wanted = is_wanted
         """Whether anybody waits for it still."""
+        self.is_running = False
+        """The function is at it, or was broken off at it."""
 
     def departure(self) -> Reply | None:
         """What it ends with if it must not begin any more."""

@@ -23,6 +23,7 @@ ALONE_S = 30.0
 """For so long no transaction is shared after one that was shared had trouble."""
 
 NOT_BEGUN = "its turn was lost before it began"
+BROKEN_OFF = "its run was ended in the middle of it"
 
 Tell: TypeAlias = Callable[[Sequence[Reply], bool], None]
 """Takes replies, and whether they are stored already."""
@@ -72,6 +73,16 @@ class Runner:
 
     async def run(self, bundle: Bundle, tell: Tell) -> None:
         """Run the turns of each token in their order. There is a reply to each, told as soon as it is known."""
+        try:
+            await self._run_all(bundle, tell)
+        finally:
+            # Whatever broke it off: a turn that nobody answers would hold its key for as long as this process lives.
+            bundle.over.set()
+            for held in bundle.helds:
+                while held.left:
+                    tell([self._broken_off(held.left.popleft())], False)
+
+    async def _run_all(self, bundle: Bundle, tell: Tell) -> None:
         if len(bundle.helds) > 1:
             await self._run_together(bundle, tell)
         bundle.over.set()
@@ -92,14 +103,17 @@ class Runner:
                 await self._run_plain(held, left, tell)
         except Exception as error:
             cause = cause_of_error(error)
-        for due in left:
-            tell([reply_to(due, Ending.EXPIRED if cause is NOT_BEGUN else Ending.FAILED, cause)], False)
+        while left:
+            tell([reply_to(left.popleft(), Ending.EXPIRED if cause is NOT_BEGUN else Ending.FAILED, cause)], False)
 
     async def _run_plain(self, held: Held, left: deque[Due], tell: Tell) -> None:
         while left and held.may_begin():
-            reply = await self._tried(held, left[0])
-            left.popleft()
-            tell([reply], False)
+            due = left.popleft()
+            reply: Reply | None = None
+            try:
+                reply = await self._tried(held, due)
+            finally:
+                tell([self._broken_off(due) if reply is None else reply], False)
 
     async def run_off(self, key: str, argument: Any) -> Any:
         """Call the function without a turn."""
@@ -121,6 +135,7 @@ class Runner:
             if attempts == 1 and (gone := due.departure()) is not None:
                 return gone
             reply = await self._outcome(held, due, None)
+            due.is_running = False
             if isinstance(reply, Reply):
                 return reply
             wait_s = backoff_s(attempts, self._settings.backoff_s, self._settings.backoff_max_s, self._rng)
@@ -138,6 +153,7 @@ class Runner:
         began = asyncio.get_running_loop().time()
         # Of this task alone, which ends with the run.
         within.set((*turn.request.within, turn.token))
+        due.is_running = True
         held.timeout = asyncio.timeout_at(due.until)
         try:
             async with held.timeout:
@@ -153,11 +169,23 @@ class Runner:
             return reply_to(due, Ending.LOST, cause)
         except OutcomeUnknownError as error:
             return reply_to(due, Ending.LOST, cause_of_error(error))
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            # Else the function was not cancelled, but awaited something that was.
             return reply_to(due, Ending.FAILED, cause_of_error(error))
         finally:
             held.timeout = None
             self._time(asyncio.get_running_loop().time() - began)
+
+    def _broken_off(self, due: Due) -> Reply:
+        """For one whose run was ended together with the task that it ran in."""
+        if not due.is_running:
+            return reply_to(due, Ending.EXPIRED, NOT_BEGUN)
+        if self._serial.is_atomic:
+            # Asked for again it might end the next run in the same way.
+            return reply_to(due, Ending.FAILED, f"{BROKEN_OFF}; nothing of it happened")
+        return reply_to(due, Ending.LOST, BROKEN_OFF)
 
     def _time(self, took_s: float) -> None:
         self._pace_s += 0.1 * (took_s - self._pace_s)
@@ -261,6 +289,7 @@ class Runner:
         try:
             async with transaction.savepoint():
                 reply = await self._outcome(held, due, transaction)
+                due.is_running = False
                 if isinstance(reply, str) or reply.outcome is not Ending.DONE:
                     raise _UndoneError(reply)
                 return reply
@@ -290,3 +319,8 @@ class _UndoneError(Exception):
     def __init__(self, reply: Reply | str) -> None:
         super().__init__()
         self.reply = reply
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
