@@ -16,7 +16,7 @@ from keywise.address import Address
 from keywise.call import NOT_ASKED, Scene
 from keywise.clock import Clock, boot_time
 from keywise.errors import ExpiredError, LostError, SettingsError
-from keywise.events import Alarmed, Event, Observer
+from keywise.events import Alarmed, Event, Observer, tell
 from keywise.held import be_alone
 from keywise.merge import Merge
 from keywise.modes import Asked, Modes, mode_from
@@ -176,8 +176,7 @@ class SerialFunction:
         self._emit(Alarmed(pipeline=self.name, cause=cause, advice=advice))
 
     def _emit(self, event: Event) -> None:
-        for observer in self._wiring.observers:
-            observer(event)
+        tell(self._wiring.observers, event)
 
 
 class Worker:

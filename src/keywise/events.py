@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -243,6 +243,16 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 
 Observer: TypeAlias = Callable[[Event], None]
+
+
+def tell(observers: Iterable[Observer], event: Event) -> None:
+    """Whoever watches must not be able to stop what is watched."""
+    for observer in observers:
+        try:
+            observer(event)
+        except Exception:
+            logging.getLogger("keywise").exception("an observer failed at %s", type(event).__name__)
+
 
 _OF_CALLS = (CallRefused, Overlapped, TurnLost, SessionLost)
 _WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, LedgerDown, Doubted, Unrepairable, Alarmed, *_OF_CALLS)

@@ -18,6 +18,7 @@ from keywise.causes import cause_of_error
 from keywise.errors import UnavailableError
 from keywise.events import Alarmed, CallRefused, Overlapped, SessionLost, TurnLost
 from keywise.held import Due, Held, Holds
+from keywise.listener import Listener
 from keywise.runner import Runner
 from keywise.settings import SerialSettings
 from keywise.turn import Ending, Mode, Reply, Request, Turn
@@ -45,7 +46,7 @@ class Merge:
         self._held = Holds(settings.concurrency)
         self._runs: dict[asyncio.Task[None], None] = {}
         self._bell = asyncio.Event()
-        self._listens = asyncio.Event()
+        self._listener = Listener(turns, settings.poll_s, self._hear, self._alarm)
         self._looks = False
         """There may be a turn for this process."""
         self._reads = False
@@ -120,12 +121,12 @@ class Merge:
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work()) for work in (self._flow, self._listen, self._beat)]
+        self._tasks = [loop.create_task(work()) for work in (self._flow, self._listener.run, self._beat)]
 
     def serve(self) -> None:
         """Run whatever may be run here, without callers of its own too."""
         self.works = self._serves = self._looks = True
-        self._listens.set()
+        self._listener.is_wanted.set()
         self._bell.set()
 
     async def close(self) -> None:
@@ -160,11 +161,14 @@ class Merge:
             except Exception as error:
                 vain += 1
                 self._has_doubts = self._is_renewal_due = True
-                if not isinstance(error, UnavailableError):
-                    # Whatever it is, callers wait: only a person can put it right, and then it goes on.
-                    self._emit(Alarmed(pipeline=self._name, cause=cause_of_error(error), advice=calls.ADVICE))
+                self._alarm(error)
                 await asyncio.sleep(backoff_s(vain, calls.OUTAGE_S, calls.OUTAGE_MAX_S, self._rng))
                 self._bell.set()
+
+    def _alarm(self, error: Exception) -> None:
+        """Whatever it is, callers wait: only a person can put it right, and then it goes on."""
+        if not isinstance(error, UnavailableError):
+            self._emit(Alarmed(pipeline=self._name, cause=cause_of_error(error), advice=calls.ADVICE))
 
     def _has_work(self) -> bool:
         return bool(self._gone or self._is_renewal_due or self._reads or self._has_exchange())
@@ -210,7 +214,7 @@ class Merge:
         self._start_all(answered.turns, began)
         # With all that were wished for, there may be more.
         self._looks = self._looks or len(answered.turns) >= limit
-        self._listens.set() if self._calls or self._serves else self._listens.clear()
+        (self._listener.is_wanted.set if self._calls or self._serves else self._listener.is_wanted.clear)()
 
     def _slots(self, replies: Sequence[Reply] = ()) -> int:
         """How many bundles of turns can be run besides, once these replies are stored."""
@@ -250,7 +254,7 @@ class Merge:
 
     def _replied(self, call: Call, reply: Reply) -> None:
         """What the store says to a request that waits."""
-        is_in_time = call.deadline > asyncio.get_running_loop().time()
+        is_in_time = call.deadline - storing_s(call, call.deadline) > asyncio.get_running_loop().time()
         if reply.outcome is Ending.SWITCHED and reply.cause != Mode.OFF:
             call.request = replace(call.request, mode=Mode(reply.cause))
             self._ask_again(call)
@@ -271,10 +275,12 @@ class Merge:
         self._running.discard(call.request.id)
 
     def _end(self, call: Call, reply: Reply) -> None:
-        now = asyncio.get_running_loop().time()
-        self._running.discard(call.request.id)
-        self._calls.pop(call.request.id, None)
-        self._new.pop(call.request.id, None)
+        id, now = call.request.id, asyncio.get_running_loop().time()
+        # Its callers may be gone, and others may wait for the same id in a call of their own.
+        if self._calls.get(id) is call:
+            self._running.discard(id)
+            del self._calls[id]
+            self._new.pop(id, None)
         self._emit(ended_event(self._name, call, reply, now))
         for future in call.futures:
             if not future.done():
@@ -345,24 +351,13 @@ class Merge:
         """How long this process may still count on its turns."""
         return self._heard_at + self._settings.lease_s - self._settings.margin_s - self._clock()
 
-    async def _listen(self) -> None:
-        """Look again when others have done something, as long as anybody waits."""
-        while True:
-            await self._listens.wait()
-            try:
-                await self._turns.wait(self._settings.poll_s)
-            except UnavailableError:
-                await asyncio.sleep(calls.OUTAGE_MAX_S)
-            self._looks = self._reads = True
-            self._watch_sessions()
-            self._bell.set()
-
-    def _watch_sessions(self) -> None:
-        """A store whose locks went with their session knows which turns had them: it is asked at once."""
-        losses = getattr(self._turns, "sessions_lost", 0)
+    def _hear(self, losses: int) -> None:
+        """Others have done something. A store whose locks went with their session knows which turns had them."""
+        self._looks = self._reads = True
         if losses > self._losses:
             self._losses, self._is_renewal_due = losses, True
             self._emit(SessionLost(pipeline=self._name, losses=losses))
+        self._bell.set()
 
     async def _read(self) -> None:
         """Replies that others made: of joined requests, of cancelled ones, of those that were lost."""
@@ -387,9 +382,10 @@ class Merge:
         for id in gone:
             self._gone.pop(id, None)
             call = self._calls.get(id)
-            if call is None:
+            if call is None or id in self._new:
                 continue
             if id in ended:
-                self._end(call, expired(call))
+                # Whoever joined meanwhile has more patience.
+                self._replied(call, expired(call))
             else:
                 self._reads, self._read_at = True, 0.0

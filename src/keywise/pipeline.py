@@ -1,7 +1,6 @@
 """An opened pipeline: the parts that a consumer works with, and the few acts that all its programs share."""
 
 import asyncio
-import logging
 import random
 import time
 from collections import Counter
@@ -106,12 +105,7 @@ class Pipeline:
         observers: list[events.Observer] = [*self.observers]
         if self.history is not None:
             observers.append(self.history)
-        for observer in observers:
-            try:
-                observer(event)
-            except Exception:
-                # Whoever watches must not be able to stop what is watched.
-                logging.getLogger("keywise").exception("an observer failed at %s", type(event).__name__)
+        events.tell(observers, event)
 
     @contextmanager
     def batch(self, changes: int) -> Iterator[None]:

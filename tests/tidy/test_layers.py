@@ -65,6 +65,7 @@ LAYERS = {
         "reindex",
         "merge",
         "held",
+        "listener",
         "runner",
     },
     "adapters": {"adapters"},

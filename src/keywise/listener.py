@@ -1,0 +1,29 @@
+"""Waits until others have done something in the store, as long as anybody here waits."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from keywise import call as calls
+
+
+class Listener:
+    """Tells when it is time to look again, and how many sessions with locks were lost so far."""
+
+    def __init__(self, turns: Any, poll_s: float, tell: Callable[[int], None], alarm: Callable[[Exception], None]):
+        self._turns = turns
+        self._poll_s = poll_s
+        self._tell = tell
+        self._alarm = alarm
+        self.is_wanted = asyncio.Event()
+
+    async def run(self) -> None:
+        while True:
+            await self.is_wanted.wait()
+            try:
+                await self._turns.wait(self._poll_s)
+            except Exception as error:
+                # Whatever it is, it may pass, and nobody else looks.
+                self._alarm(error)
+                await asyncio.sleep(calls.OUTAGE_MAX_S)
+            self._tell(getattr(self._turns, "sessions_lost", 0))
