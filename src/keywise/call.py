@@ -20,7 +20,7 @@ PRUNE_S = 60.0
 ADVICE = "callers wait until the store can be used again; look at its error"
 REPLIES_S = 0.05
 """How often it is asked for replies that others made, at the most, where a process runs its own requests."""
-NOT_ASKED = "its deadline passed, since its store could not be reached"
+NOT_ASKED = "its deadline passed before its store could be reached"
 STORING_S = 0.1
 STORING_PART = 0.05
 """Kept of the time of a caller, at the most, to store its answer."""

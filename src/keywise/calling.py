@@ -22,11 +22,12 @@ from keywise.merge import Merge
 from keywise.modes import Asked, Modes, mode_from
 from keywise.options import named_settings
 from keywise.runner import Runner, within
-from keywise.serial import Serial
+from keywise.serial import Serial, checked
 from keywise.settings import SerialSettings, seconds
 from keywise.turn import EVERY_RUN, Ending, Mode, Request, Switch, TurnPolicy
 
-ID_MAX = 256
+ID_MAX_BYTES = 256
+ASKED_BY_MAX_BYTES = 512
 PASSED = "its deadline passed in the middle of it"
 
 
@@ -78,10 +79,14 @@ class SerialFunction:
 
         The function is run at most once for each `id`, and the same id has the same answer.
         """
-        await be_alone()
         timeout_s = self.settings.timeout_s if timeout is None else seconds(timeout)
         deadline = asyncio.get_running_loop().time() + timeout_s
         key = self._serial.key_of(request)
+        id = secrets.token_hex(16) if id is None else checked("id", id, ID_MAX_BYTES)
+        asker = checked("asked_by", asked_by, ASKED_BY_MAX_BYTES) if asked_by != "" else ""
+        if timeout_s <= 0:
+            raise ExpiredError(f"{self.name} {id!r} has not run: timeout={timeout!r} is over before it begins")
+        await be_alone()
         try:
             async with asyncio.timeout_at(deadline):
                 mode = await self._modes.of(key, timeout_s)
@@ -91,10 +96,10 @@ class SerialFunction:
         if merge is None:
             return await self._run_off(key, request, deadline)
         asked = Request(
-            id=_checked(id) if id is not None else secrets.token_hex(16),
+            id=id,
             key=key,
             body=self._serial.body_of(request),
-            asked_by=asked_by or self.owner,
+            asked_by=asker or self.owner,
             runner=self.owner if merge.runs_own else EVERY_RUN,
             within=within.get(),
             mode=mode,
@@ -204,9 +209,3 @@ def define(name: str, function: Callable[..., Any], wiring: Wiring, options: Map
     known = {field.name for field in fields(SerialSettings)}
     settings = SerialSettings(**named_settings(words, known))
     return SerialFunction(Serial(name, function, key), settings, wiring, switch, mode)
-
-
-def _checked(id: Any) -> str:
-    if not isinstance(id, str) or not id or "\0" in id or len(id.encode("utf-8", "surrogatepass")) > ID_MAX:
-        raise SettingsError(f"the id {str(id)[:40]!r} is no text of 1 to {ID_MAX} bytes without NUL")
-    return id

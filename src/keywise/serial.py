@@ -4,6 +4,7 @@ import datetime
 import inspect
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, get_type_hints
 
 import msgspec
@@ -60,7 +61,12 @@ class Serial:
             raise RefusedError(f"the key function of {self.name!r} failed: {type(error).__name__}: {error}") from error
 
     def body_of(self, request: Any) -> bytes:
-        return encoded(request)
+        try:
+            return encoded(request)
+        except Exception as error:
+            raise RefusedError(
+                f"the request to {self.name!r} cannot be stored as JSON: {type(error).__name__}: {error}"
+            ) from error
 
     def request_of(self, body: bytes) -> Any:
         return self._read_request(body)
@@ -78,9 +84,16 @@ def key_text(key: Any) -> str:
         text = "/".join(_part(part).replace("%", "%25").replace("/", "%2F") for part in key)
     else:
         text = _part(key)
-    if not text or "\0" in text or len(text.encode("utf-8", "surrogatepass")) > KEY_MAX_BYTES:
-        raise RefusedError(f"the key {text[:40]!r} is no text of 1 to {KEY_MAX_BYTES} bytes without NUL")
-    return text
+    return checked("key", text, KEY_MAX_BYTES)
+
+
+def checked(name: str, text: Any, bytes_max: int) -> str:
+    """Text that every store keeps as it is; it travels with that of others, who must not suffer from it."""
+    if isinstance(text, str) and text and "\0" not in text and len(text) <= bytes_max:
+        with suppress(UnicodeEncodeError):
+            if len(text.encode()) <= bytes_max:
+                return str.__str__(text)
+    raise RefusedError(f"the {name} {str(text)[:40]!r} is no text of 1 to {bytes_max} bytes in UTF-8 without NUL")
 
 
 def _part(part: Any) -> str:

@@ -1,5 +1,6 @@
 """Every limit and duration, in one frozen value that is checked once."""
 
+import math
 import re
 from dataclasses import dataclass, fields
 
@@ -184,7 +185,7 @@ def _check_margin(lease_s: float, margin_s: float) -> None:
 
 def seconds(duration: float | str) -> float:
     """Seconds from a number or from text such as `500ms`, `5s`, `10m`, `2h`, `7d`."""
-    if isinstance(duration, int | float) and not isinstance(duration, bool):
+    if isinstance(duration, int | float) and not isinstance(duration, bool) and not math.isnan(duration):
         return float(duration)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", str(duration).strip())
     if match is None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from keywise import errors
+from keywise.call import NOT_ASKED
 from keywise.entry import Claim
 from keywise.protocols import Grade
 from keywise.testing.virtual import Process
@@ -146,7 +147,7 @@ class Auditor:
         if now > deadline + LATE_S and not was_stopped:
             self.violate(f"the caller of {id} waited {now - deadline:.3f} s longer than it said")
         if isinstance(answer, errors.ExpiredError):
-            if "could not be reached" not in str(answer) and self._was_run(process, id, deadline - ask.timeout_s):
+            if NOT_ASKED not in str(answer) and self._was_run(process, id, deadline - ask.timeout_s):
                 self.violate(f"the caller of {id} is told that it was not run, and it was")
         elif isinstance(answer, errors.FailedError):
             if id not in self._raised:

@@ -1,0 +1,71 @@
+"""Calls of serial functions at the door: what is refused there, before anybody else can suffer from it."""
+
+import asyncio
+import json
+import math
+
+import pytest
+
+import keywise
+from keywise import Claim
+from keywise.errors import ExpiredError, RefusedError, SettingsError
+from running import awaited
+
+HALF = json.loads(r'"\ud800"')
+LONGEST = {"id": 256, "asked_by": 512}
+
+
+def an_app(url: str = "memory://") -> keywise.App:
+    return keywise.App(url, observers=[])
+
+
+def an_echo(app: keywise.App):
+    @app.serial("echo", key=lambda request: request["key"])
+    async def echo(claim: Claim, request: dict) -> str:
+        return claim.key
+
+    return echo
+
+
+@awaited
+async def test_text_that_a_store_cannot_keep_is_refused_and_holds_up_nobody(tmp_path):
+    wrong = [HALF, "a\0", 17, b"x", ("x",)]
+    for url in ("memory://", f"sqlite:///{tmp_path}/a.db"):
+        async with an_app(url) as app:
+            echo = an_echo(app)
+            for name, longest in LONGEST.items():
+                for text in (*wrong, "x" * (longest + 1), "☃" * (longest // 3 + 1)):
+                    with pytest.raises(RefusedError, match=name):
+                        await echo({"key": "a"}, **{name: text})
+                for text in ("x" * longest, "☃" * (longest // 3), "'\"\\;--% \u202e🐘\n"):
+                    assert await echo({"key": "a"}, **{name: text}) == "a"
+            for key in (*wrong[:2], b"x", "", "☃" * 171, (HALF, "b")):
+                with pytest.raises(RefusedError, match="key"):
+                    await echo({"key": key})
+            with pytest.raises(RefusedError, match="id"):
+                await echo({"key": "a"}, id="")
+            async with asyncio.timeout(10):
+                assert await echo({"key": "a"}, id="last") == "a"
+
+
+@awaited
+async def test_a_request_that_cannot_be_stored_is_refused():
+    async with an_app() as app:
+        echo = an_echo(app)
+        for value in (object(), HALF):
+            with pytest.raises(RefusedError, match="cannot be stored"):
+                await echo({"key": "a", "value": value})
+
+
+@awaited
+async def test_a_timeout_that_is_no_time_is_refused_and_one_that_is_over_says_so():
+    async with an_app() as app:
+        echo = an_echo(app)
+        for timeout in (math.nan, "nan", "soon", True):
+            with pytest.raises(SettingsError, match="duration"):
+                await echo({"key": "a"}, timeout=timeout)
+        for timeout in (0, -1, "0s", -math.inf):
+            with pytest.raises(ExpiredError, match="over before it begins"):
+                await echo({"key": "a"}, timeout=timeout, id="1")
+        for timeout in (math.inf, 1e300, "7d"):
+            assert await echo({"key": "a"}, timeout=timeout, id="1") == "a"
