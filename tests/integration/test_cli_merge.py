@@ -84,10 +84,46 @@ def test_keys_are_switched_and_those_that_were_off_are_observed_for_a_while(fold
     assert told["mode"] == "on" and told["observe_until"] > told["at"]
     told = merge(folder, "switch", "on", "Denver", "--settle", "0s", "--json").json["switch"]
     assert told["observe_until"] is None
-    assert merge(folder, "switch", "default", "--pattern", "D*").status == 0
+    assert merge(folder, "switch", "default", "--pattern", "D*", "--settle", "0s").status == 0
     assert merge(folder, "switch", "default", "--pattern", "D*").status == 1
     told = merge(folder, "status", "--json").json["switches"]
     assert [(one["keys"], one["mode"]) for one in told] == [("Denver", "on")]
+
+
+def test_nothing_gets_around_the_time_in_which_calls_may_still_be_off(folder):
+    def switched(*words):
+        return merge(folder, "switch", *words, "Denver", "--json").json["switch"]
+
+    switched("off")
+    switched("observe")
+    told = switched("on")
+    assert told["observe_until"] > told["at"]
+    answer = merge(folder, "switch", "default", "Denver")
+    assert "only observed" in answer.out and "type this again" in answer.err
+    answer = merge(folder, "switch", "off", "Denver", "--settle", "1s")
+    assert (answer.status, "--settle" in answer.err) == (2, True)
+
+
+def test_words_that_are_no_text_are_refused(folder):
+    odd = "\udcff"
+    for words in (("history", odd), ("cancel", odd), ("switch", "off", "Denver", "--who", odd)):
+        answer = merge(folder, *words)
+        assert (answer.status, "no UTF-8 text" in answer.err) == (2, True)
+
+
+@awaited
+async def test_a_long_name_of_who_asked_leaves_the_history_readable(folder):
+    async with keywise.App("sqlite:///clinic.db", observers=[]) as app:
+
+        @app.serial("accept", key=lambda request: request["market"])
+        async def accept(claim: Claim, request: dict) -> bool:
+            return True
+
+        await accept({"market": "Denver"}, id="1", asked_by="a" * 5000)
+    answer = await asyncio.to_thread(merge, folder, "history")
+    assert max(map(len, answer.out.splitlines())) < 200 and "aaa…" in answer.out
+    told = (await asyncio.to_thread(merge, folder, "history", "--json")).json["requests"]
+    assert told[0]["asked_by"] == "a" * 5000
 
 
 def test_wrong_words_are_refused_with_what_to_do(folder):

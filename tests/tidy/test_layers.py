@@ -40,6 +40,7 @@ LAYERS = {
         "serial",
         "call",
         "modes",
+        "settling",
     },
     "databases": {"databases"},
     "plugs": {"sources", "ledgers", "sinks", "origins", "turns"},
@@ -85,7 +86,7 @@ MAY_IMPORT = {
 }
 
 # They decide, and others act.
-PURE = {"lanes", "fold", "rules", "turn_rules"}
+PURE = {"lanes", "fold", "rules", "turn_rules", "settling"}
 
 LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
 

@@ -87,6 +87,8 @@ def _patience(pipeline: Pipeline, wait_s: float | None, tell: Callable[[str], No
 
 def mandate(call: Call) -> Mandate:
     """Who acts and why: the user of this machine, unless something else was said."""
+    checked_text(call.who, "a name")
+    checked_text(call.why, "a reason")
     return Mandate(call.who or f"{_user()}@{socket.gethostname()}", call.why)
 
 
@@ -116,11 +118,16 @@ def checked_key(key: str) -> str:
     """A key that there can be."""
     if not key:
         refuse("the key is empty; name one, as in page-17")
+    return checked_text(key, "a key")
+
+
+def checked_text(text: str, what: str) -> str:
+    """Text that can be stored."""
     try:
-        key.encode()
+        text.encode()
     except UnicodeEncodeError:
-        refuse(f"{key!r} is no UTF-8 text, so it cannot be a key")
-    return key
+        refuse(f"{text!r} is no UTF-8 text, so it cannot be {what}")
+    return text
 
 
 def confirm(question: str, *, yes: bool) -> None:

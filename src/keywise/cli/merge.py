@@ -8,12 +8,15 @@ from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypeVar
 
 import typer
+from msgspec.structs import replace
 
 from keywise.calling import SerialFunction
-from keywise.cli.acting import Call, WhoOption, WhyOption, duration_of, mandate
+from keywise.cli.acting import Call, WhoOption, WhyOption, checked_key, checked_text, duration_of, mandate
 from keywise.cli.loading import AppOption, JsonOption, load, warn_of_memory
-from keywise.cli.pause import AllOption, KeyOption, PatternOption, meant, named
+from keywise.cli.pause import AllOption, KeyOption, PatternOption, meant, named, note_that
 from keywise.cli.speech import cell, count, display, duration, fail, iso, plain, refuse, stamp, table, tell_json
+from keywise.modes import LOOK_S
+from keywise.settling import removed, settled
 from keywise.turn import Ending, KeyState, Mode, Record, Switch
 
 T = TypeVar("T")
@@ -25,6 +28,8 @@ FunctionOption = Annotated[
 ]
 LimitOption = Annotated[int, typer.Option("--limit", min=1, help="How many are shown, at the most.")]
 LIMIT = 50
+ASKER_MAX = 40
+"""Characters of who asked, in a table."""
 
 
 class Choice(enum.StrEnum):
@@ -34,6 +39,9 @@ class Choice(enum.StrEnum):
     OBSERVE = "observe"
     OFF = "off"
     DEFAULT = "default"
+
+
+_MODES = {Choice.ON: Mode.ON, Choice.OBSERVE: Mode.OBSERVE, Choice.OFF: Mode.OFF}
 
 
 @app.command()
@@ -54,7 +62,10 @@ def status(
 
     name, (now, states, switches, losses) = _with(app, function, look)
     if json:
-        told = {"keys": [_state_told(state) for state in states], "switches": [_switch_told(one) for one in switches]}
+        told = {
+            "keys": [_state_told(state) for state in states],
+            "switches": [_switch_told(one, now) for one in switches],
+        }
         tell_json({"function": name, **told, "sessions_lost": losses})
         return
     print(plain(f"{name}: {count(sum(state.waiting for state in states), 'request')} waiting"))
@@ -93,7 +104,7 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
     """Switch keys on, to observe, or off, while the app runs.
 
     Keys that were off are observed until nobody can still run them without the store: for as long as a process may
-    have an old view of the switches, and a call may last.
+    have an old view of the switches, and a call may last. To remove such a switch takes two commands, before and after.
 
     \b
     Example:
@@ -103,37 +114,35 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
       keywise merge switch default --all --app clinic:app
     """
     keys, is_pattern = meant(key, pattern, every)
+    if settle is not None and mode in (Choice.OFF, Choice.OBSERVE):
+        refuse(f"--settle says how long keys are observed before they are on; {mode} is at once")
     settle_s = None if settle is None else duration_of(settle, "--settle")
+    by = mandate(Call(None, None, "", who)).who
+    chosen = _chosen(app, function)
 
     async def act(operator: Any, turns: Any) -> tuple[float, Switch | None]:
         now, before = await operator.now(), await operator.switches()
-        if mode is Choice.DEFAULT:
-            if not any((one.keys, one.is_pattern) == (keys, is_pattern) for one in before):
-                fail(f"{named(keys, is_pattern)} is not switched")
-            await operator.switch(None, keys, is_pattern)
-            return now, None
-        was_off = chosen.mode is Mode.OFF or any(one.mode is Mode.OFF for one in before)
-        usual_s = chosen.settings.view_s + chosen.settings.timeout_s if was_off else 0.0
-        until = now + (usual_s if settle_s is None else settle_s) if mode is Choice.ON else 0.0
-        made = Switch(
-            keys=keys,
-            is_pattern=is_pattern,
-            mode=Mode(mode.value),
-            observe_until=until if until > now else 0.0,
-            at=now,
-            by=mandate(Call(None, None, "", who)).who,
-        )
-        await operator.switch(made)
+        wanted = Switch(keys=keys, is_pattern=is_pattern, mode=_MODES.get(mode, Mode.ON), at=now, by=by)
+        is_set = any((one.keys, one.is_pattern) == (keys, is_pattern) for one in before)
+        if mode is Choice.DEFAULT and not is_set:
+            fail(f"{named(keys, is_pattern)} is not switched")
+        rule = removed if mode is Choice.DEFAULT else settled
+        made = rule(wanted, before, chosen.mode, chosen.settings.view_s + LOOK_S + chosen.settings.timeout_s)
+        if made is not None and settle_s is not None:
+            made = replace(made, observe_until=now + settle_s) if settle_s or mode is Choice.ON else None
+        await operator.switch(made, keys, is_pattern)
         return now, made
 
-    chosen = _chosen(app, function)
-    name, (now, made) = _with(app, function, act)
+    now, made = _opened(chosen, act)
+    name = chosen.name
     if json:
-        tell_json({"function": name, "switch": None if made is None else _switch_told(made)})
+        tell_json({"function": name, "switch": None if made is None else _switch_told(made, now)})
     elif made is None:
         print(plain(f"{named(keys, is_pattern)} of {name} is not switched any more"))
     else:
         print(plain(_switched(made, now)))
+        if mode is Choice.DEFAULT:
+            note_that("some calls may still run off; to remove the switch, type this again when they are over")
 
 
 @app.command()
@@ -153,6 +162,9 @@ def history(
       keywise merge history Denver/2026-12-01 --limit 5 --json --app clinic:app
     """
 
+    if key is not None:
+        checked_key(key)
+
     async def look(operator: Any, turns: Any) -> list[Record]:
         found: list[Record] = await operator.history(key, limit)
         return found
@@ -164,10 +176,11 @@ def history(
     if not records:
         print(plain(f"{name}: no request is kept" + (f" of {key!r}" if key is not None else "")))
         return
-    made = table("asked", "key", "place", "id", "asked by", "waited", "ran", "ended", numbers=("place",), fold=("id",))
+    columns = ("asked", "key", "place", "id", "asked by", "waited", "ran", "ended")
+    made = table(*columns, numbers=("place",), fold=("key", "id", "asked by", "ended"))
     for record in records:
         waited, ran = _spans(record)
-        row = (record.request.key, record.place, record.request.id, record.request.asked_by, waited, ran, _end(record))
+        row = (record.request.key, record.place, record.request.id, _asker(record), waited, ran, _end(record))
         made.add_row(stamp(record.asked_at), *map(cell, row))
     display(made)
 
@@ -190,6 +203,8 @@ def cancel(
     Example:
       keywise merge cancel request-17 --why 'wrong market' --app clinic:app
     """
+    for id in ids:
+        checked_text(id, "an id")
     by = mandate(Call(None, None, why, who))
     cause = f"by {by.who}" + (f": {why}" if why else "")
 
@@ -231,12 +246,15 @@ def _chosen(target: str | None, name: str | None) -> SerialFunction:
 def _with(target: str | None, name: str | None, act: Callable[[Any, Any], Coroutine[Any, Any, T]]) -> tuple[str, T]:
     """Open the store of the one function that is meant."""
     chosen = _chosen(target, name)
+    return chosen.name, _opened(chosen, act)
 
+
+def _opened(chosen: SerialFunction, act: Callable[[Any, Any], Coroutine[Any, Any, T]]) -> T:
     async def opened() -> T:
         async with chosen.connect() as turns:
             return await act(turns.operator, turns)
 
-    return chosen.name, asyncio.run(opened())
+    return asyncio.run(opened())
 
 
 def _switched(switch: Switch, now: float) -> str:
@@ -253,6 +271,11 @@ def _spans(record: Record) -> tuple[str, str]:
     return waited, ran
 
 
+def _asker(record: Record) -> str:
+    asked_by = record.request.asked_by
+    return asked_by if len(asked_by) <= ASKER_MAX else f"{asked_by[: ASKER_MAX - 1]}…"
+
+
 def _end(record: Record) -> str:
     if record.reply is None:
         return "runs" if record.token else "waits"
@@ -264,9 +287,10 @@ def _state_told(state: KeyState) -> dict[str, Any]:
     return told | {"since": iso(state.since), "overlaps": state.overlaps}
 
 
-def _switch_told(switch: Switch) -> dict[str, Any]:
+def _switch_told(switch: Switch, now: float) -> dict[str, Any]:
     told = {"keys": switch.keys, "is_pattern": switch.is_pattern, "mode": switch.mode.value, "by": switch.by}
-    return told | {"at": iso(switch.at), "observe_until": iso(switch.observe_until or None)}
+    until = switch.observe_until if switch.mode is Mode.ON and switch.observe_until > now else None
+    return told | {"at": iso(switch.at), "observe_until": iso(until)}
 
 
 def _record_told(record: Record) -> dict[str, Any]:
