@@ -11,17 +11,23 @@ $$;
 create function keywise_serial_lock(_function text, _key text) returns bigint language sql stable as $$
     select keywise_turn_number_1(id, convert_to(_key, 'UTF8')) from keywise_functions where name = _function
 $$;
-create function keywise_turn_seize_1(_number bigint) returns boolean language plpgsql as $$
+create function keywise_turn_unseat_1(_number bigint) returns boolean language plpgsql as $$
 begin
-    if pg_try_advisory_lock(_number) then
-        return true;
-    end if;
-    -- By its row the key is free: a session of ours that still has the lock is that of an owner that was lost.
+    -- By its row the key is the caller's: a session of ours that still has the lock is that of an owner that was lost.
     perform pg_terminate_backend(l.pid) from pg_locks as l join pg_stat_activity as a on a.pid = l.pid
     where l.locktype = 'advisory' and l.granted and l.objsubid = 1 and l.pid != pg_backend_pid()
         and l.database = (select oid from pg_database where datname = current_database())
         and (l.classid::bigint << 32 | l.objid::bigint) = _number and a.application_name = 'keywise lock';
-    if not found then
+    return found;
+exception when insufficient_privilege then
+    -- It is of another user of the database, and has to be waited for.
+    return false;
+end $$;
+create function keywise_turn_seize_1(_number bigint) returns boolean language plpgsql as $$
+begin
+    if pg_try_advisory_lock(_number) then
+        return true;
+    elsif not keywise_turn_unseat_1(_number) then
         return false;
     end if;
     for _try in 1..100 loop
@@ -102,11 +108,19 @@ begin
     );
 end $$;
 create function keywise_turn_guard_1(_f integer, _tokens bigint[]) returns void language plpgsql as $$
-begin
+declare
     -- In the same order everywhere, so that no two wait for each other.
-    perform pg_advisory_xact_lock(held.number) from (
+    _numbers bigint[] := array(
         select distinct keywise_turn_number_1(_f, key) as number from keywise_turn_keys
         where function = _f and token = any(_tokens) and token != 0 order by 1
-    ) as held;
+    );
+begin
+    perform pg_advisory_xact_lock(number) from unnest(_numbers) as number;
+exception when lock_not_available then
+    -- A function that was not run in transactions before had its locks in sessions of their own.
+    if not coalesce((select bool_or(keywise_turn_unseat_1(number)) from unnest(_numbers) as number), false) then
+        raise;
+    end if;
+    perform pg_advisory_xact_lock(number) from unnest(_numbers) as number;
 end $$;
 """

@@ -1,5 +1,20 @@
 """The steps that give turns and take them back, as functions of the server, made of those in `postgres_turns_steps`."""
 
+# The sessions in which an owner has a transaction with turns, and how they are named; `session_name` says the same.
+SESSIONS = """
+create function keywise_turn_end_sessions_1(_f integer, _owners text[]) returns void language plpgsql as $$
+begin
+    -- What it has not committed is undone, and all its locks are free.
+    perform pg_terminate_backend(a.pid) from pg_stat_activity as a join unnest(_owners) as one (owner)
+    on a.application_name =
+        format('keywise turn %s %s', _f, left(encode(sha256(convert_to(one.owner, 'UTF8')), 'hex'), 16))
+    where a.datname = current_database();
+exception when insufficient_privilege then
+    -- They are of another user of the database, and end when the server has waited for long enough.
+    return;
+end $$;
+"""
+
 TAKE = """
 create function keywise_turn_free_lost_1(
     _f integer, _now float8, _atomic boolean, _attempts_max integer, _causes text[]
@@ -13,6 +28,9 @@ begin
     select array_agg(owner) into _dead from keywise_turn_owners where function = _f and alive_until <= _now;
     if _dead is null then
         return _touched;
+    end if;
+    if exists (select from keywise_turn_keys where function = _f and token != 0 and owner = any(_dead)) then
+        perform keywise_turn_end_sessions_1(_f, _dead);
     end if;
     for _key in
         select * from keywise_turn_keys where function = _f and token != 0 and owner = any(_dead)
@@ -47,6 +65,7 @@ begin
         ) then
             return true;
         end if;
+        perform keywise_turn_end_sessions_1(_f, array[_work.owner]);
         perform keywise_turn_lose_1(_work, _now, false, 0, _causes);
     end loop;
     return false;
@@ -160,6 +179,13 @@ begin
         -- In a transaction that may stay open, and must not hold up renewals: there only has to be a row.
         insert into keywise_turn_owners (function, owner, alive_until) values (_f, _me, _now + _terms.lease_s)
         on conflict do nothing;
+    end if;
+    if not _terms.repeats then
+        -- What is locked from here on others may have to wait for, and there is nothing left to do but to commit.
+        perform set_config(
+            'idle_in_transaction_session_timeout', (least(_terms.lease_s, 10) * 1000)::integer::text, true)
+        where current_setting('idle_in_transaction_session_timeout')::interval
+            not between interval '1 ms' and make_interval(secs => least(_terms.lease_s, 10));
     end if;
     if cardinality(_replies) > 0 then
         select * into _touched, _is_news, _refused
@@ -276,4 +302,4 @@ begin
 end $$;
 """
 
-TAKING = TAKE + STEP + BACK
+TAKING = SESSIONS + TAKE + STEP + BACK

@@ -5,6 +5,7 @@ It costs as many round trips as one by hand: what begins and ends it travels tog
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any
 
 import asyncpg
@@ -57,14 +58,22 @@ class PostgresTurnsTransaction:
 
 
 @asynccontextmanager
-async def transaction(tables: TurnTables, guard: str = "") -> AsyncIterator[PostgresTurnsTransaction]:
+async def transaction(
+    tables: TurnTables, *, has_turns: bool, guard: str = ""
+) -> AsyncIterator[PostgresTurnsTransaction]:
     """Open one; the guard is a statement that waits until the work may begin."""
+    name = f"set local application_name = '{session_name(tables.number, tables.owner)}'; " if has_turns else ""
     if guard:
         guard = f"set local lock_timeout = '{LOCK_S}s'; {guard}; set local lock_timeout to default; "
-    begin = f"begin; {guard}{FOR_HANDLERS}; savepoint keywise"
+    begin = f"begin; {name}{guard}{FOR_HANDLERS}; savepoint keywise"
     with _not_theirs():
         async with tables.database.transaction(begin=begin, end="release keywise; commit") as connection:
             yield PostgresTurnsTransaction(tables, connection)
+
+
+def session_name(function: int, owner: str) -> str:
+    """How the server finds the transactions of an owner that was lost; it makes the same name."""
+    return f"keywise turn {function:d} {sha256(owner.encode()).hexdigest()[:16]}"
 
 
 class _not_theirs:

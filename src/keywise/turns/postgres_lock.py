@@ -101,7 +101,7 @@ class PostgresLockTurns:
     def transaction(self, *tokens: int) -> AbstractAsyncContextManager[TurnsTransaction]:
         held = ",".join(str(int(token)) for token in tokens)
         guard = f"select keywise_turn_guard_1({self._tables.number:d}, '{{{held}}}')" if tokens else ""
-        return transaction(self._tables, guard)
+        return transaction(self._tables, has_turns=bool(tokens), guard=guard)
 
     async def _heard(self) -> asyncio.Event:
         return await self.database.bell(f"t{self._tables.number}", self._tables.owner)

@@ -75,7 +75,7 @@ class PostgresQueueTurns:
         bell.clear()
 
     def transaction(self, *tokens: int) -> AbstractAsyncContextManager[TurnsTransaction]:
-        return transaction(self._tables)
+        return transaction(self._tables, has_turns=bool(tokens))
 
     async def _bell(self) -> asyncio.Event:
         return await self.database.bell(f"t{self._tables.number}", self._tables.owner)
