@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from keywise.causes import cause_of_error
 from keywise.clock import Clock
 from keywise.errors import UnansweredError
 from keywise.events import CallEnded, Event
@@ -52,6 +53,11 @@ class Call:
         """The store knows of it, or may know."""
         self.is_running = False
 
+    @property
+    def is_wanted(self) -> bool:
+        """Somebody waits for it who was told nothing yet."""
+        return any(not future.done() for future in self.futures)
+
 
 def clash(request: Request) -> Reply:
     """The id waits here for something else."""
@@ -73,6 +79,13 @@ def unanswered(function: str, call: Call) -> UnansweredError:
     return UnansweredError(
         f"{function} {call.request.id!r} has no answer in time, and may have begun; "
         "ask again with the same id to get it"
+    )
+
+
+def unsent(function: str, call: Call, error: Exception) -> UnansweredError:
+    return UnansweredError(
+        f"{function} {call.request.id!r} has no answer, since its store does not take it: {cause_of_error(error)}; "
+        "mend the request, or the store"
     )
 
 

@@ -13,13 +13,15 @@ from msgspec.structs import replace
 
 from keywise import call as calls
 from keywise.backoff import backoff_s
-from keywise.call import Call, Scene, clash, ended_event, expired, storing_s, unanswered
+from keywise.call import Call, Scene, clash, ended_event, expired, storing_s, unanswered, unsent
 from keywise.causes import cause_of_error
 from keywise.errors import UnavailableError
 from keywise.events import Alarmed, CallRefused, Overlapped, SessionLost, TurnLost
 from keywise.held import Due, Held, Holds
 from keywise.listener import Listener
+from keywise.pulse import Pulse
 from keywise.runner import Runner
+from keywise.sending import Outbox, Sending, send_apart
 from keywise.settings import SerialSettings
 from keywise.turn import Ending, Mode, Reply, Request, Turn
 
@@ -36,16 +38,15 @@ class Merge:
         self._rng = scene.rng
         self._emit = scene.emit
         self._calls: dict[str, Call] = {}
-        self._new: dict[str, Call] = {}
-        """Those that are to be asked for."""
         self._gone: dict[str, None] = {}
         """Ids that nobody waits for any more."""
         self._running: set[str] = set()
         """Ids of calls that have their turn here."""
-        self._outbox: list[Reply] = []
+        self._outbox = Outbox()
         self._held = Holds(settings.concurrency)
         self._runs: dict[asyncio.Task[None], None] = {}
         self._bell = asyncio.Event()
+        self._pulse = Pulse(settings, scene.clock, lambda: self._held.lose(self._held.tokens()), self._fall_due)
         self._listener = Listener(turns, settings.poll_s, self._hear, self._alarm)
         self._looks = False
         """There may be a turn for this process."""
@@ -53,11 +54,9 @@ class Merge:
         """There may be a reply that somebody else made."""
         self._read_at = 0.0
         self._is_renewal_due = self._has_doubts = False
-        self._is_closing = self._serves = False
+        self._is_closing = self._serves = self._is_apart = False
         self._losses = 0
         """Of sessions with locks, as far as they were told."""
-        self._heard_at = self._clock()
-        """When a call was sent that the store has answered."""
         self._tasks: list[asyncio.Task[None]] = []
         self._pruned_at = self._clock()
         self.runs_own = not getattr(turns, "is_shared", False)
@@ -72,7 +71,7 @@ class Merge:
         loop = asyncio.get_running_loop()
         call = self._calls.get(request.id)
         if call is None:
-            call = self._calls[request.id] = self._new[request.id] = Call(request, argument, loop.time())
+            call = self._calls[request.id] = self._outbox.new[request.id] = Call(request, argument, loop.time())
         elif (call.request.key, call.request.body) != (request.key, request.body):
             return clash(request)
         call.deadline = max(call.deadline, deadline)
@@ -112,7 +111,7 @@ class Merge:
         if call.is_running or self._calls.get(id) is not call:
             return
         del self._calls[id]
-        self._new.pop(id, None)
+        self._outbox.new.pop(id, None)
         if call.is_asked:
             self._gone[id] = None
             self._bell.set()
@@ -121,7 +120,7 @@ class Merge:
 
     def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work()) for work in (self._flow, self._listener.run, self._beat)]
+        self._tasks = [loop.create_task(work()) for work in (self._flow, self._listener.run, self._pulse.run)]
 
     def serve(self) -> None:
         """Run whatever may be run here, without callers of its own too."""
@@ -134,7 +133,7 @@ class Merge:
         self._is_closing = True
         ends = asyncio.get_running_loop().time() + self._settings.drain_s
         self._bell.set()
-        while (self._held or self._outbox or self._gone) and asyncio.get_running_loop().time() < ends:
+        while (self._held or self._outbox.replies or self._gone) and asyncio.get_running_loop().time() < ends:
             for call in [call for call in self._calls.values() if not call.is_running]:
                 self._end(call, Reply(id=call.request.id, outcome=Ending.EXPIRED, cause="the app was closed"))
             self._bell.set()
@@ -160,6 +159,7 @@ class Merge:
                     vain = 0
             except Exception as error:
                 vain += 1
+                # What is not known now is looked at again after the renewal.
                 self._has_doubts = self._is_renewal_due = True
                 self._alarm(error)
                 await asyncio.sleep(backoff_s(vain, calls.OUTAGE_S, calls.OUTAGE_MAX_S, self._rng))
@@ -174,7 +174,7 @@ class Merge:
         return bool(self._gone or self._is_renewal_due or self._reads or self._has_exchange())
 
     def _has_exchange(self) -> bool:
-        return bool(self._outbox or self._new or (self._looks and self._slots() > 0))
+        return bool(self._outbox or (self._looks and self._slots() > 0))
 
     async def _step(self) -> None:
         if self._is_renewal_due:
@@ -191,30 +191,34 @@ class Merge:
 
     async def _exchange(self) -> None:
         """Store answers, ask for what is new, and take turns: one call to the store."""
-        loop = asyncio.get_running_loop()
-        replies, self._outbox = self._outbox, []
-        new, self._new = self._new, {}
-        asked = [call for call in new.values() if call.deadline > loop.time()]
-        for call in asked:
-            call.is_asked = True
-        requests = [replace(call.request, wait_s=call.deadline - loop.time()) for call in asked]
-        limit, self._looks = self._slots(replies) * self._runner.bundle_max, False
-        sent_at, began = self._clock(), loop.time()
-        try:
-            answered = await self._turns.answer(replies, limit, self._runner.run_max, requests)
-        except UnavailableError:
-            self._outbox[:0] = replies
-            self._new = {id: call for id, call in new.items() if id in self._calls} | self._new
-            self._looks = True
-            raise
-        self._heard_at = sent_at
-        self._settle(replies, answered.refused)
-        for call, answer in zip(asked, answered.answers, strict=True):
-            self._asked(call, answer, began)
-        self._start_all(answered.turns, began)
+        limit = self._slots(self._outbox.replies) * self._runner.bundle_max
+        if not self._outbox.is_apart:
+            self._looks = False
+            return await self._outbox.flush(limit, self._send)
+        for call, error in await self._outbox.flush_apart(self._send):
+            self._give_up(call, error)
+        self._looks = True
+
+    async def _send(self, sending: Sending) -> None:
+        sent_at, requests = self._clock(), sending.requests()
+        answered = await self._turns.answer(sending.replies, sending.limit, self._runner.run_max, requests)
+        self._pulse.heard_at = sent_at
+        self._settle(sending.replies, answered.refused)
+        for call, answer in zip(sending.asked, answered.answers, strict=True):
+            self._asked(call, answer, sending.began)
+        self._start_all(answered.turns, sending.began)
         # With all that were wished for, there may be more.
-        self._looks = self._looks or len(answered.turns) >= limit
+        self._looks = self._looks or len(answered.turns) >= sending.limit
         (self._listener.is_wanted.set if self._calls or self._serves else self._listener.is_wanted.clear)()
+
+    def _give_up(self, call: Call, error: Exception) -> None:
+        """It cannot be asked for; if the store knows of it all the same, it is taken out."""
+        self._forget(call)
+        self._gone[call.request.id] = None
+        for future in call.futures:
+            if not future.done():
+                future.set_exception(unsent(self._name, call, error))
+                future.exception()  # Whoever was cancelled meanwhile does not look at it.
 
     def _slots(self, replies: Sequence[Reply] = ()) -> int:
         """How many bundles of turns can be run besides, once these replies are stored."""
@@ -268,23 +272,26 @@ class Merge:
 
     def _ask_again(self, call: Call) -> None:
         if self._calls.get(call.request.id) is call:
-            self._new[call.request.id] = call
+            self._outbox.new[call.request.id] = call
 
     def _stop(self, call: Call) -> None:
         call.is_running = False
         self._running.discard(call.request.id)
 
     def _end(self, call: Call, reply: Reply) -> None:
-        id, now = call.request.id, asyncio.get_running_loop().time()
-        # Its callers may be gone, and others may wait for the same id in a call of their own.
-        if self._calls.get(id) is call:
-            self._running.discard(id)
-            del self._calls[id]
-            self._new.pop(id, None)
-        self._emit(ended_event(self._name, call, reply, now))
+        self._forget(call)
+        self._emit(ended_event(self._name, call, reply, asyncio.get_running_loop().time()))
         for future in call.futures:
             if not future.done():
                 future.set_result(reply)
+
+    def _forget(self, call: Call) -> None:
+        """Its callers may be gone, and others may wait for the same id in a call of their own."""
+        id = call.request.id
+        if self._calls.get(id) is call:
+            self._running.discard(id)
+            del self._calls[id]
+            self._outbox.new.pop(id, None)
 
     # Turns.
 
@@ -292,7 +299,7 @@ class Merge:
         runs: dict[int, list[Due]] = {}
         for turn in turns:
             runs.setdefault(turn.token, []).append(self._due(turn, began))
-        for bundle in self._runner.bundles([Held(dues, self._left_s) for dues in runs.values()]):
+        for bundle in self._runner.bundles([Held(dues, self._pulse.left_s) for dues in runs.values()]):
             self._held.add(bundle)
             task = asyncio.get_running_loop().create_task(self._runner.run(bundle, self._tell))
             self._runs[task] = None
@@ -312,9 +319,9 @@ class Merge:
         if are_stored:
             self._settle(replies, ())
             # Whoever waits may have a turn now.
-            self._looks = self._looks or self._serves or len(self._calls) > len(self._new) + len(self._running)
+            self._looks = self._looks or self._serves or len(self._calls) > len(self._outbox.new) + len(self._running)
         else:
-            self._outbox += replies
+            self._outbox.replies += replies
         self._bell.set()
 
     # Being alive.
@@ -327,29 +334,17 @@ class Merge:
             before = await self._turns.operator.now()
         sent_at, tokens = self._clock(), self._held.tokens()
         lost = await self._turns.renew(tokens, before)
-        self._heard_at = sent_at
+        self._pulse.heard_at = sent_at
         self._is_renewal_due = False
         if before is not None:
             self._has_doubts = False
             self._looks = True
         self._held.lose(lost)
 
-    async def _beat(self) -> None:
-        """Renew at a third of the lease; break off what runs when the store was silent for too long."""
-        rhythm_s = self._settings.lease_s / 3
-        while True:
-            await asyncio.sleep(max(0.001, min(rhythm_s / 4, self._left_s())))
-            if self._left_s() <= 0:
-                self._held.lose(self._held.tokens())
-            if self._clock() - self._heard_at > rhythm_s and (self._held or self._calls or self._serves):
-                self._is_renewal_due = True
-                self._bell.set()
-            if self._left_s() <= 0:
-                await asyncio.sleep(rhythm_s / 4)
-
-    def _left_s(self) -> float:
-        """How long this process may still count on its turns."""
-        return self._heard_at + self._settings.lease_s - self._settings.margin_s - self._clock()
+    def _fall_due(self) -> None:
+        if self._held or self._calls or self._serves:
+            self._is_renewal_due = True
+            self._bell.set()
 
     def _hear(self, losses: int) -> None:
         """Others have done something. A store whose locks went with their session knows which turns had them."""
@@ -371,18 +366,30 @@ class Merge:
             return
         sent_at = self._clock()
         found = await self._turns.replies(waiting)
-        self._heard_at = sent_at
+        self._pulse.heard_at = sent_at
         for id, reply in found.items():
-            if (call := self._calls.get(id)) is not None and not call.is_running and id not in self._new:
+            if (call := self._calls.get(id)) is not None and not call.is_running and id not in self._outbox.new:
                 self._replied(call, reply)
 
     async def _withdraw(self) -> None:
         gone = list(self._gone)
-        ended = set(await self._turns.withdraw(gone, Ending.EXPIRED, "its caller gave up"))
+        ended: set[str] = set()
+
+        async def withdraw(*ids: str) -> None:
+            ended.update(await self._turns.withdraw(ids, Ending.EXPIRED, "its caller gave up"))
+
+        try:
+            await withdraw(*gone)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            # What cannot be taken out has nobody who waits for it, and ends in the store by its deadline.
+            self._alarm(error)
+            await send_apart(gone, withdraw)
         for id in gone:
             self._gone.pop(id, None)
             call = self._calls.get(id)
-            if call is None or id in self._new:
+            if call is None or id in self._outbox.new:
                 continue
             if id in ended:
                 # Whoever joined meanwhile has more patience.

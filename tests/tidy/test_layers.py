@@ -67,6 +67,8 @@ LAYERS = {
         "merge",
         "held",
         "listener",
+        "pulse",
+        "sending",
         "runner",
     },
     "adapters": {"adapters"},

@@ -2,10 +2,13 @@
 
 import asyncio
 
+import pytest
+
 from keywise import Claim
 from keywise.databases.memory import MemoryDatabase
-from keywise.errors import DatabaseError
+from keywise.errors import DatabaseError, LostError, UnansweredError
 from keywise.events import Alarmed, CallEnded
+from keywise.turn import Request
 from merge_trouble import a_while, gate, serial, until
 from running import awaited
 
@@ -99,3 +102,112 @@ async def test_an_error_while_waiting_for_others_is_told_and_passes():
     assert "disk I/O error" in alarms[0].cause
     await f.close()
     await g.close()
+
+
+@awaited
+async def test_a_request_that_cannot_be_sent_fails_alone():
+    """Its error ends neither the answer nor the request that travel in the same call."""
+    go_on, begun = asyncio.Event(), []
+
+    async def waiting(claim: Claim, request: dict) -> int:
+        begun.append(request)
+        await go_on.wait()
+        return 1
+
+    async def refuse(name, arguments):
+        if name == "answer" and any(request.asked_by == "\udcff" for request in arguments[3]):
+            raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "surrogates not allowed")
+
+    f = serial(waiting, timeout="10s")
+    good = asyncio.ensure_future(f({"k": "good"}, id="good"))
+    await until(lambda: begun)
+    f._turns.before = refuse
+    bad = asyncio.ensure_future(f._merge.call(a_request("bad", "\udcff"), {"k": "bad"}, a_deadline()))
+    other = asyncio.ensure_future(f({"k": "other"}))
+    go_on.set()
+    assert await asyncio.gather(good, other) == [1, 1]
+    with pytest.raises(UnansweredError, match=r"'bad'.*surrogates not allowed"):
+        await bad
+    assert await f({"k": "good"}, id="next") == 1
+    await f.close()
+
+
+@awaited
+async def test_an_answer_that_cannot_be_stored_is_lost_alone():
+    async def refuse(name, arguments):
+        if name == "answer" and any(reply.body == b'"large"' for reply in arguments[0]):
+            raise ValueError("string or blob too big")
+
+    async def echo(claim: Claim, request: dict) -> str:
+        return request["say"]
+
+    f = serial(echo, timeout="10s")
+    assert await f({"k": "a", "say": "1"}) == "1"
+    f._turns.before = refuse
+    calls = (f({"k": "a", "say": "large"}, id="x"), f({"k": "b", "say": "2"}), f({"k": "a", "say": "3"}))
+    lost, *others = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(lost, LostError) and "too big" in str(lost)
+    assert others == ["2", "3"]
+    await f.close()
+
+
+@awaited
+async def test_answers_outlast_an_error_of_the_store_that_a_person_puts_right():
+    is_forbidden, alarms, go_on, begun = True, [], asyncio.Event(), []
+
+    async def forbid(name, arguments):
+        if name in ("answer", "withdraw") and is_forbidden:
+            raise DatabaseError("permission denied")
+
+    async def waiting(claim: Claim, request: dict) -> int:
+        begun.append(request)
+        await go_on.wait()
+        return 1
+
+    f = serial(waiting, observers=[lambda event: alarms.append(event) if isinstance(event, Alarmed) else None])
+    call = asyncio.ensure_future(f({"k": "a"}, timeout="10s"))
+    await until(lambda: begun)
+    f._turns.before = forbid
+    go_on.set()
+    late = asyncio.ensure_future(f({"k": "a"}, timeout="10s"))
+    await until(lambda: len(alarms) > 2)
+    is_forbidden = False
+    assert await asyncio.gather(call, late) == [1, 1]
+    await f.close()
+
+
+@awaited
+async def test_an_id_that_cannot_be_taken_out_holds_up_nobody():
+    database, go_on, begun = MemoryDatabase(), asyncio.Event(), []
+
+    async def waiting(claim: Claim, request: dict) -> int:
+        begun.append(request)
+        await go_on.wait()
+        return 2
+
+    async def refuse(name, arguments):
+        if name == "withdraw" and "bad" in arguments[0]:
+            raise DatabaseError("a half character")
+
+    f, g = serial(one, database), serial(waiting, database)
+    holder = asyncio.ensure_future(g({"k": "a"}))
+    await until(lambda: begun)
+    calls = [asyncio.ensure_future(f({"k": "a"}, id=id)) for id in ("bad", "good")]
+    await until(lambda: "good" in database.lines["f"].ids)
+    f._turns.before = refuse
+    for call in calls:
+        call.cancel()
+    assert await f({"k": "b"}, timeout="5s") == 1
+    await until(lambda: database.lines["f"].records[database.lines["f"].ids["good"]].reply is not None)
+    go_on.set()
+    assert await holder == 2
+    await f.close()
+    await g.close()
+
+
+def a_request(id: str, asked_by: str) -> Request:
+    return Request(id=id, key=id, body=b"{}", asked_by=asked_by)
+
+
+def a_deadline() -> float:
+    return asyncio.get_running_loop().time() + 10.0

@@ -73,7 +73,7 @@ def _always_alive(self: Held) -> bool:
 
 
 def _told_before_it_is_stored(self: Merge, replies: Sequence[Reply], are_stored: bool) -> None:
-    self._outbox += replies
+    self._outbox.replies += replies
     for reply in replies:
         call = self._calls.get(reply.id)
         if call is not None and reply.outcome is Ending.DONE:
@@ -93,7 +93,7 @@ async def _never_withdraws(self: Merge) -> None:
 
 async def _renews_blindly(self: Merge) -> None:
     """Turns whose answer was lost are never given back."""
-    self._heard_at = self._clock()
+    self._pulse.heard_at = self._clock()
     await self._turns.renew(self._held.tokens())
     self._is_renewal_due = self._has_doubts = False
 
@@ -102,7 +102,7 @@ async def _gives_everything_back(self: Merge) -> None:
     """After trouble nothing that runs is known any more."""
     before = await self._turns.operator.now() if self._has_doubts else None
     await self._turns.renew([], before)
-    self._heard_at = self._clock()
+    self._pulse.heard_at = self._clock()
     self._is_renewal_due = self._has_doubts = False
     self._looks = True
 

@@ -1,0 +1,125 @@
+"""What goes to a store in one call, and one by one after such a call has failed: what is bad fails alone."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from msgspec.structs import replace
+
+from keywise.call import Call
+from keywise.causes import cause_of_error, storable
+from keywise.errors import KeywiseError, UnavailableError
+from keywise.turn import Ending, Reply, Request
+
+T = TypeVar("T")
+UNSTORABLE = "its answer cannot be stored"
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """Answers, what is asked for, and how many turns are wished for."""
+
+    replies: list[Reply]
+    asked: list[Call]
+    limit: int
+    began: float
+    """By the loop's clock."""
+
+    def requests(self) -> list[Request]:
+        """As they are sent: from now on, the store may know of them."""
+        for call in self.asked:
+            call.is_asked = True
+        return [replace(call.request, wait_s=call.deadline - self.began) for call in self.asked]
+
+
+Send: TypeAlias = Callable[[Sending], Awaitable[None]]
+
+
+class Outbox:
+    """What waits for the next call to the store."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.new: dict[str, Call] = {}
+        """Those that are to be asked for, by id."""
+        self.is_apart = False
+        """The last call failed, and any of what it carried may be to blame."""
+
+    def __bool__(self) -> bool:
+        return bool(self.replies or self.new)
+
+    async def flush(self, limit: int, send: Send) -> None:
+        """Send all in one call. If it fails, nothing is gone."""
+        now = asyncio.get_running_loop().time()
+        replies, self.replies = self.replies, []
+        new, self.new = self.new, {}
+        try:
+            await send(Sending(replies, [call for call in new.values() if call.deadline > now], limit, now))
+        except Exception as error:
+            self.replies[:0] = replies
+            self.new = {id: call for id, call in new.items() if call.is_wanted} | self.new
+            self.is_apart = not isinstance(error, UnavailableError)
+            raise
+
+    async def flush_apart(self, send: Send) -> list[tuple[Call, Exception]]:
+        """Send each alone, and return those that cannot be asked for. If none passes, that is raised."""
+
+        async def send_one(item: Reply | Call) -> None:
+            now = asyncio.get_running_loop().time()
+            if isinstance(item, Reply):
+                await send(Sending([item], [], 0, now))
+                self._replace(item)
+            else:
+                if item.deadline > now:
+                    await send(Sending([], [item], 0, now))
+                if self.new.get(item.request.id) is item:
+                    del self.new[item.request.id]
+
+        items: list[Reply | Call] = [*self.replies, *self.new.values()]
+        apart = await send_apart(items, send_one)
+        if (fault := apart.fault_of_the_store()) is not None:
+            raise fault
+        self.is_apart = False
+        for item, error in apart.failed:
+            if isinstance(item, Reply):
+                self._replace(item, unstorable(item, error))
+        return [(item, error) for item, error in apart.failed if isinstance(item, Call)]
+
+    def _replace(self, reply: Reply, *others: Reply) -> None:
+        place = next(place for place, one in enumerate(self.replies) if one is reply)
+        self.replies[place : place + 1] = others
+
+
+class Apart(Generic[T]):
+    """What came of things that were sent one by one."""
+
+    def __init__(self) -> None:
+        self.passed = 0
+        self.failed: list[tuple[T, Exception]] = []
+
+    def fault_of_the_store(self) -> Exception | None:
+        """Its error, if nothing that was sent can be blamed for it."""
+        error = self.failed[0][1] if self.failed and not self.passed else None
+        return error if isinstance(error, KeywiseError) else None
+
+
+async def send_apart(items: Iterable[T], send: Callable[[T], Awaitable[None]]) -> Apart[T]:
+    """If the store cannot be reached, that is raised, and the rest is not sent."""
+    apart: Apart[T] = Apart()
+    for item in items:
+        try:
+            await send(item)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            apart.failed.append((item, error))
+        else:
+            apart.passed += 1
+    return apart
+
+
+def unstorable(reply: Reply, error: Exception) -> Reply:
+    """In place of an answer that the store does not take."""
+    cause = storable(f"{UNSTORABLE}: {cause_of_error(error)}")
+    return Reply(id=reply.id, outcome=Ending.LOST, cause=cause, token=reply.token)
