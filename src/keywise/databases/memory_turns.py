@@ -119,6 +119,10 @@ class MemoryTurnBook:
     def lost_holds(self) -> Sequence[tuple[str, Hold]]:
         return [(key, hold) for key, hold in self.lines.holds.items() if not self.is_alive(hold.owner)]
 
+    def lost_observed(self) -> Sequence[Record]:
+        records = [record for key in self.lines.observed for record in self.observed(key)]
+        return [record for record in records if not self.is_alive(record.owner)]
+
     def is_alive(self, owner: str) -> bool:
         return self.now < self.lines.owners.get(owner, 0.0)
 

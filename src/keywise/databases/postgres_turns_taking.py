@@ -22,6 +22,7 @@ create function keywise_turn_free_lost_1(
 declare
     _dead text[];
     _key keywise_turn_keys;
+    _work keywise_turn_work;
     _again integer;
     _touched bytea[] := '{}';
 begin
@@ -43,11 +44,22 @@ begin
         where function = _f and key = _key.key;
         _touched := _touched || _key.key;
     end loop;
+    for _work in
+        select * from keywise_turn_work where function = _f and mode = 'observe' and owner = any(_dead)
+        order by key, place
+    loop
+        perform from keywise_turn_keys where function = _f and key = _work.key for update skip locked;
+        continue when not found;
+        perform keywise_turn_lose_1(_work, _now, false, 0, _causes);
+        _touched := _touched || _work.key;
+    end loop;
     -- Who has no row is not alive. Those that hold something still are found by theirs.
     delete from keywise_turn_owners where function = _f and owner = any(array(
         select o.owner from keywise_turn_owners as o
         where o.function = _f and o.owner = any(_dead) and o.alive_until <= _now and not exists (
             select from keywise_turn_keys as k where k.function = _f and k.token != 0 and k.owner = o.owner
+        ) and not exists (
+            select from keywise_turn_work as w where w.function = _f and w.mode = 'observe' and w.owner = o.owner
         ) for update skip locked
     ));
     return _touched;

@@ -251,8 +251,7 @@ local PAGE = 32
 local function free_lost()
   for _, who in ipairs(call('ZRANGEBYSCORE', P .. 'owners', '-inf', stamp)) do
     for _, n in ipairs(call('SMEMBERS', P .. 'owned:' .. who)) do
-      local one = look(n)
-      if one.mode ~= 'observe' then lose(one) end
+      lose(look(n))
     end
     call('ZREM', P .. 'owners', who)
   end

@@ -103,6 +103,9 @@ class SqliteTurnBook:
         lines = [self._line(key) for (key,) in self._all(_LOST, self.now)]
         return [(line.key, line.hold) for line in lines if line.hold is not None]
 
+    def lost_observed(self) -> Sequence[Record]:
+        return [_DECODE(blob) for (blob,) in self._all(_LOST_OBSERVED, self.now)]
+
     def is_alive(self, owner: str) -> bool:
         if owner not in self._alive:
             row = self._one(_LIVES, owner)
@@ -255,6 +258,11 @@ _FREE = (
 _LOST = (
     "select key from keywise_turn_lines line where scope = ? and token != 0 and not exists "
     "(select 1 from keywise_turn_owners owner where owner.scope = line.scope and owner.owner = line.owner "
+    "and owner.until > ?)"
+)
+_LOST_OBSERVED = (
+    "select record from keywise_requests request where scope = ? and state in (1, 2) and state = 2 and not exists "
+    "(select 1 from keywise_turn_owners owner where owner.scope = request.scope and owner.owner = request.owner "
     "and owner.until > ?)"
 )
 _LIVES = "select until from keywise_turn_owners where scope = ? and owner = ?"

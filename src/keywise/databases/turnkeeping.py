@@ -65,6 +65,9 @@ class TurnBook(Protocol):
     def lost_holds(self) -> Sequence[tuple[str, Hold]]:
         """Keys that are held by owners who are not alive."""
 
+    def lost_observed(self) -> Sequence[Record]:
+        """Those that run at once, of owners who are not alive."""
+
     def is_alive(self, owner: str) -> bool: ...
 
     def live(self, owner: str) -> None:
@@ -120,7 +123,8 @@ def take(book: TurnBook, owner: str, limit: int, run_max: int) -> list[Turn]:
     for key in book.free_keys():
         if len(turns) >= limit:
             break
-        if not _is_observed(book, key):
+        # What runs at once was asked for before the key was switched on.
+        if not book.observed(key):
             turns += _take(book, key, owner, min(run_max, limit - len(turns)))
     return turns
 
@@ -139,21 +143,15 @@ def _take(book: TurnBook, key: str, owner: str, run_max: int) -> list[Turn]:
     return [rules.turn_of(record, book.now) for record in begun]
 
 
-def _is_observed(book: TurnBook, key: str) -> bool:
-    """Whether one runs that was asked for before the key was switched on; those of lost owners end here."""
-    for record in book.observed(key):
-        if book.is_alive(record.owner):
-            return True
-        _lose(book, record)
-    return False
-
-
 def free_lost(book: TurnBook) -> None:
     """What is held by owners who are not alive is free."""
     for key, hold in book.lost_holds():
         for record in book.running(key, hold.token):
             _lose(book, record)
         book.set_hold(key, None)
+        book.has_news = True
+    for record in book.lost_observed():
+        _lose(book, record)
         book.has_news = True
 
 

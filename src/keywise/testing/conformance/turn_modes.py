@@ -79,6 +79,21 @@ async def a_lost_owner_holds_up_no_key_that_was_observed(bench: TurnsBench) -> N
 
 
 @TURN_MODE_PROMISES.add(PLAIN)
+async def what_a_lost_owner_observed_ends_though_nobody_waits_for_its_key(bench: TurnsBench) -> None:
+    """Whoever asks for its id is told that it is lost, and it is pruned like others."""
+    await _observed(bench, "1")
+    await bench.another.take(1)
+    same("the outcome while its owner lives", await bench.outcome("1"), None)
+    bench.lose()
+    same("turns", await bench.another.take(1), [])
+    [told] = await bench.another.ask([asked("1", runner="w2", mode=OBSERVE)])
+    same("what is said to the same id", told.outcome if isinstance(told, Reply) else told, Ending.LOST)
+    same("what runs", await bench.another.operator.states(10), [])
+    bench.advance(100.0)
+    same("the pruned requests", await bench.another.operator.prune(50.0), 1)
+
+
+@TURN_MODE_PROMISES.add(PLAIN)
 async def a_caller_with_an_old_view_is_told_the_mode(bench: TurnsBench) -> None:
     """The store knows the switches: who takes the mode for another one is told, and nothing of the request is kept."""
     for mode in (OBSERVE, OFF, ON):
