@@ -123,8 +123,7 @@ def take(book: TurnBook, owner: str, limit: int, run_max: int) -> list[Turn]:
     for key in book.free_keys():
         if len(turns) >= limit:
             break
-        # What runs at once was asked for before the key was switched on.
-        if not book.observed(key):
+        if not _is_observed(book, key):
             turns += _take(book, key, owner, min(run_max, limit - len(turns)))
     return turns
 
@@ -141,6 +140,11 @@ def _take(book: TurnBook, key: str, owner: str, run_max: int) -> list[Turn]:
         book.put(record)
     book.set_hold(key, Hold(token, owner, len(begun)))
     return [rules.turn_of(record, book.now) for record in begun]
+
+
+def _is_observed(book: TurnBook, key: str) -> bool:
+    """Whether one runs that was asked for before the key was switched on."""
+    return bool(book.observed(key))
 
 
 def free_lost(book: TurnBook) -> None:
