@@ -5,7 +5,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
@@ -16,7 +15,9 @@ from keywise.errors import OutcomeUnknownError, TransientError, UnavailableError
 from keywise.held import Bundle, Due, Held, company, reply_to
 from keywise.serial import Serial, result_body
 from keywise.settings import SerialSettings
+from keywise.threads import Threads
 from keywise.turn import Ending, Reply
+from keywise.turn_rules import TOO_LATE
 
 RUN_MAX = 256
 ALONE_S = 30.0
@@ -40,7 +41,7 @@ class Runner:
         self._turns = turns
         self._settings = settings
         self._rng = rng
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = Threads(settings.concurrency)
         self._run_s = settings.transaction_s if serial.is_atomic else settings.run_s
         self._pace_s = self._run_s / (2 if serial.is_atomic else 1)
         self._is_alone = not serial.is_atomic
@@ -124,9 +125,7 @@ class Runner:
             return await self._called(claim, argument, transaction)
 
     def close(self) -> None:
-        if self._threads is not None:
-            # A thread cannot be cancelled; what hangs is not waited for.
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def _tried(self, held: Held, due: Due) -> Reply:
         """Try until it is known what came of it, or until its deadline."""
@@ -142,7 +141,7 @@ class Runner:
             if attempts == self._settings.attempts_max or loop.time() + wait_s >= due.until:
                 return reply_to(due, Ending.FAILED, reply)
             await asyncio.sleep(wait_s)
-            if not held.may_begin():
+            if loop.time() >= due.until or not held.may_begin():
                 return reply_to(due, Ending.FAILED, reply)
         raise AssertionError("the last attempt has a reply")
 
@@ -153,18 +152,20 @@ class Runner:
         began = asyncio.get_running_loop().time()
         # Of this task alone, which ends with the run.
         within.set((*turn.request.within, turn.token))
-        due.is_running = True
+        due.is_running = self._serial.is_async
         held.timeout = asyncio.timeout_at(due.until)
         try:
             async with held.timeout:
                 argument = due.argument if due.argument is not None else self._serial.request_of(turn.request.body)
-                result = await self._called(claim, argument, transaction)
+                result = await self._called(claim, argument, transaction, due)
             return Reply(id=turn.request.id, outcome=Ending.DONE, body=result_body(result), token=turn.token)
         except (TransientError, UnavailableError) as error:
             return cause_of_error(error)
         except TimeoutError as error:
             if not held.timeout.expired():
                 return reply_to(due, Ending.FAILED, cause_of_error(error))
+            if not due.is_running:
+                return reply_to(due, Ending.EXPIRED, NOT_BEGUN if held.is_lost else TOO_LATE)
             cause = "its turn was lost" if held.is_lost else "its deadline passed in the middle of it"
             return reply_to(due, Ending.LOST, cause)
         except OutcomeUnknownError as error:
@@ -193,18 +194,16 @@ class Runner:
             # One slow call shows that calls can be slow, and if this process dies, those behind it are lost.
             self._pace_s = max(took_s, self._pace_s)
 
-    async def _called(self, claim: Claim, argument: Any, transaction: Any) -> Any:
+    async def _called(self, claim: Claim, argument: Any, transaction: Any, due: Due | None = None) -> Any:
         if self._serial.is_async:
             return await self._serial.call(claim, argument, transaction)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._settings.concurrency, thread_name_prefix="keywise-serial")
-        future = asyncio.get_running_loop().run_in_executor(self._threads, self._serial.call, claim, argument)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            # The thread goes on, and nobody else may run this key meanwhile.
-            await asyncio.wait([future])
-            raise
+
+        def call() -> Any:
+            if due is not None:
+                due.is_running = True
+            return self._serial.call(claim, argument)
+
+        return await self._threads.run(call)
 
     # In the store's own transaction.
 

@@ -27,6 +27,7 @@ LAYERS = {
         "fold",
         "heartbeat",
         "backoff",
+        "threads",
         "envelope",
         "jobs",
         "news",
