@@ -18,6 +18,8 @@ APPLICATION = "keywise lock"
 BEAT_S = 0.4
 """How often the session is asked whether it is there: what nobody told, a broken network, is noticed so."""
 ANSWER_S = 0.5
+BEFORE_LOCKS = ("22", "23", "40")
+"""Data that cannot be, an id that somebody else has stored meanwhile, and steps that waited for each other."""
 
 
 class LockSession:
@@ -64,9 +66,10 @@ class LockSession:
             try:
                 with postgres_errors(self._database.name):
                     yield connection
-            except BaseException:
+            except BaseException as error:
                 # A step that failed may have taken locks, which no rollback gives back.
-                self._lose(connection)
+                if not _is_before_locks(error):
+                    self._lose(connection)
                 raise
 
     async def _opened(self) -> Any:
@@ -100,3 +103,9 @@ class LockSession:
                 return bool(await self._database.step("select from pg_stat_activity where pid = $1", session))
         except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             return False
+
+
+def _is_before_locks(error: BaseException) -> bool:
+    """Whether a step failed over the requests in it, or by meeting another one: all that is done before any lock."""
+    cause = error.__cause__
+    return isinstance(cause, asyncpg.PostgresError) and (cause.sqlstate or "")[:2] in BEFORE_LOCKS

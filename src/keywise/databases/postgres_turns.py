@@ -98,6 +98,10 @@ class TurnTables:
             rows = await self._stepper.step(_LOCKED_RENEW, *arguments)
         return [token for (token,) in rows]
 
+    async def unlock(self, keys: Sequence[str]) -> None:
+        """Give back locks of turns that were lost."""
+        await self._stepper.step(_UNLOCK, self.number, [encoded(key) for key in keys])
+
     async def count_losses(self, losses: int) -> int:
         """Write down that a session with locks was lost so often."""
         await self.database.step(_COUNT, self.number, losses)
@@ -237,6 +241,7 @@ _LOCKED_STEP = "select * from keywise_turn_locked_step_1($1, $2, $3, $4)"
 _LOCKED_RENEW = "select * from keywise_turn_locked_renew_1($1, $2, $3, $4)"
 _LOCKED_BACK = "select keywise_turn_locked_back_1($1, $2, $3, $4)"
 _BACK = "select keywise_turn_back_1($1, $2, $3, $4)"
+_UNLOCK = "select keywise_turn_unlock_1($1, $2)"
 _RENEW = "select * from keywise_turn_renew_1($1, $2, $3, $4)"
 _COUNT = "update keywise_functions set sessions_lost = sessions_lost + $2 where id = $1"
 _WITHDRAW = "select * from keywise_turn_withdraw_1($1, $2, $3, $4, $5)"

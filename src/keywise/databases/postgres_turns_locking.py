@@ -49,6 +49,7 @@ declare
     _missed bytea[] := '{}';
     _ids bytea[] := '{}';
     _not_begun bigint[] := '{}';
+    _refused bytea[] := '{}';
 begin
     select array_agg(k.key), array_agg(k.token) into _keys, _tokens from keywise_turn_keys as k
     where k.function = _f and k.token = any(array(select distinct token from unnest(_replies) where token != 0))
@@ -67,17 +68,23 @@ begin
                 _not_begun := _not_begun || (_row.work).token;
                 continue;
             end if;
+        elsif _row.what = 'refused' then
+            _refused := _refused || _row.answer;
         end if;
         return next _row;
     end loop;
     if cardinality(_ids) > 0 then
         perform keywise_turn_give_back_1(_f, _terms.owner, 0, _ids, _not_begun, _terms.causes);
     end if;
+    -- The lock of a turn that was lost is given back by the client, which knows its key: as often as it was taken.
     perform pg_advisory_unlock(keywise_turn_number_1(_f, over.key)) from unnest(_keys, _tokens) as over (key, token)
     where not exists (
         select from keywise_turn_keys as k where k.function = _f and k.key = over.key and k.token = over.token
-    );
+    ) and exists (select from unnest(_replies) as one where one.token = over.token and one.id != all(_refused));
 end $$;
+create function keywise_turn_unlock_1(_f integer, _keys bytea[]) returns void language sql as $$
+    select pg_advisory_unlock(keywise_turn_number_1(_f, key)) from unnest(_keys) as key
+$$;
 create function keywise_turn_locked_back_1(_f integer, _terms keywise_turn_terms, _ids bytea[], _tokens bigint[])
 returns void language plpgsql as $$
 declare

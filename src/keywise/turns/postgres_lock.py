@@ -7,7 +7,7 @@ counts. The lock excludes other programs too; if its session is lost, what runs 
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Self
 
 from keywise.address import Address
@@ -16,6 +16,7 @@ from keywise.databases.postgres_session import LockSession
 from keywise.databases.postgres_turns import Taking, TurnTables
 from keywise.databases.postgres_turns_operator import PostgresTurnsOperator
 from keywise.databases.postgres_turns_transaction import transaction
+from keywise.errors import UnavailableError
 from keywise.turn import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
 
 SCHEMES = ("postgresql", "postgres", "postgres-lock")
@@ -38,8 +39,8 @@ class PostgresLockTurns:
         self.sessions_lost = 0
         """How often the session with the locks was lost since this was opened."""
         self._uncounted = 0
-        self._tokens: set[int] = set()
-        """Of turns whose locks the present session has."""
+        self._locked: dict[int, str] = {}
+        """Tokens and keys of turns whose locks the present session has."""
         self._orphans: set[int] = set()
         """Of turns whose locks were lost with their session."""
         self._bell = asyncio.Event()
@@ -68,7 +69,10 @@ class PostgresLockTurns:
     ) -> Answered:
         answered = await self._tables.exchange(replies, Taking(limit, run_max), requests)
         if self._session is not None:
-            self._tokens |= {turn.token for turn in answered.turns}
+            self._locked |= {turn.token: turn.request.key for turn in answered.turns}
+            if answered.refused:
+                refused = set(answered.refused)
+                await self._unlock([reply.token for reply in replies if reply.id in refused])
         return answered
 
     async def give_back(self, turns: Sequence[Turn]) -> None:
@@ -78,9 +82,10 @@ class PostgresLockTurns:
         """Work whose lock was lost with its session must end too."""
         if self._uncounted:
             self._uncounted -= await self._tables.count_losses(self._uncounted)
-        self._tokens &= set(tokens)
+        self._locked = {token: self._locked[token] for token in tokens if token in self._locked}
         self._orphans &= set(tokens)
         lost = await self._tables.renew(tokens, before)
+        await self._unlock(lost)
         return [token for token in tokens if token in lost or token in self._orphans]
 
     async def withdraw(self, ids: Sequence[str], outcome: Ending = Ending.EXPIRED, cause: str = "") -> list[str]:
@@ -103,14 +108,22 @@ class PostgresLockTurns:
         guard = f"select keywise_turn_guard_1({self._tables.number:d}, '{{{held}}}')" if tokens else ""
         return transaction(self._tables, has_turns=bool(tokens), guard=guard)
 
+    async def _unlock(self, tokens: Sequence[int]) -> None:
+        """Of turns that were lost: whoever has their keys next would have to end the session to get the locks."""
+        lost = {token: self._locked.pop(token) for token in tokens if token in self._locked}
+        if lost:
+            # If it cannot be done, the session is lost, and the locks with it.
+            with suppress(UnavailableError):
+                await self._tables.unlock(list(lost.values()))
+
     async def _heard(self) -> asyncio.Event:
         return await self.database.bell(f"t{self._tables.number}", self._tables.owner)
 
     def _lose_session(self) -> None:
         self.sessions_lost += 1
         self._uncounted += 1
-        self._orphans |= self._tokens
-        self._tokens = set()
+        self._orphans |= set(self._locked)
+        self._locked = {}
         self._bell.set()
 
 
