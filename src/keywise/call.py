@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from keywise.backoff import backoff_s
 from keywise.causes import cause_of_error
 from keywise.clock import Clock
 from keywise.errors import UnansweredError
@@ -21,6 +22,8 @@ PRUNE_S = 60.0
 ADVICE = "callers wait until the store can be used again; look at its error"
 REPLIES_S = 0.05
 """How often it is asked for replies that others made, at the most, where a process runs its own requests."""
+AGAIN_MAX = 10
+"""How often what others let expire is asked for again, at the most."""
 NOT_ASKED = "its deadline passed before its store could be reached"
 STORING_S = 0.1
 STORING_PART = 0.05
@@ -40,7 +43,7 @@ class Scene:
 class Call:
     """A request of this process, and the callers that wait for it."""
 
-    __slots__ = ("argument", "asked_at", "began_at", "deadline", "futures", "is_asked", "is_running", "request")
+    __slots__ = ("again", "argument", "asked_at", "began_at", "deadline", "futures", "is_asked", "is_running", "request")
 
     def __init__(self, request: Request, argument: Any, now: float) -> None:
         self.request = request
@@ -52,6 +55,8 @@ class Call:
         self.is_asked = False
         """The store knows of it, or may know."""
         self.is_running = False
+        self.again = 0
+        """How often it was asked for again."""
 
     @property
     def is_wanted(self) -> bool:
@@ -66,13 +71,20 @@ def clash(request: Request) -> Reply:
 
 
 def expired(call: Call) -> Reply:
-    cause = TOO_LATE if call.is_asked else NOT_ASKED
+    cause = TOO_LATE if call.is_asked or call.again else NOT_ASKED
     return Reply(id=call.request.id, outcome=Ending.EXPIRED, cause=cause)
 
 
 def storing_s(call: Call, deadline: float) -> float:
     """What is kept of the time of a caller to store its answer."""
     return min(STORING_S, STORING_PART * max(0.0, deadline - call.asked_at))
+
+
+def pause_s(call: Call, now: float, rng: random.Random) -> float | None:
+    """How long until it is asked for again; None: there is no time for it, or it was asked for too often."""
+    wait_s = backoff_s(call.again, OUTAGE_S, OUTAGE_MAX_S, rng) if call.again else 0.0
+    is_in_time = now + wait_s < call.deadline - storing_s(call, call.deadline)
+    return wait_s if is_in_time and call.again < AGAIN_MAX else None
 
 
 def unanswered(function: str, call: Call) -> UnansweredError:

@@ -14,7 +14,7 @@ from keywise.turn_rules import CALLER_GONE, TOO_LATE
 class Due:
     """A turn that this process has, with what is needed to run it."""
 
-    __slots__ = ("argument", "is_running", "is_wanted", "turn", "until")
+    __slots__ = ("argument", "is_running", "is_wanted", "turn", "until", "verdict")
 
     def __init__(self, turn: Turn, argument: Any, until: float, is_wanted: Callable[[], bool]) -> None:
         self.turn = turn
@@ -26,9 +26,13 @@ class Due:
         """Whether anybody waits for it still."""
         self.is_running = False
         """The function is at it, or was broken off at it."""
+        self.verdict: Reply | None = None
+        """What stands although its transaction does not: it must not run again."""
 
     def departure(self) -> Reply | None:
         """What it ends with if it must not begin any more."""
+        if self.verdict is not None:
+            return self.verdict
         if asyncio.get_running_loop().time() >= self.until:
             return reply_to(self, Ending.EXPIRED, TOO_LATE)
         return None if self.is_wanted() else reply_to(self, Ending.EXPIRED, CALLER_GONE)

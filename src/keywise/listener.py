@@ -15,11 +15,14 @@ class Listener:
         self._poll_s = poll_s
         self._tell = tell
         self._alarm = alarm
-        self.is_wanted = asyncio.Event()
+        self._wanted = asyncio.Event()
+
+    def want(self, is_wanted: bool) -> None:
+        (self._wanted.set if is_wanted else self._wanted.clear)()
 
     async def run(self) -> None:
         while True:
-            await self.is_wanted.wait()
+            await self._wanted.wait()
             try:
                 await self._turns.wait(self._poll_s)
             except Exception as error:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from keywise import call as calls
 from keywise.backoff import backoff_s
-from keywise.call import Call, Scene, clash, ended_event, expired, storing_s, unanswered, unsent
+from keywise.call import Call, Scene, clash, ended_event, expired, pause_s, storing_s, unanswered, unsent
 from keywise.causes import cause_of_error
 from keywise.errors import UnavailableError
 from keywise.events import Alarmed, CallRefused, Overlapped, SessionLost, TurnLost
@@ -34,9 +34,7 @@ class Merge:
         self._runner = runner
         self._settings = settings
         self._name = scene.name
-        self._clock = scene.clock
-        self._rng = scene.rng
-        self._emit = scene.emit
+        self._clock, self._rng, self._emit = scene.clock, scene.rng, scene.emit
         self._calls: dict[str, Call] = {}
         self._gone: dict[str, None] = {}
         """Ids that nobody waits for any more."""
@@ -125,7 +123,7 @@ class Merge:
     def serve(self) -> None:
         """Run whatever may be run here, without callers of its own too."""
         self.works = self._serves = self._looks = True
-        self._listener.is_wanted.set()
+        self._listener.want(True)
         self._bell.set()
 
     async def close(self) -> None:
@@ -209,7 +207,7 @@ class Merge:
         self._start_all(answered.turns, sending.began)
         # With all that were wished for, there may be more.
         self._looks = self._looks or len(answered.turns) >= sending.limit
-        (self._listener.is_wanted.set if self._calls or self._serves else self._listener.is_wanted.clear)()
+        self._listener.want(bool(self._calls or self._serves))
 
     def _give_up(self, call: Call, error: Exception) -> None:
         """It cannot be asked for; if the store knows of it all the same, it is taken out."""
@@ -258,13 +256,15 @@ class Merge:
 
     def _replied(self, call: Call, reply: Reply) -> None:
         """What the store says to a request that waits."""
-        is_in_time = call.deadline - storing_s(call, call.deadline) > asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        may_run = reply.outcome is Ending.EXPIRED and not self._is_closing
         if reply.outcome is Ending.SWITCHED and reply.cause != Mode.OFF:
             call.request = replace(call.request, mode=Mode(reply.cause))
             self._ask_again(call)
-        elif reply.outcome is Ending.EXPIRED and is_in_time and not self._is_closing:
+        elif may_run and (wait_s := pause_s(call, loop.time(), self._rng)) is not None:
             # It was somebody else's deadline, or this process was taken for lost: it never ran.
-            self._ask_again(call)
+            call.again, call.is_asked = call.again + 1, False
+            loop.call_later(wait_s, self._ask_again, call)
         else:
             if reply.outcome is Ending.REFUSED:
                 self._emit(CallRefused(pipeline=self._name, key=call.request.key, cause=reply.cause))
@@ -273,6 +273,7 @@ class Merge:
     def _ask_again(self, call: Call) -> None:
         if self._calls.get(call.request.id) is call:
             self._outbox.new[call.request.id] = call
+            self._bell.set()
 
     def _stop(self, call: Call) -> None:
         call.is_running = False

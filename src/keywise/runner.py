@@ -167,9 +167,13 @@ class Runner:
             if not due.is_running:
                 return reply_to(due, Ending.EXPIRED, NOT_BEGUN if held.is_lost else TOO_LATE)
             cause = "its turn was lost" if held.is_lost else "its deadline passed in the middle of it"
+            if transaction is not None:
+                return reply_to(due, Ending.EXPIRED, f"{cause}; nothing of it happened")
             return reply_to(due, Ending.LOST, cause)
         except OutcomeUnknownError as error:
-            return reply_to(due, Ending.LOST, cause_of_error(error))
+            # Not even if what it wrote in a transaction is undone.
+            due.verdict = reply_to(due, Ending.LOST, cause_of_error(error))
+            return due.verdict
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
@@ -182,7 +186,7 @@ class Runner:
     def _broken_off(self, due: Due) -> Reply:
         """For one whose run was ended together with the task that it ran in."""
         if not due.is_running:
-            return reply_to(due, Ending.EXPIRED, NOT_BEGUN)
+            return due.verdict or reply_to(due, Ending.EXPIRED, NOT_BEGUN)
         if self._serial.is_atomic:
             # Asked for again it might end the next run in the same way.
             return reply_to(due, Ending.FAILED, f"{BROKEN_OFF}; nothing of it happened")
@@ -293,10 +297,7 @@ class Runner:
                     raise _UndoneError(reply)
                 return reply
         except _UndoneError as undone:
-            reply = undone.reply
-            if isinstance(reply, Reply) and reply.outcome is Ending.LOST:
-                return reply_to(due, Ending.EXPIRED, f"{reply.cause}; nothing of it happened")
-            return reply
+            return undone.reply
 
     async def _may_retry(self, due: Due, vain: int) -> bool:
         if vain >= self._settings.attempts_max:

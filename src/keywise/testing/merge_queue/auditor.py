@@ -10,7 +10,7 @@ from keywise.call import NOT_ASKED
 from keywise.entry import Claim
 from keywise.protocols import Grade
 from keywise.testing.virtual import Process
-from keywise.turn import Ending, Mode
+from keywise.turn import Ending, Mode, TurnPolicy
 from keywise.turn_rules import circle
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Auditor:
         self._returned: dict[str, list[Any]] = {}
         self._raised: set[str] = set()
         self._unknown: set[str] = set()
+        self._unknown_to_it: dict[str, list[int]] = {}
+        """Tokens under which the function said itself that it does not know what it has done."""
         self._replies: dict[tuple[str, int], Any] = {}
         self._fences: dict[str, int] = {}
         self._last_place: dict[str, int] = {}
@@ -80,6 +82,9 @@ class Auditor:
             self.violate(f"{id} is run twice")
         if id in self._unknown and world.grade is Grade.PLAIN:
             self.violate(f"{id} is tried again, and nobody knows what the last try did")
+        unknown = self._unknown_to_it.get(id, [])
+        if claim.token in unknown or len(unknown) >= TurnPolicy().attempts_max:
+            self.violate(f"{id} is run again, and it does not know what it did under {unknown}")
         self._begun[id].add(claim.token)
         self._begun_by[process, id] = self._world.loop.time()
         if not is_again and not world.waits(process, id):
@@ -117,6 +122,8 @@ class Auditor:
         running[:] = [one for one in running if (one.id, one.token) != (id, claim.token)]
         if isinstance(result, BaseException):
             self._raised.add(id)
+            if isinstance(result, errors.OutcomeUnknownError) and not isinstance(result, errors.SerialError):
+                self._unknown_to_it.setdefault(id, []).append(claim.token)
             if isinstance(result, errors.OutcomeUnknownError | asyncio.CancelledError):
                 self._unknown.add(id)
         else:

@@ -115,6 +115,15 @@ async def _tries_what_is_unknown(self: Runner, held: Held, due: Due, transaction
 _outcome = Runner._outcome
 
 
+async def _takes_it_for_undone(self: Runner, held: Held, due: Due, transaction: Any) -> Reply | str:
+    """As if all that a function does were in the transaction."""
+    reply = await _outcome(self, held, due, transaction)
+    due.verdict = None
+    if transaction is not None and isinstance(reply, Reply) and reply.outcome is Ending.LOST:
+        return Reply(id=reply.id, outcome=Ending.EXPIRED, cause=reply.cause, token=reply.token)
+    return reply
+
+
 async def _commits_what_is_refused(self: Runner, held: Held, dues: Iterable[Due], replies: list[Reply]) -> str:
     async with self._turns.transaction() as transaction:
         for due in dues:
@@ -203,5 +212,6 @@ MERGE_MUTANTS: tuple[Mutant, ...] = (
     _mutant("told without a commit", Runner, "_run_atomic", _tells_without_a_commit, Grade.ATOMIC),
     _mutant("all are told without a commit", Runner, "_transact_all", _shares_without_a_commit, Grade.ATOMIC),
     _mutant("a refused one is committed with others", Runner, "_transact_all", _shares_what_is_refused, Grade.ATOMIC),
+    _mutant("what is unknown is undone", Runner, "_outcome", _takes_it_for_undone, Grade.ATOMIC),
     _mutant("what failed is kept", Runner, "_saved", _keeps_what_failed, Grade.ATOMIC),
 )
