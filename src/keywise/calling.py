@@ -15,9 +15,9 @@ from keywise import adapters
 from keywise.address import Address
 from keywise.call import NOT_ASKED, Scene
 from keywise.clock import Clock, boot_time
-from keywise.errors import ExpiredError, LostError, SettingsError
+from keywise.errors import ExpiredError, LostError, RefusedError, SettingsError
 from keywise.events import Alarmed, Event, Observer, tell
-from keywise.held import be_alone
+from keywise.held import be_alone, writing
 from keywise.merge import Merge
 from keywise.modes import Asked, Modes, mode_from
 from keywise.options import named_settings
@@ -86,6 +86,7 @@ class SerialFunction:
         asker = checked("asked_by", asked_by, ASKED_BY_MAX_BYTES) if asked_by != "" else ""
         if timeout_s <= 0:
             raise ExpiredError(f"{self.name} {id!r} has not run: timeout={timeout!r} is over before it begins")
+        self._refuse_within()
         await be_alone()
         try:
             async with asyncio.timeout_at(deadline):
@@ -132,6 +133,19 @@ class SerialFunction:
         if wiring.turns and not is_url:
             return adapters.load(f"keywise.turns.{wiring.turns.replace('-', '_')}")(address, self.owner, policy)
         return adapters.connect("turns", address, self.owner, policy)
+
+    def _refuse_within(self) -> None:
+        """Refuse a call that its own caller's transaction holds up, or a pool that is empty because of such callers."""
+        open_ones = [one.database for one in writing.get() if not one.is_over]
+        if not open_ones:
+            return
+        turns = self.connect() if self._turns is None else self._turns
+        if any(turns.database is database for database in open_ones):
+            raise RefusedError(
+                f"{self.name} was called from within a transaction of its own store, and would wait for its end; call "
+                "it before or after that, from a function that takes no keywise.Transaction, or keep its requests in "
+                "another store with turns="
+            )
 
     async def _run_off(self, key: str, request: Any, deadline: float) -> Any:
         """Without a turn, and without the store unless the function writes there.

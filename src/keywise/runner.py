@@ -12,7 +12,7 @@ from keywise.backoff import backoff_s
 from keywise.causes import cause_of_error
 from keywise.entry import Claim
 from keywise.errors import OutcomeUnknownError, TransientError, UnavailableError
-from keywise.held import Bundle, Due, Held, company, reply_to
+from keywise.held import Bundle, Due, Held, company, reply_to, transaction_of, writing
 from keywise.serial import Serial, result_body
 from keywise.settings import SerialSettings
 from keywise.threads import Threads
@@ -74,6 +74,8 @@ class Runner:
 
     async def run(self, bundle: Bundle, tell: Tell) -> None:
         """Run the turns of each token in their order. There is a reply to each, told as soon as it is known."""
+        # The context is that of whoever called first.
+        writing.set(())
         try:
             await self._run_all(bundle, tell)
         finally:
@@ -121,7 +123,7 @@ class Runner:
         claim = Claim(key, None, False, 0)
         if not self._serial.is_atomic:
             return await self._called(claim, argument, None)
-        async with self._turns.transaction() as transaction:
+        async with transaction_of(self._turns) as transaction:
             return await self._called(claim, argument, transaction)
 
     def close(self) -> None:
@@ -231,7 +233,7 @@ class Runner:
 
     async def _transact_all(self, bundle: Bundle, replies: list[Reply]) -> None:
         """Fills in the replies that stand. One that has to be tried again has none, nor have those behind it."""
-        async with self._turns.transaction(*(held.token for held in bundle.helds)) as transaction:
+        async with transaction_of(self._turns, *(held.token for held in bundle.helds)) as transaction:
             for held in bundle.helds:
                 for due in held.left:
                     if not held.may_begin():
@@ -271,7 +273,7 @@ class Runner:
     async def _transact(self, held: Held, dues: Iterable[Due], replies: list[Reply]) -> str:
         """Fills in the replies that stand; returns the cause if the next one has to be tried again."""
         cause = ""
-        async with self._turns.transaction(held.token) as transaction:
+        async with transaction_of(self._turns, held.token) as transaction:
             for due in dues:
                 # It may have waited for long until the transaction began.
                 if not held.may_begin():

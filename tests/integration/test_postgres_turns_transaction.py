@@ -87,24 +87,6 @@ def test_a_function_that_ends_the_transaction_by_itself_fails_and_the_next_one_i
     run(story())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_call_from_within_may_be_for_a_key_that_shared_the_transaction(url, backend):
-    async def story():
-        app = keywise.App(url)
-
-        @app.serial("f", key=lambda names: names[0], turns=backend, run_here=True, transaction="60s")
-        async def f(claim: keywise.Claim, names: list[str], transaction: keywise.Transaction) -> list[str]:
-            return names[:1] + (await f(names[1:]) if names[1:] else [])
-
-        async with app:
-            async with asyncio.timeout(20):
-                rows = [["a"], ["b"], ["c", "a"], ["d", "b"], ["e", "f"], ["f"]]
-                for _ in range(3):
-                    assert await asyncio.gather(*map(f, rows)) == rows
-
-    run(story())
-
-
 def test_calls_of_several_keys_share_a_transaction_and_its_locks(url):
     async def story():
         app = keywise.App(url)
@@ -155,3 +137,21 @@ def test_if_a_shared_transaction_is_lost_each_call_is_run_alone_and_once(url, ba
 async def rows_of_in_order(url: str, names: list[str]) -> list[str]:
     rows = await rows_of(url)
     return [name for name in names if name in rows]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_calls_from_within_transactions_are_refused_and_do_not_empty_the_pool(url, backend):
+    async def story():
+        app = keywise.App(url)
+
+        @app.serial("f", key=lambda request: request["key"], turns=backend, run_here=True, concurrency=64)
+        async def f(claim: keywise.Claim, request: dict, transaction: keywise.Transaction) -> str:
+            return await f({"key": request["inner"]}) if "inner" in request else "done"
+
+        async with app, asyncio.timeout(30):
+            outer = [f({"key": f"outer {number}", "inner": f"inner {number}"}) for number in range(16)]
+            answers = await asyncio.gather(*outer, f({"key": "other"}), return_exceptions=True)
+            assert answers.pop() == "done"
+            assert all("within a transaction of its own store" in str(answer) for answer in answers)
+
+    run(story())

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import keywise
-from keywise import Claim
+from keywise import Claim, Transaction
 from keywise.errors import ExpiredError, RefusedError, SettingsError
 from running import awaited
 
@@ -25,6 +25,14 @@ def an_echo(app: keywise.App):
         return claim.key
 
     return echo
+
+
+def an_outer(app: keywise.App, mode: str):
+    @app.serial("outer", key=lambda request: request["key"], mode=mode)
+    async def outer(claim: Claim, request: dict, transaction: Transaction) -> str:
+        return await outer({"key": request["inner"]}) if "inner" in request else claim.key
+
+    return outer
 
 
 @awaited
@@ -69,3 +77,42 @@ async def test_a_timeout_that_is_no_time_is_refused_and_one_that_is_over_says_so
                 await echo({"key": "a"}, timeout=timeout, id="1")
         for timeout in (math.inf, 1e300, "7d"):
             assert await echo({"key": "a"}, timeout=timeout, id="1") == "a"
+
+
+@awaited
+async def test_a_call_from_within_a_transaction_of_its_store_is_refused_and_holds_up_nobody(tmp_path):
+    """It would wait for the end of its own caller's transaction."""
+    for url in ("memory://", f"sqlite:///{tmp_path}/b.db"):
+        for mode in ("on", "observe", "off"):
+            async with an_app(url) as app, asyncio.timeout(10):
+                echo, outer = an_echo(app), an_outer(app, mode)
+                calls = [outer({"key": "a", "inner": "b"}), outer({"key": "c"}), echo({"key": "b"})]
+                told = await asyncio.gather(*calls, return_exceptions=True)
+            assert "within a transaction of its own store" in str(told[0]), (url, mode)
+            assert told[1:] == ["c", "b"]
+
+
+@awaited
+async def test_what_a_function_leaves_behind_may_call_once_its_transaction_is_over():
+    async with an_app() as app, an_app() as other:
+        echo, over, left = an_echo(app), asyncio.Event(), []
+
+        async def later() -> str:
+            await over.wait()
+            return await echo({"key": "b"})
+
+        @other.serial("elsewhere", key=str)
+        async def elsewhere(claim: Claim, key: str) -> str:
+            return key if key == "first" else await echo({"key": key})
+
+        @app.serial("outer", key=str)
+        async def outer(claim: Claim, key: str, transaction: Transaction) -> str:
+            left.append(asyncio.ensure_future(later()))
+            # It is opened here.
+            return await elsewhere("first")
+
+        async with asyncio.timeout(10):
+            assert await outer("a") == "first"
+            assert await elsewhere("c") == "c"
+            over.set()
+            assert await left[0] == "b"
