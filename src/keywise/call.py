@@ -43,7 +43,17 @@ class Scene:
 class Call:
     """A request of this process, and the callers that wait for it."""
 
-    __slots__ = ("again", "argument", "asked_at", "began_at", "deadline", "futures", "is_asked", "is_running", "request")
+    __slots__ = (
+        "again",
+        "argument",
+        "asked_at",
+        "began_at",
+        "deadline",
+        "futures",
+        "is_asked",
+        "is_running",
+        "request",
+    )
 
     def __init__(self, request: Request, argument: Any, now: float) -> None:
         self.request = request

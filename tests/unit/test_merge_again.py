@@ -44,7 +44,7 @@ async def test_what_is_broken_off_at_its_deadline_in_a_transaction_is_not_asked_
         await asyncio.Event().wait()
 
     f = serial(hang)
-    with pytest.raises(ExpiredError, match="deadline.*nothing of it happened"):
+    with pytest.raises(ExpiredError, match=r"deadline.*nothing of it happened"):
         await f({"k": "a"}, timeout="500ms")
     assert len(runs) == 1 and len(await f._turns.operator.history("a", 100)) == 1
     await f.close()
