@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any, TypeAlias
 
 from keywise.backoff import backoff_s
@@ -219,6 +220,8 @@ class Runner:
         company.set(bundle)
         try:
             await self._transact_all(bundle, replies)
+        except OutcomeUnknownError as error:
+            return _lose_all(bundle.helds, error, tell)
         except Exception:
             # Its cause comes up again if it stays. Those who share a transaction may be in each other's way.
             self._is_alone = self._is_alone or bundle.is_parted
@@ -249,18 +252,26 @@ class Runner:
 
     async def _run_atomic(self, held: Held, left: deque[Due], tell: Tell) -> None:
         """As many as possible in one transaction. After a failure that may pass the rest is tried again."""
-        vain = 0
+        vain, at_once = 0, len(left)
         while left and held.may_begin():
             replies: list[Reply] = []
             ending = Ending.FAILED
             try:
-                cause = await self._transact(held, left, replies)
+                cause = await self._transact(held, islice(left, at_once), replies)
             except _RefusedError:
                 return
             except UnavailableError as error:
                 # The commit may have arrived: then the next one is refused, and nothing is done twice.
                 cause, ending = cause_of_error(error), Ending.EXPIRED
                 replies.clear()
+            except OutcomeUnknownError as error:
+                return _lose_all([held], error, tell)
+            except Exception as error:
+                # One of them has spoilt the transaction for all: which one, is seen if each has its own.
+                if at_once == 1:
+                    tell([reply_to(left.popleft(), Ending.FAILED, cause_of_error(error))], False)
+                at_once = 1
+                continue
             vain = 0 if replies else vain + 1
             for _ in replies:
                 left.popleft()
@@ -321,6 +332,13 @@ class _UndoneError(Exception):
     def __init__(self, reply: Reply | str) -> None:
         super().__init__()
         self.reply = reply
+
+
+def _lose_all(helds: Sequence[Held], error: OutcomeUnknownError, tell: Tell) -> None:
+    """One of them has ended the transaction by itself: what the others did in it may stand, and is not done again."""
+    for held in helds:
+        while held.left:
+            tell([reply_to(held.left.popleft(), Ending.LOST, cause_of_error(error))], False)
 
 
 def _is_cancelled() -> bool:

@@ -1,13 +1,14 @@
 """The transaction in which a serial function writes on Postgres: what fails is undone alone, and keywise ends it."""
 
 import asyncio
+from contextlib import suppress
 
 import asyncpg
 import pytest
 
 import keywise
 from conformance.postgres_benches import fresh
-from keywise.errors import FailedError
+from keywise.errors import FailedError, LostError
 from running import run
 from servers import shared
 
@@ -66,7 +67,7 @@ def test_what_fails_is_undone_alone_and_the_rest_stands(url, backend, keys):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("statement", BREAKS)
-def test_a_function_that_ends_the_transaction_by_itself_fails_and_the_next_one_is_fine(url, backend, statement):
+def test_a_function_that_ends_the_transaction_by_itself_is_lost_and_the_next_one_is_fine(url, backend, statement):
     async def story():
         await with_table(url)
         app = keywise.App(url)
@@ -79,7 +80,7 @@ def test_a_function_that_ends_the_transaction_by_itself_fails_and_the_next_one_i
             return name
 
         async with app:
-            with pytest.raises(FailedError, match="leave commit and rollback to keywise"):
+            with pytest.raises(LostError, match="leave commit and rollback to keywise"):
                 await f("bad")
             assert await f("good") == "good"
         assert "good" in await rows_of(url)
@@ -153,5 +154,69 @@ def test_calls_from_within_transactions_are_refused_and_do_not_empty_the_pool(ur
             answers = await asyncio.gather(*outer, f({"key": "other"}), return_exceptions=True)
             assert answers.pop() == "done"
             assert all("within a transaction of its own store" in str(answer) for answer in answers)
+
+    run(story())
+
+
+@pytest.mark.parametrize("keys", [1, 30])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_spoils_a_transaction_that_is_shared_fails_alone(url, backend, keys):
+    """An error of the server that a function takes no notice of, and a constraint that is looked at in the end."""
+    words = ["swallows", "breaks", *["good"] * 8]
+    names = [f"{words[number % 10]} {number:02}" for number in range(30)]
+
+    async def story():
+        await with_table(url)
+        app = keywise.App(url)
+
+        @app.serial("f", key=lambda name: int(name[-2:]) % keys, turns=backend, run_here=True, transaction="60s")
+        async def f(claim: keywise.Claim, name: str, transaction: keywise.Transaction) -> str:
+            await transaction.connection.execute("insert into effects values ($1)", name)
+            if name.startswith("swallows"):
+                with suppress(asyncpg.DivisionByZeroError):
+                    await transaction.connection.execute("select 1 / 0")
+            elif name.startswith("breaks"):
+                await transaction.connection.execute("insert into late values (1), (1)")
+            return name
+
+        async with app:
+            connection = await asyncpg.connect(url)
+            await connection.execute("create table late (number integer unique deferrable initially deferred)")
+            await connection.close()
+            answers = await asyncio.gather(*(f(name) for name in names), return_exceptions=True)
+            assert [answer for answer in answers if not isinstance(answer, FailedError)] == good
+            told = {
+                name.split()[0]: str(answer) for name, answer in zip(names, answers, strict=True) if name not in good
+            }
+            assert "went on after an error" in told["swallows"]
+            assert "duplicate key" in told["breaks"]
+        assert await rows_of(url) == good
+
+    good = [name for name in names if name.startswith("good")]
+    run(story())
+
+
+@pytest.mark.parametrize("keys", [1, 30])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_done_twice_after_a_function_has_committed_for_others(url, backend, keys):
+    async def story():
+        app = keywise.App(url)
+        connection = await asyncpg.connect(url)
+        await connection.execute("create table effects (name text)")
+        await connection.close()
+
+        @app.serial("f", key=lambda name: int(name) % keys, turns=backend, run_here=True, transaction="60s")
+        async def f(claim: keywise.Claim, name: str, transaction: keywise.Transaction) -> str:
+            await transaction.connection.execute("insert into effects values ($1)", name)
+            if name == "15":
+                await transaction.connection.execute("commit")
+            return name
+
+        async with app:
+            answers = await asyncio.gather(*(f(str(number)) for number in range(30)), return_exceptions=True)
+            assert {type(answer) for answer in answers} <= {str, LostError}
+            rows = await rows_of(url)
+            assert len(set(rows)) == len(rows), "something was done twice"
+            assert {answer for answer in answers if isinstance(answer, str)} <= set(rows)
 
     run(story())

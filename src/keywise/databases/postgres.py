@@ -309,6 +309,7 @@ _POOLED = "a pooler between keywise and the server mixes sessions; use session p
 _IS_READ_ONLY = "it is a standby, or read-only; name the primary, or wait until it may write"
 _ADVICE = {
     "25006": _IS_READ_ONLY,
+    "25P02": "a function or handler went on after an error of the server; let it raise",
     "25P03": "the worker was stopped, or a handler waited too long, in the midst of a transaction",
     "53100": "free some disk space on the server",
     "53300": "raise max_connections of the server, or run fewer workers",

@@ -12,7 +12,7 @@ import asyncpg
 
 from keywise.databases.postgres import FOR_HANDLERS, postgres_errors
 from keywise.databases.postgres_turns import Taking, TurnTables
-from keywise.errors import DatabaseError
+from keywise.errors import DatabaseError, OutcomeUnknownError
 from keywise.turn import Answered, Reply
 
 LOCK_S = 1
@@ -50,7 +50,7 @@ class PostgresTurnsTransaction:
 
     def _check(self) -> None:
         if not self.connection.is_in_transaction():
-            raise DatabaseError(NOT_YOURS)
+            raise OutcomeUnknownError(NOT_YOURS)
 
     async def _execute(self, statement: str) -> None:
         with _not_theirs(), postgres_errors(self._tables.database.name):
@@ -86,4 +86,4 @@ class _not_theirs:
         if isinstance(error, DatabaseError) and isinstance(
             error.__cause__, asyncpg.NoActiveSQLTransactionError | asyncpg.InvalidSavepointSpecificationError
         ):
-            raise DatabaseError(NOT_YOURS) from error
+            raise OutcomeUnknownError(NOT_YOURS) from error
