@@ -125,7 +125,8 @@ class SerialFunction:
 
     def connect(self) -> Any:
         """The turns of this function; not opened yet."""
-        wiring, policy = self._wiring, TurnPolicy(lease_s=self.settings.lease_s, atomic=self._serial.is_atomic)
+        wiring, settings = self._wiring, self.settings
+        policy = TurnPolicy(lease_s=settings.lease_s, atomic=self._serial.is_atomic, attempts_max=settings.attempts_max)
         if wiring.connect is not None:
             return wiring.connect(self.owner, policy)
         is_url = "://" in wiring.turns

@@ -70,7 +70,7 @@ class RequestCancelledError(SerialError):
 
 
 class FailedError(SerialError):
-    """A call whose function raised. The same id has the same answer."""
+    """A call whose function raised, or returned what cannot be stored and read. The same id has the same answer."""
 
 
 class LostError(SerialError, OutcomeUnknownError):

@@ -14,7 +14,7 @@ from keywise.causes import cause_of_error
 from keywise.entry import Claim
 from keywise.errors import OutcomeUnknownError, TransientError, UnavailableError
 from keywise.held import Bundle, Due, Held, company, reply_to, transaction_of, writing
-from keywise.serial import Serial, result_body
+from keywise.serial import Serial
 from keywise.settings import SerialSettings
 from keywise.threads import Threads
 from keywise.turn import Ending, Reply
@@ -161,7 +161,8 @@ class Runner:
             async with held.timeout:
                 argument = due.argument if due.argument is not None else self._serial.request_of(turn.request.body)
                 result = await self._called(claim, argument, transaction, due)
-            return Reply(id=turn.request.id, outcome=Ending.DONE, body=result_body(result), token=turn.token)
+            body = self._serial.result_body(result)
+            return Reply(id=turn.request.id, outcome=Ending.DONE, body=body, token=turn.token)
         except (TransientError, UnavailableError) as error:
             return cause_of_error(error)
         except TimeoutError as error:

@@ -71,10 +71,25 @@ class Serial:
     def request_of(self, body: bytes) -> Any:
         return self._read_request(body)
 
+    def result_body(self, result: Any) -> bytes:
+        """A result as it is stored; raises TypeError if it could not be, or not be read by the caller."""
+        try:
+            body = msgspec.json.encode(result) if isinstance(result, bytes) else encoded(result)
+            self._read_result(body)
+        except Exception as error:
+            raise TypeError(f"it has run to its end, but its result cannot be stored and read: {error}") from error
+        return body
+
     def result_of(self, reply: Reply) -> Any:
         """The result that a reply has, or the error that it stands for."""
         if reply.outcome is Ending.DONE:
-            return self._read_result(reply.body)
+            try:
+                return self._read_result(reply.body)
+            except msgspec.DecodeError as error:
+                # Another version of the function may have stored it.
+                raise errors.FailedError(
+                    f"{self.name} {reply.id!r} has run, but its stored result is not what the function returns: {error}"
+                ) from error
         raise _ERRORS[reply.outcome](f"{self.name} {reply.id!r} {_TOLD[reply.outcome]}: {reply.cause}")
 
 
@@ -110,11 +125,6 @@ def _read(function: Callable[..., Any]) -> tuple[dict[str, Any], list[str]]:
             f"the parameters of {function!r} cannot be read: {error}; write a function whose annotations are names of "
             "its module"
         ) from error
-
-
-def result_body(result: Any) -> bytes:
-    """A result as it is stored; raises TypeError or ValueError if it cannot be."""
-    return msgspec.json.encode(result) if isinstance(result, bytes) else encoded(result)
 
 
 _ERRORS = {

@@ -144,7 +144,8 @@ class SerialSettings:
     margin_s: float = 2.0
     """How much earlier than the store a process considers itself lost, and breaks off what it runs."""
     attempts_max: int = 5
-    """Tries at one request whose function says that nothing happened; all of them inside of its deadline."""
+    """Tries at one request whose function says that nothing happened, and turns of one that writes in the store's own
+    transaction and whose runners were lost; all of them inside of its deadline."""
     backoff_s: float = 0.05
     """The first retry waits about so long; each further one twice as long."""
     backoff_max_s: float = 2.0

@@ -1,6 +1,7 @@
 """Runs of serial functions: every turn ends with a reply inside of its deadline, whatever the function does."""
 
 import asyncio
+import math
 import threading
 
 import msgspec
@@ -215,3 +216,44 @@ async def test_turns_of_a_key_are_taken_together_only_while_its_function_is_quic
         assert len(set(await asyncio.gather(*(f(Case("a")) for _ in range(5))))) < 5
         await f(Case("a", "slow"))
         assert len(set(await asyncio.gather(*(f(Case("a")) for _ in range(5))))) == 5
+
+
+@awaited
+async def test_a_result_that_its_caller_could_not_read_is_told_as_such_and_not_stored():
+    async with an_app() as app:
+        results = {"text": "1", "nan": math.nan, "odd": object(), "half": "\ud800", "whole": 1}
+        ran = []
+
+        @app.serial("f", key=by_key)
+        async def f(claim: Claim, case: Case) -> int:
+            ran.append(case.name)
+            return results[case.name]
+
+        for name in ("text", "nan", "odd", "half"):
+            for _ in range(2):
+                with pytest.raises(FailedError, match="has run to its end, but its result"):
+                    await f(Case("a", name), id=name)
+        assert await f(Case("a", "whole")) == 1
+        assert ran == [*results]
+
+
+@awaited
+async def test_a_stored_result_that_is_none_of_the_present_function_is_told_as_such():
+    async with an_app() as app:
+
+        @app.serial("f", key=by_key)
+        async def f(claim: Claim, case: Case) -> str:
+            return "text"
+
+        assert await f(Case("a"), id="1") == "text"
+        f._serial._read_result = msgspec.json.Decoder(int).decode
+        with pytest.raises(FailedError, match="has run, but its stored result"):
+            await f(Case("a"), id="1")
+
+
+def test_attempts_max_is_for_turns_that_were_lost_too():
+    @an_app().serial("f", key=by_key, attempts_max=7)
+    async def f(claim: Claim, case: Case, transaction: Transaction) -> None:
+        """Nothing."""
+
+    assert f.connect()._policy.attempts_max == 7
