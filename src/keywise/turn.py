@@ -113,6 +113,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float = 0.0
     ended_at: float = 0.0
     reply: Reply | None = None
+    joiners: tuple[int, ...] = ()
+    """Tokens of turns from within which it was asked for again, as far as the store tells them apart."""
 
 
 class TurnPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,27 +85,38 @@ def switched(request: Request, mode: Mode) -> Reply:
 
 Spot: TypeAlias = tuple[str, str]
 """The name of a serial function, and a key of it."""
+Wish: TypeAlias = tuple[Spot, int]
+"""A request that somebody waits for: where it is, and the token of its turn; 0: it waits too."""
 
 
 def circle(
-    spot: Spot, within: Sequence[int], holder: Callable[[Spot], int], waits_for: Callable[[int], Iterable[Spot]]
+    wish: Wish,
+    within: Sequence[int],
+    holders: Callable[[Spot], Iterable[int]],
+    waits_for: Callable[[int], Iterable[Wish]],
 ) -> list[Spot] | None:
     """The keys, in a row, over which a request from within these turns would wait for itself; None: it would not.
 
-    `holder` is the token that a key is held with, or 0. `waits_for` are the keys that requests from within a turn
-    wait for. Whoever holds a key waits for the holders of those, and a request waits for the holder of its key.
+    `holders` are the tokens of all turns on a key, observed ones too: a request that has no turn waits for them.
+    `waits_for` are the requests that somebody waits for from within a turn. The shortest row is found, and of those the
+    first by the names of its keys, so that all stores say the same.
     """
     mine, seen = set(within), set[int]()
-    paths = [[spot]]
-    while paths:
-        path = paths.pop()
-        token = holder(path[-1])
-        if token in mine:
+    paths = [([wish[0]], wish[1])]
+    for path, turn in paths:
+        tokens = {turn} if turn else set(holders(path[-1]))
+        if tokens & mine:
             return path
-        if token and token not in seen:
-            seen.add(token)
-            paths.extend([*path, further] for further in waits_for(token))
+        wishes = {further for token in tokens - seen for further in waits_for(token)}
+        paths.extend(([*path, spot], turn) for spot, turn in sorted(wishes))
+        seen |= tokens
     return None
+
+
+def joined(record: Record, within: Sequence[int]) -> Record:
+    """A request that is waited for from within these turns too."""
+    new = [token for token in within if token not in (*record.request.within, *record.joiners)]
+    return replace(record, joiners=(*record.joiners, *new)) if new else record
 
 
 def circle_cause(path: Sequence[Spot]) -> str:

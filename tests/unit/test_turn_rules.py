@@ -80,9 +80,9 @@ def test_a_circle_is_found_exactly_where_the_holders_lead_back_to_the_caller(wai
         return key in within or any(leads_back(further, seen | {key}) for further in waits.get(key, ()))
 
     def spots(token):
-        return [("f", str(key)) for key in sorted(waits.get(token, ()))]
+        return [(("f", str(key)), 0) for key in waits.get(token, ())]
 
-    path = rules.circle(("f", str(start)), tuple(within), lambda spot: int(spot[1]), spots)
+    path = rules.circle((("f", str(start)), 0), tuple(within), lambda spot: {int(spot[1])} - {0}, spots)
     assert (path is not None) == leads_back(start, frozenset())
     if path is not None:
         keys = [int(key) for _, key in path]

@@ -8,7 +8,7 @@ import msgspec
 from keywise.databases.memory import MemoryDatabase
 from keywise.databases.turnkeeping import Hold
 from keywise.turn import Mode, Record, Switch, TurnPolicy
-from keywise.turn_rules import Spot
+from keywise.turn_rules import Spot, Wish
 
 
 class Lines(msgspec.Struct):
@@ -23,7 +23,7 @@ class Lines(msgspec.Struct):
     """Places of those with a turn, by key."""
     observed: dict[str, dict[int, bool]] = {}
     nested: dict[tuple[str, int], bool] = {}
-    """Those that wait, and were asked for from within a turn."""
+    """Those that have no reply, and were asked for from within a turn."""
     places: dict[str, int] = {}
     served: dict[str, int] = {}
     """When a key had its last turn, as a number that grows."""
@@ -57,8 +57,8 @@ class MemoryTurnBook:
         self._list(lines.waiting, name, is_open and not record.token)
         self._list(lines.runs, name, is_open and record.token != 0 and not is_observed)
         self._list(lines.observed, name, is_open and is_observed)
-        if request.within:
-            self._set(lines.nested, name, True if is_open and not record.token else None)
+        if request.within or record.joiners:
+            self._set(lines.nested, name, True if is_open else None)
 
     def _list(self, lists: dict[str, dict[int, bool]], name: tuple[str, int], is_in: bool) -> None:
         key, place = name
@@ -132,16 +132,21 @@ class MemoryTurnBook:
     def switches(self) -> Sequence[Switch]:
         return list(self.lines.switches.values())
 
-    def holder(self, spot: Spot) -> int:
+    def holders(self, spot: Spot) -> Iterable[int]:
         function, key = spot
-        hold = lines_of(self._database, function).holds.get(key)
-        return 0 if hold is None else hold.token
+        lines = lines_of(self._database, function)
+        hold = lines.holds.get(key)
+        if hold is not None:
+            yield hold.token
+        for place in lines.observed.get(key, ()):
+            yield lines.records[key, place].token
 
-    def waits_for(self, token: int) -> Iterable[Spot]:
+    def waits_for(self, token: int) -> Iterable[Wish]:
         for function, lines in self._database.lines.items():
             for name in lines.nested:
-                if token in lines.records[name].request.within:
-                    yield function, name[0]
+                record = lines.records[name]
+                if token in record.request.within or token in record.joiners:
+                    yield (function, name[0]), record.token
 
 
 def lines_of(database: MemoryDatabase, function: str) -> Lines:

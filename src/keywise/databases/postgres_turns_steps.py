@@ -129,33 +129,41 @@ end $$;
 
 # Whoever holds a key waits for the holders of those that requests from within its turn wait for; as `rules.circle`.
 CIRCLE = """
-create function keywise_turn_circle_1(_f integer, _key bytea, _within bigint[]) returns text language plpgsql as $$
+create function keywise_turn_circle_1(_f integer, _key bytea, _within bigint[], _turn bigint)
+returns text language plpgsql as $$
 declare
     _functions integer[] := array[_f];
     _keys bytea[] := array[_key];
+    _turns bigint[] := array[_turn];
     _before integer[] := array[0];
     _at integer := 1;
-    _token bigint;
+    _tokens bigint[];
     _seen bigint[] := '{}';
     _path jsonb := '[]';
 begin
     while _within is not null and _at <= cardinality(_keys) loop
-        select token into _token from keywise_turn_keys where function = _functions[_at] and key = _keys[_at];
-        if _token = any(_within) then
+        _tokens := case when _turns[_at] != 0 then array[_turns[_at]] else array(
+            select token from keywise_turn_keys where function = _functions[_at] and key = _keys[_at] and token != 0
+            union select token from keywise_turn_work
+            where function = _functions[_at] and key = _keys[_at] and mode = 'observe'
+        ) end;
+        if _tokens && _within then
             while _at > 0 loop
                 select jsonb_build_array(jsonb_build_array(name, encode(_keys[_at], 'hex'))) || _path into _path
                 from keywise_functions where id = _functions[_at];
                 _at := _before[_at];
             end loop;
             return _path;
-        elsif _token != 0 and _token != all(_seen) then
-            _seen := _seen || _token;
-            select _functions || array_agg(function), _keys || array_agg(key), _before || array_agg(_at)
-            into _functions, _keys, _before from (
-                select distinct function, key from keywise_turn_work
-                where within is not null and token = 0 and _token = any(within)
-            ) as further;
         end if;
+        _tokens := array(select unnest(_tokens) except select unnest(_seen));
+        _seen := _seen || _tokens;
+        select _functions || array_agg(function), _keys || array_agg(key), _turns || array_agg(token),
+            _before || array_agg(_at)
+        into _functions, _keys, _turns, _before from (
+            select distinct w.function, f.name collate "C" as name, w.key, w.token from keywise_turn_work as w
+            join keywise_functions as f on f.id = w.function
+            where w.within is not null and w.within && _tokens order by name, w.key, w.token
+        ) as further;
         _at := _at + 1;
     end loop;
     return null;
@@ -218,9 +226,16 @@ begin
         if found then
             if (_work.key, _work.body) != (_one.key, _one.body) then
                 return next row('clash', _number, _work, null, null, null, null)::keywise_turn_row;
-            elsif _work.caller not in (_me, '*') then
-                -- Two wait for its reply, in two processes.
-                update keywise_turn_work as w set caller = '*' where w.function = _f and w.id = _one.id;
+                continue;
+            end if;
+            _circle := keywise_turn_circle_1(_f, _one.key, _one.within, _work.token);
+            if _circle is not null then
+                return next row('circle', _number, null, null, null, _circle, null)::keywise_turn_row;
+            elsif _work.caller not in (_me, '*') or _one.within is not null then
+                -- Two wait for its reply, in two processes or from within another turn.
+                update keywise_turn_work as w set within = w.within || _one.within,
+                    caller = case when w.caller = _me then _me else '*' end
+                where w.function = _f and w.id = _one.id;
             end if;
             continue;
         end if;
@@ -262,7 +277,7 @@ begin
             returning * into _work;
             return next row('observed', _number, _work, null, null, null, null)::keywise_turn_row;
         else
-            _circle := keywise_turn_circle_1(_f, _one.key, _one.within);
+            _circle := keywise_turn_circle_1(_f, _one.key, _one.within, 0);
             if _circle is not null then
                 return next row('circle', _number, null, null, null, _circle, null)::keywise_turn_row;
             else

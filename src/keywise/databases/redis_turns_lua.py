@@ -116,19 +116,19 @@ local function ring()
   end
 end
 
-local function wait_in_line(n, key, place, within)
+local function wait_in_line(n, key, place)
   touched[key] = true
   call('ZADD', P .. 'line:' .. key, place, n)
+end
+-- It is waited for from within turns, until it ends.
+local function nest(n, key, within)
   for token in string.gmatch(within, '%S+') do
-    call('ZADD', TAG .. 'within:' .. token, call('INCR', TAG .. 'nested'), cmsgpack.pack({name, key, n}))
+    call('ZADD', TAG .. 'within:' .. token, 0, cmsgpack.pack({name, key, n}))
   end
 end
 local function leave_line(one)
   touched[one.key] = true
   call('ZREM', P .. 'line:' .. one.key, one.n)
-  for token in string.gmatch(one.within, '%S+') do
-    call('ZREM', TAG .. 'within:' .. token, cmsgpack.pack({name, one.key, one.n}))
-  end
 end
 local function end_turn(one)
   touched[one.key] = true
@@ -138,11 +138,14 @@ end
 local function finish(one, outcome, body, cause, token)
   call('HSET', record(one.n), 'outcome', outcome, 'reply', body, 'cause', cause, 'reply_token', token, 'ended', stamp)
   call('ZADD', P .. 'ended', stamp, one.n)
+  for token in string.gmatch(one.within, '%S+') do
+    call('ZREM', TAG .. 'within:' .. token, cmsgpack.pack({name, one.key, one.n}))
+  end
   told[one.joined and '' or one.runner] = true
 end
 local function wait_again(one, attempts)
   call('HSET', record(one.n), 'token', '', 'owner', '', 'started', '0', 'attempts', attempts)
-  wait_in_line(one.n, one.key, one.place, one.within)
+  wait_in_line(one.n, one.key, one.place)
 end
 local function next_token()
   local last = tonumber(call('GET', TAG .. 'token') or 0)
@@ -174,24 +177,48 @@ end
 )
 
 ASKING = """
-local function circle(key, within)
-  local mine, seen, paths = {}, {}, {{name, key}}
+local function holders(other, key)
+  local theirs, tokens = TAG .. #other .. ':' .. other .. ':', {}
+  local hold = call('HGET', theirs .. 'holds', key)
+  if hold then tokens[1] = string.match(hold, '^%S+') end
+  for _, n in ipairs(call('ZRANGE', theirs .. 'observed:' .. key, 0, -1)) do
+    tokens[#tokens + 1] = call('HGET', theirs .. 'record:' .. n, 'token')
+  end
+  return tokens
+end
+local function by_name(a, b)
+  for at = 1, 3 do
+    if a[at] ~= b[at] then return a[at] < b[at] end
+  end
+  return false
+end
+-- As `circle` of the rules.
+local function circle(key, within, turn)
+  local mine, seen, paths, turns, at = {}, {}, {{name, key}}, {turn}, 1
   for token in string.gmatch(within, '%S+') do mine[token] = true end
-  while #paths > 0 do
-    local path = table.remove(paths)
-    local other = path[#path - 1]
-    local hold = call('HGET', TAG .. #other .. ':' .. other .. ':holds', path[#path])
-    local token = hold and string.match(hold, '^%S+')
-    if token and mine[token] then return path end
-    if token and not seen[token] then
-      seen[token] = true
-      for _, packed in ipairs(call('ZRANGE', TAG .. 'within:' .. token, 0, -1)) do
-        local spot, further = cmsgpack.unpack(packed), {unpack(path)}
-        further[#further + 1] = spot[1]
-        further[#further + 1] = spot[2]
-        paths[#paths + 1] = further
-      end
+  while paths[at] do
+    local path, wishes = paths[at], {}
+    local tokens = turns[at] ~= '' and {turns[at]} or holders(path[#path - 1], path[#path])
+    for _, token in ipairs(tokens) do
+      if mine[token] then return path end
     end
+    for _, token in ipairs(tokens) do
+      for _, packed in ipairs(seen[token] and {} or call('ZRANGE', TAG .. 'within:' .. token, 0, -1)) do
+        local wish = cmsgpack.unpack(packed)
+        wish[3] = call('HGET', TAG .. #wish[1] .. ':' .. wish[1] .. ':record:' .. wish[3], 'token') or ''
+        wishes[#wishes + 1] = wish
+      end
+      seen[token] = true
+    end
+    table.sort(wishes, by_name)
+    for _, wish in ipairs(wishes) do
+      local further = {unpack(path)}
+      further[#further + 1] = wish[1]
+      further[#further + 1] = wish[2]
+      paths[#paths + 1] = further
+      turns[#turns + 1] = wish[3]
+    end
+    at = at + 1
   end
 end
 local function enter(one)
@@ -204,6 +231,7 @@ local function enter(one)
   call('HSET', P .. 'ids', id, n)
   call('ZADD', P .. 'history', asked, string.format('%016d', place) .. key)
   call('ZADD', P .. 'kept:' .. key, asked, string.format('%016d', place))
+  nest(n, key, within)
   return n, place
 end
 local function observe(one)
@@ -224,9 +252,15 @@ local function ask(one)
   local id, key, body, mode, within = one[1], one[2], one[3], one[5], one[8]
   local n = call('HGET', P .. 'ids', id)
   if n then
-    local was = call('HMGET', record(n), 'key', 'body', 'outcome', 'runner')
+    local was = call('HMGET', record(n), 'key', 'body', 'outcome', 'runner', 'token', 'within')
     if was[1] ~= key or was[2] ~= body then return {'clash', was[1]} end
     if not was[3] then
+      local path = within ~= '' and circle(key, within, was[5])
+      if path then return {'circle', path} end
+      if within ~= '' then
+        nest(n, key, within)
+        call('HSET', record(n), 'within', was[6] .. ' ' .. within)
+      end
       -- Its runner is told of the end, and this caller has to be, too.
       if was[4] ~= owner then call('HSET', record(n), 'joined', '1') end
       return false
@@ -238,10 +272,10 @@ local function ask(one)
   if is == 'observe' and call('EXISTS', P .. 'line:' .. key, P .. 'runs:' .. key) > 0 then is = 'on' end
   if is ~= mode then return {'switched', is} end
   if mode == 'observe' then return observe(one) end
-  local path = within ~= '' and circle(key, within)
+  local path = within ~= '' and circle(key, within, '')
   if path then return {'circle', path} end
   local entered, place = enter(one)
-  wait_in_line(entered, key, place, within)
+  wait_in_line(entered, key, place)
   return false
 end
 """

@@ -10,7 +10,7 @@ import msgspec
 from keywise.databases.sqlite_book import TOKEN_NONCE_BITS
 from keywise.databases.turnkeeping import Hold
 from keywise.turn import KeyState, Mode, Record, Reply, Switch, TurnPolicy
-from keywise.turn_rules import Spot
+from keywise.turn_rules import Spot, Wish
 
 WAITS, RUNS, OBSERVED, ENDED = range(4)
 CHUNK = 16
@@ -52,7 +52,8 @@ class SqliteTurnBook:
         request = record.request
         state = _state(record)
         row = (self._scope, request.key, record.place, request.id, state, record.token, record.owner)
-        times = (record.asked_at, record.ended_at, record.overlaps, bool(request.within) and state == WAITS)
+        is_nested = bool(request.within or record.joiners) and state != ENDED
+        times = (record.asked_at, record.ended_at, record.overlaps, is_nested)
         self._connection.execute(_PUT, (*row, *times, _ENCODE(record)))
         self._records[request.id] = record
 
@@ -121,15 +122,14 @@ class SqliteTurnBook:
             self._switches = [_SWITCH(text) for (text,) in self._all(_SWITCHES)]
         return self._switches
 
-    def holder(self, spot: Spot) -> int:
-        row = self._connection.execute(_HOLDER, spot).fetchone()
-        return 0 if row is None else int(row[0])
+    def holders(self, spot: Spot) -> Iterable[int]:
+        return [token for (token,) in self._connection.execute(_HOLDERS, spot).fetchall()]
 
-    def waits_for(self, token: int) -> Iterable[Spot]:
+    def waits_for(self, token: int) -> Iterable[Wish]:
         for function, blob in self._connection.execute(_NESTED).fetchall():
-            request = _DECODE(blob).request
-            if token in request.within:
-                yield function, request.key
+            record = _DECODE(blob)
+            if token in record.request.within or token in record.joiners:
+                yield (function, record.request.key), record.token
 
     def store(self, owner: str) -> int:
         """The number of the last news; a new one if there are any for others."""
@@ -272,9 +272,11 @@ _LIVE = (
 _SWITCHES = "select switch from keywise_switches where scope = ?"
 _SET_SWITCH = "insert or replace into keywise_switches values (?, ?, ?, ?)"
 _NO_SWITCH = "delete from keywise_switches where scope = ? and keys = ? and is_pattern = ?"
-_HOLDER = (
+_HOLDERS = (
     "select line.token from keywise_scopes scope join keywise_turn_lines line on line.scope = scope.id "
-    "where scope.name = ? and line.key = ?"
+    "where scope.name = ?1 and line.key = ?2 and line.token != 0 union all "
+    "select request.token from keywise_scopes scope join keywise_requests request on request.scope = scope.id "
+    "where scope.name = ?1 and request.state in (1, 2) and request.key = ?2 and request.state = 2"
 )
 _NESTED = (
     "select scope.name, request.record from keywise_requests request join keywise_scopes scope "

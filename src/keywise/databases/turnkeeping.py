@@ -75,11 +75,11 @@ class TurnBook(Protocol):
 
     def switches(self) -> Sequence[Switch]: ...
 
-    def holder(self, spot: rules.Spot) -> int:
-        """Of any serial function in this store."""
+    def holders(self, spot: rules.Spot) -> Iterable[int]:
+        """The tokens of turns on a key of any serial function in this store, observed ones too."""
 
-    def waits_for(self, token: int) -> Iterable[rules.Spot]:
-        """Of any serial function in this store."""
+    def waits_for(self, token: int) -> Iterable[rules.Wish]:
+        """Open requests that were asked for from within a turn, of any serial function in this store."""
 
 
 def ask(book: TurnBook, owner: str, requests: Sequence[Request]) -> list[Reply | Turn | None]:
@@ -88,24 +88,39 @@ def ask(book: TurnBook, owner: str, requests: Sequence[Request]) -> list[Reply |
 
 
 def _ask(book: TurnBook, owner: str, request: Request) -> Reply | Turn | None:
-    known = rules.arrival(book.record(request.id), request)
+    record = book.record(request.id)
+    known = rules.arrival(record, request)
     if isinstance(known, Reply):
         return known
-    if known is rules.Arrival.JOINED:
-        return None
+    if known is rules.Arrival.JOINED and record is not None:
+        return _join(book, record, request)
     mode = rules.mode_of(request, book.switches(), book.now, book.has_line(request.key))
     if mode is not request.mode:
         return rules.switched(request, mode)
     if mode is Mode.OBSERVE:
         return _observe(book, owner, request)
-    if request.within:
-        path = rules.circle((book.function, request.key), request.within, book.holder, book.waits_for)
-        if path is not None:
-            return rules.refusal(request, rules.circle_cause(path))
+    refused = _circle(book, request)
+    if refused is not None:
+        return refused
     book.put(rules.entered(request, book.next_place(request.key), book.now))
     # Nobody else has to look for what this owner runs by itself.
     book.has_news = book.has_news or request.runner != owner
     return None
+
+
+def _join(book: TurnBook, record: Record, request: Request) -> Reply | None:
+    """Wait for a request that is there, unless it waits for the one who asks."""
+    refused = _circle(book, request, record.token)
+    if refused is None and request.within:
+        book.put(rules.joined(record, request.within))
+    return refused
+
+
+def _circle(book: TurnBook, request: Request, turn: int = 0) -> Reply | None:
+    if not request.within:
+        return None
+    path = rules.circle(((book.function, request.key), turn), request.within, book.holders, book.waits_for)
+    return None if path is None else rules.refusal(request, rules.circle_cause(path))
 
 
 def _observe(book: TurnBook, owner: str, request: Request) -> Turn:

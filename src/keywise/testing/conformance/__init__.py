@@ -37,6 +37,7 @@ from keywise.testing.conformance.sinks import (
 )
 from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES, MakeSource, SourceBench
 from keywise.testing.conformance.transactions import TRANSACTION_PROMISES
+from keywise.testing.conformance.turn_circles import TURN_CIRCLE_PROMISES
 from keywise.testing.conformance.turn_endings import TURN_ENDING_PROMISES, TURN_TRANSACTION_PROMISES
 from keywise.testing.conformance.turn_histories import TURN_HISTORY_PROMISES
 from keywise.testing.conformance.turn_modes import TURN_MODE_PROMISES, TURN_OPERATOR_PROMISES
@@ -117,6 +118,7 @@ def turns_promises(*, transactions: bool = True) -> list[Promise[TurnsBench]]:
     return [
         *TURN_PROMISES,
         *TURN_ENDING_PROMISES,
+        *TURN_CIRCLE_PROMISES,
         *(TURN_TRANSACTION_PROMISES if transactions else ()),
         *TURN_MODE_PROMISES,
         *TURN_OPERATOR_PROMISES,

@@ -1,10 +1,8 @@
-"""What every backend of turns promises about ends: deadlines, lost owners, late answers, circles, and transactions."""
-
-from typing import Any
+"""What every backend of turns promises about ends: deadlines, lost owners, late answers, and transactions."""
 
 from keywise.testing.conformance.promise import Promises, same
 from keywise.testing.conformance.turns import ATOMIC, LEASE_S, PLAIN, TurnsBench, asked, done
-from keywise.turn import Ending, Reply, Turn
+from keywise.turn import Ending, Reply
 
 TURN_ENDING_PROMISES: Promises[TurnsBench] = Promises()
 TURN_TRANSACTION_PROMISES: Promises[TurnsBench] = Promises()
@@ -254,69 +252,6 @@ async def nothing_is_run_again_past_its_deadline(bench: TurnsBench) -> None:
     bench.lose()
     await bench.one("2", turns=bench.another)
     same("the outcome", await bench.outcome("1"), Ending.EXPIRED)
-
-
-# Circles.
-
-
-async def _refused(bench: TurnsBench, turns: Any, key: str, within: tuple[int, ...], *names: str) -> None:
-    [answer] = await turns.ask([asked(f"{key} within {within}", key, within=within)])
-    if not isinstance(answer, Reply) or answer.outcome is not Ending.REFUSED:
-        raise AssertionError(f"the answer to a request that waits for itself was {answer}")
-    for name in names:
-        if repr(name) not in answer.cause:
-            raise AssertionError(f"the cause does not name {name!r}: {answer.cause}")
-
-
-async def _turn(bench: TurnsBench, key: str, turns: Any = None, within: tuple[int, ...] = ()) -> Turn:
-    await bench.ask(f"of {key}", key=key, turns=turns, within=within)
-    return await bench.one(f"of {key}", turns=turns)
-
-
-@TURN_ENDING_PROMISES.add(PLAIN)
-async def who_holds_a_key_cannot_wait_for_it(bench: TurnsBench) -> None:
-    """A request from within a turn of the same key would wait for ever: it is refused, with the key."""
-    outer = await _turn(bench, "a")
-    inner = await _turn(bench, "b", within=(outer.token,))
-    await _refused(bench, bench.turns, "a", (outer.token,), "a")
-    await _refused(bench, bench.turns, "a", (outer.token, inner.token), "a")
-    await bench.end(inner)
-    await bench.end(outer)
-    await bench.ask("later", within=(outer.token,))
-
-
-@TURN_ENDING_PROMISES.add(PLAIN)
-async def a_circle_over_keys_is_refused(bench: TurnsBench) -> None:
-    """Two that hold a key each and would wait for the other's: the second one is refused, with both keys."""
-    first = await _turn(bench, "a")
-    second = await _turn(bench, "b", bench.another)
-    third = await _turn(bench, "c")
-    await bench.ask("a waits for b", key="b", within=(first.token,))
-    await bench.ask("b waits for c", key="c", within=(second.token,), turns=bench.another)
-    await _refused(bench, bench.turns, "a", (third.token,), "a", "b", "c")
-    await bench.end(third)
-    nested = await bench.one("b waits for c", turns=bench.another)
-    await _refused(bench, bench.another, "a", (second.token, nested.token), "a", "b")
-    await bench.end(nested, second, by=bench.another)
-    await bench.one("a waits for b")
-
-
-@TURN_ENDING_PROMISES.add(PLAIN)
-async def a_circle_over_functions_is_refused(bench: TurnsBench) -> None:
-    """Keys of different functions in one store make circles too."""
-    first = await _turn(bench, "a")
-    second = await _turn(bench, "b", bench.beside)
-    await bench.ask("waits", key="b", within=(first.token,), turns=bench.beside)
-    await _refused(bench, bench.turns, "a", (second.token,), "a", "b")
-
-
-@TURN_ENDING_PROMISES.add(PLAIN)
-async def who_only_waits_behind_others_is_not_refused(bench: TurnsBench) -> None:
-    """A long chain that ends somewhere is no circle, and neither is a second request from the same turn."""
-    first, second = await _turn(bench, "a"), await _turn(bench, "b")
-    await bench.ask("1", "2", key="b", within=(first.token,))
-    await bench.ask("3", key="c", within=(first.token, second.token))
-    await bench.ask("4", key="a")
 
 
 # Transactions.

@@ -201,8 +201,9 @@ class Auditor:
                 self.violate(f"{record.request.id} was {self._replies[name]} and is {record.reply}")
         book = self._world.turns._book()
         for name in self._world.lines.nested:
-            request = self._world.lines.records[name].request
-            path = circle(("sim", request.key), request.within, book.holder, book.waits_for)
+            record = self._world.lines.records[name]
+            request = record.request
+            path = circle((("sim", request.key), record.token), request.within, book.holders, book.waits_for)
             if path is not None:
                 self.violate(f"{request.id} waits for itself: {path}")
 
