@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ PRUNE_S = 60.0
 ADVICE = "callers wait until the store can be used again; look at its error"
 REPLIES_S = 0.05
 """How often it is asked for replies that others made, at the most, where a process runs its own requests."""
+GRACE_S = 0.5
+"""How long it may take, after the app was closed, to break off what still runs and to store that."""
 AGAIN_MAX = 10
 """How often what others let expire is asked for again, at the most."""
 NOT_ASKED = "its deadline passed before its store could be reached"
@@ -80,6 +82,10 @@ def clash(request: Request) -> Reply:
     return Reply(id=request.id, outcome=Ending.REFUSED, cause=cause)
 
 
+def closed(request: Request) -> Reply:
+    return Reply(id=request.id, outcome=Ending.EXPIRED, cause="the app was closed")
+
+
 def expired(call: Call) -> Reply:
     cause = TOO_LATE if call.is_asked or call.again else NOT_ASKED
     return Reply(id=call.request.id, outcome=Ending.EXPIRED, cause=cause)
@@ -97,10 +103,9 @@ def pause_s(call: Call, now: float, rng: random.Random) -> float | None:
     return wait_s if is_in_time and call.again < AGAIN_MAX else None
 
 
-def unanswered(function: str, call: Call) -> UnansweredError:
+def unanswered(function: str, call: Call, when: str = "in time") -> UnansweredError:
     return UnansweredError(
-        f"{function} {call.request.id!r} has no answer in time, and may have begun; "
-        "ask again with the same id to get it"
+        f"{function} {call.request.id!r} has no answer {when}, and may have begun; ask again with the same id to get it"
     )
 
 
@@ -121,3 +126,12 @@ def ended_event(function: str, call: Call, reply: Reply, now: float) -> CallEnde
         waited_s=began_at - call.asked_at,
         ran_s=now - began_at,
     )
+
+
+async def end_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel them. What hangs is not waited for."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        done, _ = await asyncio.wait(tasks, timeout=GRACE_S)
+        await asyncio.gather(*done, return_exceptions=True)

@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from keywise import call as calls
 from keywise.backoff import backoff_s
-from keywise.call import Call, Scene, clash, ended_event, expired, pause_s, storing_s, unanswered, unsent
+from keywise.call import Call, Scene, storing_s
 from keywise.causes import cause_of_error
-from keywise.errors import UnavailableError
+from keywise.errors import UnansweredError, UnavailableError
 from keywise.events import Alarmed, CallRefused, Overlapped, SessionLost, TurnLost
 from keywise.held import Due, Held, Holds
 from keywise.listener import Listener
 from keywise.pulse import Pulse
 from keywise.runner import Runner
-from keywise.sending import Outbox, Sending, send_apart
+from keywise.sending import Outbox, Sending, withdraw_all
 from keywise.settings import SerialSettings
 from keywise.turn import Ending, Mode, Reply, Request, Turn
 
@@ -66,12 +66,14 @@ class Merge:
 
     async def call(self, request: Request, argument: Any, deadline: float) -> Reply:
         """Wait for the reply until the deadline, by the loop's clock."""
+        if self._is_closing:
+            return calls.closed(request)
         loop = asyncio.get_running_loop()
         call = self._calls.get(request.id)
         if call is None:
             call = self._calls[request.id] = self._outbox.new[request.id] = Call(request, argument, loop.time())
         elif (call.request.key, call.request.body) != (request.key, request.body):
-            return clash(request)
+            return calls.clash(request)
         call.deadline = max(call.deadline, deadline)
         self._gone.pop(request.id, None)
         future: asyncio.Future[Reply] = loop.create_future()
@@ -90,7 +92,7 @@ class Merge:
                 return await asyncio.shield(future)
         except TimeoutError:
             if not call.is_asked:
-                return expired(call)
+                return calls.expired(call)
         if deadline >= call.deadline and not call.is_running:
             # It may run somewhere else, for another caller. If it does not, the store says so.
             self._gone[call.request.id] = None
@@ -101,7 +103,7 @@ class Merge:
         # Its reply may have come in the very moment of the deadline.
         if future.done():
             return future.result()
-        raise unanswered(self._name, call)
+        raise calls.unanswered(self._name, call)
 
     def _leave(self, call: Call) -> None:
         """Nobody waits for it any more. What runs is run to its end."""
@@ -127,24 +129,29 @@ class Merge:
         self._bell.set()
 
     async def close(self) -> None:
-        """Take no more, let what runs come to its end, and tell the others that they will not run."""
+        """Take no more, let what runs come to its end, and take out what waits."""
         self._is_closing = True
-        ends = asyncio.get_running_loop().time() + self._settings.drain_s
-        self._bell.set()
-        while (self._held or self._outbox.replies or self._gone) and asyncio.get_running_loop().time() < ends:
-            for call in [call for call in self._calls.values() if not call.is_running]:
-                self._end(call, Reply(id=call.request.id, outcome=Ending.EXPIRED, cause="the app was closed"))
-            self._bell.set()
-            await asyncio.wait(
-                [*self._runs, asyncio.ensure_future(asyncio.sleep(calls.OUTAGE_S))], return_when="FIRST_COMPLETED"
-            )
-        tasks = [*self._tasks, *self._runs]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._drain(self._settings.drain_s)
+        for run in self._runs:
+            run.cancel()
+        await self._drain(calls.GRACE_S)
+        # A second time only now: what a thread runs still must not be answered before.
+        await calls.end_all([*self._tasks, *self._runs])
         for call in list(self._calls.values()):
-            self._end(call, Reply(id=call.request.id, outcome=Ending.LOST, cause="the app was closed"))
+            self._give_up(call, calls.unanswered(self._name, call, "when its app was closed"))
         self._runner.close()
+
+    async def _drain(self, patience_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + patience_s
+        while (self._held or self._calls or self._outbox.replies or self._gone) and loop.time() < ends:
+            for call in [call for call in self._calls.values() if not call.is_running]:
+                if call.is_asked:
+                    self._gone[call.request.id] = None
+                else:
+                    self._end(call, calls.closed(call.request))
+            self._bell.set()
+            await asyncio.wait(self._runs or self._tasks, timeout=calls.OUTAGE_S, return_when="FIRST_COMPLETED")
 
     async def _flow(self) -> None:
         vain = 0
@@ -194,7 +201,7 @@ class Merge:
             self._looks = False
             return await self._outbox.flush(limit, self._send)
         for call, error in await self._outbox.flush_apart(self._send):
-            self._give_up(call, error)
+            self._give_up(call, calls.unsent(self._name, call, error))
         self._looks = True
 
     async def _send(self, sending: Sending) -> None:
@@ -209,13 +216,13 @@ class Merge:
         self._looks = self._looks or len(answered.turns) >= sending.limit
         self._listener.want(bool(self._calls or self._serves))
 
-    def _give_up(self, call: Call, error: Exception) -> None:
-        """It cannot be asked for; if the store knows of it all the same, it is taken out."""
+    def _give_up(self, call: Call, error: UnansweredError) -> None:
+        """Nothing can be said of it; if the store knows of it, it is taken out."""
         self._forget(call)
         self._gone[call.request.id] = None
         for future in call.futures:
             if not future.done():
-                future.set_exception(unsent(self._name, call, error))
+                future.set_exception(error)
                 future.exception()  # Whoever was cancelled meanwhile does not look at it.
 
     def _slots(self, replies: Sequence[Reply] = ()) -> int:
@@ -261,7 +268,7 @@ class Merge:
         if reply.outcome is Ending.SWITCHED and reply.cause != Mode.OFF:
             call.request = replace(call.request, mode=Mode(reply.cause))
             self._ask_again(call)
-        elif may_run and (wait_s := pause_s(call, loop.time(), self._rng)) is not None:
+        elif may_run and (wait_s := calls.pause_s(call, loop.time(), self._rng)) is not None:
             # It was somebody else's deadline, or this process was taken for lost: it never ran.
             call.again, call.is_asked = call.again + 1, False
             loop.call_later(wait_s, self._ask_again, call)
@@ -281,7 +288,7 @@ class Merge:
 
     def _end(self, call: Call, reply: Reply) -> None:
         self._forget(call)
-        self._emit(ended_event(self._name, call, reply, asyncio.get_running_loop().time()))
+        self._emit(calls.ended_event(self._name, call, reply, asyncio.get_running_loop().time()))
         for future in call.futures:
             if not future.done():
                 future.set_result(reply)
@@ -374,19 +381,7 @@ class Merge:
 
     async def _withdraw(self) -> None:
         gone = list(self._gone)
-        ended: set[str] = set()
-
-        async def withdraw(*ids: str) -> None:
-            ended.update(await self._turns.withdraw(ids, Ending.EXPIRED, "its caller gave up"))
-
-        try:
-            await withdraw(*gone)
-        except UnavailableError:
-            raise
-        except Exception as error:
-            # What cannot be taken out has nobody who waits for it, and ends in the store by its deadline.
-            self._alarm(error)
-            await send_apart(gone, withdraw)
+        ended = await withdraw_all(self._turns, gone, self._alarm)
         for id in gone:
             self._gone.pop(id, None)
             call = self._calls.get(id)
@@ -394,6 +389,6 @@ class Merge:
                 continue
             if id in ended:
                 # Whoever joined meanwhile has more patience.
-                self._replied(call, expired(call))
+                self._replied(call, calls.closed(call.request) if self._is_closing else calls.expired(call))
             else:
                 self._reads, self._read_at = True, 0.0

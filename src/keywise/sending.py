@@ -1,9 +1,9 @@
 """What goes to a store in one call, and one by one after such a call has failed: what is bad fails alone."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -117,6 +117,24 @@ async def send_apart(items: Iterable[T], send: Callable[[T], Awaitable[None]]) -
         else:
             apart.passed += 1
     return apart
+
+
+async def withdraw_all(turns: Any, ids: Sequence[str], alarm: Callable[[Exception], None]) -> set[str]:
+    """Take out what nobody waits for any more; returns what has ended by that."""
+    ended: set[str] = set()
+
+    async def withdraw(*some: str) -> None:
+        ended.update(await turns.withdraw(some, Ending.EXPIRED, "its caller gave up"))
+
+    try:
+        await withdraw(*ids)
+    except UnavailableError:
+        raise
+    except Exception as error:
+        # What cannot be taken out ends in the store by its deadline, and is not run here.
+        alarm(error)
+        await send_apart(ids, withdraw)
+    return ended
 
 
 def unstorable(reply: Reply, error: Exception) -> Reply:

@@ -156,6 +156,8 @@ class Auditor:
         if isinstance(answer, errors.ExpiredError):
             if NOT_ASKED not in str(answer) and self._was_run(process, id, deadline - ask.timeout_s):
                 self.violate(f"the caller of {id} is told that it was not run, and it was")
+            if "closed" in str(answer) and self._world.is_in_line(process, id):
+                self.violate(f"the caller of {id} is told that it was closed, and it is in line still")
         elif isinstance(answer, errors.FailedError):
             if id not in self._raised:
                 self.violate(f"the caller of {id} is told that it failed, and it has not")

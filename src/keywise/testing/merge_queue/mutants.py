@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from keywise import turn_rules as rules
+from keywise.call import closed
 from keywise.databases import turnkeeping
 from keywise.databases.memory_turns import MemoryTurnBook
 from keywise.errors import UnavailableError
@@ -89,6 +90,15 @@ async def _never_withdraws(self: Merge) -> None:
         call = self._calls.get(id)
         if call is not None:
             self._end(call, Reply(id=id, outcome=Ending.EXPIRED, cause=rules.TOO_LATE))
+
+
+async def _tells_before_it_takes_out(self: Merge, patience_s: float) -> None:
+    for call in [call for call in self._calls.values() if not call.is_running]:
+        self._end(call, closed(call.request))
+    await _drain(self, patience_s)
+
+
+_drain = Merge._drain
 
 
 async def _renews_blindly(self: Merge) -> None:
@@ -204,6 +214,7 @@ MERGE_MUTANTS: tuple[Mutant, ...] = (
     _mutant("who was stopped goes on", Held, "may_begin", _always_alive),
     _mutant("told before it is stored", Merge, "_tell", _told_before_it_is_stored),
     _mutant("expired without asking the store", Merge, "_withdraw", _never_withdraws),
+    _mutant("closed without asking the store", Merge, "_drain", _tells_before_it_takes_out),
     _mutant("a turn that nobody knows of is kept", Merge, "_renew", _renews_blindly),
     _mutant("what runs is given back after trouble", Merge, "_renew", _gives_everything_back),
     _mutant("turns in a row run side by side", Runner, "_run_plain", _run_side_by_side),

@@ -100,6 +100,13 @@ class MergeWorld:
     def deadline(self, process: Process, id: str) -> float:
         return max(self._waiting.get((process, id)) or [0.0])
 
+    def is_in_line(self, process: Process, id: str) -> bool:
+        """Whether it waits for its turn there, and for one caller."""
+        record, owner = self.record(id), self.functions[process].owner
+        is_waiting = record is not None and record.reply is None and record.token == 0
+        is_its_own = record is not None and record.request.runner == owner
+        return is_waiting and is_its_own and len(self._waiting.get((process, id), [])) == 1
+
     # The run.
 
     def run(self) -> None:
