@@ -111,6 +111,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Turns that it had, with the present one."""
     overlaps: int = 0
     started_at: float = 0.0
+    is_atomic: bool = False
+    """Its turn is under an atomic policy; that of another process may be different."""
     ended_at: float = 0.0
     reply: Reply | None = None
     joiners: tuple[int, ...] = ()

@@ -160,8 +160,9 @@ def run_of(
     return ended, run
 
 
-def begun(record: Record, token: int, owner: str, now: float) -> Record:
-    return replace(record, token=token, owner=owner, attempts=record.attempts + 1, started_at=now)
+def begun(record: Record, token: int, owner: str, now: float, policy: TurnPolicy) -> Record:
+    attempts = record.attempts + 1
+    return replace(record, token=token, owner=owner, attempts=attempts, started_at=now, is_atomic=policy.atomic)
 
 
 def turn_of(record: Record, now: float) -> Turn:
@@ -177,7 +178,7 @@ def turn_of(record: Record, now: float) -> Turn:
 
 def given_back(record: Record) -> Record:
     """Wait again: the turn was not begun, so it does not count."""
-    return replace(record, token=0, owner="", attempts=record.attempts - 1, started_at=0.0)
+    return replace(record, token=0, owner="", attempts=record.attempts - 1, started_at=0.0, is_atomic=False)
 
 
 # Ends.
@@ -197,9 +198,12 @@ def ended(record: Record, reply: Reply, now: float) -> Record:
 
 
 def after_loss(record: Record, now: float, policy: TurnPolicy) -> Reply | None:
-    """What a request ends with whose runner is lost; None: nothing of it happened, and it waits for another turn."""
+    """What a request ends with whose runner is lost; None: nothing of it happened, and it waits for another turn.
+
+    Whether anything can have happened is by the policy that it ran under; the other one is that of whoever finds it.
+    """
     id = record.request.id
-    if not policy.atomic or record.request.mode is Mode.OBSERVE:
+    if not record.is_atomic or record.request.mode is Mode.OBSERVE:
         return Reply(id=id, outcome=Ending.LOST, cause=HOLDER_LOST)
     if now >= record.deadline:
         return Reply(id=id, outcome=Ending.EXPIRED, cause=TOO_LATE)
@@ -210,7 +214,7 @@ def after_loss(record: Record, now: float, policy: TurnPolicy) -> Reply | None:
 
 def waiting_again(record: Record) -> Record:
     """After a loss; the turn counts."""
-    return replace(record, token=0, owner="", started_at=0.0)
+    return replace(record, token=0, owner="", started_at=0.0, is_atomic=False)
 
 
 def withdrawn(record: Record, outcome: Ending, cause: str) -> Reply | None:

@@ -127,9 +127,11 @@ def test_a_reply_needs_the_token_of_the_present_turn():
 
 def test_only_what_was_done_in_a_transaction_is_run_again():
     plain, atomic = TurnPolicy(), TurnPolicy(atomic=True, attempts_max=2)
-    begun = record(token=7, attempts=1, deadline=100.0)
-    assert rules.after_loss(begun, 10.0, plain).outcome is Ending.LOST
-    assert rules.after_loss(begun, 10.0, atomic) is None
+    new = record(deadline=100.0)
+    begun = rules.begun(new, 7, "w1", 1.0, atomic)
+    for finder in (plain, atomic):
+        assert rules.after_loss(rules.begun(new, 7, "w1", 1.0, plain), 10.0, finder).outcome is Ending.LOST
+        assert rules.after_loss(begun, 10.0, finder) is None
     assert rules.after_loss(begun, 100.0, atomic).outcome is Ending.EXPIRED
     assert rules.after_loss(replace(begun, attempts=2), 10.0, atomic).outcome is Ending.FAILED
     observed = record(token=7, attempts=1, mode=Mode.OBSERVE)
@@ -137,9 +139,9 @@ def test_only_what_was_done_in_a_transaction_is_run_again():
 
 
 def test_a_turn_that_was_given_back_does_not_count_and_one_that_was_lost_does():
-    begun = rules.begun(record(), 7, "w1", 10.0)
+    begun = rules.begun(record(), 7, "w1", 10.0, TurnPolicy(atomic=True))
     assert rules.given_back(begun) == record()
-    again = rules.begun(rules.waiting_again(begun), 8, "w2", 20.0)
+    again = rules.begun(rules.waiting_again(begun), 8, "w2", 20.0, TurnPolicy())
     assert (again.token, again.owner, again.attempts) == (8, "w2", 2)
     assert rules.turn_of(again, 20.0).attempts == 1
 

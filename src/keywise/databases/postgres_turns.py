@@ -189,6 +189,7 @@ def record_of(row: Any, reply: Reply | None = None, ended_at: float = 0.0) -> Re
         attempts=row["attempts"],
         overlaps=row["beside"],
         started_at=row["started_at"],
+        is_atomic=row["atomic"],
         ended_at=ended_at,
         reply=reply,
     )

@@ -25,6 +25,7 @@ create table keywise_turn_work (
     deadline double precision not null, wait_s double precision not null,
     started_at double precision not null default 0, function integer not null,
     attempts integer not null default 0, beside integer not null default 0,
+    atomic boolean not null default false,
     mode text not null, caller text not null, runner text not null, owner text not null default '',
     asked_by text not null, key bytea not null, id bytea not null, within bigint[], body bytea not null,
     primary key (function, key, place)

@@ -31,11 +31,11 @@ create function keywise_turn_end_1(
     select caller from gone
 $$;
 create function keywise_turn_lose_1(
-    _work keywise_turn_work, _now float8, _atomic boolean, _attempts_max integer, _causes text[]
+    _work keywise_turn_work, _now float8, _attempts_max integer, _causes text[]
 ) returns boolean language plpgsql as $$
 begin
     -- Whether it waits again; else it ends here.
-    if not _atomic or _work.mode = 'observe' then
+    if not _work.atomic or _work.mode = 'observe' then
         perform keywise_turn_end_1(_work.function, _now, _work.key, _work.place, 'lost', _causes[3]);
     elsif _now >= _work.deadline then
         perform keywise_turn_end_1(_work.function, _now, _work.key, _work.place, 'expired', _causes[1]);
@@ -43,7 +43,7 @@ begin
         perform keywise_turn_end_1(
             _work.function, _now, _work.key, _work.place, 'failed', format(_causes[4], _work.attempts));
     else
-        update keywise_turn_work set token = 0, owner = '', started_at = 0
+        update keywise_turn_work set token = 0, owner = '', started_at = 0, atomic = false
         where function = _work.function and key = _work.key and place = _work.place;
         return true;
     end if;
@@ -97,8 +97,8 @@ begin
         returning w.*, g.outcome, g.answer, g.cause
     ), kept as (
         insert into keywise_turn_completed
-        select place, token, asked_at, deadline, wait_s, started_at, function, attempts, beside, mode, caller, runner,
-            owner, asked_by, key, id, within, body, _now, outcome, answer, cause, token from gone
+        select place, token, asked_at, deadline, wait_s, started_at, function, attempts, beside, atomic, mode,
+            caller, runner, owner, asked_by, key, id, within, body, _now, outcome, answer, cause, token from gone
         returning key, id, token, caller
     )
     select array_agg(key), array_agg(id), array_agg(token), bool_or(caller != _me)

@@ -17,7 +17,7 @@ end $$;
 
 TAKE = """
 create function keywise_turn_free_lost_1(
-    _f integer, _now float8, _atomic boolean, _attempts_max integer, _causes text[]
+    _f integer, _now float8, _attempts_max integer, _causes text[]
 ) returns bytea[] language plpgsql as $$
 declare
     _dead text[];
@@ -37,7 +37,7 @@ begin
         select * from keywise_turn_keys where function = _f and token != 0 and owner = any(_dead)
         order by key for update skip locked
     loop
-        select count(*) filter (where keywise_turn_lose_1(w, _now, _atomic, _attempts_max, _causes))
+        select count(*) filter (where keywise_turn_lose_1(w, _now, _attempts_max, _causes))
         into _again from keywise_turn_work as w
         where w.function = _f and w.key = _key.key and w.token = _key.token;
         update keywise_turn_keys set token = 0, owner = '', turns = 0, waiting = waiting + _again
@@ -50,7 +50,7 @@ begin
     loop
         perform from keywise_turn_keys where function = _f and key = _work.key for update skip locked;
         continue when not found;
-        perform keywise_turn_lose_1(_work, _now, false, 0, _causes);
+        perform keywise_turn_lose_1(_work, _now, 0, _causes);
         _touched := _touched || _work.key;
     end loop;
     -- Who has no row is not alive. Those that hold something still are found by theirs.
@@ -78,7 +78,7 @@ begin
             return true;
         end if;
         perform keywise_turn_end_sessions_1(_f, array[_work.owner]);
-        perform keywise_turn_lose_1(_work, _now, false, 0, _causes);
+        perform keywise_turn_lose_1(_work, _now, 0, _causes);
     end loop;
     return false;
 end $$;
@@ -95,7 +95,7 @@ declare
     _places bigint[];
     _left integer := _limit;
     _token bigint;
-    _freed bytea[] := keywise_turn_free_lost_1(_f, _now, _atomic, _attempts_max, _causes);
+    _freed bytea[] := keywise_turn_free_lost_1(_f, _now, _attempts_max, _causes);
 begin
     _touched := _touched || _freed;
     _is_news := _is_news or cardinality(_freed) > 0;
@@ -138,7 +138,7 @@ begin
             _token := keywise_turn_token_1();
             return query with begun as (
                 update keywise_turn_work set
-                    token = _token, owner = _me, attempts = attempts + 1, started_at = _now
+                    token = _token, owner = _me, attempts = attempts + 1, started_at = _now, atomic = _atomic
                 where function = _f and key = _key and place = any(_places) returning *
             )
             select 'turn', 0, begun::keywise_turn_work, null::text, null::bytea, null::text, null::bigint
@@ -238,7 +238,7 @@ begin
         if _work.mode = 'observe' then
             perform keywise_turn_end_1(_f, _now, _work.key, _work.place, 'expired', _causes[2]);
         else
-            update keywise_turn_work set token = 0, owner = '', attempts = attempts - 1, started_at = 0
+            update keywise_turn_work set token = 0, owner = '', attempts = attempts - 1, started_at = 0, atomic = false
             where function = _f and key = _work.key and place = _work.place;
             update keywise_turn_keys set
                 waiting = waiting + 1,

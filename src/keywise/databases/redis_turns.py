@@ -173,7 +173,7 @@ def turn_of(fields: Sequence[Any]) -> Turn:
 def record_of(fields: Sequence[Any]) -> Record:
     """What is kept of a request, from its fields in their order."""
     id, key, body, runner, mode, more, place, asked, deadline = fields[:9]
-    token, owner, attempts, overlaps, started, ended, *told = fields[9:]
+    token, owner, attempts, overlaps, started, atomic, ended, *told = fields[9:]
     asked_by, wait_s, within = _MORE(more)
     request = Request(
         id=id.decode(),
@@ -195,6 +195,7 @@ def record_of(fields: Sequence[Any]) -> Record:
         attempts=int(attempts),
         overlaps=int(overlaps),
         started_at=float(started),
+        is_atomic=atomic == b"1",
         ended_at=float(ended or 0.0),
         reply=reply_of(request.id, *told) if ended else None,
     )

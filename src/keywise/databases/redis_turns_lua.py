@@ -12,7 +12,7 @@ from keywise import turn_rules as rules
 TAG = "keywise:turns:{all}:"
 FIELDS = (
     *("id", "key", "body", "runner", "mode", "more", "place", "asked", "deadline"),
-    *("token", "owner", "attempts", "overlaps", "started"),
+    *("token", "owner", "attempts", "overlaps", "started", "atomic"),
     *("ended", "outcome", "reply", "cause", "reply_token"),
 )
 """Of a request; the last five are there once it has ended, the last four being its reply."""
@@ -73,10 +73,10 @@ local function alive(who)
 end
 local function look(n)
   local got = call('HMGET', record(n), 'id', 'key', 'place', 'token', 'owner', 'attempts', 'deadline', 'mode',
-      'within', 'outcome', 'runner', 'joined', 'started')
+      'within', 'outcome', 'runner', 'joined', 'started', 'atomic')
   return {n = n, id = got[1], key = got[2], place = got[3], token = got[4], owner = got[5], attempts = tonumber(got[6]),
       deadline = number(got[7]), mode = got[8], within = got[9], outcome = got[10], runner = got[11], joined = got[12],
-      started = tonumber(got[13])}
+      started = tonumber(got[13]), atomic = got[14] == '1'}
 end
 local function found(id)
   local n = call('HGET', P .. 'ids', id)
@@ -144,7 +144,7 @@ local function finish(one, outcome, body, cause, token)
   told[one.joined and '' or one.runner] = true
 end
 local function wait_again(one, attempts)
-  call('HSET', record(one.n), 'token', '', 'owner', '', 'started', '0', 'attempts', attempts)
+  call('HSET', record(one.n), 'token', '', 'owner', '', 'started', '0', 'attempts', attempts, 'atomic', '0')
   wait_in_line(one.n, one.key, one.place)
 end
 local function next_token()
@@ -155,7 +155,7 @@ local function next_token()
 end
 local function lose(one)
   end_turn(one)
-  if not atomic or one.mode == 'observe' then
+  if not one.atomic or one.mode == 'observe' then
     finish(one, 'lost', '', HOLDER_LOST, '')
   elseif now >= one.deadline then
     finish(one, 'expired', '', TOO_LATE, '')
@@ -329,7 +329,8 @@ local function take_key(key, most, turns)
   local token = next_token()
   for _, one in ipairs(run) do
     leave_line(one)
-    call('HSET', record(one.n), 'token', token, 'owner', owner, 'attempts', one.attempts + 1, 'started', stamp)
+    call('HSET', record(one.n), 'token', token, 'owner', owner, 'attempts', one.attempts + 1, 'started', stamp,
+        'atomic', atomic and '1' or '0')
     call('ZADD', P .. 'runs:' .. key, one.place, one.n)
     call('SADD', P .. 'owned:' .. owner, one.n)
     turns[#turns + 1] = whole(one.n)

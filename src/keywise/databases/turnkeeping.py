@@ -126,7 +126,8 @@ def _circle(book: TurnBook, request: Request, turn: int = 0) -> Reply | None:
 def _observe(book: TurnBook, owner: str, request: Request) -> Turn:
     overlaps = sum(book.is_alive(other.owner) for other in book.observed(request.key))
     record = rules.entered(request, book.next_place(request.key), book.now)
-    record = rules.begun(msgspec.structs.replace(record, overlaps=overlaps), book.token(), owner, book.now)
+    record = msgspec.structs.replace(record, overlaps=overlaps)
+    record = rules.begun(record, book.token(), owner, book.now, book.policy)
     book.put(record)
     return rules.turn_of(record, book.now)
 
@@ -150,7 +151,7 @@ def _take(book: TurnBook, key: str, owner: str, run_max: int) -> list[Turn]:
     if not run:
         return []
     token = book.token()
-    begun = [rules.begun(record, token, owner, book.now) for record in run]
+    begun = [rules.begun(record, token, owner, book.now, book.policy) for record in run]
     for record in begun:
         book.put(record)
     book.set_hold(key, Hold(token, owner, len(begun)))
