@@ -78,6 +78,7 @@ class Merge:
         self._gone.pop(request.id, None)
         future: asyncio.Future[Reply] = loop.create_future()
         call.futures.append(future)
+        self._outbox.join(call, request, future, deadline)
         self._bell.set()
         try:
             return await self._awaited(call, future, deadline)

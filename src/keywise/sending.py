@@ -43,22 +43,34 @@ class Outbox:
         self.replies: list[Reply] = []
         self.new: dict[str, Call] = {}
         """Those that are to be asked for, by id."""
+        self._joins: list[Call] = []
+        """Those from within a turn whose id is asked for already: the store says if they would wait for themselves."""
         self.is_apart = False
         """The last call failed, and any of what it carried may be to blame."""
 
     def __bool__(self) -> bool:
-        return bool(self.replies or self.new)
+        return bool(self.replies or self.new or self._joins)
+
+    def join(self, call: Call, request: Request, future: "asyncio.Future[Reply]", deadline: float) -> None:
+        """Somebody waits for a call; a request of its own, and not the call's, is asked for if it is a nested one."""
+        if request.within and call.request is not request:
+            joiner = Call(request, call.argument, asyncio.get_running_loop().time())
+            joiner.deadline, joiner.futures = deadline, [future]
+            self._joins.append(joiner)
 
     async def flush(self, limit: int, send: Send) -> None:
         """Send all in one call. If it fails, nothing is gone."""
         now = asyncio.get_running_loop().time()
         replies, self.replies = self.replies, []
         new, self.new = self.new, {}
+        joins, self._joins = self._joins, []
+        asked = [call for call in (*new.values(), *joins) if call.deadline > now]
         try:
-            await send(Sending(replies, [call for call in new.values() if call.deadline > now], limit, now))
+            await send(Sending(replies, asked, limit, now))
         except Exception as error:
             self.replies[:0] = replies
             self.new = {id: call for id, call in new.items() if call.is_wanted} | self.new
+            self._joins[:0] = [call for call in joins if call.is_wanted]
             self.is_apart = not isinstance(error, UnavailableError)
             raise
 
@@ -76,7 +88,8 @@ class Outbox:
                 if self.new.get(item.request.id) is item:
                     del self.new[item.request.id]
 
-        items: list[Reply | Call] = [*self.replies, *self.new.values()]
+        joins, self._joins = self._joins, []
+        items: list[Reply | Call] = [*self.replies, *self.new.values(), *joins]
         apart = await send_apart(items, send_one)
         if (fault := apart.fault_of_the_store()) is not None:
             raise fault
@@ -84,7 +97,7 @@ class Outbox:
         for item, error in apart.failed:
             if isinstance(item, Reply):
                 self._replace(item, unstorable(item, error))
-        return [(item, error) for item, error in apart.failed if isinstance(item, Call)]
+        return [(item, error) for item, error in apart.failed if isinstance(item, Call) and item not in joins]
 
     def _replace(self, reply: Reply, *others: Reply) -> None:
         place = next(place for place, one in enumerate(self.replies) if one is reply)
