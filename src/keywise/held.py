@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -134,6 +134,8 @@ class Holds:
         self._concurrency = concurrency
         self._helds: dict[int, Held] = {}
         self._bundles: set[Bundle] = set()
+        self._resting: Counter[Bundle] = Counter()
+        """Those that wait for other turns, and for how many."""
 
     def __bool__(self) -> bool:
         return bool(self._helds)
@@ -147,14 +149,23 @@ class Holds:
             held.bundle = bundle
             self._helds[held.token] = held
 
-    def free(self) -> int:
-        """How many more bundles can be run side by side."""
-        return max(0, self._concurrency - len(self._bundles))
+    def free(self, replies: Sequence[Reply] = ()) -> int:
+        """How many more bundles can be run side by side, once these replies are stored."""
+        resting = sum(bundle in self._bundles for bundle in self._resting)
+        ends = Counter(self._helds[reply.token].bundle for reply in replies if reply.token in self._helds)
+        ended = sum(bundle.unanswered == ends[bundle] for bundle in ends)
+        # Those who have rested go on at once, so that there may be more than there should be.
+        return max(0, self._concurrency - len(self._bundles) + resting + ended)
 
-    def freed_by(self, replies: Sequence[Reply]) -> int:
-        """How many are over with these replies."""
-        ends = Counter(self._helds[reply.token].bundle for reply in replies)
-        return sum(bundle.unanswered == ended for bundle, ended in ends.items())
+    @contextmanager
+    def resting(self, tokens: Sequence[int]) -> Iterator[None]:
+        """Who holds them waits for another turn meanwhile, which must not wait for the room that it takes up."""
+        bundles = {self._helds[token].bundle for token in tokens if token in self._helds}
+        self._resting.update(bundles)
+        try:
+            yield
+        finally:
+            self._resting -= Counter(bundles)
 
     def end(self, token: int) -> None:
         """One of its turns is answered, or refused."""

@@ -81,7 +81,8 @@ class Merge:
         self._outbox.join(call, request, future, deadline)
         self._bell.set()
         try:
-            return await self._awaited(call, future, deadline)
+            with self._held.resting(request.within):
+                return await self._awaited(call, future, deadline)
         finally:
             call.futures.remove(future)
             if not call.futures:
@@ -228,7 +229,7 @@ class Merge:
 
     def _slots(self, replies: Sequence[Reply] = ()) -> int:
         """How many bundles of turns can be run besides, once these replies are stored."""
-        return 0 if self._is_closing or not self.works else self._held.free() + self._held.freed_by(replies)
+        return 0 if self._is_closing or not self.works else self._held.free(replies)
 
     def _settle(self, replies: Sequence[Reply], refused: Sequence[str]) -> None:
         lost = set(refused)
