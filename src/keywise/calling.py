@@ -6,10 +6,10 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from keywise import adapters
 from keywise.address import Address
@@ -28,6 +28,8 @@ from keywise.turn import EVERY_RUN, Ending, Mode, Request, Switch, TurnPolicy
 
 ID_MAX_BYTES = 256
 ASKED_BY_MAX_BYTES = 512
+T = TypeVar("T")
+
 PASSED = "its deadline passed in the middle of it"
 
 
@@ -151,7 +153,8 @@ class SerialFunction:
     async def _run_off(self, key: str, request: Any, deadline: float) -> Any:
         """Without a turn, and without the store unless the function writes there.
 
-        It ends with its deadline: after that and the age of a view, nothing runs off on a key that is switched on.
+        It ends with its deadline: after that and the age of a view, nothing runs off on a key that is switched on,
+        except for what runs in threads.
         """
         limit = asyncio.timeout_at(deadline)
         try:
@@ -160,13 +163,13 @@ class SerialFunction:
                     await self._opened()
                 if self._runner is None:
                     self._runner = Runner(self._serial, self._turns, self.settings, self._wiring.rng)
-                return await self._runner.run_off(key, request)
+                run = self._runner.run_off(key, request)
+                return await (run if self._serial.is_async else _left_alone(run))
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise LostError(
-                f"{self.name} of {key!r} was broken off, and nobody knows how much of it happened: {PASSED}"
-            ) from None
+            told = "was broken off" if self._serial.is_async else "has no answer in time, and goes on in its thread"
+            raise LostError(f"{self.name} of {key!r} {told}; nobody knows how much of it happened: {PASSED}") from None
 
     async def _opened(self) -> Merge:
         async with self._opening:
@@ -213,6 +216,16 @@ class Worker:
 
     def stop(self) -> None:
         self._stopped.set()
+
+
+async def _left_alone(run: Coroutine[Any, Any, T]) -> T:
+    """What it returns; who is cancelled does not wait for its end."""
+    task = asyncio.get_running_loop().create_task(run)
+    try:
+        return await asyncio.shield(task)
+    finally:
+        # What has not begun never does.
+        task.cancel()
 
 
 def define(name: str, function: Callable[..., Any], wiring: Wiring, options: Mapping[str, Any]) -> SerialFunction:

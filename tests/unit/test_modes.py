@@ -1,6 +1,7 @@
 """Modes of keys as one process sees them: what is off works without a store, and a switch is seen all the same."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -143,3 +144,22 @@ async def test_off_ends_with_the_deadline():
         assert cancelled == ["a"]
         with pytest.raises(TimeoutError, match="of the function"):
             await f("own")
+
+
+@awaited
+async def test_who_is_off_in_a_thread_waits_until_its_deadline_alone():
+    async with keywise.App("memory://", observers=[]) as app:
+        began, go_on = [], threading.Event()
+
+        @app.serial("f", key=lambda request: request, mode="off", timeout="50ms", concurrency=1)
+        def f(claim: Claim, request: str) -> None:
+            began.append(request)
+            go_on.wait(10)
+
+        async with asyncio.timeout(5):
+            for key in ("a", "b"):
+                with pytest.raises(LostError, match="in its thread"):
+                    await f(key)
+        go_on.set()
+        assert await f("c", timeout="10s") is None
+        assert began == ["a", "c"]
