@@ -139,7 +139,7 @@ class SerialFunction:
 
     def _refuse_within(self) -> None:
         """Refuse a call that its own caller's transaction holds up, or a pool that is empty because of such callers."""
-        open_ones = [one.database for one in writing.get() if not one.is_over]
+        open_ones = [one.database for one in writing.get() if one.database is not None and not one.is_over]
         if not open_ones:
             return
         turns = self.connect() if self._turns is None else self._turns

@@ -115,12 +115,12 @@ writing: ContextVar[tuple[Writing, ...]] = ContextVar("writing", default=())
 
 
 @asynccontextmanager
-async def transaction_of(turns: Any, *tokens: int) -> AsyncIterator[Any]:
-    """One of the turns' store; calls from within it know of it."""
-    own, outer = Writing(turns.database), writing.get()
+async def transaction_of(plug: Any, *tokens: int) -> AsyncIterator[Any]:
+    """One of the store of turns, or of a ledger; calls from within it know of it."""
+    own, outer = Writing(getattr(plug, "database", None)), writing.get()
     writing.set((*outer, own))
     try:
-        async with turns.transaction(*tokens) as transaction:
+        async with plug.transaction(*tokens) as transaction:
             yield transaction
     finally:
         own.is_over = True

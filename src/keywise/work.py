@@ -11,6 +11,7 @@ from keywise.causes import cause_of_error, is_permanent
 from keywise.change import Order, Outcome
 from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat
+from keywise.held import transaction_of
 from keywise.lanes import Ticket
 from keywise.limits import Snooze
 from keywise.pipeline import Pipeline
@@ -215,7 +216,7 @@ class TransactedWork:
     async def _transact(self, jobs: list[Job]) -> None:
         self._has_begun = False
         limit = self._heartbeat.limit([job.claim for job in jobs])
-        async with limit, self._pipeline.ledger.transaction() as transaction:
+        async with limit, transaction_of(self._pipeline.ledger) as transaction:
             self._has_begun = True
             await self._do_in(transaction, jobs)
 

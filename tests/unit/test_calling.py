@@ -7,7 +7,7 @@ import math
 import pytest
 
 import keywise
-from keywise import Claim, Transaction
+from keywise import Change, Claim, Transaction
 from keywise.errors import ExpiredError, RefusedError, SettingsError
 from running import awaited
 
@@ -116,3 +116,24 @@ async def test_what_a_function_leaves_behind_may_call_once_its_transaction_is_ov
             assert await elsewhere("c") == "c"
             over.set()
             assert await left[0] == "b"
+
+
+@awaited
+async def test_a_handler_that_writes_in_the_ledgers_transaction_is_refused_too():
+    async with an_app() as app:
+        echo, told = an_echo(app), []
+        orders = app.pipeline("orders", key="key")
+        orders.source("memory://")
+
+        @orders.apply
+        async def sell(change: Change[dict], transaction: Transaction) -> None:
+            try:
+                await echo(change.value, timeout="5s")
+            except RefusedError as error:
+                told.append(str(error))
+            app.stop()
+
+        await app.send("orders", {"key": "a"})
+        async with asyncio.timeout(20):
+            await app.run("orders", handle_signals=False)
+        assert len(told) == 1 and "within a transaction of its own store" in told[0]
