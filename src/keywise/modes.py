@@ -59,7 +59,7 @@ class Modes:
         return mode_of(request, self._switches, self._clock() + self._ahead_s, has_line=False)
 
     async def close(self) -> None:
-        if self._looking is not None:
+        if self._looking is not None and not self._looking.done():
             self._looking.cancel()
             await asyncio.wait([self._looking])
 

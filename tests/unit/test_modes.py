@@ -11,7 +11,7 @@ from keywise.errors import DatabaseError, LostError, SettingsError, UnavailableE
 from keywise.events import Alarmed
 from keywise.modes import Modes
 from keywise.turn import Mode, Switch
-from running import awaited
+from running import awaited, run
 
 ON = Switch(keys="a", mode=Mode.ON, at=1.0)
 
@@ -163,3 +163,14 @@ async def test_who_is_off_in_a_thread_waits_until_its_deadline_alone():
         go_on.set()
         assert await f("c", timeout="10s") is None
         assert began == ["a", "c"]
+
+
+def test_an_app_that_was_left_open_in_another_loop_can_be_closed():
+    app = keywise.App("memory://", observers=[])
+
+    @app.serial("f", key=lambda request: request, mode="off")
+    async def f(claim: Claim, request: str) -> str:
+        return request
+
+    assert run(f("a")) == "a"
+    run(f._modes.close())
