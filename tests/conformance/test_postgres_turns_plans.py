@@ -36,8 +36,8 @@ async def crowd(turns: PostgresQueueTurns) -> None:
     for statement in (
         f"insert into keywise_turn_work ({columns}) select {work} from {series}",
         f"insert into keywise_turn_completed ({columns}, token, started_at, attempts, beside, atomic, owner, "
-        f"ended_at, outcome, answer, cause, answer_token) select {completed}, 1, 0, 1, 0, false, '', 0, 'done', '', '', 1 "
-        f"from {series}",
+        f"ended_at, outcome, answer, cause, answer_token) select {completed}, 1, 0, 1, 0, false, '', 0, "
+        f"'done', '', '', 1 from {series}",
         f"insert into keywise_turn_keys (function, key) select {of_other}, convert_to('k' || n, 'UTF8') from {series}",
         *(f"analyze keywise_turn_{table}" for table in ("work", "completed", "keys")),
     ):
