@@ -1,4 +1,7 @@
-"""The part of docs/benchmarks.md about keywise alone, and its plots, made from the data of a run."""
+"""The parts of docs/benchmarks.md about keywise alone, and their plots, made from the data of a run.
+
+Each measure has a part of its own that says when it was made and how busy the machine was, so one can be renewed alone.
+"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,22 +11,21 @@ from benchmarks.machine import Machine
 from benchmarks.plot import Bar, bars
 from benchmarks.section import replace_section
 
-SECTION = "ours"
-KEYS = "keys"
 SPEEDS = ("keys-speed.svg", "Changes per second (more is better)")
 DELAYS = ("keys-delay.svg", "Milliseconds from sending to committed, 99th percentile (less is better)")
+PLOTTED = "keys"
 
 
-def write_page(path: Path, found: Mapping[str, list[Figure]], machine: Machine, others: float) -> None:
-    """Renew the part of the page, and the plots beside it."""
+def write_page(path: Path, found: Mapping[str, list[Figure]], machine: Machine, others: Mapping[str, float]) -> None:
+    """Renew the parts of what was measured, and the plots beside the page."""
     folder = path.parent / path.stem
     folder.mkdir(exist_ok=True)
-    drawn = plots(found.get(KEYS, []))
-    for name, text in drawn.items():
-        (folder / name).write_text(text, "utf-8")
-    replace_section(
-        path, SECTION, "\n".join(_lines(found, machine, others, [f"{folder.name}/{name}" for name in drawn]))
-    )
+    for measure, figures in found.items():
+        drawn = plots(figures) if measure == PLOTTED else {}
+        for name, text in drawn.items():
+            (folder / name).write_text(text, "utf-8")
+        pictures = [f"{folder.name}/{name}" for name in drawn]
+        replace_section(path, measure, "\n".join(_lines(measure, figures, machine, others[measure], pictures)))
 
 
 def plots(figures: list[Figure]) -> dict[str, str]:
@@ -38,25 +40,19 @@ def plots(figures: list[Figure]) -> dict[str, str]:
     return drawn
 
 
-def _lines(found: Mapping[str, list[Figure]], machine: Machine, others: float, pictures: list[str]) -> Iterator[str]:
-    yield "## keywise beside the raw limit"
+def _lines(measure: str, figures: list[Figure], machine: Machine, others: float, pictures: list[str]) -> Iterator[str]:
+    yield f"### {measure}"
     yield ""
     yield (
-        f"Measured {machine.date} on {machine.cpus} CPUs ({machine.processor}), {machine.system}, "
-        f"Python {machine.python}, SQLite {machine.sqlite}."
-    )
-    yield (
-        f"Other work used {others:.0%} of the CPUs meanwhile; servers that a measure started for itself count as other "
-        "work, because they are no part of its process."
+        f"{machine.date}, {machine.cpus} CPUs ({machine.processor}), {machine.system}, Python {machine.python}, "
+        f"SQLite {machine.sqlite}; other work used {others:.0%} of the CPUs."
     )
     yield ""
     for picture in pictures:
         yield f"![{Path(picture).stem}]({picture})"
         yield ""
-    yield "| measure | what | value | unit | target | | note |"
-    yield "|---|---|--:|---|--:|---|---|"
-    for name, figures in found.items():
-        for figure in figures:
-            met = {None: "", True: "met", False: "missed"}[figure.is_met]
-            cells = (name, figure.name, figure.shown, figure.unit, figure.target, met, figure.note)
-            yield f"| {' | '.join(cells)} |"
+    yield "| what | value | unit | target | | note |"
+    yield "|---|--:|---|--:|---|---|"
+    for figure in figures:
+        met = {None: "", True: "met", False: "missed"}[figure.is_met]
+        yield f"| {' | '.join((figure.name, figure.shown, figure.unit, figure.target, met, figure.note))} |"

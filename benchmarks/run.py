@@ -60,19 +60,21 @@ def main() -> int:
         return 0 if compare(console, options.compare, QUICK if options.quick else FULL) else 1
     scale = QUICK if options.quick else FULL
     found: dict[str, list[Figure]] = {}
-    with machine.Bystander() as bystander:
-        for name in options.only or MEASURES:
-            started = time.monotonic()
+    others: dict[str, float] = {}
+    for name in options.only or MEASURES:
+        started = time.monotonic()
+        with machine.Bystander() as bystander:
             found[name] = MEASURES[name](scale)
-            console.print(f"{name}: measured in {time.monotonic() - started:.0f} s", style="dim")
+        others[name] = bystander.others
+        busy = f"others used {bystander.others:.0%} of the CPUs; load {machine.load()}"
+        console.print(f"{name}: measured in {time.monotonic() - started:.0f} s; {busy}", style="dim")
+        write(options.json, found, scale, others)
+        if options.write is not None:
+            page.write_page(options.write, {name: found[name]}, machine.this_machine(), others)
     show(console, found)
-    busy = f"others used {bystander.others:.0%} of the CPUs; load {machine.load()}"
-    console.print(f"{_described(machine.this_machine())}\n{busy}")
-    if bystander.others > BUSY:
+    console.print(_described(machine.this_machine()))
+    if max(others.values()) > BUSY:
         console.print("The machine was busy with other work: measure again before you quote a figure.", style="yellow")
-    write(options.json, found, scale, bystander.others)
-    if options.write is not None:
-        page.write_page(options.write, found, machine.this_machine(), bystander.others)
     return 0
 
 
@@ -87,7 +89,7 @@ def show(console: Console, found: Mapping[str, list[Figure]]) -> None:
     console.print(table)
 
 
-def write(path: Path, found: Mapping[str, list[Figure]], scale: Scale, others: float) -> None:
+def write(path: Path, found: Mapping[str, list[Figure]], scale: Scale, others: Mapping[str, float]) -> None:
     """Everything that was measured, single runs included."""
     path.parent.mkdir(parents=True, exist_ok=True)
     what = {"machine": machine.this_machine(), "scale": scale, "others": others, "load": machine.load()}
@@ -123,7 +125,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=MEASURES, help="measure just this; can be given again")
     parser.add_argument("--json", type=Path, default=machine.ROOT / "build" / "bench.json", help="where the data goes")
     parser.add_argument(
-        "--write", type=Path, metavar="PAGE", help="renew our part of a page such as docs/benchmarks.md"
+        "--write", type=Path, metavar="PAGE", help="renew the parts of a page such as docs/benchmarks.md"
     )
     parser.add_argument(
         "--compare", type=Path, metavar="PATH", help="only show that our raw loop is as fast as the one in this script"

@@ -19,14 +19,21 @@ def run(script: str, *arguments: str) -> str:
 
 
 def test_a_quick_run_prints_a_table_and_writes_its_figures(tmp_path: Path):
-    path = tmp_path / "bench.json"
-    told = run("run.py", "--quick", "--only", "ledger", "--only", "overhead", "--json", str(path))
+    """On a page, only the parts of what was measured are renewed."""
+    path, page = tmp_path / "bench.json", tmp_path / "benchmarks.md"
+    parts = [f"<!-- {name}: made by hand -->\nold {name}\n<!-- end of {name} -->" for name in ("ledger", "memory")]
+    page.write_text("\n".join([*parts, "<!-- overhead: made by hand -->\n<!-- end of overhead -->"]))
+    chosen = ("--only", "ledger", "--only", "overhead")
+    told = run("run.py", "--quick", *chosen, "--json", str(path), "--write", str(page))
     written = json.loads(path.read_text())
     assert list(written["figures"]) == ["ledger", "overhead"]
     for figures in written["figures"].values():
         for figure in figures:
             assert figure["name"] in told
-    assert "others" in written
+    assert set(written["others"]) == {"ledger", "overhead"}
+    text = page.read_text()
+    assert "old memory" in text and "old ledger" not in text
+    assert "### ledger" in text and "### overhead" in text and "### memory" not in text
 
 
 def test_a_profile_names_every_layer_in_its_page(tmp_path: Path):
