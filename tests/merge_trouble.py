@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from keywise.calling import SerialFunction, Wiring, define
+from keywise.clock import boot_time
 from keywise.databases.memory import MemoryDatabase
 from keywise.turn import TurnPolicy
 from keywise.turns.memory import MemoryTurns
@@ -22,6 +23,12 @@ class TroubledTurns(MemoryTurns):
 
     async def answer(self, *arguments: Any) -> Any:
         return await self._call("answer", super().answer, arguments)
+
+    async def renew(self, *arguments: Any) -> Any:
+        return await self._call("renew", super().renew, arguments)
+
+    async def replies(self, *arguments: Any) -> Any:
+        return await self._call("replies", super().replies, arguments)
 
     async def withdraw(self, *arguments: Any) -> Any:
         return await self._call("withdraw", super().withdraw, arguments)
@@ -49,7 +56,8 @@ def serial(function: Callable[..., Any], database: MemoryDatabase | None = None,
         turns.is_shared = is_shared
         return turns
 
-    wiring = Wiring(ledger="memory://", turns="", shared={}, observers=observers, connect=connect)
+    clock = options.pop("clock", boot_time)
+    wiring = Wiring(ledger="memory://", turns="", shared={}, observers=observers, connect=connect, clock=clock)
     return define("f", function, wiring, {"key": lambda request: request["k"], "poll": "20ms", **options})
 
 

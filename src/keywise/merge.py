@@ -344,7 +344,7 @@ class Merge:
             before = await self._turns.operator.now()
         sent_at, tokens = self._clock(), self._held.tokens()
         lost = await self._turns.renew(tokens, before)
-        self._pulse.heard_at = sent_at
+        self._pulse.heard_at = self._pulse.renewed_at = sent_at
         self._is_renewal_due = False
         if before is not None:
             self._has_doubts = False

@@ -20,6 +20,8 @@ class Pulse:
         self._renew = renew
         self.heard_at = clock()
         """When a call was sent that the store has answered."""
+        self.renewed_at = self.heard_at
+        """When a renewal was: other calls do not say which turns are lost."""
 
     def left_s(self) -> float:
         """How long this process may still count on its turns."""
@@ -32,7 +34,7 @@ class Pulse:
             await asyncio.sleep(max(0.001, min(rhythm_s / 4, self.left_s())))
             if self.left_s() <= 0:
                 self._lose()
-            if self._clock() - self.heard_at > rhythm_s:
+            if self._clock() - min(self.heard_at, self.renewed_at) > rhythm_s:
                 self._renew()
             if self.left_s() <= 0:
                 await asyncio.sleep(rhythm_s / 4)
