@@ -153,4 +153,5 @@ async def withdraw_all(turns: Any, ids: Sequence[str], alarm: Callable[[Exceptio
 def unstorable(reply: Reply, error: Exception) -> Reply:
     """In place of an answer that the store does not take."""
     cause = storable(f"{UNSTORABLE}: {cause_of_error(error)}")
-    return Reply(id=reply.id, outcome=Ending.LOST, cause=cause, token=reply.token)
+    outcome = Ending.LOST if reply.outcome is Ending.DONE else reply.outcome
+    return Reply(id=reply.id, outcome=outcome, cause=cause, token=reply.token)

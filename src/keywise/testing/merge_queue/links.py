@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from keywise.errors import UnavailableError
+from keywise.errors import DatabaseError, UnavailableError
 from keywise.testing.links import Session
 from keywise.testing.virtual import Process, outside
 from keywise.turn import Answered, Ending, Reply, Request, Switch, Turn
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from keywise.testing.merge_queue.world import MergeWorld
 
 T = TypeVar("T")
+BROKEN = "not allowed for a moment"
 
 
 class LinkedTurns:
@@ -43,19 +44,19 @@ class LinkedTurns:
     async def answer(
         self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1, requests: Sequence[Request] = ()
     ) -> Answered:
-        return await self._call(lambda: self._turns.answer(replies, limit, run_max, requests))
+        return await self._call(lambda: self._turns.answer(replies, limit, run_max, requests), may_break=True)
 
     async def give_back(self, turns: Sequence[Turn]) -> None:
         await self._call(lambda: self._turns.give_back(turns))
 
     async def renew(self, tokens: Sequence[int], before: float | None = None) -> list[int]:
-        return await self._call(lambda: self._turns.renew(tokens, before))
+        return await self._call(lambda: self._turns.renew(tokens, before), may_break=True)
 
     async def withdraw(self, ids: Sequence[str], outcome: Ending = Ending.EXPIRED, cause: str = "") -> list[str]:
-        return await self._call(lambda: self._turns.withdraw(ids, outcome, cause))
+        return await self._call(lambda: self._turns.withdraw(ids, outcome, cause), may_break=True)
 
     async def replies(self, ids: Sequence[str]) -> dict[str, Reply]:
-        return await self._call(lambda: self._turns.replies(ids))
+        return await self._call(lambda: self._turns.replies(ids), may_break=True)
 
     async def wait(self, wait_s: float) -> None:
         await self._turns.wait(wait_s)
@@ -95,8 +96,11 @@ class LinkedTurns:
         finally:
             session.give_up()
 
-    async def _call(self, act: Callable[[], Awaitable[T]]) -> T:
+    async def _call(self, act: Callable[[], Awaitable[T]], may_break: bool = False) -> T:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        faults = self._world.faults
+        if may_break and faults.happens("broken store", faults.rates.broken):
+            act = _break
         outside(asyncio.get_running_loop(), self._serve(act, answer))
         self._world.meanwhile(self._process)
         return await answer
@@ -120,6 +124,10 @@ class LinkedTurns:
     async def _stay_silent(self, answer: "asyncio.Future[Any]") -> None:
         await asyncio.sleep(self._world.rng.uniform(0.05, 2.0))
         _fail(answer, UnavailableError("no answer"))
+
+
+async def _break() -> Any:
+    raise DatabaseError(BROKEN)
 
 
 def _fail(answer: "asyncio.Future[Any]", error: Exception) -> None:

@@ -9,11 +9,12 @@ from keywise import turn_rules as rules
 from keywise.call import closed
 from keywise.databases import turnkeeping
 from keywise.databases.memory_turns import MemoryTurnBook
-from keywise.errors import UnavailableError
+from keywise.errors import DatabaseError, UnavailableError
 from keywise.held import Bundle, Due, Held
 from keywise.merge import Merge
 from keywise.protocols import Grade
 from keywise.runner import Runner, Tell
+from keywise.sending import Outbox, Send
 from keywise.testing.mutants.mutant import Mutant
 from keywise.turn import Ending, Mode, Record, Reply, Request, TurnPolicy
 
@@ -99,6 +100,17 @@ async def _tells_before_it_takes_out(self: Merge, patience_s: float) -> None:
 
 
 _drain = Merge._drain
+
+
+async def _drops_what_failed(self: Outbox, limit: int, send: Send) -> None:
+    try:
+        await _flush(self, limit, send)
+    except DatabaseError:
+        self.replies.clear()
+        raise
+
+
+_flush = Outbox.flush
 
 
 async def _renews_blindly(self: Merge) -> None:
@@ -214,6 +226,7 @@ MERGE_MUTANTS: tuple[Mutant, ...] = (
     _mutant("who was stopped goes on", Held, "may_begin", _always_alive),
     _mutant("told before it is stored", Merge, "_tell", _told_before_it_is_stored),
     _mutant("expired without asking the store", Merge, "_withdraw", _never_withdraws),
+    _mutant("answers are dropped with an error", Outbox, "flush", _drops_what_failed),
     _mutant("closed without asking the store", Merge, "_drain", _tells_before_it_takes_out),
     _mutant("a turn that nobody knows of is kept", Merge, "_renew", _renews_blindly),
     _mutant("what runs is given back after trouble", Merge, "_renew", _gives_everything_back),

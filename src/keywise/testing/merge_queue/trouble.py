@@ -1,9 +1,12 @@
 """What can go wrong in a simulated merge queue: each seed draws its own rates, and what was injected is counted."""
 
+import asyncio
 import random
 from collections import Counter
 
 import msgspec
+
+from keywise.errors import OutcomeUnknownError, TransientError
 
 KINDS = (
     "crash",
@@ -23,6 +26,8 @@ KINDS = (
     "switch",
     "cancel",
     "closed app",
+    "broken store",
+    "cancelled call",
 )
 
 
@@ -45,6 +50,21 @@ class Rates(msgspec.Struct, frozen=True):
     switch: float
     cancel: float
     close: float
+    broken: float
+    cancelled: float
+
+
+def meet(kind: str, id: str, tries: Counter[str]) -> None:
+    """What a function itself does wrong."""
+    tries[id] += 1
+    if kind == "failing":
+        raise ValueError(id)
+    if kind == "unknown":
+        raise OutcomeUnknownError(id)
+    if kind == "cancelled":
+        raise asyncio.CancelledError(id)
+    if kind == "passing" and tries[id] == 1:
+        raise TransientError(id)
 
 
 class Faults:
@@ -89,4 +109,6 @@ def _draw(rng: random.Random) -> Rates:
         switch=often(0.1, never=0.5),
         cancel=often(0.1, never=0.6),
         close=often(0.02, never=0.6),
+        broken=often(0.1, never=0.6),
+        cancelled=often(0.1, never=0.5),
     )

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextvars
+import inspect
 import random
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -11,13 +13,12 @@ from keywise.calling import SerialFunction, Wiring, define
 from keywise.databases.memory import MemoryDatabase
 from keywise.databases.memory_turns import Lines, lines_of
 from keywise.entry import Claim
-from keywise.errors import OutcomeUnknownError, TransientError
 from keywise.events import Alarmed, Event
 from keywise.protocols import Grade, Transaction
 from keywise.testing.links import Session
 from keywise.testing.merge_queue.auditor import Auditor
-from keywise.testing.merge_queue.links import LinkedTurns
-from keywise.testing.merge_queue.trouble import Faults
+from keywise.testing.merge_queue.links import BROKEN, LinkedTurns
+from keywise.testing.merge_queue.trouble import Faults, meet
 from keywise.testing.virtual import Process, VirtualLoop, current_process
 from keywise.turn import Ending, Mode, Record, Switch, TurnPolicy
 from keywise.turns.memory import MemoryTurns
@@ -83,7 +84,7 @@ class MergeWorld:
         self._waiting: dict[tuple[Process, str], list[float]] = {}
         """Deadlines of callers, by the loop's clock."""
         self._callers: dict[asyncio.Task[Any], Process] = {}
-        self._tries: dict[str, int] = {}
+        self._tries: Counter[str] = Counter()
         self._numbers = 0
         self._fallen: list[Process] = []
 
@@ -207,7 +208,7 @@ class MergeWorld:
         self.functions[process] = serial
 
     def _observe(self, event: Event) -> None:
-        if isinstance(event, Alarmed):
+        if isinstance(event, Alarmed) and BROKEN not in event.cause:
             self.auditor.violate(f"an alarm: {event.cause}")
 
     def _plain(self, process: Process) -> Any:
@@ -217,7 +218,7 @@ class MergeWorld:
             self.auditor.begins(process, claim, id)
             try:
                 await self._work()
-                self._meet(request)
+                meet(request["kind"], id, self._tries)
                 if request["nested"] is not None:
                     inner = {"id": f"{id}.{claim.token}", "key": request["nested"], "kind": "plain", "nested": None}
                     await self._nested(process, inner)
@@ -250,7 +251,7 @@ class MergeWorld:
                 rows = self.database.table("schedule")
                 number = sum(row["key"] == claim.key for row in rows.values())
                 await self._work()
-                self._meet(request)
+                meet(request["kind"], id, self._tries)
                 accepted = number < self.capacity
                 if accepted:
                     self.database.set(rows, id, {"key": claim.key, "n": number})
@@ -271,18 +272,6 @@ class MergeWorld:
         await asyncio.sleep(self.rng.choice((0.0, self.rng.uniform(0.0, 0.3), self.rng.uniform(0.0, 2.0))))
         self.meanwhile(process)
         await asyncio.sleep(0.0)
-
-    def _meet(self, request: dict[str, Any]) -> None:
-        """What the function itself does wrong."""
-        kind, id = request["kind"], request["id"]
-        if kind == "failing":
-            raise ValueError(id)
-        if kind == "unknown":
-            raise OutcomeUnknownError(id)
-        if kind == "passing":
-            self._tries[id] = self._tries.get(id, 0) + 1
-            if self._tries[id] == 1:
-                raise TransientError(id)
 
     # Trouble.
 
@@ -357,6 +346,10 @@ class MergeWorld:
         if process.is_dead:
             return
         process.kill()
+        for task in [task for task, owner in self._callers.items() if owner is process]:
+            calling: Any = task.get_coro()
+            if inspect.getcoroutinestate(calling) == inspect.CORO_CREATED:
+                calling.close()  # It was going to begin.
         self._fallen.append(process)
         self.auditor.note(f"{process.name} is killed")
         self.functions.pop(process, None)
@@ -384,7 +377,8 @@ class MergeWorld:
 
     def _ask(self, at: float, id: str) -> Ask:
         faults, key = self.faults, self.rng.choice(KEYS)
-        kinds = (("failing", "failing call"), ("passing", "passing trouble"), ("unknown", "unknown outcome"))
+        kinds = [("failing", "failing call"), ("passing", "passing trouble"), ("unknown", "unknown outcome")]
+        kinds.append(("cancelled", "cancelled call"))
         kind = next((kind for kind, told in kinds if faults.happens(told, getattr(faults.rates, kind))), "plain")
         nested = None
         if self.grade is Grade.PLAIN and faults.happens("nested call", faults.rates.nested):
