@@ -224,8 +224,9 @@ async def _left_alone(run: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     finally:
-        # What has not begun never does.
+        # What has not begun never does, and the caller is told after that.
         task.cancel()
+        await asyncio.sleep(0)
 
 
 def define(name: str, function: Callable[..., Any], wiring: Wiring, options: Mapping[str, Any]) -> SerialFunction:

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from keywise.causes import cause_of_error
@@ -47,7 +48,7 @@ class Modes:
         """When the store was asked for what is known."""
         self._failed_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
-        self._waits_until = 0.0
+        self._is_over = asyncio.Event()
         """Nobody waits longer for the present look."""
 
     async def of(self, key: str, timeout_s: float = math.inf) -> Mode:
@@ -67,10 +68,15 @@ class Modes:
         """All callers that need it wait for one look, for a while; it goes on until the store has answered."""
         loop = asyncio.get_running_loop()
         if self._looking is None or self._looking.done():
+            is_over = self._is_over = asyncio.Event()
+            # One timer for all: those with timers of their own for the same moment would not go on in their order.
+            loop.call_later(LOOK_S, is_over.set)
             self._looking = loop.create_task(self._looked())
-            self._waits_until = loop.time() + LOOK_S
-        look, patience_s = self._looking, min(patience_s, self._waits_until - loop.time())
-        await asyncio.wait([look], timeout=max(0.0, patience_s))
+            self._looking.add_done_callback(lambda look: is_over.set())
+        look = self._looking
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._is_over.wait()
         if look.done() and not look.cancelled():
             look.result()
 

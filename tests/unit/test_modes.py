@@ -129,7 +129,7 @@ async def test_off_ends_with_the_deadline():
     async with keywise.App("memory://", observers=[]) as app:
         cancelled = []
 
-        @app.serial("f", key=lambda request: request, mode="off", timeout="50ms")
+        @app.serial("f", key=lambda request: request, mode="off", timeout="500ms")
         async def f(claim: Claim, request: str) -> None:
             if request == "own":
                 raise TimeoutError("of the function")
@@ -151,7 +151,7 @@ async def test_who_is_off_in_a_thread_waits_until_its_deadline_alone():
     async with keywise.App("memory://", observers=[]) as app:
         began, go_on = [], threading.Event()
 
-        @app.serial("f", key=lambda request: request, mode="off", timeout="50ms", concurrency=1)
+        @app.serial("f", key=lambda request: request, mode="off", timeout="300ms", concurrency=1)
         def f(claim: Claim, request: str) -> None:
             began.append(request)
             go_on.wait(10)
@@ -174,3 +174,18 @@ def test_an_app_that_was_left_open_in_another_loop_can_be_closed():
 
     assert run(f("a")) == "a"
     run(f._modes.close())
+
+
+@awaited
+async def test_callers_that_have_waited_for_long_enough_go_on_in_their_order():
+    store, order = Store(), []
+    store.is_open.clear()
+    view = store.modes()
+
+    async def call(number: int) -> None:
+        await view.of("a", 60.0)
+        order.append(number)
+
+    await asyncio.gather(*map(call, range(500)))
+    assert order == sorted(order)
+    await view.close()
