@@ -27,6 +27,7 @@ GRACE_S = 0.5
 AGAIN_MAX = 10
 """How often what others let expire is asked for again, at the most."""
 NOT_ASKED = "its deadline passed before its store could be reached"
+NOT_ASKED_ANY_MORE = "its app was closed before its store was asked"
 STORING_S = 0.1
 STORING_PART = 0.05
 """Kept of the time of a caller, at the most, to store its answer."""
@@ -82,7 +83,13 @@ def clash(request: Request) -> Reply:
     return Reply(id=request.id, outcome=Ending.REFUSED, cause=cause)
 
 
+def unasked(request: Request) -> Reply:
+    """The store knows nothing of this call; of an earlier one with its id it may."""
+    return Reply(id=request.id, outcome=Ending.EXPIRED, cause=NOT_ASKED_ANY_MORE)
+
+
 def closed(request: Request) -> Reply:
+    """The store has taken it out."""
     return Reply(id=request.id, outcome=Ending.EXPIRED, cause="the app was closed")
 
 

@@ -185,5 +185,10 @@ class Holds:
                 self._helds[token].lose()
 
 
+def known_or(due: Due, outcome: Ending, cause: str) -> Reply:
+    """What is known of it already, though it could not be stored then; otherwise this."""
+    return due.verdict or reply_to(due, outcome, cause)
+
+
 def reply_to(due: Due, outcome: Ending, cause: str) -> Reply:
     return Reply(id=due.turn.request.id, outcome=outcome, cause=storable(cause), token=due.turn.token)

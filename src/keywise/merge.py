@@ -66,12 +66,14 @@ class Merge:
 
     async def call(self, request: Request, argument: Any, deadline: float) -> Reply:
         """Wait for the reply until the deadline, by the loop's clock."""
-        if self._is_closing:
-            return calls.closed(request)
         loop = asyncio.get_running_loop()
         call = self._calls.get(request.id)
+        if call is None and self._is_closing:
+            return calls.unasked(request)
         if call is None:
             call = self._calls[request.id] = self._outbox.new[request.id] = Call(request, argument, loop.time())
+            # An earlier one that was not taken out yet is in the store still.
+            call.is_asked = request.id in self._gone
         elif (call.request.key, call.request.body) != (request.key, request.body):
             return calls.clash(request)
         call.deadline = max(call.deadline, deadline)
@@ -151,7 +153,7 @@ class Merge:
                 if call.is_asked:
                     self._gone[call.request.id] = None
                 else:
-                    self._end(call, calls.closed(call.request))
+                    self._end(call, calls.unasked(call.request))
             self._bell.set()
             await asyncio.wait(self._runs or self._tasks, timeout=calls.OUTAGE_S, return_when="FIRST_COMPLETED")
 

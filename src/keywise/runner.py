@@ -13,7 +13,7 @@ from keywise.backoff import backoff_s
 from keywise.causes import cause_of_error
 from keywise.entry import Claim
 from keywise.errors import OutcomeUnknownError, TransientError, UnavailableError
-from keywise.held import Bundle, Due, Held, company, reply_to, transaction_of, writing
+from keywise.held import Bundle, Due, Held, company, known_or, reply_to, transaction_of, writing
 from keywise.serial import Serial
 from keywise.settings import SerialSettings
 from keywise.threads import Threads
@@ -108,7 +108,7 @@ class Runner:
         except Exception as error:
             cause = cause_of_error(error)
         while left:
-            tell([reply_to(left.popleft(), Ending.EXPIRED if cause is NOT_BEGUN else Ending.FAILED, cause)], False)
+            tell([known_or(left.popleft(), Ending.EXPIRED if cause is NOT_BEGUN else Ending.FAILED, cause)], False)
 
     async def _run_plain(self, held: Held, left: deque[Due], tell: Tell) -> None:
         while left and held.may_begin():
@@ -270,7 +270,7 @@ class Runner:
             except Exception as error:
                 # One of them has spoilt the transaction for all: which one, is seen if each has its own.
                 if at_once == 1:
-                    tell([reply_to(left.popleft(), Ending.FAILED, cause_of_error(error))], False)
+                    tell([known_or(left.popleft(), Ending.FAILED, cause_of_error(error))], False)
                 at_once = 1
                 continue
             vain = 0 if replies else vain + 1
@@ -279,7 +279,7 @@ class Runner:
             # They were committed with the work.
             tell(replies, True)
             if cause and left and not await self._may_retry(left[0], vain):
-                tell([reply_to(left.popleft(), ending, cause)], False)
+                tell([known_or(left.popleft(), ending, cause)], False)
                 vain = 0
 
     async def _transact(self, held: Held, dues: Iterable[Due], replies: list[Reply]) -> str:

@@ -76,28 +76,46 @@ class Outbox:
 
     async def flush_apart(self, send: Send) -> list[tuple[Call, Exception]]:
         """Send each alone, and return those that cannot be asked for. If none passes, that is raised."""
+        joins, self._joins = self._joins, []
 
         async def send_one(item: Reply | Call) -> None:
             now = asyncio.get_running_loop().time()
             if isinstance(item, Reply):
                 await send(Sending([item], [], 0, now))
                 self._replace(item)
-            else:
-                if item.deadline > now:
-                    await send(Sending([], [item], 0, now))
-                if self.new.get(item.request.id) is item:
-                    del self.new[item.request.id]
+            elif item in joins or self._is_due(item):
+                await self._ask(item, send, now)
 
-        joins, self._joins = self._joins, []
         items: list[Reply | Call] = [*self.replies, *self.new.values(), *joins]
-        apart = await send_apart(items, send_one)
-        if (fault := apart.fault_of_the_store()) is not None:
-            raise fault
+        try:
+            apart = await send_apart(items, send_one)
+            if (fault := apart.fault_of_the_store()) is not None:
+                raise fault
+        except Exception:
+            self._joins[:0] = [call for call in joins if call.is_wanted]
+            raise
         self.is_apart = False
         for item, error in apart.failed:
             if isinstance(item, Reply):
                 self._replace(item, unstorable(item, error))
         return [(item, error) for item, error in apart.failed if isinstance(item, Call) and item not in joins]
+
+    def _is_due(self, call: Call) -> bool:
+        """Whether it is still to be asked for: its caller may have been told meanwhile that it was not."""
+        return self.new.get(call.request.id) is call
+
+    async def _ask(self, call: Call, send: Send, now: float) -> None:
+        # Taken out first: the store may answer that it has to be asked for again, in another mode.
+        is_new = self._is_due(call)
+        if is_new:
+            del self.new[call.request.id]
+        try:
+            if call.deadline > now:
+                await send(Sending([], [call], 0, now))
+        except Exception:
+            if is_new and call.is_wanted:
+                self.new.setdefault(call.request.id, call)
+            raise
 
     def _replace(self, reply: Reply, *others: Reply) -> None:
         place = next(place for place, one in enumerate(self.replies) if one is reply)

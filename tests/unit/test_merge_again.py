@@ -79,3 +79,24 @@ async def test_what_others_let_expire_is_asked_for_again_with_pauses_and_not_for
     await holder
     await f.close()
     await g.close()
+
+
+@awaited
+async def test_an_unknown_outcome_stays_so_though_its_turn_was_lost_in_the_middle():
+    """What is broken off is asked for again if nothing of it happened; of this one nobody knows."""
+    runs = []
+
+    async def charge(claim: Claim, request: dict, transaction: Transaction) -> int:
+        runs.append(request)
+        f._merge._held.lose([claim.token])
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise OutcomeUnknownError("the card may have been charged") from None
+        return 1
+
+    f = serial(charge)
+    with pytest.raises(LostError, match="the card may have been charged"):
+        await f({"k": "a"})
+    assert len(runs) == 1
+    await f.close()

@@ -6,9 +6,9 @@ import pytest
 
 from keywise import Claim
 from keywise.databases.memory import MemoryDatabase
-from keywise.errors import DatabaseError, LostError, UnansweredError
+from keywise.errors import DatabaseError, ExpiredError, LostError, UnansweredError
 from keywise.events import Alarmed, CallEnded
-from keywise.turn import Request
+from keywise.turn import Mode, Request, Switch
 from merge_trouble import a_while, gate, serial, until
 from running import awaited
 
@@ -211,3 +211,57 @@ def a_request(id: str, asked_by: str) -> Request:
 
 def a_deadline() -> float:
     return asyncio.get_running_loop().time() + 10.0
+
+
+@awaited
+async def test_a_key_that_is_switched_while_things_are_sent_one_by_one_is_asked_for_in_its_new_mode():
+    f = serial(one)
+    assert await f({"k": "b"}) == 1
+    operator = f._turns.operator
+    await operator.switch(Switch(keys="a", mode=Mode.OBSERVE, at=await operator.now()))
+    f._turns.before = spoilt_once()
+    assert await f({"k": "a"}, timeout="5s") == 1
+    await f.close()
+
+
+@awaited
+async def test_who_was_told_that_it_did_not_run_does_not_run_later_in_another_process():
+    """It came while others were sent one by one, and waited behind a slow one."""
+    runs = []
+
+    async def note(claim: Claim, request: dict) -> None:
+        runs.append(request["k"])
+
+    f = serial(note, is_shared=True, run_here=True)
+    await f({"k": "first"})
+    stop, is_there, go_on = gate("answer")
+    spoil = spoilt_once()
+
+    async def spoil_then_stop(name, arguments):
+        await spoil(name, arguments)
+        await stop(name, arguments)
+
+    f._turns.before = spoil_then_stop
+    slow = asyncio.ensure_future(f({"k": "slow"}))
+    await a_while()
+    impatient = asyncio.ensure_future(f({"k": "impatient"}, timeout="1s"))
+    await is_there.wait()
+    with pytest.raises(ExpiredError):
+        await impatient
+    go_on.set()
+    await slow
+    await f({"k": "last"})
+    assert "impatient" not in runs
+    await f.close()
+
+
+def spoilt_once():
+    """Trouble with the next answer that is nobody's fault."""
+    left = [1]
+
+    async def spoil(name, arguments):
+        if name == "answer" and left:
+            left.pop()
+            raise DatabaseError("spoilt once")
+
+    return spoil

@@ -11,7 +11,7 @@ from typing import Any, Self
 import asyncpg
 
 from keywise.databases.postgres import LOST, PostgresDatabase, postgres_errors
-from keywise.errors import UnavailableError
+from keywise.errors import KeywiseError, UnavailableError
 
 APPLICATION = "keywise lock"
 """How the session is named in `pg_stat_activity`; the steps on the server know it by this name."""
@@ -101,7 +101,7 @@ class LockSession:
                     return True
                 session = connection.get_server_pid()
                 return bool(await self._database.step("select from pg_stat_activity where pid = $1", session))
-        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, KeywiseError):
             return False
 
 
