@@ -160,7 +160,7 @@ class Auditor:
             was_asked = NOT_ASKED not in str(answer) and NOT_ASKED_ANY_MORE not in str(answer)
             if was_asked and self._was_run(process, id, deadline - ask.timeout_s):
                 self.violate(f"the caller of {id} is told that it was not run, and it was")
-            if "closed" in str(answer) and self._world.is_in_line(process, id):
+            if was_asked and "closed" in str(answer) and self._world.is_in_line(process, id):
                 self.violate(f"the caller of {id} is told that it was closed, and it is in line still")
         elif isinstance(answer, errors.FailedError):
             if id not in self._raised:
