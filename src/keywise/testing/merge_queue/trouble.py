@@ -8,6 +8,8 @@ import msgspec
 
 from keywise.errors import OutcomeUnknownError, TransientError
 
+SLOW_MAX_S = 14.0
+"""So long a call may be on its way, each way."""
 KINDS = (
     "crash",
     "pause",
@@ -84,7 +86,7 @@ class Faults:
 
     def latency_s(self) -> float:
         if self.happens("slow call", self.rates.slow):
-            return self.rng.uniform(0.5, 14.0)
+            return self.rng.uniform(0.5, SLOW_MAX_S)
         return self.rng.uniform(0.0005, 0.01)
 
 

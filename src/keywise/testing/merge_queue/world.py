@@ -18,7 +18,7 @@ from keywise.protocols import Grade, Transaction
 from keywise.testing.links import Session
 from keywise.testing.merge_queue.auditor import Auditor
 from keywise.testing.merge_queue.links import BROKEN, LinkedTurns
-from keywise.testing.merge_queue.trouble import Faults, meet
+from keywise.testing.merge_queue.trouble import SLOW_MAX_S, Faults, meet
 from keywise.testing.virtual import Process, VirtualLoop, current_process
 from keywise.turn import Ending, Mode, Record, Switch, TurnPolicy
 from keywise.turns.memory import MemoryTurns
@@ -140,7 +140,8 @@ class MergeWorld:
             self.auditor.tick()
         if self._is_busy():
             self.auditor.violate(f"callers still wait: {[task.get_name() for task in self._callers]}")
-        await asyncio.sleep(LEASE_S)
+        # What is on its way arrives, and is renewed or runs out.
+        await asyncio.sleep(SLOW_MAX_S + LEASE_S)
         # Of those that are open: what a closed one held is free when its lease is over.
         owners = {function.owner for function in self.functions.values() if function._merge is not None}
         for key, hold in self.lines.holds.items():
