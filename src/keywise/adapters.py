@@ -1,19 +1,58 @@
-"""From a URL to its adapter: each file in a plug folder names its schemes, and other packages use entry points."""
+"""Finds the adapter of a URL: ours in a static table by scheme, those of other packages by entry points."""
 
 import difflib
-import functools
 import importlib
 import importlib.metadata
-import importlib.util
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from keywise.address import Address, shown
 from keywise.errors import AddressError, MissingExtraError, SettingsError
 
-ROLES = ("sources", "ledgers", "sinks", "turns")
+# No adapter is imported before its URL is used, because its client library may be missing.
+ADAPTERS = {
+    "sources": {
+        "memory": "keywise.sources.memory",
+        "sqlite": "keywise.sources.sqlite",
+        "postgresql": "keywise.sources.postgres",
+        "postgres": "keywise.sources.postgres",
+        "amqp": "keywise.sources.rabbitmq",
+        "amqps": "keywise.sources.rabbitmq",
+    },
+    "ledgers": {
+        "memory": "keywise.ledgers.memory",
+        "sqlite": "keywise.ledgers.sqlite",
+        "postgresql": "keywise.ledgers.postgres",
+        "postgres": "keywise.ledgers.postgres",
+        "redis": "keywise.ledgers.redis",
+        "rediss": "keywise.ledgers.redis",
+    },
+    "sinks": {
+        "memory": "keywise.sinks.memory",
+        "sqlite": "keywise.sinks.sqlite",
+        "postgresql": "keywise.sinks.postgres",
+        "postgres": "keywise.sinks.postgres",
+        "opensearch": "keywise.sinks.opensearch",
+        "opensearchs": "keywise.sinks.opensearch",
+        "elasticsearch": "keywise.sinks.opensearch",
+        "elasticsearchs": "keywise.sinks.opensearch",
+        "http": "keywise.sinks.http",
+        "https": "keywise.sinks.http",
+    },
+    "turns": {
+        "memory": "keywise.turns.memory",
+        "sqlite": "keywise.turns.sqlite",
+        "postgresql": "keywise.turns.postgres_lock",
+        "postgres": "keywise.turns.postgres_lock",
+        "postgres-lock": "keywise.turns.postgres_lock",
+        "postgres-queue": "keywise.turns.postgres_queue",
+        "redis": "keywise.turns.redis",
+        "rediss": "keywise.turns.redis",
+    },
+}
+
+# Packages of `keywise.adapters` that have a client library, by the extra that brings it.
+EXTRAS = {"postgres", "redis", "rabbitmq", "opensearch", "http"}
 
 
 def connect(role: str, address: Address, *arguments: Any) -> Any:
@@ -28,13 +67,8 @@ def connect(role: str, address: Address, *arguments: Any) -> Any:
 
 def schemes(role: str) -> dict[str, str]:
     """All schemes of a role, with the module that serves each."""
-    found: dict[str, str] = {}
-    for path in sorted((Path(__file__).parent / role).glob("*.py")):
-        for scheme in _schemes_of(path):
-            found[scheme] = f"keywise.{role}.{path.stem}"
-    for point in importlib.metadata.entry_points(group=f"keywise.{role}"):
-        found[point.name] = point.value
-    return found
+    points = importlib.metadata.entry_points(group=f"keywise.{role}")
+    return ADAPTERS[role] | {point.name: point.value for point in points}
 
 
 def _finder(role: str, address: Address) -> Callable[..., Any]:
@@ -52,16 +86,9 @@ def load(module: str) -> Callable[..., Any]:
     try:
         plug = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        extra = module.rpartition(".")[2]
+        extra = next((word for word in module.split(".") if word in EXTRAS), module.rpartition(".")[2])
         raise MissingExtraError(
             f"{module} needs {error.name}, which is not installed; run: pip install 'keywise[{extra}]'"
         ) from error
     connect: Callable[..., Any] = plug.connect
     return connect
-
-
-@functools.cache
-def _schemes_of(path: Path) -> tuple[str, ...]:
-    """Read SCHEMES without importing the file, because its library may be missing."""
-    written = re.search(r"^SCHEMES = \(([^)]*)\)", path.read_text(), re.MULTILINE)
-    return tuple(re.findall(r'"([^"]+)"', written[1])) if written is not None else ()

@@ -134,7 +134,7 @@ class SerialFunction:
         is_url = "://" in wiring.turns
         address = Address(wiring.turns if is_url else wiring.ledger, self.name, wiring.shared)
         if wiring.turns and not is_url:
-            return adapters.load(f"keywise.turns.{wiring.turns.replace('-', '_')}")(address, self.owner, policy)
+            return adapters.load(adapters.ADAPTERS["turns"][wiring.turns])(address, self.owner, policy)
         return adapters.connect("turns", address, self.owner, policy)
 
     def _refuse_within(self) -> None:

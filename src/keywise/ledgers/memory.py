@@ -15,8 +15,6 @@ from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
 from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Line, Sought, Transaction
 from keywise.standing import PLAIN, Pause, Standing
 
-SCHEMES = ("memory",)
-
 
 class MemoryLedger:
     """The ledger of one pipeline in a memory database. It is also its own operator, governor and historian."""

@@ -25,8 +25,6 @@ from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Le
 
 T = TypeVar("T")
 
-SCHEMES = ("postgresql", "postgres")
-
 PRUNE_AT_ONCE = 2_000
 """Nobody has to wait for longer than such a stretch takes."""
 

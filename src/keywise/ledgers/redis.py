@@ -26,8 +26,6 @@ from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
 from keywise.errors import AddressError, SettingsError
 from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
 
-SCHEMES = ("redis", "rediss")
-
 T = TypeVar("T")
 
 PRUNE_AT_ONCE = 4_096

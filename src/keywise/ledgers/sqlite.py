@@ -22,8 +22,6 @@ from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Le
 
 T = TypeVar("T")
 
-SCHEMES = ("sqlite",)
-
 
 class SqliteLedger:
     """The ledger of one pipeline in a SQLite database. It is also its own operator."""

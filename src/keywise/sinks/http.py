@@ -18,8 +18,6 @@ from keywise.protocols import APPLIED, SUPERSEDED, Grade, Result
 from keywise.rules import Certainty, Claim
 from keywise.settings import seconds
 
-SCHEMES = ("http", "https")
-
 ANSWER_MAX = 64 * 1024
 """Only the begin of an answer is of interest, and only if it is a refusal."""
 GONE = frozenset({404, 410})

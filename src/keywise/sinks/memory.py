@@ -14,8 +14,6 @@ from keywise.protocols import APPLIED, SUPERSEDED, Content, Grade, Result, Trans
 from keywise.rules import Claim
 from keywise.settings import seconds
 
-SCHEMES = ("memory",)
-
 
 class Stored(msgspec.Struct, frozen=True):
     """What the store holds of one key."""

@@ -38,7 +38,6 @@ from keywise.errors import AddressError, DatabaseError, KeywiseError, OutcomeUnk
 from keywise.protocols import APPLIED, Content, Grade, Result
 from keywise.settings import seconds
 
-SCHEMES = ("opensearch", "opensearchs", "elasticsearch", "elasticsearchs")
 PORT = 9200
 BATCH_MAX = 500
 REQUEST_MAX_BYTES = 5 * 1024 * 1024

@@ -15,8 +15,6 @@ from keywise.databases.postgres_schema import LOCKS
 from keywise.errors import PermanentError, SettingsError
 from keywise.protocols import Content, Transaction
 
-SCHEMES = ("postgresql", "postgres")
-
 
 class PostgresSink:
     """A table with a key column, a version column, and the body as one column or as columns of its own."""

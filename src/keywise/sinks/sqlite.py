@@ -13,8 +13,6 @@ from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
 from keywise.errors import PermanentError, SettingsError
 from keywise.protocols import Content, Transaction
 
-SCHEMES = ("sqlite",)
-
 
 class SqliteSink:
     """A table with a key column, a version column, and the body as JSON text or as columns of its own."""

@@ -11,8 +11,6 @@ from keywise.change import Delivery
 from keywise.databases.memory import MemoryDatabase, Message
 from keywise.settings import seconds
 
-SCHEMES = ("memory",)
-
 
 class MemorySource:
     """One queue of a memory database."""

@@ -22,8 +22,6 @@ from keywise.databases.postgres import (
 )
 from keywise.settings import seconds
 
-SCHEMES = ("postgresql", "postgres")
-
 COPY_FROM = 200
 """As many messages are copied in a stream, which takes more round trips and less time for each."""
 FORESIGHT_PAUSE_MAX = 15

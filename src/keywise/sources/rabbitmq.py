@@ -24,8 +24,6 @@ from keywise.databases.rabbitmq_outlet import Message, Outlet, Rejection
 from keywise.errors import AddressError, DatabaseError, UnavailableError
 from keywise.settings import seconds
 
-SCHEMES = ("amqp", "amqps")
-
 ACK_TIMEOUT_S = 1_800.0
 """What a broker is set to by default."""
 DELIVERY_LIMIT_MIN = WORN_AT + 2

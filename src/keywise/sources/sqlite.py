@@ -15,8 +15,6 @@ from keywise.change import Delivery
 from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
 from keywise.settings import seconds
 
-SCHEMES = ("sqlite",)
-
 QUEUE_BITS = 40
 """Each queue has a stretch of ids of its own."""
 POLL_FIRST_S, POLL_MAX_S = 0.001, 0.05

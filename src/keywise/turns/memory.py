@@ -25,8 +25,6 @@ from keywise.turn import (
 
 T = TypeVar("T")
 
-SCHEMES = ("memory",)
-
 
 class MemoryTurns:
     """The requests of one serial function in a memory database. It is also its own operator."""

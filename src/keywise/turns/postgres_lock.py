@@ -19,8 +19,6 @@ from keywise.databases.postgres_turns_transaction import transaction
 from keywise.errors import UnavailableError
 from keywise.turn import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
 
-SCHEMES = ("postgresql", "postgres", "postgres-lock")
-
 POLL_S = 0.5
 """How often to look even if nobody rang."""
 

@@ -16,8 +16,6 @@ from keywise.databases.postgres_turns_operator import PostgresTurnsOperator
 from keywise.databases.postgres_turns_transaction import transaction
 from keywise.turn import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
 
-SCHEMES = ("postgres-queue",)
-
 POLL_S = 0.5
 """How often to look even if nobody rang: what is told while there is no connection is not heard."""
 

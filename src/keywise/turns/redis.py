@@ -15,8 +15,6 @@ from keywise.databases.redis_turns_bell import RedisBell
 from keywise.databases.redis_turns_operator import RedisTurnsOperator
 from keywise.turn import Answered, Ending, Reply, Request, Turn, TurnPolicy
 
-SCHEMES = ("redis", "rediss")
-
 POLL_S = 0.5
 """How often to look even if nobody rang: what is told while there is no connection is not heard."""
 

@@ -30,7 +30,6 @@ from keywise.turn import (
 
 T = TypeVar("T")
 
-SCHEMES = ("sqlite",)
 LOOK_S = 0.001
 LOOK_MAX_S = 0.02
 """Other processes cannot ring a bell: whoever waits looks again, less often the longer nothing happens."""
