@@ -1,113 +1,59 @@
-"""Imports go towards the language only, and what decides never awaits."""
+"""Imports go towards core only, folder by folder, and what decides never awaits."""
 
 import ast
 from collections.abc import Iterator
 
 from tidy.tree import Module, expect_none, modules
 
-# Each name is a file or a folder of src/keywise, and belongs to one layer. A new one is added here.
-LAYERS = {
-    "language": {
-        "change",
-        "protocols",
-        "rules",
-        "entry",
-        "standing",
-        "limits",
-        "settings",
-        "events",
-        "errors",
-        "clock",
-        "address",
-        "turn",
-        "turn_rules",
-    },
-    "mechanisms": {
-        "lanes",
-        "fold",
-        "heartbeat",
-        "backoff",
-        "threads",
-        "envelope",
-        "jobs",
-        "news",
-        "causes",
-        "models",
-        "alarm",
-        "outage",
-        "spool",
-        "shelf",
-        "late",
-        "serial",
-        "call",
-        "modes",
-        "settling",
-    },
-    "databases": {"databases"},
-    "plugs": {"sources", "ledgers", "sinks", "origins", "turns"},
-    "programs": {
-        "pipeline",
-        "consumer",
-        "leased",
-        "first_wins",
-        "work",
-        "transacted",
-        "repair",
-        "status",
-        "history",
-        "chores",
-        "acts",
-        "force",
-        "patience",
-        "reconcile",
-        "replay",
-        "truth",
-        "moving",
-        "ingest",
-        "reindex",
-        "merge",
-        "held",
-        "listener",
-        "pulse",
-        "sending",
-        "runner",
-    },
-    "adapters": {"adapters"},
-    "front": {"__init__", "app", "calling", "configuration", "options"},
-    "doors": {"__main__", "cli", "testing", "dashboard"},
+FRONT = {"__init__", "app", "config", "options"}
+ROOMS = {"core", "flow", "operate", "observe", "serial", "ingest", "reindex", "adapters"}
+DOORS = {"__main__", "cli", "dashboard", "testing"}
+
+# What each folder of src/keywise may import besides itself. A new folder is added here.
+MAY_IMPORT = {
+    "core": set(),
+    "flow": {"core"},
+    "serial": {"core"},
+    "observe": {"core"},
+    "adapters": {"core"},
+    "operate": {"core", "flow"},
+    "ingest": {"core", "flow"},
+    "reindex": {"core", "flow", "operate", "ingest"},
+    **dict.fromkeys(FRONT, FRONT | ROOMS),
+    "testing": FRONT | ROOMS,
+    "dashboard": FRONT | ROOMS,
+    "cli": FRONT | ROOMS | DOORS,
+    "__main__": FRONT | ROOMS | DOORS,
 }
 
-MAY_IMPORT = {
-    "language": {"language"},
-    "mechanisms": {"language", "mechanisms"},
-    "databases": {"language", "databases"},
-    "plugs": {"language", "databases"},
-    "programs": {"language", "mechanisms", "programs"},
-    "adapters": {"language"},
-    "front": set(LAYERS) - {"doors"},
-    "doors": set(LAYERS),
-}
+# Each technology stands alone, except that one may build on another one's client.
+SHARED_ADAPTERS = {("opensearch", "http")}
 
 # They decide, and others act.
-PURE = {"lanes", "fold", "rules", "turn_rules", "settling"}
-
-LAYER_OF = {name: layer for layer, names in LAYERS.items() for name in names}
+PURE = {
+    "core/rules.py",
+    "core/serial/rules.py",
+    "core/serial/steps.py",
+    "core/ledger_steps.py",
+    "flow/coalesce.py",
+    "flow/lanes.py",
+    "serial/mode_transitions.py",
+}
 
 
 def layer_faults(module: Module) -> list[str]:
     part = _part(module.path)
-    if part not in LAYER_OF:
-        return [f"{module.path}: {part} is in no layer; add it to LAYERS in tests/tidy/test_layers.py"]
-    layer = LAYER_OF[part]
+    if part not in MAY_IMPORT:
+        return []
     return [
-        f"{module.path}:{line}: {part} ({layer}) imports {imported} ({LAYER_OF.get(imported, 'no layer')})"
-        for imported, line in _imported_parts(module)
-        if LAYER_OF.get(imported) not in MAY_IMPORT[layer]
+        f"{module.path}:{line}: {part} imports {imported}"
+        for imported, line in _imports(module)
+        if not _is_allowed(module.path, part, imported)
     ]
 
 
 def waiting_faults(module: Module) -> list[str]:
-    if _part(module.path) not in PURE:
+    if module.path.removeprefix("src/keywise/") not in PURE:
         return []
     waits = (ast.Await, ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith)
     return [
@@ -117,24 +63,36 @@ def waiting_faults(module: Module) -> list[str]:
     ]
 
 
+def _is_allowed(path: str, part: str, imported: str) -> bool:
+    first, _, rest = imported.partition(".")
+    if first not in MAY_IMPORT:
+        return first[0].islower() or "__init__" in MAY_IMPORT[part]
+    if part == first == "adapters":
+        ours, theirs = path.split("/")[3], rest.split(".")[0]
+        return ours == theirs or (ours, theirs) in SHARED_ADAPTERS
+    return first == part or first in MAY_IMPORT[part]
+
+
 def _part(path: str) -> str:
     """The file or folder of src/keywise that a path is in."""
     return path.removeprefix("src/keywise/").split("/")[0].removesuffix(".py")
 
 
-def _imported_parts(module: Module) -> Iterator[tuple[str, int]]:
+def _imports(module: Module) -> Iterator[tuple[str, int]]:
+    """What is imported of keywise, without that word: `core.rules`, or `Change`."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             origin = _absolute(module.path, node)
-            names = [f"{origin}.{alias.name}" for alias in node.names] if origin == "keywise" else [origin]
+            is_folder = origin in {"keywise", "keywise.adapters"}
+            names = [f"{origin}.{alias.name}" for alias in node.names] if is_folder else [origin]
         else:
             continue
         for name in names:
             package, _, rest = name.partition(".")
             if package == "keywise":
-                yield _known_part(rest), node.lineno
+                yield rest or "__init__", node.lineno
 
 
 def _absolute(path: str, node: ast.ImportFrom) -> str:
@@ -144,52 +102,44 @@ def _absolute(path: str, node: ast.ImportFrom) -> str:
     return ".".join([*package, *([node.module] if node.module else [])])
 
 
-def _known_part(dotted: str) -> str:
-    """`from keywise import Change` asks the front; `from keywise import lanes` asks the module itself."""
-    first = dotted.split(".", maxsplit=1)[0]
-    return first if "." in dotted or first in LAYER_OF else "__init__"
-
-
-def test_imports_go_towards_the_language_only():
+def test_imports_go_towards_core_only():
     expect_none(fault for module in modules("src") for fault in layer_faults(module))
 
 
-def test_lanes_and_rules_never_await():
-    expect_none(fault for module in modules("src") for fault in waiting_faults(module))
+def test_what_decides_never_awaits():
+    decided = [module for module in modules("src") if module.path.removeprefix("src/keywise/") in PURE]
+    expect_none(fault for module in decided for fault in waiting_faults(module))
 
 
 def test_an_import_outwards_is_reported_however_it_is_written():
     for path, line in {
-        "src/keywise/rules.py": "import keywise.consumer",
-        "src/keywise/lanes.py": "from keywise.sources.memory import connect",
-        "src/keywise/sinks/table.py": "from keywise import Change",
-        "src/keywise/sources/queue.py": "from ..ledgers import memory",
-        "src/keywise/ledgers/other.py": "from .memory import connect",
-        "src/keywise/databases/sqlite.py": "from keywise import lanes",
-        "src/keywise/consumer.py": "def f():\n    from keywise.ledgers import memory",
-        "src/keywise/adapters.py": "from keywise.sources import memory",
+        "src/keywise/core/rules.py": "import keywise.flow.consumer",
+        "src/keywise/flow/lanes.py": "from keywise.adapters.memory.source import connect",
+        "src/keywise/flow/consumer.py": "def f():\n    from keywise.observe import history",
+        "src/keywise/adapters/sqlite/sink.py": "from keywise import Change",
+        "src/keywise/adapters/redis/source.py": "from ..memory import database",
+        "src/keywise/adapters/http/sink.py": "from keywise.adapters.opensearch import sink",
+        "src/keywise/adapters/__init__.py": "from keywise.adapters.memory.source import connect",
+        "src/keywise/serial/client.py": "from keywise import flow",
         "src/keywise/app.py": "from .cli import main",
+        "src/keywise/testing/world.py": "import keywise.cli",
     }.items():
         assert len(layer_faults(Module.of(path, line))) == 1, (path, line)
 
 
 def test_an_import_inwards_is_not_reported():
     for path, line in {
-        "src/keywise/sinks/table.py": "from keywise.databases.sqlite import open_database",
-        "src/keywise/consumer.py": "from keywise import lanes",
-        "src/keywise/app.py": "from .sources.memory import connect",
-        "src/keywise/cli/run.py": "from keywise import App",
-        "src/keywise/rules.py": "import sqlite3",
+        "src/keywise/adapters/sqlite/sink.py": "from keywise.adapters.sqlite.database import open_database",
+        "src/keywise/adapters/opensearch/sink.py": "from keywise.adapters.http.client import HttpClient",
+        "src/keywise/operate/force.py": "from keywise.flow import repair",
+        "src/keywise/app.py": "from .adapters.memory.source import connect",
+        "src/keywise/cli/commands/run.py": "from keywise import App",
+        "src/keywise/core/rules.py": "import sqlite3",
     }.items():
         assert layer_faults(Module.of(path, line)) == [], (path, line)
 
 
-def test_a_module_in_no_layer_is_reported_with_the_table_to_edit():
-    (fault,) = layer_faults(Module.of("src/keywise/misc.py", ""))
-    assert "LAYERS in tests/tidy/test_layers.py" in fault
-
-
 def test_an_await_where_things_are_decided_is_reported():
     text = "async def claim():\n    await other()"
-    assert len(waiting_faults(Module.of("src/keywise/rules.py", text))) == 2
-    assert waiting_faults(Module.of("src/keywise/consumer.py", text)) == []
+    assert len(waiting_faults(Module.of("src/keywise/core/rules.py", text))) == 2
+    assert waiting_faults(Module.of("src/keywise/flow/consumer.py", text)) == []
