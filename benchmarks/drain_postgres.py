@@ -12,7 +12,7 @@ import msgspec
 import keywise
 from benchmarks import keywise_sqlite, raw_postgres, workload
 from benchmarks.drain import Drained, Job, Timed, add_job_arguments
-from keywise.events import BatchClosed, Settled
+from keywise.core.events import BatchClosed, Settled
 
 PIPELINE = "bench"
 HANDLER_S = 0.001

@@ -19,9 +19,9 @@ import pika
 import keywise
 from benchmarks import keywise_sqlite, workload
 from benchmarks.drain import Drained, Job, add_job_arguments
+from keywise.core.events import Settled
 from keywise.databases.rabbitmq import Broker, Channel, Link
 from keywise.databases.rabbitmq_outlet import Outlet
-from keywise.events import Settled
 from keywise.sources.rabbitmq import PREFETCH, RabbitSource
 
 QUEUE = "bench"

@@ -13,7 +13,7 @@ import msgspec
 from benchmarks import workload
 from benchmarks.drain_postgres import PIPELINE, app_on, stored, vacuum
 from benchmarks.machine import ROOT
-from keywise.events import BatchClosed, Event, Started
+from keywise.core.events import BatchClosed, Event, Started
 
 LOOK_S = 0.02
 

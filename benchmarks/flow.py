@@ -17,8 +17,9 @@ import msgspec
 import keywise
 from benchmarks import workload
 from benchmarks.latency import READY, Schedule
-from keywise import Change, events
+from keywise import Change
 from keywise.app import PipelineDefinition
+from keywise.core import events
 
 PIPELINE, HOT = "flow", "hot"
 FILL = 10_000

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import keywise
-from keywise.events import BatchClosed, Event, Observer, Settled, Started
+from keywise.core.events import BatchClosed, Event, Observer, Settled, Started
 
 PIPELINE = "bench"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import keywise_sqlite, raw_sqlite, workload
-from keywise.events import BatchClosed, Event, Observer, Started
+from keywise.core.events import BatchClosed, Event, Observer, Started
 
 READY = "ready"
 POLL_S = 0.001

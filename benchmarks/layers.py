@@ -25,7 +25,7 @@ from benchmarks.stopwatch import (
 )
 from keywise import fold, transacted
 from keywise.consumer import Consumer
-from keywise.events import BatchClosed, Event, Started
+from keywise.core.events import BatchClosed, Event, Started
 from keywise.pipeline import Pipeline
 
 IN_TRANSACTION = {"decide": "decide", "mark": "mark", "bury": "mark", "fail": "mark"}

@@ -11,7 +11,7 @@ import msgspec
 from benchmarks import keywise_sqlite, workload
 from benchmarks.figure import Figure, Scale
 from benchmarks.machine import run_module
-from keywise.events import BatchClosed, Event
+from keywise.core.events import BatchClosed, Event
 
 CHUNK = 50_000
 FLAT = 1.05

@@ -12,7 +12,7 @@ from benchmarks.figure import Figure, Scale
 from benchmarks.layers import Profile
 from benchmarks.machine import run_module
 from benchmarks.stopwatch import REST, WAIT
-from keywise.change import Delivery, Outcome
+from keywise.core.change import Delivery, Outcome
 from keywise.envelope import Envelope, FieldRoute, Fields
 from keywise.lanes import Lanes, Ticket
 

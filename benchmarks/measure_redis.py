@@ -9,11 +9,11 @@ from itertools import islice
 
 from benchmarks.figure import Figure, Scale
 from benchmarks.machine import ROOT
-from keywise.change import Want, order_of
+from keywise.core.change import Want, order_of
+from keywise.core.entry import Entry, Policy, Terms
+from keywise.core.ledger import Part
 from keywise.databases.redis import RedisDatabase
-from keywise.entry import Entry, Policy, Terms
 from keywise.ledgers.redis import RedisLedger
-from keywise.protocols import Part
 
 sys.path.insert(0, str(ROOT / "tests"))
 

@@ -18,8 +18,8 @@ from benchmarks.drain import Drained
 from benchmarks.latency import READY, Schedule
 from benchmarks.peers.locks import Locks
 from benchmarks.peers.store import UPSERT
+from keywise.core.events import Event, Settled, Started
 from keywise.databases.rabbitmq import Broker, Link
-from keywise.events import Event, Settled, Started
 from keywise.sources.rabbitmq import RabbitSource
 
 LIVE, RESYNC, DRAIN = "published", "resync", "drain"

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from keywise.calling import SerialFunction, Wiring, define
-from keywise.clock import boot_time
+from keywise.core.clock import boot_time
+from keywise.core.serial.contract import TurnPolicy
 from keywise.databases.memory import MemoryDatabase
-from keywise.turn import TurnPolicy
 from keywise.turns.memory import MemoryTurns
 
 Trouble = Callable[[str, tuple[Any, ...]], Awaitable[None]]

@@ -11,7 +11,7 @@ from benchmarks.peers.sampler import Sampler
 from benchmarks.peers.store import UPSERT
 from keywise import Change, Transaction
 from keywise.app import PipelineDefinition
-from keywise.events import Event, Settled
+from keywise.core.events import Event, Settled
 
 PIPELINE = "pages"
 UPSERT_ALL = (

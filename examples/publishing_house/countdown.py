@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from keywise.events import Event, Settled, Started
+from keywise.core.events import Event, Settled, Started
 
 
 class Countdown:

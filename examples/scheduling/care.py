@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from keywise.errors import RefusedError
+from keywise.core.errors import RefusedError
 
 CARS = {"Denver": 3, "Phoenix": 2, "Tampa": 1}
 """How many cars each market has; a car is at one visit at a time."""

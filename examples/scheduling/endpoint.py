@@ -22,7 +22,8 @@ from examples.scheduling import schedule
 from examples.scheduling.care import CareRequest, Decision, market_and_day
 from examples.scheduling.desk import STORE_VARIABLE, TURNS_VARIABLE, decide, desk_at, store_told
 
-from keywise import KeywiseError, errors
+from keywise import KeywiseError
+from keywise.core import errors
 
 HOST = "127.0.0.1"
 BODY_MAX_BYTES = 10_000

@@ -1,15 +1,15 @@
 """Queues deliver twice, late and out of order; keywise makes your store end up right anyway."""
 
 from keywise.app import App
-from keywise.change import Change, Delete, Ignore, Outcome, Put, version_of
 from keywise.configuration import load
-from keywise.errors import KeywiseError, OutcomeUnknownError, PermanentError, TransientError
-from keywise.events import Figures, Log
-from keywise.limits import Debounce, Rate, Snooze
+from keywise.core.change import Change, Delete, Ignore, Outcome, Put, version_of
+from keywise.core.errors import KeywiseError, OutcomeUnknownError, PermanentError, TransientError
+from keywise.core.events import Figures, Log
+from keywise.core.ledger import Grade, Transaction
+from keywise.core.limits import Debounce, Rate, Snooze
+from keywise.core.rules import Claim
+from keywise.core.settings import Settings
 from keywise.options import Retry
-from keywise.protocols import Grade, Transaction
-from keywise.rules import Claim
-from keywise.settings import Settings
 
 __version__ = "0.1.0"
 

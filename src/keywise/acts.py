@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from keywise.causes import storable
-from keywise.change import VERSION_MIN, Change, Want
-from keywise.errors import ActError, UnavailableError
+from keywise.core.change import VERSION_MIN, Change, Want
+from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.errors import ActError, UnavailableError
+from keywise.core.failures import storable
+from keywise.core.ledger import Grade, Line
+from keywise.core.rules import EMPTY, Policy, Refusal, doubtful_since
 from keywise.force import Force
 from keywise.patience import Grip
 from keywise.pipeline import Pipeline
-from keywise.protocols import Grade, Line
 from keywise.repair import Repair
-from keywise.rules import EMPTY, Policy, Refusal, doubtful_since
-from keywise.standing import EVERYTHING, Pause
 from keywise.truth import needs_refetch
 
 LOOK_S = 0.2

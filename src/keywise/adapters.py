@@ -6,8 +6,8 @@ import importlib.metadata
 from collections.abc import Callable
 from typing import Any
 
-from keywise.address import Address, shown
-from keywise.errors import AddressError, MissingExtraError, SettingsError
+from keywise.core.errors import AddressError, MissingExtraError, SettingsError
+from keywise.core.url import Address, shown
 
 # No adapter is imported before its URL is used, because its client library may be missing.
 ADAPTERS = {

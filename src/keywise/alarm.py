@@ -2,8 +2,8 @@
 
 from collections import deque
 
-from keywise import events
-from keywise.change import Outcome
+from keywise.core import events
+from keywise.core.change import Outcome
 
 WINDOW_S = 600.0
 FIRSTS_MIN = 100

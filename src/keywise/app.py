@@ -10,22 +10,22 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self, TypeVar
 
 from keywise import adapters
-from keywise.address import Address, shown
 from keywise.calling import SerialFunction, Wiring, Worker, define
-from keywise.clock import boot_time
 from keywise.consumer import Consumer, Way, way_of
+from keywise.core.bodies import encoded
+from keywise.core.clock import boot_time
+from keywise.core.errors import SettingsError
+from keywise.core.events import Log, Observer
+from keywise.core.ledger import AtomicSink, Ledger, Sink, Source
+from keywise.core.limits import Debounce, Rate
+from keywise.core.rules import Policy
+from keywise.core.settings import Settings, seconds
+from keywise.core.url import Address, shown
 from keywise.envelope import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
-from keywise.errors import SettingsError
-from keywise.events import Log, Observer
 from keywise.history import History
 from keywise.late import Late
-from keywise.limits import Debounce, Rate
-from keywise.models import encoded
 from keywise.options import Retry, check_limits, check_types, settings_from
 from keywise.pipeline import Pipeline, is_atomic, may_show_older
-from keywise.protocols import AtomicSink, Ledger, Sink, Source
-from keywise.rules import Policy
-from keywise.settings import Settings, seconds
 from keywise.shelf import FileShelf
 from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
 

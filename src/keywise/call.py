@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keywise.backoff import backoff_s
-from keywise.causes import cause_of_error
-from keywise.clock import Clock
-from keywise.errors import UnansweredError
-from keywise.events import CallEnded, Event
-from keywise.turn import Ending, Reply, Request
-from keywise.turn_rules import TOO_LATE
+from keywise.core.backoff import backoff_s
+from keywise.core.clock import Clock
+from keywise.core.errors import UnansweredError
+from keywise.core.events import CallEnded, Event
+from keywise.core.failures import cause_of_error
+from keywise.core.serial.contract import Ending, Reply, Request
+from keywise.core.serial.rules import TOO_LATE
 
 OUTAGE_S = 0.05
 """The first look after the store could not be reached; each further one waits twice as long."""

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from keywise import adapters
-from keywise.address import Address
 from keywise.call import NOT_ASKED, Scene
-from keywise.clock import Clock, boot_time
-from keywise.errors import ExpiredError, LostError, RefusedError, SettingsError
-from keywise.events import Alarmed, Event, Observer, tell
+from keywise.core.clock import Clock, boot_time
+from keywise.core.errors import ExpiredError, LostError, RefusedError, SettingsError
+from keywise.core.events import Alarmed, Event, Observer, tell
+from keywise.core.serial.contract import EVERY_RUN, Ending, Mode, Request, Switch, TurnPolicy
+from keywise.core.settings import SerialSettings, seconds
+from keywise.core.url import Address
 from keywise.held import be_alone, writing
 from keywise.merge import Merge
 from keywise.modes import Asked, Modes, mode_from
 from keywise.options import named_settings
 from keywise.runner import Runner, within
 from keywise.serial import Serial, checked
-from keywise.settings import SerialSettings, seconds
-from keywise.turn import EVERY_RUN, Ending, Mode, Request, Switch, TurnPolicy
 
 ID_MAX_BYTES = 256
 ASKED_BY_MAX_BYTES = 512
@@ -77,7 +77,7 @@ class SerialFunction:
     async def __call__(
         self, request: Any, *, id: str | None = None, timeout: float | str | None = None, asked_by: str = ""
     ) -> Any:
-        """The function's result, once its turn has come; an error of `keywise.errors` says why there is none.
+        """The function's result, once its turn has come; an error of `keywise.core.errors` says why there is none.
 
         The function is run at most once for each `id`, and the same id has the same answer.
         """

@@ -3,9 +3,9 @@
 import asyncio
 from contextlib import suppress
 
-from keywise import events
 from keywise.alarm import Losses
-from keywise.errors import UnavailableError
+from keywise.core import events
+from keywise.core.errors import UnavailableError
 from keywise.pipeline import Pipeline
 
 FLUSH_S = 0.5

@@ -14,12 +14,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from keywise.address import Filled, shown
 from keywise.app import App, PipelineDefinition
-from keywise.errors import KeywiseError, SettingsError
-from keywise.limits import Debounce, Rate
+from keywise.core.errors import KeywiseError, SettingsError
+from keywise.core.limits import Debounce, Rate
+from keywise.core.settings import Settings
+from keywise.core.url import Filled, shown
 from keywise.options import Retry
-from keywise.settings import Settings
 
 TABLES = {
     "retry": (Retry, 'retry = { attempts = 5, backoff = "500ms", max = "1m" }'),

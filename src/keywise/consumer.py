@@ -5,18 +5,18 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
-from keywise import events
-from keywise.change import Delivery
 from keywise.chores import Chores
+from keywise.core import events
+from keywise.core.change import Delivery
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Burial, Source
+from keywise.core.rules import Claim
 from keywise.envelope import Readings
-from keywise.errors import UnavailableError
 from keywise.heartbeat import Heartbeat, Pulse
 from keywise.lanes import Lanes
 from keywise.leased import Leased
 from keywise.news import News
 from keywise.pipeline import LEDGER, Pipeline, is_atomic
-from keywise.protocols import Burial, Source
-from keywise.rules import Claim
 from keywise.transacted import ClaimInTransaction, OneTransaction
 from keywise.work import SinkWork, TransactedWork, Work
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import msgspec
 
-from keywise.change import (
+from keywise.core.bodies import is_model, model_decoder
+from keywise.core.change import (
     VERSION_MAX,
     VERSION_MIN,
     Change,
@@ -19,9 +20,8 @@ from keywise.change import (
     Put,
     order_of,
 )
-from keywise.errors import MalformedError, SettingsError, VersionError
+from keywise.core.errors import MalformedError, SettingsError, VersionError
 from keywise.lanes import Ticket
-from keywise.models import is_model, model_decoder
 
 KEY_MAX_BYTES = 512
 

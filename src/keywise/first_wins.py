@@ -8,15 +8,15 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from keywise import events
-from keywise.change import Outcome
-from keywise.errors import UnavailableError
+from keywise.core import events
+from keywise.core.change import Outcome
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Result, Sink
+from keywise.core.limits import Pace
+from keywise.core.rules import PAUSE_LOOK_S, Certainty, Claim
 from keywise.lanes import Ended, Lanes, Ticket
-from keywise.limits import Pace
 from keywise.news import News
 from keywise.pipeline import LEDGER, Pipeline
-from keywise.protocols import Result, Sink
-from keywise.rules import PAUSE_LOOK_S, Certainty, Claim
 from keywise.spool import Notes, Shelf, Spool
 from keywise.work import Job, Work, unknown_result
 

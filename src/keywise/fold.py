@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import msgspec
 
-from keywise.change import Order, Outcome
+from keywise.core.change import Order, Outcome
 from keywise.lanes import Ended, Endings, Ticket, is_at_or_below
 
 

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from keywise.causes import cause_of_error
-from keywise.change import UNVERSIONED_GENERATION, VERSION_MIN, Change, Order, Outcome, is_unversioned
-from keywise.errors import ActError, KeywiseError, MalformedError, UnavailableError
+from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MIN, Change, Order, Outcome, is_unversioned
+from keywise.core.controls import Standing
+from keywise.core.errors import ActError, KeywiseError, MalformedError, UnavailableError
+from keywise.core.failures import cause_of_error
+from keywise.core.ledger import Failure, Result, Sink
+from keywise.core.rules import EMPTY, Answer, Certainty, Claim, Entry, Refusal, era_of, in_era
 from keywise.patience import Grip
 from keywise.pipeline import Pipeline, is_atomic
-from keywise.protocols import Failure, Result, Sink
-from keywise.rules import EMPTY, Answer, Certainty, Claim, Entry, Refusal, era_of, in_era
-from keywise.standing import Standing
 from keywise.transacted import write_all
 from keywise.truth import is_same_version, needs_refetch, truth_of
 

@@ -6,10 +6,10 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from keywise.clock import Clock
-from keywise.errors import UnavailableError
-from keywise.protocols import Ledger
-from keywise.rules import Claim
+from keywise.core.clock import Clock
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Ledger
+from keywise.core.rules import Claim
 
 ROUNDING_S = 1e-6
 """A timer that was set for a deadline may go off this much before it, by the rounding of floats."""

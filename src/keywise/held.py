@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from keywise.causes import storable
-from keywise.turn import Ending, Reply, Turn
-from keywise.turn_rules import CALLER_GONE, TOO_LATE
+from keywise.core.failures import storable
+from keywise.core.serial.contract import Ending, Reply, Turn
+from keywise.core.serial.rules import CALLER_GONE, TOO_LATE
 
 
 class Due:

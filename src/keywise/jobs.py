@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from keywise.clock import Clock, boot_time
+from keywise.core.clock import Clock, boot_time
 from keywise.lanes import LIVE_BEFORE_BULK
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from keywise.change import Change, Delivery, Order, Outcome, is_unversioned
-from keywise.limits import Debounce
+from keywise.core.change import Change, Delivery, Order, Outcome, is_unversioned
+from keywise.core.limits import Debounce
 
 LIVE_BEFORE_BULK = 8
 """So many live changes go before a bulk one that waits as well."""

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import Any
 
-from keywise.errors import UnavailableError
+from keywise.core.errors import UnavailableError
 
 
 class Late:

@@ -7,19 +7,19 @@ transaction (`TransactedWork`) goes this way too: only its commit is part of the
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from keywise import events
-from keywise.causes import cause_of_refusal, concerns_key, look_again_s
-from keywise.change import Outcome
-from keywise.errors import UnavailableError
+from keywise.core import events
+from keywise.core.change import Outcome
+from keywise.core.errors import UnavailableError
+from keywise.core.failures import cause_of_refusal, concerns_key, look_again_s
+from keywise.core.ledger import Burial, Failure, Result
+from keywise.core.rules import Answer, Certainty, Claim, Refusal, Terms
 from keywise.first_wins import FirstWins
 from keywise.heartbeat import Heartbeat
 from keywise.jobs import RESERVED_PART, Ahead, Jobs, Rests
 from keywise.lanes import Ended, Lanes, Ticket
 from keywise.news import News
 from keywise.pipeline import LEDGER, Pipeline
-from keywise.protocols import Burial, Failure, Result
 from keywise.repair import Repair
-from keywise.rules import Answer, Certainty, Claim, Refusal, Terms
 from keywise.work import Job, Work, dead_result
 
 

@@ -12,18 +12,18 @@ from typing import Any
 from msgspec.structs import replace
 
 from keywise import call as calls
-from keywise.backoff import backoff_s
 from keywise.call import Call, Scene, storing_s
-from keywise.causes import cause_of_error
-from keywise.errors import UnansweredError, UnavailableError
-from keywise.events import Alarmed, CallRefused, Overlapped, SessionLost, TurnLost
+from keywise.core.backoff import backoff_s
+from keywise.core.errors import UnansweredError, UnavailableError
+from keywise.core.events import Alarmed, CallRefused, Overlapped, SessionLost, TurnLost
+from keywise.core.failures import cause_of_error
+from keywise.core.serial.contract import Ending, Mode, Reply, Request, Turn
+from keywise.core.settings import SerialSettings
 from keywise.held import Due, Held, Holds
 from keywise.listener import Listener
 from keywise.pulse import Pulse
 from keywise.runner import Runner
 from keywise.sending import Outbox, Sending, withdraw_all
-from keywise.settings import SerialSettings
-from keywise.turn import Ending, Mode, Reply, Request, Turn
 
 
 class Merge:

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from keywise.causes import cause_of_error
-from keywise.clock import Clock
-from keywise.errors import SettingsError, UnavailableError
-from keywise.turn import Mode, Request, Switch
-from keywise.turn_rules import mode_of
+from keywise.core.clock import Clock
+from keywise.core.errors import SettingsError, UnavailableError
+from keywise.core.failures import cause_of_error
+from keywise.core.serial.contract import Mode, Request, Switch
+from keywise.core.serial.rules import mode_of
 
 LOOK_S = 0.5
 """A store that does not answer in this time is away: what was known before holds on, while it is asked still."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from keywise.errors import SettingsError
-from keywise.limits import Debounce, Rate
-from keywise.settings import Settings, seconds
+from keywise.core.errors import SettingsError
+from keywise.core.limits import Debounce, Rate
+from keywise.core.settings import Settings, seconds
 
 
 class Retry(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from keywise.clock import Clock
+from keywise.core.clock import Clock
 
 Tell = Callable[[float, str], None]
 

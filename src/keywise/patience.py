@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from keywise.causes import look_again_s
-from keywise.change import Want
-from keywise.errors import ActError
+from keywise.core.change import Want
+from keywise.core.errors import ActError
+from keywise.core.failures import look_again_s
+from keywise.core.rules import EMPTY, Answer, Claim, Refusal, Terms
 from keywise.heartbeat import Heartbeat, Pulse
 from keywise.pipeline import Pipeline
-from keywise.rules import EMPTY, Answer, Claim, Refusal, Terms
 
 FINAL = (Answer.STALE, Answer.DUPLICATE, Answer.MIXED, Answer.FORGOTTEN)
 """Answers that no waiting changes."""

@@ -9,23 +9,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar
 
-from keywise import events
-from keywise.backoff import backoff_s
-from keywise.causes import storable
-from keywise.change import Delivery, Outcome
-from keywise.clock import Clock, boot_time
+from keywise.core import events
+from keywise.core.backoff import backoff_s
+from keywise.core.change import Delivery, Outcome
+from keywise.core.clock import Clock, boot_time
+from keywise.core.controls import PLAIN, Standing
+from keywise.core.errors import UnavailableError
+from keywise.core.failures import storable
+from keywise.core.ledger import AtomicSink, Governor, Grade, Historian, Ledger, Letter, Operator, Sink, Source
+from keywise.core.limits import Debounce, Rate
+from keywise.core.rules import Answer
+from keywise.core.settings import Settings
 from keywise.envelope import Envelope, Readings
-from keywise.errors import UnavailableError
 from keywise.fold import grouped
 from keywise.history import History
 from keywise.lanes import Ended, Endings, Ticket
-from keywise.limits import Debounce, Rate
 from keywise.outage import Outage
-from keywise.protocols import AtomicSink, Governor, Grade, Historian, Ledger, Letter, Operator, Sink, Source
-from keywise.rules import Answer
-from keywise.settings import Settings
 from keywise.spool import Shelf
-from keywise.standing import PLAIN, Standing
 
 T = TypeVar("T")
 

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from keywise.clock import Clock
-from keywise.settings import SerialSettings
+from keywise.core.clock import Clock
+from keywise.core.settings import SerialSettings
 
 
 class Pulse:

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from keywise.causes import cause_of_error
-from keywise.change import Change, Order, is_unversioned
-from keywise.errors import KeywiseError, MalformedError, SettingsError, UnavailableError
-from keywise.models import encoded
+from keywise.core.bodies import encoded
+from keywise.core.change import Change, Order, is_unversioned
+from keywise.core.errors import KeywiseError, MalformedError, SettingsError, UnavailableError
+from keywise.core.failures import cause_of_error
+from keywise.core.ledger import Content
+from keywise.core.rules import EMPTY, Entry
 from keywise.pipeline import Pipeline
-from keywise.protocols import Content
-from keywise.rules import EMPTY, Entry
 from keywise.truth import needs_refetch, truth_of
 
 PAGE = 200

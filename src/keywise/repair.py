@@ -3,14 +3,14 @@
 import asyncio
 from typing import Any
 
-from keywise import events
-from keywise.causes import cause_of_error
-from keywise.change import VERSION_MIN, Change, Order, Outcome, Want
-from keywise.errors import UnavailableError
+from keywise.core import events
+from keywise.core.change import VERSION_MIN, Change, Order, Outcome, Want
+from keywise.core.errors import UnavailableError
+from keywise.core.failures import cause_of_error
+from keywise.core.ledger import Failure, Sink
+from keywise.core.rules import EMPTY, Certainty, Claim, Entry, Terms, in_era
 from keywise.heartbeat import Heartbeat
 from keywise.pipeline import Pipeline
-from keywise.protocols import Failure, Sink
-from keywise.rules import EMPTY, Certainty, Claim, Entry, Terms, in_era
 from keywise.truth import is_same_version, truth_of
 
 KEYS_A_ROUND = 10

@@ -2,11 +2,11 @@
 
 import math
 
-from keywise.change import Want
-from keywise.errors import LetterError, MalformedError
+from keywise.core.change import Want
+from keywise.core.errors import LetterError, MalformedError
+from keywise.core.ledger import Letter
+from keywise.core.rules import Answer, Policy, Refusal, Terms, decide_under
 from keywise.pipeline import Pipeline
-from keywise.protocols import Letter
-from keywise.rules import Answer, Policy, Refusal, Terms, decide_under
 
 
 async def replay(pipeline: Pipeline, number: int, letter: Letter, *, older: bool = False) -> None:

@@ -9,16 +9,16 @@ from contextvars import ContextVar
 from itertools import islice
 from typing import Any, TypeAlias
 
-from keywise.backoff import backoff_s
-from keywise.causes import cause_of_error
-from keywise.entry import Claim
-from keywise.errors import OutcomeUnknownError, TransientError, UnavailableError
+from keywise.core.backoff import backoff_s
+from keywise.core.entry import Claim
+from keywise.core.errors import OutcomeUnknownError, TransientError, UnavailableError
+from keywise.core.failures import cause_of_error
+from keywise.core.serial.contract import Ending, Reply
+from keywise.core.serial.rules import TOO_LATE
+from keywise.core.settings import SerialSettings
 from keywise.held import Bundle, Due, Held, company, known_or, reply_to, transaction_of, writing
 from keywise.serial import Serial
-from keywise.settings import SerialSettings
 from keywise.threads import Threads
-from keywise.turn import Ending, Reply
-from keywise.turn_rules import TOO_LATE
 
 RUN_MAX = 256
 ALONE_S = 30.0

@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from keywise.call import Call
-from keywise.causes import cause_of_error, storable
-from keywise.errors import KeywiseError, UnavailableError
-from keywise.turn import Ending, Reply, Request
+from keywise.core.errors import KeywiseError, UnavailableError
+from keywise.core.failures import cause_of_error, storable
+from keywise.core.serial.contract import Ending, Reply, Request
 
 T = TypeVar("T")
 UNSTORABLE = "its answer cannot be stored"

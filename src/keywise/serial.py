@@ -9,13 +9,13 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from keywise import errors
-from keywise.entry import Claim
+from keywise.core import errors
+from keywise.core.bodies import encoded
+from keywise.core.entry import Claim
+from keywise.core.errors import RefusedError, SettingsError
+from keywise.core.ledger import Transaction
+from keywise.core.serial.contract import Ending, Reply
 from keywise.envelope import KEY_MAX_BYTES, decoder
-from keywise.errors import RefusedError, SettingsError
-from keywise.models import encoded
-from keywise.protocols import Transaction
-from keywise.turn import Ending, Reply
 
 PARTS = str | int | datetime.date | uuid.UUID
 

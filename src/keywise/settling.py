@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from keywise.turn import Mode, Switch
-from keywise.turn_rules import switch_of
+from keywise.core.serial.contract import Mode, Switch
+from keywise.core.serial.rules import switch_of
 
 EVERY_KEY = "*"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from keywise.errors import SettingsError, UnavailableError
+from keywise.core.errors import SettingsError, UnavailableError
 from keywise.spool import Notes, Orphans, SpoolFile, read
 
 T = TypeVar("T")

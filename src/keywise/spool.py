@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from keywise.change import UNVERSIONED_GENERATION, VERSION_MIN, Order, Want
-from keywise.errors import UnavailableError
+from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MIN, Order, Want
+from keywise.core.errors import UnavailableError
 
 BYTES_A_KEY = 2000
 """A file of more bytes than this for each key that may be noted is written anew, without what is outdated."""

@@ -7,19 +7,19 @@ from typing import Any, cast
 
 import msgspec
 
-from keywise import events
-from keywise.backoff import shortened
-from keywise.causes import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
-from keywise.change import Change, Delivery, Outcome
+from keywise.core import events
+from keywise.core.backoff import shortened
+from keywise.core.change import Change, Delivery, Outcome
+from keywise.core.errors import UnavailableError
+from keywise.core.failures import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
+from keywise.core.ledger import AtomicSink, Inlet, InlineSource, Transaction
+from keywise.core.limits import Snooze
+from keywise.core.rules import Answer, Refusal
 from keywise.envelope import Readings
-from keywise.errors import UnavailableError
 from keywise.fold import Fold, fold
 from keywise.lanes import LIVE_BEFORE_BULK, Ended, Endings, Lanes, Ticket
-from keywise.limits import Snooze
 from keywise.news import News
 from keywise.pipeline import Pipeline
-from keywise.protocols import AtomicSink, Inlet, InlineSource, Transaction
-from keywise.rules import Answer, Refusal
 
 BULK_PART = 12
 """A batch of bulk changes is a part of this size of the largest batch: live changes may have to wait for its end."""

@@ -3,9 +3,9 @@
 import inspect
 from typing import Any
 
-from keywise.change import Change, Order, is_unversioned
-from keywise.errors import KeywiseError, SettingsError
-from keywise.models import encoded
+from keywise.core.bodies import encoded
+from keywise.core.change import Change, Order, is_unversioned
+from keywise.core.errors import KeywiseError, SettingsError
 from keywise.pipeline import Pipeline
 
 

@@ -6,17 +6,17 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import replace
 
-from keywise import events
-from keywise.causes import cause_of_error, is_permanent
-from keywise.change import Order, Outcome
-from keywise.errors import UnavailableError
+from keywise.core import events
+from keywise.core.change import Order, Outcome
+from keywise.core.errors import UnavailableError
+from keywise.core.failures import cause_of_error, is_permanent
+from keywise.core.ledger import APPLIED, AtomicSink, Result, Sink, Transaction
+from keywise.core.limits import Snooze
+from keywise.core.rules import Certainty, Claim
 from keywise.heartbeat import Heartbeat
 from keywise.held import transaction_of
 from keywise.lanes import Ticket
-from keywise.limits import Snooze
 from keywise.pipeline import Pipeline
-from keywise.protocols import APPLIED, AtomicSink, Result, Sink, Transaction
-from keywise.rules import Certainty, Claim
 from keywise.transacted import BULK_PART, write_all
 
 FIRST_SLICE = 8

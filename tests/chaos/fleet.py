@@ -13,7 +13,7 @@ import msgspec
 
 from chaos.store import Store
 from chaos.witness import INSIDE, STARTED, Assignment
-from keywise.clock import boot_time
+from keywise.core.clock import boot_time
 
 SCRIPT = Path(__file__).with_name("worker.py")
 LOOK_S = 0.005

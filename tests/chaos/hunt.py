@@ -9,7 +9,7 @@ import msgspec
 from chaos.fleet import Worker, drained, pause, until
 from chaos.judge import Verdict, judge_atomic, judge_plain
 from chaos.store import Shelf, Store
-from keywise.clock import boot_time
+from keywise.core.clock import boot_time
 
 WAYS = ("one transaction", "transacted", "leased")
 OPTIONS = {

@@ -20,7 +20,7 @@ from chaos.on_rabbitmq import RabbitShelf
 from chaos.on_redis import RedisShelf
 from chaos.on_sqlite import SqliteShelf
 from chaos.store import Shelf
-from keywise.clock import boot_time
+from keywise.core.clock import boot_time
 from servers.postgres import postgres_server
 from servers.rabbitmq import rabbit_server
 from servers.redis import redis_server

@@ -21,9 +21,9 @@ from chaos.merge_books import book_of, judged
 from chaos.merge_on_postgres import BACKENDS, Site, on_postgres
 from chaos.merge_store import Diary
 from keywise import adapters
-from keywise.address import Address
-from keywise.clock import boot_time
-from keywise.turn import Ending, TurnPolicy
+from keywise.core.clock import boot_time
+from keywise.core.serial.contract import Ending, TurnPolicy
+from keywise.core.url import Address
 from servers.redis import redis_server
 
 ON = ["sqlite", "redis", *BACKENDS]

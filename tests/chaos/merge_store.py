@@ -3,7 +3,7 @@
 import sqlite3
 from pathlib import Path
 
-from keywise.clock import boot_time
+from keywise.core.clock import boot_time
 
 SCHEMA = """
 create table if not exists begun (

@@ -14,8 +14,8 @@ import keywise
 from chaos.merge_books import book_of
 from chaos.merge_store import Diary
 from keywise import Claim, Transaction
-from keywise.clock import boot_time
-from keywise.errors import PermanentError, SerialError, UnavailableError
+from keywise.core.clock import boot_time
+from keywise.core.errors import PermanentError, SerialError, UnavailableError
 
 
 def serve(options: dict) -> None:

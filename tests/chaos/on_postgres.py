@@ -8,7 +8,7 @@ import asyncpg
 
 from chaos.witness import Witness
 from keywise import Change, OutcomeUnknownError, Transaction
-from keywise.clock import boot_time
+from keywise.core.clock import boot_time
 from servers.postgres import PostgresServer
 
 T = TypeVar("T")

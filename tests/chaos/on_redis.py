@@ -8,10 +8,11 @@ from chaos.judge import UNSEEN
 from chaos.on_postgres import Handlers as PostgresHandlers
 from chaos.on_postgres import PostgresShelf
 from chaos.witness import Witness
-from keywise import Change, adapters, events
-from keywise.address import Address
-from keywise.errors import UnavailableError
-from keywise.rules import Policy
+from keywise import Change, adapters
+from keywise.core import events
+from keywise.core.errors import UnavailableError
+from keywise.core.rules import Policy
+from keywise.core.url import Address
 from servers.redis import RedisServer
 
 TABLES = f"""

@@ -11,9 +11,9 @@ import msgspec
 import keywise
 from chaos.judge import Evidence
 from chaos.on_sqlite import SqliteShelf
-from keywise.errors import UnavailableError
-from keywise.protocols import Census
-from keywise.rules import Entry
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Census
+from keywise.core.rules import Entry
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from keywise import Change, events
+from keywise import Change
+from keywise.core import events
 
 INSIDE, STARTED = 0, 1
 """The bytes of the flags file."""

@@ -4,15 +4,15 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from keywise.change import Change
-from keywise.clock import boot_time
+from keywise.core.change import Change
+from keywise.core.clock import boot_time
+from keywise.core.errors import PermanentError
+from keywise.core.ledger import Grade, Transaction
+from keywise.core.rules import Policy
 from keywise.databases.memory import MemoryDatabase
 from keywise.databases.sqlite import SqliteDatabase
-from keywise.errors import PermanentError
 from keywise.ledgers.memory import MemoryLedger
 from keywise.ledgers.sqlite import SqliteLedger
-from keywise.protocols import Grade, Transaction
-from keywise.rules import Policy
 from keywise.sinks.function import FunctionSink, TransactedFunctionSink
 from keywise.sinks.memory import MemorySink, MemoryTable
 from keywise.sinks.sqlite import SqliteSink

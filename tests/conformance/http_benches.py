@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from conformance.benches import BAD
-from keywise.address import Address
+from keywise.core.url import Address
 from keywise.sinks.http import connect
 from keywise.testing.conformance import SinkBench
 from servers import shared

@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from keywise.change import Want, order_of
-from keywise.rules import Refusal, Terms
+from keywise.core.change import Want, order_of
+from keywise.core.rules import Refusal, Terms
 
 CONNECTIONS, KEYS, ROUNDS, LEASE_S = 8, 12, 30, 60.0
 

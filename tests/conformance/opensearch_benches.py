@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from keywise.address import Address
-from keywise.change import Change, order_of
+from keywise.core.change import Change, order_of
+from keywise.core.url import Address
 from keywise.sinks.opensearch import connect
 from keywise.testing.conformance import SinkBench
 from servers import shared

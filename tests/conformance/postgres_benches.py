@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 
 from conformance.benches import BAD, VISIBILITY_S
+from keywise.core.rules import Policy
 from keywise.databases.postgres import PostgresDatabase
 from keywise.ledgers.postgres import PostgresLedger
-from keywise.rules import Policy
 from keywise.sinks.postgres import PostgresSink
 from keywise.sources.postgres import PostgresSource
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench

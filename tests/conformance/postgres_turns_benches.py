@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from conformance.postgres_benches import advance_all, two_openings
+from keywise.core.serial.contract import TurnPolicy
 from keywise.testing.conformance import TurnsBench
-from keywise.turn import TurnPolicy
 from keywise.turns.postgres_lock import PostgresLockTurns
 from keywise.turns.postgres_queue import PostgresQueueTurns
 

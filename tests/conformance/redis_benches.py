@@ -4,9 +4,9 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from keywise.core.rules import Policy
 from keywise.databases.redis import RedisDatabase
 from keywise.ledgers.redis import RedisLedger
-from keywise.rules import Policy
 from keywise.testing.conformance import LedgerBench
 from servers import shared
 

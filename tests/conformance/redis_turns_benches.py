@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from keywise.core.serial.contract import TurnPolicy
 from keywise.databases.redis import RedisDatabase
 from keywise.testing.conformance import TurnsBench
-from keywise.turn import TurnPolicy
 from keywise.turns.redis import RedisTurns
 from servers import shared
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Generator
 
 from conformance.test_nine_failures import on_every_ledger
-from keywise.change import Want, order_of
-from keywise.rules import Policy, Terms
+from keywise.core.change import Want, order_of
+from keywise.core.rules import Policy, Terms
 from running import run
 
 TURNS = 60

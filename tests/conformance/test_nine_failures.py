@@ -13,12 +13,12 @@ import pytest
 
 from conformance.test_conformance import FACTORIES
 from conformance.two_workers import LEASE_S, POLICIES, VISIBILITY_S, Gate, Shop, breathe
-from keywise import events
-from keywise.change import Change, Want, order_of
-from keywise.errors import PermanentError, TransientError
-from keywise.limits import Debounce
-from keywise.protocols import Grade
-from keywise.rules import Answer, Terms
+from keywise.core import events
+from keywise.core.change import Change, Want, order_of
+from keywise.core.errors import PermanentError, TransientError
+from keywise.core.ledger import Grade
+from keywise.core.limits import Debounce
+from keywise.core.rules import Answer, Terms
 from keywise.testing.conformance.ledgers import refused
 from running import run
 

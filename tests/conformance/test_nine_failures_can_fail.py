@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from conformance import test_nine_failures as nine
 from conformance import two_workers
 from conformance.benches import memory_ledger
-from keywise import rules
-from keywise.change import Outcome, Want
 from keywise.consumer import Consumer
+from keywise.core import rules
+from keywise.core.change import Outcome, Want
+from keywise.core.ledger import Grade
+from keywise.core.rules import Answer, Entry, Policy, Refusal, Terms
 from keywise.lanes import Lane, Lanes, State, Ticket
 from keywise.leased import Leased
-from keywise.protocols import Grade
-from keywise.rules import Answer, Entry, Policy, Refusal, Terms
 from keywise.testing.mutants import MUTANTS, Mutant
 from keywise.work import Job
 

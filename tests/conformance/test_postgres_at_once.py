@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from conformance.postgres_benches import postgres_ledger
-from keywise.change import Want, order_of
-from keywise.rules import Policy
-from keywise.standing import Pause
+from keywise.core.change import Want, order_of
+from keywise.core.controls import Pause
+from keywise.core.rules import Policy
 from keywise.testing.conformance.histories import HISTORY_PROMISES, agree
 from running import run
 

@@ -6,9 +6,9 @@ import pytest
 
 from conformance.one_history import CONNECTIONS, Told, agree, claimed, faults, transacted
 from conformance.postgres_benches import fresh
+from keywise.core.rules import Policy
 from keywise.databases.postgres import PostgresDatabase
 from keywise.ledgers.postgres import PostgresLedger
-from keywise.rules import Policy
 from keywise.sources.postgres import PostgresSource
 from running import run
 from servers import shared

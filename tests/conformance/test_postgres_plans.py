@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from conformance.postgres_benches import fresh
-from keywise.change import Want, order_of
+from keywise.core.change import Want, order_of
+from keywise.core.ledger import Burial, Failure, Letter, Part
+from keywise.core.rules import Certainty, Entry, Policy, Terms
 from keywise.databases import postgres
 from keywise.databases import postgres_archive as archive_statements
 from keywise.databases.postgres import PostgresDatabase
 from keywise.ledgers.postgres import PostgresLedger
-from keywise.protocols import Burial, Failure, Letter, Part
-from keywise.rules import Certainty, Entry, Policy, Terms
 from keywise.sinks.postgres import PostgresSink
 from keywise.sources.postgres import PostgresSource
 from keywise.testing.conformance.sinks import gone, put

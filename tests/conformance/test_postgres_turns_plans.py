@@ -5,10 +5,10 @@ import re
 import pytest
 
 from conformance.test_postgres_plans import EXPLAINED
+from keywise.core.serial.contract import TurnPolicy
 from keywise.databases import postgres
 from keywise.databases.postgres import PostgresDatabase
 from keywise.testing.conformance.turns import asked, done
-from keywise.turn import TurnPolicy
 from keywise.turns.postgres_queue import PostgresQueueTurns
 from running import run
 from servers import shared

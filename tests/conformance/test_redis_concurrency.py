@@ -4,9 +4,9 @@ import pytest
 
 from conformance.one_history import agree, claimed
 from conformance.redis_benches import fresh
+from keywise.core.rules import Policy
 from keywise.databases.redis import RedisDatabase
 from keywise.ledgers.redis import RedisLedger
-from keywise.rules import Policy
 from running import run
 from servers import shared
 

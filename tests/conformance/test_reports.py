@@ -9,12 +9,12 @@ import pytest
 
 from conformance.benches import SINKS, SOURCES, memory_ledger
 from keywise import adapters
-from keywise.change import Delivery
+from keywise.core.change import Delivery
+from keywise.core.errors import SettingsError
+from keywise.core.ledger import APPLIED, Burial, Letter
+from keywise.core.rules import Policy
 from keywise.databases.memory import MemoryDatabase
-from keywise.errors import SettingsError
 from keywise.ledgers.memory import MemoryLedger
-from keywise.protocols import APPLIED, Burial, Letter
-from keywise.rules import Policy
 from keywise.sinks.memory import MemorySink
 from keywise.sources.memory import MemorySource
 from keywise.testing import (

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from keywise.change import Want, order_of
+from keywise.core.change import Want, order_of
+from keywise.core.rules import Policy, Terms
 from keywise.databases.sqlite import SqliteDatabase
 from keywise.ledgers.sqlite import SqliteLedger
-from keywise.rules import Policy, Terms
 from keywise.sources.sqlite import SqliteSource
 
 KEYS, ROUNDS, LEASE_S = 20, 25, 60.0

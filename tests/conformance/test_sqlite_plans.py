@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from conformance.benches import two_databases
-from keywise.change import Want, order_of
+from keywise.core.change import Want, order_of
+from keywise.core.ledger import Burial, Failure, Letter
+from keywise.core.rules import Certainty, Policy, Terms
 from keywise.databases.sqlite import SqliteDatabase
 from keywise.ledgers.sqlite import SqliteLedger
-from keywise.protocols import Burial, Failure, Letter
-from keywise.rules import Certainty, Policy, Terms
 from keywise.sinks.sqlite import SqliteSink
 from keywise.sources.sqlite import SqliteSource
 from keywise.testing.conformance.sinks import gone, put

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from keywise.change import Want, order_of
+from keywise.core.change import Want, order_of
+from keywise.core.errors import UnavailableError
+from keywise.core.rules import Policy
 from keywise.databases.sqlite import SqliteDatabase
-from keywise.errors import UnavailableError
 from keywise.ledgers.sqlite import SqliteLedger
-from keywise.rules import Policy
 
 
 def run(scenario, tmp_path):

@@ -8,11 +8,11 @@ import pytest
 
 from conformance.benches import MovingClock, advance_all, two_databases
 from conformance.redis_turns_benches import turns_url
+from keywise.core.serial.contract import Ending, TurnPolicy
 from keywise.databases.memory import MemoryDatabase
 from keywise.databases.postgres import PostgresDatabase
 from keywise.databases.redis import RedisDatabase
 from keywise.testing.conformance.turns import asked, done
-from keywise.turn import Ending, TurnPolicy
 from keywise.turns.memory import MemoryTurns
 from keywise.turns.postgres_lock import PostgresLockTurns
 from keywise.turns.postgres_queue import PostgresQueueTurns

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from conformance.benches import MovingClock, advance_all, two_databases
+from keywise.core.serial.contract import TurnPolicy
 from keywise.databases.memory import MemoryDatabase
 from keywise.testing.conformance import TurnsBench
-from keywise.turn import TurnPolicy
 from keywise.turns.memory import MemoryTurns
 from keywise.turns.sqlite import SqliteTurns
 

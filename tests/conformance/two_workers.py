@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conformance.benches import MovingClock
-from keywise.change import Change
 from keywise.consumer import Consumer
+from keywise.core.change import Change
+from keywise.core.entry import Entry
+from keywise.core.events import Event
+from keywise.core.ledger import Grade, Letter, Result
+from keywise.core.limits import Debounce
+from keywise.core.rules import Claim, Policy
+from keywise.core.settings import Settings
 from keywise.databases.memory import MemoryDatabase
-from keywise.entry import Entry
 from keywise.envelope import Envelope, FieldRoute, Fields
-from keywise.events import Event
-from keywise.limits import Debounce
 from keywise.pipeline import Pipeline
-from keywise.protocols import Grade, Letter, Result
-from keywise.rules import Claim, Policy
-from keywise.settings import Settings
 from keywise.sinks.memory import Stored, Write
 from keywise.sources.memory import MemorySource
 from keywise.testing.conformance import LedgerBench

@@ -6,8 +6,8 @@ import sys
 import time
 
 import keywise
+from keywise.core.errors import KeywiseError
 from keywise.databases.redis import RedisDatabase
-from keywise.errors import KeywiseError
 
 
 async def main(url: str, process: str, calls: int, keys: int, shared: int) -> None:

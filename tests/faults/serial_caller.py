@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 
 import keywise
-from keywise.errors import KeywiseError
+from keywise.core.errors import KeywiseError
 
 WORK = "select pg_sleep(0.001)"
 RUN = (

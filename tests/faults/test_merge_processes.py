@@ -4,8 +4,8 @@ import asyncio
 from collections import Counter
 
 from chaos.merge import Fleet, Tally, hunt, judge, until
-from keywise.address import Address
-from keywise.turn import TurnPolicy
+from keywise.core.serial.contract import TurnPolicy
+from keywise.core.url import Address
 from keywise.turns.sqlite import connect
 
 PROCESSES, CALLERS, KEYS, CAPACITY = 4, 250, 20, 30

@@ -11,8 +11,8 @@ import pytest
 
 from chaos.merge import hunt
 from keywise import adapters
-from keywise.address import Address
-from keywise.turn import TurnPolicy
+from keywise.core.serial.contract import TurnPolicy
+from keywise.core.url import Address
 from running import run
 from servers.redis import RedisServer, redis_server
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from chaos.fleet import until
 from integration.command import LIMIT_S, Answer, Folder, command, environment
+from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.entry import Entry, Policy
+from keywise.core.ledger import Part
 from keywise.databases.sqlite import SqliteDatabase
-from keywise.entry import Entry, Policy
 from keywise.ledgers.sqlite import SqliteLedger
-from keywise.protocols import Part
-from keywise.standing import EVERYTHING, Pause
 from running import run
 
 OLD = "sqlite:///old.db"

@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 from integration.shops import QUICK, Shop
-from keywise import events
+from keywise.core import events
 from running import run
 from servers import shared
 

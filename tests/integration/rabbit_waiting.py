@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from keywise.change import Delivery
+from keywise.core.change import Delivery
+from keywise.core.errors import UnavailableError
 from keywise.databases.rabbitmq import Broker
-from keywise.errors import UnavailableError
 from keywise.sources.rabbitmq import RabbitSource
 from servers import shared
 from servers.rabbitmq import RabbitServer

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import keywise
 from keywise import Change, Transaction
-from keywise.events import Event
+from keywise.core.events import Event
+from keywise.core.ledger import Letter
+from keywise.core.rules import Entry
 from keywise.pipeline import Pipeline
-from keywise.protocols import Letter
-from keywise.rules import Entry
 
 WAYS = ("one transaction", "claim in the transaction", "claimed, then one transaction", "leased")
 QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "50ms"}

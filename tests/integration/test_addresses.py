@@ -3,7 +3,7 @@
 import pytest
 
 import keywise
-from keywise.errors import AddressError, SettingsError
+from keywise.core.errors import AddressError, SettingsError
 from running import run
 
 BAD_LEDGERS = {

@@ -7,7 +7,7 @@ import pytest
 
 import keywise
 from integration.shops import WAYS, Shop
-from keywise.errors import SettingsError
+from keywise.core.errors import SettingsError
 from running import run
 
 BODY_MAX = 60_000

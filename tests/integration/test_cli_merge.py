@@ -9,7 +9,7 @@ import pytest
 import keywise
 from integration.command import Folder
 from keywise import Claim
-from keywise.errors import RequestCancelledError
+from keywise.core.errors import RequestCancelledError
 from running import awaited
 
 CLINIC = """

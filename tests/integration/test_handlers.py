@@ -7,7 +7,7 @@ import pytest
 
 from integration.shops import Shop
 from keywise import Change, Transaction
-from keywise.errors import DatabaseError
+from keywise.core.errors import DatabaseError
 from running import run
 
 COUNT = 50

@@ -9,9 +9,9 @@ import pytest
 from integration.handling import SHORT, bodies, handle_all, keys, logged, marked, passed, shop_with
 from integration.shops import Shop
 from keywise import Change, Claim, OutcomeUnknownError, PermanentError, Transaction, TransientError
-from keywise.clock import boot_time
-from keywise.events import Failed, Refused, TookOver
-from keywise.rules import Entry
+from keywise.core.clock import boot_time
+from keywise.core.events import Failed, Refused, TookOver
+from keywise.core.rules import Entry
 from running import run
 
 ERRORS: dict[str, Callable[[], Exception]] = {

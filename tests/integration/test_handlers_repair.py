@@ -10,8 +10,8 @@ import pytest
 from integration.handling import handle_all, handle_until, marked, shop_with
 from integration.shops import Shop
 from keywise import Change
-from keywise.clock import boot_time
-from keywise.events import Failed, Repaired
+from keywise.core.clock import boot_time
+from keywise.core.events import Failed, Repaired
 from running import run
 
 HORIZON_S = 0.4

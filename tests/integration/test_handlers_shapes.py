@@ -227,9 +227,9 @@ def test_a_handler_that_asks_for_something_else_is_refused_when_it_is_defined(tm
 
     async def nothing() -> None: ...
 
-    with pytest.raises(keywise.errors.SettingsError, match="asks for 'connection'"):
+    with pytest.raises(keywise.core.errors.SettingsError, match="asks for 'connection'"):
         app.pipeline("a", key="key").apply(wrong)
-    with pytest.raises(keywise.errors.SettingsError, match="takes no parameter"):
+    with pytest.raises(keywise.core.errors.SettingsError, match="takes no parameter"):
         app.pipeline("b", key="key").apply(nothing)
 
 
@@ -242,7 +242,7 @@ def test_a_handler_that_asks_for_more_than_it_can_get_is_refused_when_it_is_defi
     async def twice(change: Change, one: Transaction, other: Transaction) -> None: ...
 
     for handler in (both, twice):
-        with pytest.raises(keywise.errors.SettingsError):
+        with pytest.raises(keywise.core.errors.SettingsError):
             app.pipeline(handler.__name__, key="key").apply(handler)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from integration.handling import SHORT, bodies, handle_until, keys, shop_with
 from keywise import Change
-from keywise.events import Repaired
+from keywise.core.events import Repaired
 from running import run
 
 HUNG = {"lease": "200ms", "margin": "50ms", "runtime_max": "200ms", "drain": "100ms", "attempts_max": 2}

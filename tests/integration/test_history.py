@@ -9,8 +9,8 @@ import pytest
 from integration.command import Folder
 from integration.shops import WAYS, Shop
 from keywise import App
-from keywise.protocols import Line
-from keywise.standing import EVERYTHING, Pause
+from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.ledger import Line
 from running import run
 
 ODD = 'it\'s "odd"\n\x1b[31m🦉 [bold]'

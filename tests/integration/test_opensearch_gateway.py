@@ -4,8 +4,8 @@ import pytest
 
 from integration.gateway import gateway
 from integration.press import Press, new_index, played, shown
-from keywise import events
-from keywise.change import Outcome, order_of
+from keywise.core import events
+from keywise.core.change import Outcome, order_of
 from servers import shared
 
 pytestmark = pytest.mark.server("opensearch")

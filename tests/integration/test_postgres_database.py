@@ -10,19 +10,19 @@ import pytest
 import keywise
 from conformance.postgres_benches import fresh
 from keywise import adapters
-from keywise.address import Address
-from keywise.change import Want, order_of
-from keywise.databases.key_codes import decoded, encoded
+from keywise.core.change import Want, order_of
+from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
+from keywise.core.key_encoding import decoded, encoded
+from keywise.core.rules import Policy
+from keywise.core.serial.contract import TurnPolicy
+from keywise.core.url import Address
 from keywise.databases.postgres import PostgresDatabase
 from keywise.databases.postgres_schema import FIRST, VERSIONS
-from keywise.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.ledgers.postgres import PostgresLedger
-from keywise.rules import Policy
 from keywise.sinks.postgres import PostgresSink
 from keywise.sources.postgres import POLL_S, PostgresSource
 from keywise.testing import Verdict, check_sink, check_source
 from keywise.testing.conformance.sinks import put
-from keywise.turn import TurnPolicy
 from keywise.turns.postgres_queue import PostgresQueueTurns
 from running import run
 from servers import shared

@@ -13,8 +13,8 @@ from chaos.judge import judge_atomic, judge_plain
 from chaos.on_postgres import PostgresShelf
 from chaos.store import Store
 from conformance.postgres_benches import fresh
+from keywise.core.errors import UnavailableError
 from keywise.databases.postgres import IDLE_S, WRITERS_MAX, PostgresDatabase, closed_after_error
-from keywise.errors import UnavailableError
 from running import run
 from servers import shared
 from servers.pgbouncer import pgbouncer

@@ -7,10 +7,10 @@ import asyncpg
 import pytest
 
 from conformance.postgres_benches import fresh
+from keywise.core.errors import KeywiseError
+from keywise.core.serial.contract import Ending, Reply, TurnPolicy
 from keywise.databases.postgres import PostgresDatabase
-from keywise.errors import KeywiseError
 from keywise.testing.conformance.turns import asked, done, modes
-from keywise.turn import Ending, Reply, TurnPolicy
 from keywise.turns.postgres_lock import PostgresLockTurns
 from running import run
 from servers import shared

@@ -8,10 +8,10 @@ import asyncpg
 import pytest
 
 from conformance.postgres_benches import fresh
+from keywise.core.errors import UnavailableError
+from keywise.core.serial.contract import TurnPolicy
 from keywise.databases.postgres import PostgresDatabase
-from keywise.errors import UnavailableError
 from keywise.testing.conformance.turns import asked, done
-from keywise.turn import TurnPolicy
 from keywise.turns.postgres_lock import PostgresLockTurns
 from keywise.turns.postgres_queue import PostgresQueueTurns
 from running import run

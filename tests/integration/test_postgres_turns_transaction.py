@@ -8,7 +8,7 @@ import pytest
 
 import keywise
 from conformance.postgres_benches import fresh
-from keywise.errors import FailedError, LostError
+from keywise.core.errors import FailedError, LostError
 from running import run
 from servers import shared
 

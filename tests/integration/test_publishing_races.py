@@ -13,7 +13,7 @@ from integration.publishing_stores import Store, on_every_store
 from integration.shops import QUICK, Shop
 from keywise import Rate
 from keywise.app import PipelineDefinition
-from keywise.clock import boot_time
+from keywise.core.clock import boot_time
 from running import run
 
 Event = dict[str, object]
@@ -130,7 +130,7 @@ def test_a_burst_of_events_is_written_no_more_often_than_the_store_allows(make_s
         took_s = worked_on_by(houses, [published(version) for version in range(1, 301)], one_by_one=True)
         assert store.content() == {"page": published(300)}
         assert store.writes() <= 1 + took_s
-        assert all(house.emitted(keywise.events.Failed) == [] for house in houses)
+        assert all(house.emitted(keywise.core.events.Failed) == [] for house in houses)
 
 
 @on_every_store

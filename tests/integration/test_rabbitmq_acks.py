@@ -10,9 +10,9 @@ from conformance.rabbitmq_benches import fresh
 from integration.rabbit_listener import listener
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
+from keywise.core.errors import DatabaseError
 from keywise.databases import rabbitmq_intake
 from keywise.databases.rabbitmq import Broker
-from keywise.errors import DatabaseError
 from keywise.sources.rabbitmq import RabbitSource
 from running import awaited
 from servers import shared

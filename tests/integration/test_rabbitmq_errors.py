@@ -11,9 +11,9 @@ import keywise
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
+from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.databases.rabbitmq import Broker
 from keywise.databases.rabbitmq_delays import wait_of
-from keywise.errors import AddressError, DatabaseError, UnavailableError
 from keywise.sources.rabbitmq import RabbitSource
 from running import awaited, run
 from servers import machine, shared
@@ -38,7 +38,7 @@ BAD_URLS = {
 @pytest.mark.parametrize("url", BAD_URLS)
 def test_a_url_that_cannot_work_is_refused_with_the_fix(url):
     app = keywise.App("memory://")
-    with pytest.raises(keywise.errors.SettingsError, match=BAD_URLS[url]):
+    with pytest.raises(keywise.core.errors.SettingsError, match=BAD_URLS[url]):
         app.pipeline("shop", key="key").source(url).sink("memory://")
         run(app.run(handle_signals=False))
 

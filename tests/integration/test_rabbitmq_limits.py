@@ -14,9 +14,9 @@ import keywise
 from conformance.rabbitmq_benches import fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, until
-from keywise.address import Address
+from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
+from keywise.core.url import Address
 from keywise.databases.rabbitmq import Broker
-from keywise.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.sources import rabbitmq
 from keywise.sources.rabbitmq import RabbitSource
 from running import awaited, run

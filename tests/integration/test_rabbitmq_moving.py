@@ -9,10 +9,10 @@ import pytest
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
+from keywise.core.errors import DatabaseError
 from keywise.databases import rabbitmq_delays
 from keywise.databases.rabbitmq import Broker
 from keywise.databases.rabbitmq_messages import DELAYS
-from keywise.errors import DatabaseError
 from keywise.sources.rabbitmq import RabbitSource
 from running import awaited, run
 from servers import shared

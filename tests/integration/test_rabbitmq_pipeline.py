@@ -12,7 +12,7 @@ import keywise
 from conformance.rabbitmq_benches import fresh
 from integration.rabbit_owner import owner
 from integration.rabbit_waiting import left_in, until
-from keywise.events import Event
+from keywise.core.events import Event
 from running import run
 from servers import shared
 

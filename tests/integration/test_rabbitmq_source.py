@@ -13,12 +13,12 @@ import pytest
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
+from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.databases import rabbitmq as keywise_rabbitmq
 from keywise.databases.rabbitmq import Broker, Link
 from keywise.databases.rabbitmq_intake import WORN_AT
 from keywise.databases.rabbitmq_messages import fresh_properties
 from keywise.databases.rabbitmq_outlet import Outlet
-from keywise.errors import DatabaseError, UnavailableError
 from keywise.sources import rabbitmq as rabbitmq_source
 from keywise.sources.rabbitmq import RabbitSource
 from running import awaited

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from chaos.fleet import until
-from keywise.change import Want, order_of
+from keywise.core.change import Want, order_of
+from keywise.core.errors import UnavailableError
+from keywise.core.rules import Policy, Terms
 from keywise.databases import redis as redis_module
 from keywise.databases.redis import RedisDatabase
-from keywise.errors import UnavailableError
 from keywise.ledgers.redis import RedisLedger
-from keywise.rules import Policy, Terms
 from running import run
 from servers.redis import RedisServer, redis_server
 

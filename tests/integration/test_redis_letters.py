@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from conformance.redis_benches import fresh
-from keywise.change import Want, order_of
+from keywise.core.change import Want, order_of
+from keywise.core.ledger import Burial, Letter, Part
+from keywise.core.rules import Policy, Terms
 from keywise.databases import redis_book
 from keywise.databases.redis import RedisDatabase
 from keywise.ledgers import redis as redis_ledger
 from keywise.ledgers.redis import RedisLedger
-from keywise.protocols import Burial, Letter, Part
-from keywise.rules import Policy, Terms
 from running import run
 from servers import shared
 from servers.redis import RedisServer, redis_server

@@ -8,10 +8,10 @@ import pytest
 
 from chaos.fleet import until
 from integration.command import Folder
+from keywise.core.errors import UnavailableError
+from keywise.core.rules import Policy
 from keywise.databases.redis import RedisDatabase
-from keywise.errors import UnavailableError
 from keywise.ledgers.redis import RedisLedger
-from keywise.rules import Policy
 from running import run
 from servers.redis import RedisServer, redis_server
 

@@ -12,9 +12,9 @@ import keywise
 from chaos.fleet import until
 from integration.command import command, environment
 from integration.shops import QUICK
-from keywise.change import order_of
-from keywise.errors import SettingsError, UnavailableError
-from keywise.events import Alarmed, Event
+from keywise.core.change import order_of
+from keywise.core.errors import SettingsError, UnavailableError
+from keywise.core.events import Alarmed, Event
 from running import run
 from servers.redis import RedisServer, redis_server
 

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 import keywise
+from keywise.core.errors import DatabaseError, UnansweredError, UnavailableError
+from keywise.core.events import SessionLost
+from keywise.core.serial.contract import Ending, Mode, Switch, TurnPolicy
 from keywise.databases.redis import RedisDatabase
 from keywise.databases.redis_turns import NONCE_BITS, token_of, token_text
-from keywise.errors import DatabaseError, UnansweredError, UnavailableError
-from keywise.events import SessionLost
 from keywise.testing.conformance.turns import asked, done
-from keywise.turn import Ending, Mode, Switch, TurnPolicy
 from keywise.turns import redis
 from keywise.turns.redis import RedisTurns
 from running import run

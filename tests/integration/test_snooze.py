@@ -7,7 +7,8 @@ import pytest
 
 from integration.handling import bodies, handle_all, keys, logged, marked, shop_with
 from integration.test_handlers_shapes import SHAPES
-from keywise import Change, Snooze, Transaction, events
+from keywise import Change, Snooze, Transaction
+from keywise.core import events
 from running import run
 
 COUNT, DELAY_S = 6, 0.4

@@ -8,7 +8,7 @@ import pytest
 
 import keywise
 from chaos.fleet import until
-from keywise import events
+from keywise.core import events
 from keywise.databases import sqlite_courtesy
 from keywise.databases.sqlite import SqliteDatabase
 from keywise.databases.sqlite_courtesy import BUSY_S, FREE_MAX_S, Courtesy

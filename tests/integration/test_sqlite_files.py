@@ -15,11 +15,11 @@ import pytest
 
 from integration.shops import WAYS, Shop
 from keywise import Change
-from keywise.clock import boot_time
 from keywise.consumer import Consumer
+from keywise.core.clock import boot_time
+from keywise.core.errors import DatabaseError
+from keywise.core.events import Failed, Unavailable
 from keywise.databases.sqlite import BUSY_S, SqliteDatabase
-from keywise.errors import DatabaseError
-from keywise.events import Failed, Unavailable
 from running import run
 
 NOBODY = 65534
@@ -296,7 +296,7 @@ async def _limit_pages(database, more: int) -> None:
 STARTER = """
 import asyncio, json, sys
 import keywise
-from keywise.errors import KeywiseError
+from keywise.core.errors import KeywiseError
 
 async def start(folder):
     app = keywise.App(f"sqlite:///{folder}/shop.db", observers=[])

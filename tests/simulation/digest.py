@@ -7,7 +7,7 @@ import argparse
 import hashlib
 from collections.abc import Iterator
 
-from keywise.protocols import Grade
+from keywise.core.ledger import Grade
 from keywise.testing.merge_queue.world import MergeWorld
 from keywise.testing.seeds import quiet
 from keywise.testing.world import World

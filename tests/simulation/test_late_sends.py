@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from keywise.protocols import Grade
+from keywise.core.ledger import Grade
 from keywise.testing.world import World
 
 KEY = "key-0"

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from keywise.protocols import Grade
+from keywise.core.ledger import Grade
 from keywise.testing.merge_queue.mutants import MERGE_MUTANTS
 from keywise.testing.merge_queue.seeds import GRADES, hunt_merge, run_merge_seed, run_merge_seeds
 from keywise.testing.merge_queue.trouble import KINDS

@@ -7,7 +7,7 @@ import pytest
 
 import keywise
 from keywise import Change, PermanentError, Put, Retry
-from keywise.errors import SettingsError
+from keywise.core.errors import SettingsError
 from keywise.testing import simulate
 from simulation.own_shop import Shop, expect_nothing
 

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from keywise.acts import Acts, Mandate
+from keywise.core.ledger import Line
 from keywise.patience import Grip, Patience, beating
-from keywise.protocols import Line
 from unit.rig import Rig
 
 WHO, WHY = "ada@desk", "ticket 7"

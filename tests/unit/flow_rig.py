@@ -5,10 +5,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from keywise.core.controls import Pause
+from keywise.core.limits import Debounce, Rate
 from keywise.ledgers.memory import MemoryLedger
-from keywise.limits import Debounce, Rate
 from keywise.sources.memory import MemorySource
-from keywise.standing import Pause
 from unit.rig import LEASED, Rig
 
 EVERYTHING = Pause("*", is_pattern=True)

@@ -1,8 +1,8 @@
 """One key of a ledger, driven by the pure rules: what tests of the rules act on."""
 
-from keywise import rules
-from keywise.change import Want, order_of
-from keywise.rules import Certainty, Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.core import rules
+from keywise.core.change import Want, order_of
+from keywise.core.rules import Certainty, Claim, Entry, Policy, Refusal, Terms, Verdict
 
 LEASE_S = 10.0
 REDELIVERY_S = 100.0

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keywise import events
+from keywise.core import events
 from unit.paper import Away, Paper
 from unit.rig import LEASED, Rig
 

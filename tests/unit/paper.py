@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from keywise.errors import UnavailableError
+from keywise.core.errors import UnavailableError
 from keywise.spool import Notes, Orphans, read
 
 

@@ -6,19 +6,19 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from keywise import events
-from keywise.causes import cause_of_error, is_permanent
-from keywise.change import Change, Outcome
 from keywise.consumer import Consumer
+from keywise.core import events
+from keywise.core.change import Change, Outcome
+from keywise.core.errors import TransientError
+from keywise.core.events import Event, Figures
+from keywise.core.failures import cause_of_error, is_permanent
+from keywise.core.ledger import Grade, Letter, Result, Transaction
+from keywise.core.rules import Certainty, Claim, Entry, Policy
+from keywise.core.settings import Settings
 from keywise.databases.memory import MemoryDatabase
 from keywise.envelope import Envelope, FieldRoute, Fields
-from keywise.errors import TransientError
-from keywise.events import Event, Figures
 from keywise.ledgers.memory import MemoryLedger
 from keywise.pipeline import Pipeline
-from keywise.protocols import Grade, Letter, Result, Transaction
-from keywise.rules import Certainty, Claim, Entry, Policy
-from keywise.settings import Settings
 from keywise.sinks.memory import MemorySink, MemoryTable
 from keywise.sources.memory import MemorySource
 from keywise.testing.virtual import VirtualLoop

@@ -1,8 +1,8 @@
 """A second book about one key, kept in the simplest way: every act of the rules is checked against it."""
 
-from keywise import rules
-from keywise.change import Order, Want, is_unversioned, order_of
-from keywise.rules import Answer, Certainty, Claim, Entry, Refusal, Verdict
+from keywise.core import rules
+from keywise.core.change import Order, Want, is_unversioned, order_of
+from keywise.core.rules import Answer, Certainty, Claim, Entry, Refusal, Verdict
 from unit.one_key import LEASE_S, REDELIVERY_S, RETENTION_S, OneKey
 
 NOTHING = (0, -(2**63) - 1, 0)

@@ -3,9 +3,9 @@
 import pytest
 
 from keywise import adapters
-from keywise.address import Address, Filled, shown
-from keywise.errors import AddressError, SettingsError
-from keywise.rules import Policy
+from keywise.core.errors import AddressError, SettingsError
+from keywise.core.rules import Policy
+from keywise.core.url import Address, Filled, shown
 
 SECRET = "s3cret"
 

@@ -1,8 +1,8 @@
 """Numbering that restarted is noticed by what it does: nearly everything that is new is stale."""
 
-from keywise import events
 from keywise.alarm import AGAIN_S, CALM_MIN, FIRSTS_ENOUGH, FIRSTS_MIN, WINDOW_S, Losses, Restarts
-from keywise.change import Outcome
+from keywise.core import events
+from keywise.core.change import Outcome
 
 
 class Bench:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keywise.backoff import backoff_s, shortened
+from keywise.core.backoff import backoff_s, shortened
 
 
 class Drawn(random.Random):

@@ -8,7 +8,7 @@ import pytest
 
 import keywise
 from keywise import Change, Claim, Transaction
-from keywise.errors import ExpiredError, RefusedError, SettingsError
+from keywise.core.errors import ExpiredError, RefusedError, SettingsError
 from running import awaited
 
 HALF = json.loads(r'"\ud800"')

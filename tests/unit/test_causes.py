@@ -5,7 +5,8 @@ import random
 import msgspec
 import pytest
 
-from keywise.causes import (
+from keywise.core.errors import PermanentError, TransientError
+from keywise.core.failures import (
     BUSY_LOOK_S,
     CAUSE_MAX,
     cause_of_error,
@@ -14,8 +15,7 @@ from keywise.causes import (
     look_again_s,
     storable,
 )
-from keywise.errors import PermanentError, TransientError
-from keywise.rules import Answer, Refusal
+from keywise.core.rules import Answer, Refusal
 
 
 def test_a_refusal_that_buries_says_what_to_do():

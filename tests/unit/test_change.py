@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keywise.change import VERSION_MAX, VERSION_MIN, Change, Want, is_unversioned, order_of, version_of
-from keywise.errors import VersionError
+from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Want, is_unversioned, order_of, version_of
+from keywise.core.errors import VersionError
 
 EAST = timezone(timedelta(hours=2))
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from keywise import events
-from keywise.errors import UnavailableError
+from keywise.core import events
+from keywise.core.errors import UnavailableError
 from keywise.history import History
 from unit.rig import WAYS, Rig, Running
 

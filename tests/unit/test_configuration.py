@@ -11,7 +11,7 @@ import pytest
 
 from keywise import App, Debounce, Rate, Retry
 from keywise.app import PipelineDefinition
-from keywise.errors import AddressError
+from keywise.core.errors import AddressError
 from unit.toml_folder import Folder, folder_in
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import keywise
 from keywise import App, Retry
-from keywise.errors import SettingsError
+from keywise.core.errors import SettingsError
 from unit.toml_folder import Folder, folder_in
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from keywise import events
-from keywise.change import Change
-from keywise.rules import Claim
+from keywise.core import events
+from keywise.core.change import Change
+from keywise.core.rules import Claim
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, WAYS, Rig, Running
 from unit.test_consumer import every_way, page
 

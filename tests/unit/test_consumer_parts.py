@@ -8,10 +8,10 @@ from typing import Self
 import pytest
 from msgspec.structs import replace
 
-from keywise import events
-from keywise.change import Change, order_of
-from keywise.errors import PermanentError, UnavailableError
-from keywise.rules import Claim, Entry
+from keywise.core import events
+from keywise.core.change import Change, order_of
+from keywise.core.errors import PermanentError, UnavailableError
+from keywise.core.rules import Claim, Entry
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, Rig, Running
 from unit.test_consumer import page
 from unit.test_consumer_ends import Gate, claiming_ways

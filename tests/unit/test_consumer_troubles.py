@@ -2,11 +2,11 @@
 
 import pytest
 
-from keywise import events
-from keywise.change import Change, Want, order_of
-from keywise.errors import PermanentError, TransientError
-from keywise.protocols import Failure
-from keywise.rules import Certainty, Terms
+from keywise.core import events
+from keywise.core.change import Change, Want, order_of
+from keywise.core.errors import PermanentError, TransientError
+from keywise.core.ledger import Failure
+from keywise.core.rules import Certainty, Terms
 from keywise.sources.memory import MemorySource
 from unit.rig import (
     CLAIM_IN_TRANSACTION,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from keywise.change import Outcome
-from keywise.protocols import Grade, Result
-from keywise.rules import Certainty
+from keywise.core.change import Outcome
+from keywise.core.ledger import Grade, Result
+from keywise.core.rules import Certainty
 from unit.rig import Rig, Running, Store
 from unit.test_consumer import page
 

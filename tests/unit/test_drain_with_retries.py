@@ -1,8 +1,8 @@
 """A drain gives back every claim whose work had not begun, also those of changes that failed before."""
 
-from keywise.change import Want, order_of
-from keywise.protocols import Failure
-from keywise.rules import Certainty, Terms
+from keywise.core.change import Want, order_of
+from keywise.core.ledger import Failure
+from keywise.core.rules import Certainty, Terms
 from unit.rig import LEASED, Rig, Running
 from unit.test_consumer import page
 from unit.test_consumer_ends import Gate

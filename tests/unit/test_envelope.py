@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from keywise.change import VERSION_MAX, VERSION_MIN, Delivery, order_of
+from keywise.core.change import VERSION_MAX, VERSION_MIN, Delivery, order_of
+from keywise.core.errors import MalformedError, SettingsError
 from keywise.envelope import KEY_MAX_BYTES, Envelope, FieldRoute, Fields, Readings
-from keywise.errors import MalformedError, SettingsError
 
 GOOD = b'{"id": "good", "v": 1}'
 LIMIT = 2000

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from keywise.change import VERSION_MAX, Delete, Delivery, Ignore, Put, order_of
+from keywise.core.change import VERSION_MAX, Delete, Delivery, Ignore, Put, order_of
+from keywise.core.errors import MalformedError, SettingsError
 from keywise.envelope import Envelope, FunctionRoute, Readings, decoder, first_parameter_type
-from keywise.errors import MalformedError, SettingsError
 
 
 class Page(msgspec.Struct):

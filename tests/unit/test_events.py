@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from keywise import events
-from keywise.change import Outcome
-from keywise.events import Figures, Log, described
+from keywise.core import events
+from keywise.core.change import Outcome
+from keywise.core.events import Figures, Log, described
 
 LEVELS = {
     events.Started(pipeline="p", way="leased", grade="plain", source="queue"): logging.INFO,

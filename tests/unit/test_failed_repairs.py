@@ -1,6 +1,6 @@
 """A repair that fails is no death: whoever looks at the truth next may repair."""
 
-from keywise import events
+from keywise.core import events
 from unit.rig import Running
 from unit.test_repair import NEXT_LOOK_S, Ward
 

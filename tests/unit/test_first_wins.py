@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from keywise import App, Change, Claim, events
-from keywise.errors import SettingsError
+from keywise import App, Change, Claim
+from keywise.core import events
+from keywise.core.controls import Pause
+from keywise.core.errors import SettingsError
+from keywise.core.limits import Rate
 from keywise.first_wins import CAUSE
-from keywise.limits import Rate
-from keywise.standing import Pause
 from running import run
 from unit.outage_rig import Outage, body
 from unit.rig import LEASED_CONDITIONAL, Running

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from keywise import events
-from keywise.change import Outcome, Want, order_of
-from keywise.entry import Terms
-from keywise.errors import PermanentError, TransientError
+from keywise.core import events
+from keywise.core.change import Outcome, Want, order_of
+from keywise.core.entry import Terms
+from keywise.core.errors import PermanentError, TransientError
+from keywise.core.ledger import APPLIED, Result
 from keywise.first_wins import PROBE_MAX_S
-from keywise.protocols import APPLIED, Result
 from unit.outage_rig import Outage, body
 from unit.rig import Running
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from keywise import events
-from keywise.change import Change
+from keywise.core import events
+from keywise.core.change import Change
+from keywise.core.errors import UnavailableError
+from keywise.core.rules import Entry
 from keywise.databases.memory import Message
-from keywise.errors import UnavailableError
-from keywise.rules import Entry
 from keywise.sources.memory import MemorySource
 from keywise.transacted import BULK_PART
 from unit.flow_rig import FlowRig

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
-from keywise import events
-from keywise.change import Change
-from keywise.errors import TransientError
-from keywise.limits import Debounce, Rate
-from keywise.rules import Entry
-from keywise.standing import Pause
+from keywise.core import events
+from keywise.core.change import Change
+from keywise.core.controls import Pause
+from keywise.core.errors import TransientError
+from keywise.core.limits import Debounce, Rate
+from keywise.core.rules import Entry
 from unit.flow_rig import FlowRig
 from unit.rig import LEASED, Running
 from unit.test_consumer import page

@@ -2,8 +2,8 @@
 
 import pytest
 
-from keywise import events
-from keywise.standing import Pause
+from keywise.core import events
+from keywise.core.controls import Pause
 from unit.flow_rig import EVERYTHING, FlowRig
 from unit.rig import LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, Running
 from unit.test_consumer import every_way, page

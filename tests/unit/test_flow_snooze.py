@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from keywise import events
-from keywise.change import Change
-from keywise.errors import TransientError
-from keywise.limits import Snooze
-from keywise.protocols import Transaction
+from keywise.core import events
+from keywise.core.change import Change
+from keywise.core.errors import TransientError
+from keywise.core.ledger import Transaction
+from keywise.core.limits import Snooze
 from keywise.sinks.function import FunctionSink
 from unit.flow_rig import FlowRig
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, Running, Table

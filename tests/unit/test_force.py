@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from keywise.change import VERSION_MIN, Want, order_of
+from keywise.core.change import VERSION_MIN, Want, order_of
+from keywise.core.controls import Pause
+from keywise.core.errors import ActError
+from keywise.core.limits import Rate
+from keywise.core.rules import Policy, Terms
 from keywise.envelope import Envelope, FieldRoute, Fields
-from keywise.errors import ActError
-from keywise.limits import Rate
-from keywise.rules import Policy, Terms
-from keywise.standing import Pause
 from unit.desk import WHO, WHY, Desk
 from unit.rig import CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, WAYS, Rig, Running
 from unit.test_consumer import page

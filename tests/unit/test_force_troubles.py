@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from keywise.change import Want, order_of
-from keywise.errors import ActError, PermanentError, SettingsError, TransientError, UnavailableError
-from keywise.protocols import Failure
-from keywise.rules import Certainty, Terms
+from keywise.core.change import Want, order_of
+from keywise.core.errors import ActError, PermanentError, SettingsError, TransientError, UnavailableError
+from keywise.core.ledger import Failure
+from keywise.core.rules import Certainty, Terms
 from unit.desk import Desk
 from unit.rig import LEASED, LEASED_CONDITIONAL, WAYS, Rig, Running
 from unit.test_consumer import page

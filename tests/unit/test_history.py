@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from keywise import events
-from keywise.change import Change, Outcome, order_of
+from keywise.core import events
+from keywise.core.change import Change, Outcome, order_of
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Line
+from keywise.core.rules import Policy
 from keywise.databases.memory import MemoryDatabase
-from keywise.errors import UnavailableError
 from keywise.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, History, standing_alarm
 from keywise.ledgers.memory import MemoryLedger
-from keywise.protocols import Line
-from keywise.rules import Policy
 
 STORE_AHEAD_S = 1000.0
 

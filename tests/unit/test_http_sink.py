@@ -5,8 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keywise import adapters
-from keywise.address import Address
-from keywise.change import Outcome, order_of
+from keywise.core.change import Outcome, order_of
+from keywise.core.errors import AddressError
+from keywise.core.ledger import APPLIED, SUPERSEDED, Grade, Result
+from keywise.core.rules import Certainty
+from keywise.core.url import Address
 from keywise.databases.http import (
     RETRY_AFTER_MAX_S,
     RETRY_AFTER_MIN_S,
@@ -15,9 +18,6 @@ from keywise.databases.http import (
     retry_after_s,
     server_at,
 )
-from keywise.errors import AddressError
-from keywise.protocols import APPLIED, SUPERSEDED, Grade, Result
-from keywise.rules import Certainty
 from keywise.sinks.http import FEW, Asked, Contract, HttpSink, Lull, held_order, judged, misfit_of
 
 PUT = Asked(order_of(5), deleted=False)

@@ -1,8 +1,8 @@
 """Bursts of one key are gathered in its lane: until it was quiet, but not for ever, and the newest stands for all."""
 
-from keywise.change import Outcome
+from keywise.core.change import Outcome
+from keywise.core.limits import Debounce
 from keywise.lanes import Lanes
-from keywise.limits import Debounce
 from unit.tickets import endings, names, ticket
 
 QUIET_S, MAX_S = 1.0, 3.0

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from keywise.change import Outcome
+from keywise.core.change import Outcome
+from keywise.core.limits import Debounce
 from keywise.fold import fold
 from keywise.lanes import LIVE_BEFORE_BULK, Lanes, Ticket
-from keywise.limits import Debounce
 from unit.tickets import ticket
 
 KEYS = st.sampled_from("abc")

@@ -1,8 +1,8 @@
 """Much is claimed ahead of slow work: the loop that claims rests meanwhile, and what waits is not counted as work."""
 
-from keywise import events
-from keywise.change import Change
-from keywise.errors import TransientError
+from keywise.core import events
+from keywise.core.change import Change
+from keywise.core.errors import TransientError
 from unit.rig import Rig, Running
 from unit.test_consumer import page
 

@@ -3,8 +3,8 @@
 import pytest
 
 import keywise
-from keywise.errors import SettingsError
-from keywise.limits import Debounce, Rate, Snooze
+from keywise.core.errors import SettingsError
+from keywise.core.limits import Debounce, Rate, Snooze
 
 
 def test_durations_are_text_or_seconds_and_mean_the_same():

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from keywise.address import Address
-from keywise.change import Change, Want, order_of
+from keywise.core.change import Change, Want, order_of
+from keywise.core.errors import AddressError
+from keywise.core.ledger import APPLIED, SUPERSEDED, Burial, Census, Failure, Grade, Letter
+from keywise.core.rules import Answer, Certainty, Claim, Policy, Terms
+from keywise.core.url import Address
 from keywise.databases.memory import MemoryDatabase
-from keywise.errors import AddressError
 from keywise.ledgers import memory as ledgers
 from keywise.ledgers.memory import MemoryLedger
-from keywise.protocols import APPLIED, SUPERSEDED, Burial, Census, Failure, Grade, Letter
-from keywise.rules import Answer, Certainty, Claim, Policy, Terms
 from keywise.sinks import memory as sinks
 from keywise.sinks.memory import MemorySink, MemoryTable
 from keywise.sources import memory as sources

@@ -8,8 +8,8 @@ import pytest
 
 import keywise
 from keywise import Claim, Transaction
-from keywise.clock import boot_time
-from keywise.errors import (
+from keywise.core.clock import boot_time
+from keywise.core.errors import (
     ExpiredError,
     FailedError,
     LostError,
@@ -19,7 +19,7 @@ from keywise.errors import (
     TransientError,
     UnansweredError,
 )
-from keywise.turn import Ending, Mode, Switch
+from keywise.core.serial.contract import Ending, Mode, Switch
 from running import awaited
 
 
@@ -310,7 +310,7 @@ async def test_observe_counts_what_overlaps():
             return case.name
 
         assert await asyncio.gather(f(Case("a", "1")), f(Case("a", "2"))) == ["1", "2"]
-        assert [event.overlaps for event in told if isinstance(event, keywise.events.Overlapped)] == [1]
+        assert [event.overlaps for event in told if isinstance(event, keywise.core.events.Overlapped)] == [1]
 
 
 @awaited

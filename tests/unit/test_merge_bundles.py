@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import keywise
 from keywise import Claim, Transaction
-from keywise.errors import ExpiredError, FailedError, TransientError
+from keywise.core.errors import ExpiredError, FailedError, TransientError
 from running import awaited
 
 KEYS = [f"k{number}" for number in range(12)]

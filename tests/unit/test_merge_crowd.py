@@ -7,7 +7,7 @@ from collections import Counter
 
 import keywise
 from keywise import Claim
-from keywise.clock import boot_time
+from keywise.core.clock import boot_time
 from running import awaited
 
 CALLS, KEYS, CAPACITY, SHARED = 1000, 20, 30, 10

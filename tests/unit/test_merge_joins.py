@@ -7,8 +7,8 @@ import pytest
 
 import keywise
 from keywise import Claim
-from keywise.errors import FailedError, RefusedError
-from keywise.turn import Mode, Switch
+from keywise.core.errors import FailedError, RefusedError
+from keywise.core.serial.contract import Mode, Switch
 from running import awaited
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from keywise import Claim
 from keywise.calling import SerialFunction, Wiring, Worker, define
+from keywise.core.errors import ExpiredError, LostError, UnansweredError
 from keywise.databases.memory import MemoryDatabase
-from keywise.errors import ExpiredError, LostError, UnansweredError
 from keywise.turns.memory import MemoryTurns
 from running import awaited
 

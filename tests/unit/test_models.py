@@ -8,10 +8,10 @@ import msgspec
 import pydantic
 import pytest
 
-from keywise.change import Delivery, Put
+from keywise.core.bodies import encoded, is_model
+from keywise.core.change import Delivery, Put
+from keywise.core.errors import SettingsError
 from keywise.envelope import Envelope, FunctionRoute, decoder
-from keywise.errors import SettingsError
-from keywise.models import encoded, is_model
 
 SECRET = "hunter2"
 

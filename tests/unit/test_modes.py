@@ -7,10 +7,10 @@ import pytest
 
 import keywise
 from keywise import Claim, modes
-from keywise.errors import DatabaseError, LostError, SettingsError, UnavailableError
-from keywise.events import Alarmed
+from keywise.core.errors import DatabaseError, LostError, SettingsError, UnavailableError
+from keywise.core.events import Alarmed
+from keywise.core.serial.contract import Mode, Switch
 from keywise.modes import Modes
-from keywise.turn import Mode, Switch
 from running import awaited, run
 
 ON = Switch(keys="a", mode=Mode.ON, at=1.0)

@@ -5,13 +5,13 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from keywise.change import Want, order_of
-from keywise.entry import Entry, Policy
-from keywise.errors import ActError
-from keywise.limits import Rate
+from keywise.core.change import Want, order_of
+from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.entry import Entry, Policy
+from keywise.core.errors import ActError
+from keywise.core.ledger import Letter, Line, Part
+from keywise.core.limits import Rate
 from keywise.moving import Found, Plan, Tallies, Tally
-from keywise.protocols import Letter, Line, Part
-from keywise.standing import EVERYTHING, Pause, Standing
 from keywise.testing.conformance.archives import joined, parts_of
 from running import run
 from unit.road import EVERY_KEY, TERMS, Road

@@ -3,13 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
-from keywise.change import Want, order_of
+from keywise.core.change import Want, order_of
+from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.entry import Entry
+from keywise.core.errors import ActError
+from keywise.core.ledger import Part
 from keywise.databases.memory_archive import MemoryArchive
-from keywise.entry import Entry
-from keywise.errors import ActError
 from keywise.moving import UNFINISHED, Found
-from keywise.protocols import Part
-from keywise.standing import EVERYTHING, Pause, Standing
 from running import run
 from unit.road import EVERY_KEY, TERMS, WHO, Road
 

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from keywise.address import Address
-from keywise.change import Change, Outcome, order_of
-from keywise.entry import Certainty, Claim
-from keywise.errors import AddressError, DatabaseError, UnavailableError
-from keywise.protocols import APPLIED, SUPERSEDED
+from keywise.core.change import Change, Outcome, order_of
+from keywise.core.entry import Certainty, Claim
+from keywise.core.errors import AddressError, DatabaseError, UnavailableError
+from keywise.core.ledger import APPLIED, SUPERSEDED
+from keywise.core.url import Address
 from keywise.sinks import opensearch
 from keywise.sinks.opensearch import OpenSearchSink, connect
 from running import awaited

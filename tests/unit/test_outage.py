@@ -4,9 +4,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from keywise.errors import DatabaseError, UnavailableError
+from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.limits import PACED_KEYS_MAX, Pace, Rate
 from keywise.late import Late
-from keywise.limits import PACED_KEYS_MAX, Pace, Rate
 from keywise.outage import Outage
 from running import awaited
 

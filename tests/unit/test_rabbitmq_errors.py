@@ -8,8 +8,8 @@ from pika.exceptions import (
     StreamLostError,
 )
 
+from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.databases.rabbitmq import translated
-from keywise.errors import DatabaseError, UnavailableError
 
 
 @pytest.mark.parametrize("kind", [ProbableAuthenticationError, ProbableAccessDeniedError])

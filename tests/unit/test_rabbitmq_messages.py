@@ -9,8 +9,9 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, ConnectionClosedByBroker, StreamLostError
 
-from keywise.address import Address
-from keywise.change import Delivery
+from keywise.core.change import Delivery
+from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
+from keywise.core.url import Address
 from keywise.databases.rabbitmq import Broker, Link, broker_at, refusal_code, translated
 from keywise.databases.rabbitmq_connection import Connection
 from keywise.databases.rabbitmq_delays import CLASSES_S, DAY_S, wait_of, waits_of
@@ -27,7 +28,6 @@ from keywise.databases.rabbitmq_messages import (
     times_before,
 )
 from keywise.databases.rabbitmq_outlet import BYTES_AT_ONCE, _parts
-from keywise.errors import DatabaseError, SettingsError, UnavailableError
 from running import run
 
 DELIVERY = Delivery("id", 1, b"body", 1.5, 3)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from keywise.change import Change, Want, order_of
-from keywise.errors import SettingsError
-from keywise.protocols import Content
+from keywise.core.change import Change, Want, order_of
+from keywise.core.errors import SettingsError
+from keywise.core.ledger import Content
+from keywise.core.rules import EMPTY, Entry, Terms
 from keywise.reconcile import LOOK_AGAIN_S, PAGE, Difference, Kind, Reconcile, difference, differing
-from keywise.rules import EMPTY, Entry, Terms
 from unit.desk import Desk
 from unit.rig import LEASED, ONE_TRANSACTION, Rig, Running
 from unit.test_consumer import page

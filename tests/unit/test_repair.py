@@ -8,12 +8,12 @@ import pydantic
 import pytest
 from msgspec.structs import replace
 
-from keywise import events
-from keywise.change import Change, Want, order_of
-from keywise.errors import TransientError
+from keywise.core import events
+from keywise.core.change import Change, Want, order_of
+from keywise.core.errors import TransientError
+from keywise.core.rules import Claim, Terms
 from keywise.patience import beating
 from keywise.repair import Repair
-from keywise.rules import Claim, Terms
 from unit.rig import LEASED, Rig, Running
 from unit.test_consumer import page
 from unit.unreachable import Unreachable

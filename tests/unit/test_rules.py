@@ -2,9 +2,9 @@
 
 import pytest
 
-from keywise import rules
-from keywise.change import Want, order_of
-from keywise.rules import Answer, Certainty, Claim, Entry, Policy, Refusal, Verdict
+from keywise.core import rules
+from keywise.core.change import Want, order_of
+from keywise.core.rules import Answer, Certainty, Claim, Entry, Policy, Refusal, Verdict
 from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from keywise import rules
-from keywise.change import VERSION_MAX, VERSION_MIN, Want, order_of
-from keywise.entry import Answer, Certainty, Entry, Policy, Terms, Verdict
-from keywise.limits import Rate
-from keywise.standing import EVERYTHING, PLAIN, Pause, Standing
+from keywise.core import rules
+from keywise.core.change import VERSION_MAX, VERSION_MIN, Want, order_of
+from keywise.core.controls import EVERYTHING, PLAIN, Pause, Standing
+from keywise.core.entry import Answer, Certainty, Entry, Policy, Terms, Verdict
+from keywise.core.limits import Rate
 
 TERMS = Terms("w1", 30.0)
 PER_S = 60.0

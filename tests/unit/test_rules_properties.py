@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keywise.rules import Certainty, Policy
+from keywise.core.rules import Certainty, Policy
 from unit.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE
 from unit.second_book import SecondBook
 

@@ -9,7 +9,7 @@ import pytest
 
 import keywise
 from keywise import Claim, Transaction
-from keywise.errors import ExpiredError, FailedError, LostError, RefusedError, TransientError, UnansweredError
+from keywise.core.errors import ExpiredError, FailedError, LostError, RefusedError, TransientError, UnansweredError
 from running import awaited
 
 

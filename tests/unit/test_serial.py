@@ -5,8 +5,8 @@ import datetime
 import pytest
 
 import keywise
-from keywise import errors
-from keywise.errors import RefusedError, SettingsError
+from keywise.core import errors
+from keywise.core.errors import RefusedError, SettingsError
 from keywise.serial import key_text
 
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from keywise.errors import KeywiseError, SettingsError
-from keywise.settings import Settings, seconds
+from keywise.core.errors import KeywiseError, SettingsError
+from keywise.core.settings import Settings, seconds
 
 WORDS = ("history", "on_ledger_down", "spool")
 NAMES = [field.name for field in dataclasses.fields(Settings) if field.name not in WORDS]

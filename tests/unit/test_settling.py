@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
+from keywise.core.serial.contract import Mode, Switch
 from keywise.settling import removed, settled
-from keywise.turn import Mode, Switch
 
 USUAL_S = 10.0
 ON, OBSERVE, OFF = Mode.ON, Mode.OBSERVE, Mode.OFF

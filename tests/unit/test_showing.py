@@ -10,11 +10,11 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 import pytest
 from rich.console import Console
 
-from keywise import events
-from keywise.change import Outcome
 from keywise.cli import showing
 from keywise.cli.showing import Diversion, Lines, shown
 from keywise.cli.view import View
+from keywise.core import events
+from keywise.core.change import Outcome
 
 LIMIT_S = 20.0
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from keywise.change import Change, Outcome
-from keywise.events import Failed, Handled, Unavailable
-from keywise.protocols import Grade, Result
-from keywise.rules import Claim
+from keywise.core.change import Change, Outcome
+from keywise.core.events import Failed, Handled, Unavailable
+from keywise.core.ledger import Grade, Result
+from keywise.core.rules import Claim
 from unit.rig import Rig, Running, Store
 from unit.test_consumer import page
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from keywise.change import Change, Outcome
-from keywise.errors import ActError
-from keywise.events import Doubted, Failed, Unavailable
+from keywise.core.change import Change, Outcome
+from keywise.core.errors import ActError
+from keywise.core.events import Doubted, Failed, Unavailable
+from keywise.core.ledger import Grade, Result
+from keywise.core.rules import Certainty, Claim
 from keywise.patience import beating
-from keywise.protocols import Grade, Result
 from keywise.repair import Repair
-from keywise.rules import Certainty, Claim
 from unit.outage_rig import Outage, body
 from unit.rig import LEASED, LEASED_CONDITIONAL, Rig, Running, Store
 from unit.test_consumer import page

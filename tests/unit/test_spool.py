@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from keywise import spool as spools
-from keywise.change import Want
-from keywise.errors import SettingsError, UnavailableError
+from keywise.core.change import Want
+from keywise.core.errors import SettingsError, UnavailableError
 from keywise.shelf import FileShelf, notes_in
 from keywise.spool import Notes, Spool, read
 from running import awaited

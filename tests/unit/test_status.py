@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keywise import App, Change, Grade
-from keywise.change import VERSION_MAX, VERSION_MIN, Want, order_of
-from keywise.protocols import Burial, Letter
-from keywise.rules import Entry, Policy, Terms, decide
+from keywise.core.change import VERSION_MAX, VERSION_MIN, Want, order_of
+from keywise.core.ledger import Burial, Letter
+from keywise.core.rules import Entry, Policy, Terms, decide
 from keywise.status import Figures, Meeting, SourceFigures, Spooled, Story, figures_of, meetings, story_of
 from running import run
 

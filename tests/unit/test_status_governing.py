@@ -3,10 +3,10 @@
 from typing import Any
 
 from keywise import App, Rate
-from keywise.change import VERSION_MAX
-from keywise.protocols import Line
-from keywise.rules import Entry
-from keywise.standing import EVERYTHING, Pause
+from keywise.core.change import VERSION_MAX
+from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.ledger import Line
+from keywise.core.rules import Entry
 from keywise.status import ALARM_S, Figures, Limit, Story, figures_of, story_of
 from running import run
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from keywise import turn_rules as rules
-from keywise.turn import Ending, Mode, Record, Reply, Request, Switch, TurnPolicy
+from keywise.core.serial import rules
+from keywise.core.serial.contract import Ending, Mode, Record, Reply, Request, Switch, TurnPolicy
 
 OWNERS = ("", "w1", "w2", "w3")
 ALIVE = {"w1", "w2"}

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from keywise import events
-from keywise.change import Outcome
 from keywise.cli.view import NOTICES_MAX, RECENT_S, SLOW_MAX, WINDOW_S, Sight, View
+from keywise.core import events
+from keywise.core.change import Outcome
 
 SENT_AT = 1_000_000.0
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from keywise.cli.watching import looking
-from keywise.errors import DatabaseError, UnavailableError
+from keywise.core.errors import DatabaseError, UnavailableError
 
 
 class Looks:

@@ -1,6 +1,6 @@
 """Tickets for tests that need no source: a key, a version, and the delivery that carried them."""
 
-from keywise.change import Change, Delivery, order_of
+from keywise.core.change import Change, Delivery, order_of
 from keywise.lanes import Ended, Ticket
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import keywise
 from keywise import App
-from keywise.errors import SettingsError
+from keywise.core.errors import SettingsError
 
 SHOP = """
 from keywise import Change, Put

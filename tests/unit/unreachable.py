@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from keywise.errors import UnavailableError
+from keywise.core.errors import UnavailableError
 
 
 class Unreachable:

@@ -22,7 +22,7 @@ from keywise.cli.simulate import simulate
 from keywise.cli.speech import complain
 from keywise.cli.status import status
 from keywise.cli.why import why
-from keywise.errors import KeywiseError
+from keywise.core.errors import KeywiseError
 
 app = typer.Typer(
     name="keywise",

@@ -15,14 +15,14 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from keywise.acts import Acts, Mandate
 from keywise.app import App
-from keywise.change import Change
 from keywise.cli.loading import chosen, load, warn_of_memory
 from keywise.cli.run import leave
 from keywise.cli.speech import agreed, complain, fail, plain, progress, refuse
-from keywise.errors import KeywiseError, SettingsError
+from keywise.core.change import Change
+from keywise.core.errors import KeywiseError, SettingsError
+from keywise.core.settings import seconds
 from keywise.patience import Grip, Patience, beating
 from keywise.pipeline import Pipeline
-from keywise.settings import seconds
 
 T = TypeVar("T")
 

@@ -41,9 +41,9 @@ from keywise.cli.speech import (
     table,
     tell_json,
 )
-from keywise.errors import LetterError
+from keywise.core.errors import LetterError
+from keywise.core.ledger import Line
 from keywise.pipeline import Pipeline
-from keywise.protocols import Line
 from keywise.replay import replay as send_again
 
 T = TypeVar("T")

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.cells import chop_cells
 from rich.text import Text
 
-from keywise import events
 from keywise.cli.speech import count, duration, plain, stamp
 from keywise.cli.view import WINDOW_S, Notice, Sight
+from keywise.core import events
 
 SLOW_SHOWN = 3
 LABEL_WIDTH = 11

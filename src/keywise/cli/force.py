@@ -5,7 +5,6 @@ from typing import Annotated, Any
 import typer
 
 from keywise.acts import Acts
-from keywise.change import VERSION_MIN, Change, is_unversioned
 from keywise.cli.acting import (
     WAIT,
     Call,
@@ -20,6 +19,7 @@ from keywise.cli.acting import (
 )
 from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import plain, tell_json
+from keywise.core.change import VERSION_MIN, Change, is_unversioned
 from keywise.pipeline import Pipeline
 
 

@@ -15,17 +15,17 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 
 from keywise import adapters
 from keywise.acts import Mandate
-from keywise.address import Address, shown
 from keywise.app import App
 from keywise.cli.acting import Call, WhoOption, WhyOption, YesOption, confirm, mandate
 from keywise.cli.loading import AppOption, JsonOption, load
 from keywise.cli.pause import note_that
 from keywise.cli.speech import cell, complain, count, display, duration, fail, plain, progress, refuse, table, tell_json
-from keywise.errors import ActError, KeywiseError
+from keywise.core.controls import Standing
+from keywise.core.errors import ActError, KeywiseError
+from keywise.core.ledger import Census
+from keywise.core.rules import Policy
+from keywise.core.url import Address, shown
 from keywise.moving import Found, Move, Place, Plan, Tallies, resting
-from keywise.protocols import Census
-from keywise.rules import Policy
-from keywise.standing import Standing
 
 app = typer.Typer(help="Look into a ledger, or move it to another server.", no_args_is_help=True)
 

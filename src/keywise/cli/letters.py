@@ -9,10 +9,10 @@ import msgspec
 import typer
 
 from keywise.cli.speech import fail, iso, refuse
-from keywise.errors import SettingsError
+from keywise.core.errors import SettingsError
+from keywise.core.ledger import Letter, Sought
+from keywise.core.settings import seconds
 from keywise.pipeline import Pipeline
-from keywise.protocols import Letter, Sought
-from keywise.settings import seconds
 
 PAGE = 100
 """Letters are looked through in stretches that double."""

@@ -16,7 +16,7 @@ import typer
 from keywise.app import App
 from keywise.cli.speech import complain, fail, refuse
 from keywise.configuration import load as from_toml
-from keywise.errors import KeywiseError
+from keywise.core.errors import KeywiseError
 
 VARIABLE = "KEYWISE_APP"
 

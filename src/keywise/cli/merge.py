@@ -15,9 +15,9 @@ from keywise.cli.acting import Call, WhoOption, WhyOption, checked_key, checked_
 from keywise.cli.loading import AppOption, JsonOption, load, warn_of_memory
 from keywise.cli.pause import AllOption, KeyOption, PatternOption, meant, named, note_that
 from keywise.cli.speech import cell, count, display, duration, fail, iso, plain, refuse, stamp, table, tell_json
+from keywise.core.serial.contract import Ending, KeyState, Mode, Record, Switch
 from keywise.modes import LOOK_S
 from keywise.settling import removed, settled
-from keywise.turn import Ending, KeyState, Mode, Record, Switch
 
 T = TypeVar("T")
 

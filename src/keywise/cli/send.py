@@ -10,12 +10,12 @@ import msgspec
 import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 
-from keywise.address import shown
 from keywise.app import LANES, App
 from keywise.cli.loading import AppOption, JsonOption, chosen, load
 from keywise.cli.speech import complain, count, fail, plain, progress, refuse, tell_json
-from keywise.errors import SettingsError
-from keywise.settings import seconds
+from keywise.core.errors import SettingsError
+from keywise.core.settings import seconds
+from keywise.core.url import shown
 
 BATCH = 1000
 READ_BYTES = 1 << 20

@@ -23,7 +23,7 @@ from keywise.cli.trial import (
     Zombies,
     simulate_own,
 )
-from keywise.protocols import Grade
+from keywise.core.ledger import Grade
 
 if TYPE_CHECKING:
     from keywise.testing.seeds import Hunt, Tally

@@ -12,7 +12,7 @@ from rich.progress import Progress, ProgressColumn
 from rich.table import Table
 from rich.text import Text
 
-from keywise.errors import KeywiseError, UnavailableError
+from keywise.core.errors import KeywiseError, UnavailableError
 
 UNLIMITED_WIDTH = 100_000
 """Nothing is folded or cut in a pipe, because the next program reads lines."""

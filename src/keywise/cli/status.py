@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import msgspec
 import typer
 
-from keywise.address import shown
 from keywise.app import App
 from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
 from keywise.cli.speech import cell, complain, count, display, moment, screen, table, tell_json, with_moments
 from keywise.cli.watching import EveryOption, WatchOption, looking
-from keywise.errors import UnavailableError
-from keywise.standing import EVERYTHING, Pause
+from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.errors import UnavailableError
+from keywise.core.url import shown
 from keywise.status import Figures, Spooled, Unreached, figures_of, spooled_of
 
 PAUSES_SHOWN = 5

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from keywise import events
-from keywise.change import Outcome
-from keywise.clock import Clock
+from keywise.core import events
+from keywise.core.change import Outcome
+from keywise.core.clock import Clock
 
 WINDOW_S = 5.0
 """The rate of now is counted over so long."""

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 
 from keywise.cli.speech import complain, duration, iso, refuse, stamp
-from keywise.errors import SettingsError, UnavailableError
-from keywise.settings import seconds
+from keywise.core.errors import SettingsError, UnavailableError
+from keywise.core.settings import seconds
 
 EVERY_S = 1.0
 EVERY_MIN_S = 0.1

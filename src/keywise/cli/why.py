@@ -27,7 +27,7 @@ from keywise.cli.speech import (
     with_moments,
 )
 from keywise.cli.status import told_pause
-from keywise.protocols import Line
+from keywise.core.ledger import Line
 from keywise.status import LETTERS_MAX, LINES_SHOWN, Meeting, Story, story_of
 
 LETTERS_SHOWN = 10

@@ -17,8 +17,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from keywise.address import SECRET_MIN, Address, shown
-from keywise.errors import AddressError, OutcomeUnknownError, UnavailableError
+from keywise.core.errors import AddressError, OutcomeUnknownError, UnavailableError
+from keywise.core.url import SECRET_MIN, Address, shown
 
 OPTIONS = ("token_env", "ca")
 """What a URL may say about its server."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from keywise.clock import Clock, boot_time
-from keywise.entry import Entry
-from keywise.protocols import Letter, Line
-from keywise.standing import Standing
+from keywise.core.clock import Clock, boot_time
+from keywise.core.controls import Standing
+from keywise.core.entry import Entry
+from keywise.core.ledger import Letter, Line
 
 TOKEN_NONCE_BITS = 24
 

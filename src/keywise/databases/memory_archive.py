@@ -5,9 +5,9 @@ from itertools import islice
 
 from msgspec.structs import replace
 
+from keywise.core.controls import PLAIN, Standing
+from keywise.core.ledger import Part
 from keywise.databases.memory import MemoryDatabase, Scope
-from keywise.protocols import Part
-from keywise.standing import PLAIN, Standing
 
 
 class MemoryArchive:

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
+from keywise.core.serial.contract import Mode, Record, Switch, TurnPolicy
+from keywise.core.serial.rules import Spot, Wish
+from keywise.core.serial.steps import Hold
 from keywise.databases.memory import MemoryDatabase
-from keywise.databases.turnkeeping import Hold
-from keywise.turn import Mode, Record, Switch, TurnPolicy
-from keywise.turn_rules import Spot, Wish
 
 
 class Lines(msgspec.Struct):

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from keywise.change import VERSION_MIN, Change, Outcome
-from keywise.clock import Clock, boot_time
+from keywise.core.change import VERSION_MIN, Change, Outcome
+from keywise.core.clock import Clock, boot_time
+from keywise.core.entry import Certainty, Claim
+from keywise.core.errors import AddressError
+from keywise.core.ledger import APPLIED, SUPERSEDED, Result
 from keywise.databases.http import Answer, one_line
-from keywise.entry import Certainty, Claim
-from keywise.errors import AddressError
-from keywise.protocols import APPLIED, SUPERSEDED, Result
 
 NEWER, NOT_OLDER = b"external", b"external_gte"
 """What the engine lets pass: a version above the one that it holds, or one that is not below it."""

@@ -8,9 +8,9 @@ from urllib.parse import urlencode, urlsplit
 
 import asyncpg
 
-from keywise.address import Address, shown
+from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.url import Address, shown
 from keywise.databases.postgres_schema import LOCKS, TABLES_OF, install
-from keywise.errors import DatabaseError, UnavailableError
 
 CONNECT_S = 10.0
 """How long a connection may take, and how long one of the pool is waited for."""

@@ -5,7 +5,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise.databases.key_codes import decoded
+from keywise.core.controls import Standing
+from keywise.core.entry import Entry, Policy
+from keywise.core.key_encoding import decoded
+from keywise.core.ledger import Letter, Line, Part
+from keywise.core.limits import Rate
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
 from keywise.databases.postgres_book import (
     KEEP,
@@ -19,10 +23,6 @@ from keywise.databases.postgres_book import (
 )
 from keywise.databases.postgres_governor import STORE
 from keywise.databases.postgres_historian import ADD, columns_of
-from keywise.entry import Entry, Policy
-from keywise.limits import Rate
-from keywise.protocols import Letter, Line, Part
-from keywise.standing import Standing
 
 LETTERS_AT_ONCE = 50
 """Their bodies may be large."""

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from keywise import rules
-from keywise.change import Order
-from keywise.databases.key_codes import decoded, encoded
-from keywise.entry import EMPTY, Entry, Policy
-from keywise.protocols import Letter
-from keywise.standing import PLAIN, Standing
+from keywise.core import rules
+from keywise.core.change import Order
+from keywise.core.controls import PLAIN, Standing
+from keywise.core.entry import EMPTY, Entry, Policy
+from keywise.core.key_encoding import decoded, encoded
+from keywise.core.ledger import Letter
 
 TOKEN_NONCE_BITS = 24
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from keywise.databases import bookkeeping
-from keywise.databases.key_codes import decoded, encoded
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.controls import Pause, Standing
+from keywise.core.entry import Claim, Policy
+from keywise.core.key_encoding import decoded, encoded
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
 from keywise.databases.postgres_book import Book, Scope, standing_of, text_of
-from keywise.entry import Claim, Policy
-from keywise.standing import Pause, Standing
 
 
 class PostgresGovernor:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from keywise.databases.key_codes import decoded, encoded
+from keywise.core.key_encoding import decoded, encoded
+from keywise.core.ledger import Line
 from keywise.databases.postgres import PostgresDatabase
 from keywise.databases.postgres_book import Scope
-from keywise.protocols import Line
 
 
 class PostgresHistorian:

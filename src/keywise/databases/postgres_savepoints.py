@@ -6,8 +6,8 @@ from typing import Any
 
 import asyncpg
 
+from keywise.core.errors import DatabaseError
 from keywise.databases.postgres import FOR_HANDLERS, PostgresDatabase, postgres_errors
-from keywise.errors import DatabaseError
 
 
 class Savepoints:

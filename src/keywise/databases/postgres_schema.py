@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from keywise.core.errors import DatabaseError
 from keywise.databases.postgres_turns_locking import LOCKING
 from keywise.databases.postgres_turns_schema import TABLES
 from keywise.databases.postgres_turns_steps import STEPS
 from keywise.databases.postgres_turns_taking import TAKING
-from keywise.errors import DatabaseError
 
 LOCKS = 0x6B657977
 """The first number of every advisory lock of keywise; the second is a scope, or 0 for the schema."""

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import asyncpg
 
+from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.databases.postgres import LOST, PostgresDatabase, postgres_errors
-from keywise.errors import KeywiseError, UnavailableError
 
 APPLICATION = "keywise lock"
 """How the session is named in `pg_stat_activity`; the steps on the server know it by this name."""

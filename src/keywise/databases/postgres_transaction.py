@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from keywise.change import Want
-from keywise.databases import bookkeeping
-from keywise.databases.key_codes import encoded
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.change import Want
+from keywise.core.entry import Claim, Entry, Policy, Refusal, Verdict
+from keywise.core.key_encoding import encoded
+from keywise.core.ledger import Letter
 from keywise.databases.postgres import PostgresDatabase, numbers, postgres_errors
 from keywise.databases.postgres_book import MARK, MARK_NEWER, Book, are_plain, mark_of, marks_of_wants
 from keywise.databases.postgres_savepoints import Savepoints
-from keywise.entry import Claim, Entry, Policy, Refusal, Verdict
-from keywise.protocols import Letter
 
 
 class PostgresTransaction:

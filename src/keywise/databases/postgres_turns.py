@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import asyncpg
 import msgspec
 
-from keywise import turn_rules as rules
+from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.serial import rules
+from keywise.core.serial.contract import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
 from keywise.databases.postgres import PostgresDatabase, postgres_errors
-from keywise.errors import DatabaseError, UnavailableError
-from keywise.turn import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
 
 CAUSES = [rules.TOO_LATE, rules.CALLER_GONE, rules.HOLDER_LOST, rules.LOST_AGAIN]
 """What the server writes down when it ends a request by itself, in the order that it knows."""

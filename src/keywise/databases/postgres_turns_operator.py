@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from keywise.core.serial.contract import KeyState, Record, Switch
 from keywise.databases.postgres import PostgresDatabase
 from keywise.databases.postgres_turns import TurnTables, decoded, encoded, record_of, reply_of, storable
-from keywise.turn import KeyState, Record, Switch
 
 PRUNE_AT_ONCE = 2_000
 """Nobody has to wait for longer than such a stretch takes."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import asyncpg
 
+from keywise.core.errors import DatabaseError, OutcomeUnknownError
+from keywise.core.serial.contract import Answered, Reply
 from keywise.databases.postgres import FOR_HANDLERS, postgres_errors
 from keywise.databases.postgres_turns import Taking, TurnTables
-from keywise.errors import DatabaseError, OutcomeUnknownError
-from keywise.turn import Answered, Reply
 
 LOCK_S = 1
 """How long a transaction waits for a lock that another program has; it is tried again inside of the deadline."""

@@ -18,12 +18,12 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from keywise.address import Address, shown
+from keywise.core.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
+from keywise.core.settings import seconds
+from keywise.core.url import Address, shown
 from keywise.databases.rabbitmq_connection import Connection, Taker
 from keywise.databases.rabbitmq_frames import settlement
 from keywise.databases.rabbitmq_management import Policy, QueueLimits, policies_for, queue_limits
-from keywise.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
-from keywise.settings import seconds
 
 CONNECT_S = 10.0
 ANSWER_S = 60.0

@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.databases.rabbitmq import NOT_FOUND, Link, refusal_code
 from keywise.databases.rabbitmq_delays import Wait, wait_of, waits_of
 from keywise.databases.rabbitmq_outlet import Message, Outlet, Rejection
-from keywise.errors import DatabaseError, UnavailableError
 
 FRESH_S = 2.0
 """So long nothing is put into a new quorum queue: if the broker crashed then, it would forget what it had confirmed."""

@@ -11,7 +11,8 @@ from typing import Any
 
 from pika.spec import Basic
 
-from keywise.change import Delivery
+from keywise.core.change import Delivery
+from keywise.core.errors import UnavailableError
 from keywise.databases.rabbitmq import PRECONDITION, Channel, code_of
 from keywise.databases.rabbitmq_connection import decoded
 from keywise.databases.rabbitmq_frames import ACK, NACK, stamp_of
@@ -23,7 +24,6 @@ from keywise.databases.rabbitmq_messages import (
     shown_headers,
     times_before,
 )
-from keywise.errors import UnavailableError
 
 TAG_BITS = 48
 """Of the numbers that a channel gives to its messages; above them a receipt says which channel it was."""

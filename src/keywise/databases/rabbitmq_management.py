@@ -9,8 +9,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from keywise.address import shown
-from keywise.errors import DatabaseError, UnavailableError
+from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.url import shown
 
 ANSWER_S = 10.0
 ANSWER_MAX_BYTES = 10_000_000

@@ -12,7 +12,7 @@ import pika
 from pika.data import encode_table, encode_value
 from pika.exceptions import AMQPError
 
-from keywise.change import Delivery
+from keywise.core.change import Delivery
 
 HEADER = "keywise"
 """Who a message is, beside the digest of the body that this was said of."""

@@ -24,10 +24,10 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from keywise.address import Address, shown
-from keywise.clock import boot_time
+from keywise.core.clock import boot_time
+from keywise.core.errors import AddressError, DatabaseError, UnavailableError
+from keywise.core.url import Address, shown
 from keywise.databases.redis_scripts import Script
-from keywise.errors import AddressError, DatabaseError, UnavailableError
 
 CONNECT_S = 10.0
 """How long a connection may take, and how long one of the pool is waited for."""

@@ -5,7 +5,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from keywise.databases.key_codes import decoded
+from keywise.core.controls import Standing
+from keywise.core.entry import Policy
+from keywise.core.key_encoding import decoded
+from keywise.core.ledger import Letter, Part
+from keywise.core.limits import Rate
 from keywise.databases.redis import in_pairs
 from keywise.databases.redis_book import TOKEN_NONCE_BITS, Book, Page, stretches
 from keywise.databases.redis_governor import RedisGovernor
@@ -14,10 +18,6 @@ from keywise.databases.redis_listing import active_entries, charged_codes, codes
 from keywise.databases.redis_scope import SCOPES, RedisScope, prefix_of
 from keywise.databases.redis_scripts import FLOOR, HOLDING, KEEP
 from keywise.databases.redis_states import GONE
-from keywise.entry import Policy
-from keywise.limits import Rate
-from keywise.protocols import Letter, Part
-from keywise.standing import Standing
 
 LETTERS_AT_ONCE = 50
 """Their bodies may be large."""

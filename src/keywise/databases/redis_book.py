@@ -15,15 +15,15 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from keywise import rules
-from keywise.databases.key_codes import encoded
+from keywise.core import rules
+from keywise.core.controls import PLAIN, Standing
+from keywise.core.entry import EMPTY, Entry, Policy
+from keywise.core.errors import UnavailableError
+from keywise.core.key_encoding import encoded
+from keywise.core.ledger import Letter
 from keywise.databases.redis_scope import RedisScope
 from keywise.databases.redis_scripts import READ, SWAP, SWAP_FREEING
 from keywise.databases.redis_states import ACTIVE, entry_of, state_of
-from keywise.entry import EMPTY, Entry, Policy
-from keywise.errors import UnavailableError
-from keywise.protocols import Letter
-from keywise.standing import PLAIN, Standing
 
 TRIES_MAX = 50
 """How often keys that others keep changing are decided again before the ledger counts as unreachable."""

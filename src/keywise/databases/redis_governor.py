@@ -7,15 +7,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise import rules
-from keywise.databases.key_codes import decoded, encoded
+from keywise.core import rules
+from keywise.core.controls import Pause, Standing
+from keywise.core.entry import Claim, Entry
+from keywise.core.errors import UnavailableError
+from keywise.core.key_encoding import decoded, encoded
 from keywise.databases.redis_book import TRIES_MAX, WAIT_S, Book, Page, standing_of, text_of
 from keywise.databases.redis_listing import active_entries, codes_after
 from keywise.databases.redis_scope import RedisScope
 from keywise.databases.redis_scripts import PROBE, STAND, TURN
-from keywise.entry import Claim, Entry
-from keywise.errors import UnavailableError
-from keywise.standing import Pause, Standing
 
 HELD, DONE = b"held", b"done"
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from keywise.databases.key_codes import encoded
+from keywise.core.key_encoding import encoded
+from keywise.core.ledger import Line
 from keywise.databases.redis_scope import RedisScope
 from keywise.databases.redis_scripts import LINES_OF, RECORD, RECORD_ONE, TRIM
-from keywise.protocols import Line
 
 TRIM_AT_ONCE = 500
 """Nobody has to wait for longer than such a stretch takes."""

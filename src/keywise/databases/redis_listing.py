@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from keywise.core.entry import Entry
 from keywise.databases.redis import in_pairs
 from keywise.databases.redis_scope import RedisScope
 from keywise.databases.redis_scripts import FIELDS
 from keywise.databases.redis_states import ACTIVE, entry_of
-from keywise.entry import Entry
 
 SCAN_AT_ONCE = 500
 

@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.databases.redis import RedisDatabase
 from keywise.databases.redis_scripts import OPEN, Script
-from keywise.errors import DatabaseError, UnavailableError
 
 FORMAT = "1"
 BUCKETS = 16_384

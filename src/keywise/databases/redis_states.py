@@ -6,7 +6,7 @@ import struct
 import msgspec
 from msgspec.structs import replace
 
-from keywise.entry import Entry
+from keywise.core.entry import Entry
 
 GONE, IDLE, ACTIVE = b"", b"i", b"a"
 """The first byte of a state tells where it is kept; what is not there has none."""

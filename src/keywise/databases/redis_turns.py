@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 from redis.exceptions import OutOfMemoryError
 
-from keywise import turn_rules as rules
+from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.serial import rules
+from keywise.core.serial.contract import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
 from keywise.databases.redis import RedisDatabase
 from keywise.databases.redis_scripts import Script
 from keywise.databases.redis_turns_lua import prefix_of
@@ -25,8 +27,6 @@ from keywise.databases.redis_turns_scripts import (
     SWITCHES,
     WITHDRAW,
 )
-from keywise.errors import DatabaseError, UnavailableError
-from keywise.turn import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
 
 FORMAT = "1"
 TRIES = 10

@@ -7,7 +7,7 @@ Tokens stay texts, because Lua has no numbers of 64 bits.
 
 import json
 
-from keywise import turn_rules as rules
+from keywise.core.serial import rules
 
 TAG = "keywise:turns:{all}:"
 FIELDS = (

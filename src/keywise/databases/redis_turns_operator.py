@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
+from keywise.core.serial.contract import KeyState, Record, Switch
 from keywise.databases.redis_scripts import Script
 from keywise.databases.redis_turns import RedisTurnsStore, record_of
 from keywise.databases.redis_turns_scripts import HISTORY, PRUNE, RECORD, STATES, SWITCH
-from keywise.turn import KeyState, Record, Switch
 
 PRUNE_AT_ONCE = 1_000
 """Nobody has to wait for longer than such a stretch takes."""

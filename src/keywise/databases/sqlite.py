@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from keywise.clock import boot_time
+from keywise.core.clock import boot_time
+from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.databases.sqlite_courtesy import Courtesy
 from keywise.databases.sqlite_schema import install
-from keywise.errors import DatabaseError, UnavailableError
 
 T = TypeVar("T")
 

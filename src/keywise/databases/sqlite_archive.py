@@ -5,13 +5,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from keywise.core.controls import Standing
+from keywise.core.entry import EMPTY, Policy
+from keywise.core.ledger import Letter, Line, Part
+from keywise.core.limits import Rate
 from keywise.databases.sqlite import SqliteDatabase
 from keywise.databases.sqlite_book import TOKEN_NONCE_BITS, Book, Scope, entry_of, headers_of, store_standing
 from keywise.databases.sqlite_historian import ADD
-from keywise.entry import EMPTY, Policy
-from keywise.limits import Rate
-from keywise.protocols import Letter, Line, Part
-from keywise.standing import Standing
 
 LETTERS_AT_ONCE = 50
 """Their bodies may be large."""

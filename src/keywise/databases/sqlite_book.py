@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from keywise import rules
-from keywise.entry import EMPTY, Entry, Policy
-from keywise.protocols import Letter
-from keywise.standing import PLAIN, Standing
+from keywise.core import rules
+from keywise.core.controls import PLAIN, Standing
+from keywise.core.entry import EMPTY, Entry, Policy
+from keywise.core.ledger import Letter
 
 TOKEN_NONCE_BITS = 24
 PRUNE_AT_ONCE = 10_000

@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from keywise.databases import bookkeeping
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.controls import Pause, Standing
+from keywise.core.entry import Claim, Policy
 from keywise.databases.sqlite import SqliteDatabase, sqlite_errors
 from keywise.databases.sqlite_book import KEYS, Book, Scope, load_standing, store_standing
-from keywise.entry import Claim, Policy
-from keywise.standing import Pause, Standing
 
 T = TypeVar("T")
 

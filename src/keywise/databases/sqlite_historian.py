@@ -4,9 +4,9 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from keywise.core.ledger import Line
 from keywise.databases.sqlite import SqliteDatabase
 from keywise.databases.sqlite_book import Scope
-from keywise.protocols import Line
 
 
 class SqliteHistorian:

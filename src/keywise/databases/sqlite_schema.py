@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from keywise.errors import DatabaseError
+from keywise.core.errors import DatabaseError
 
 FIRST = """
 create table keywise_meta (name text primary key, value) without rowid;

@@ -8,13 +8,13 @@ from operator import itemgetter
 
 import msgspec
 
-from keywise.change import Order, Want
-from keywise.databases import bookkeeping
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.change import Order, Want
+from keywise.core.entry import Claim, Entry, Policy, Refusal, Verdict
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Letter
 from keywise.databases.sqlite import DISK, SqliteDatabase, sqlite_errors
 from keywise.databases.sqlite_book import MARK, SELECTED, Book, load_active
-from keywise.entry import Claim, Entry, Policy, Refusal, Verdict
-from keywise.errors import UnavailableError
-from keywise.protocols import Letter
 
 
 class SqliteTransaction:

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from keywise.core.serial.contract import KeyState, Mode, Record, Reply, Switch, TurnPolicy
+from keywise.core.serial.rules import Spot, Wish
+from keywise.core.serial.steps import Hold
 from keywise.databases.sqlite_book import TOKEN_NONCE_BITS
-from keywise.databases.turnkeeping import Hold
-from keywise.turn import KeyState, Mode, Record, Reply, Switch, TurnPolicy
-from keywise.turn_rules import Spot, Wish
 
 WAITS, RUNS, OBSERVED, ENDED = range(4)
 CHUNK = 16

@@ -6,14 +6,14 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from keywise import rules
-from keywise.address import Address
-from keywise.change import Want
+from keywise.core import rules
+from keywise.core.change import Want
+from keywise.core.controls import PLAIN, Pause, Standing
+from keywise.core.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Line, Sought, Transaction
+from keywise.core.url import Address
 from keywise.databases.memory import MemoryDatabase
 from keywise.databases.memory_archive import MemoryArchive
-from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
-from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Line, Sought, Transaction
-from keywise.standing import PLAIN, Pause, Standing
 
 
 class MemoryLedger:

@@ -10,18 +10,18 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from keywise.address import Address
-from keywise.change import Want
-from keywise.databases import bookkeeping
-from keywise.databases.key_codes import decoded, encoded
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.change import Want
+from keywise.core.entry import Claim, Entry, Policy, Terms
+from keywise.core.key_encoding import decoded, encoded
+from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
+from keywise.core.url import Address
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
 from keywise.databases.postgres_archive import PostgresArchive
 from keywise.databases.postgres_book import Book, Scope, entry_of, headers_of
 from keywise.databases.postgres_governor import PostgresGovernor
 from keywise.databases.postgres_historian import PostgresHistorian
 from keywise.databases.postgres_transaction import PostgresTransaction
-from keywise.entry import Claim, Entry, Policy, Terms
-from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
 
 T = TypeVar("T")
 

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Self, TypeVar
 
-from keywise import rules
-from keywise.address import Address
-from keywise.change import Want
-from keywise.databases.key_codes import decoded
+from keywise.core import rules
+from keywise.core.change import Want
+from keywise.core.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.core.errors import AddressError, SettingsError
+from keywise.core.key_encoding import decoded
+from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
+from keywise.core.url import Address
 from keywise.databases.redis import OPTIONS, RedisDatabase, database_at, in_pairs
 from keywise.databases.redis_archive import LETTER, RedisArchive
 from keywise.databases.redis_book import Book, Page, standing_of, stretches, text_of
@@ -22,9 +25,6 @@ from keywise.databases.redis_listing import active_entries
 from keywise.databases.redis_scope import BUCKETS_MAX, RedisScope
 from keywise.databases.redis_scripts import COUNT, DROP, WALK
 from keywise.databases.redis_states import IDLE, entry_of, state_of
-from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
-from keywise.errors import AddressError, SettingsError
-from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
 
 T = TypeVar("T")
 

@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self, TypeVar
 
-from keywise.address import Address
-from keywise.change import Want
-from keywise.databases import bookkeeping
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.change import Want
+from keywise.core.entry import Claim, Entry, Policy, Terms
+from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
+from keywise.core.url import Address
 from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
 from keywise.databases.sqlite_archive import SqliteArchive
 from keywise.databases.sqlite_book import Book, Scope, headers_of
 from keywise.databases.sqlite_governor import SqliteGovernor
 from keywise.databases.sqlite_historian import SqliteHistorian
 from keywise.databases.sqlite_transaction import SqliteTransaction
-from keywise.entry import Claim, Entry, Policy, Terms
-from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
 
 T = TypeVar("T")
 

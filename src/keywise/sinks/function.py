@@ -9,11 +9,11 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from keywise.change import Change, Outcome
-from keywise.errors import OutcomeUnknownError, PermanentError, SettingsError, TransientError
-from keywise.limits import Snooze
-from keywise.protocols import APPLIED, Grade, Result, Transaction
-from keywise.rules import Certainty, Claim
+from keywise.core.change import Change, Outcome
+from keywise.core.errors import OutcomeUnknownError, PermanentError, SettingsError, TransientError
+from keywise.core.ledger import APPLIED, Grade, Result, Transaction
+from keywise.core.limits import Snooze
+from keywise.core.rules import Certainty, Claim
 
 BATCH_MAX = 1000
 

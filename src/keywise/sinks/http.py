@@ -9,14 +9,14 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from keywise.address import Address, shown
-from keywise.change import Change, Order, Outcome
-from keywise.clock import Clock, boot_time
+from keywise.core.change import Change, Order, Outcome
+from keywise.core.clock import Clock, boot_time
+from keywise.core.errors import AddressError, OutcomeUnknownError, UnavailableError
+from keywise.core.ledger import APPLIED, SUPERSEDED, Grade, Result
+from keywise.core.rules import Certainty, Claim
+from keywise.core.settings import seconds
+from keywise.core.url import Address, shown
 from keywise.databases.http import OPTIONS, WORDS_MAX, Answer, HttpClient, one_line, retry_after_s, server_at
-from keywise.errors import AddressError, OutcomeUnknownError, UnavailableError
-from keywise.protocols import APPLIED, SUPERSEDED, Grade, Result
-from keywise.rules import Certainty, Claim
-from keywise.settings import seconds
 
 ANSWER_MAX = 64 * 1024
 """Only the begin of an answer is of interest, and only if it is a refusal."""

@@ -5,14 +5,14 @@ from typing import Any, Self
 
 import msgspec
 
-from keywise.address import Address
-from keywise.change import Change, Order, is_unversioned
-from keywise.clock import Clock, boot_time
+from keywise.core.change import Change, Order, is_unversioned
+from keywise.core.clock import Clock, boot_time
+from keywise.core.errors import AddressError
+from keywise.core.ledger import APPLIED, SUPERSEDED, Content, Grade, Result, Transaction
+from keywise.core.rules import Claim
+from keywise.core.settings import seconds
+from keywise.core.url import Address
 from keywise.databases.memory import MemoryDatabase
-from keywise.errors import AddressError
-from keywise.protocols import APPLIED, SUPERSEDED, Content, Grade, Result, Transaction
-from keywise.rules import Claim
-from keywise.settings import seconds
 
 
 class Stored(msgspec.Struct, frozen=True):

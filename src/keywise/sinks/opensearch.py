@@ -10,8 +10,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from keywise.address import Address
-from keywise.change import Change, Outcome
+from keywise.core.change import Change, Outcome
+from keywise.core.entry import Certainty, Claim
+from keywise.core.errors import AddressError, DatabaseError, KeywiseError, OutcomeUnknownError, UnavailableError
+from keywise.core.ledger import APPLIED, Content, Grade, Result
+from keywise.core.settings import seconds
+from keywise.core.url import Address
 from keywise.databases.http import OPTIONS, Answer, HttpClient, Server, retry_after_s, server_at
 from keywise.databases.opensearch import (
     TOO_MANY,
@@ -33,10 +37,6 @@ from keywise.databases.opensearch import (
     read_items,
     refused,
 )
-from keywise.entry import Certainty, Claim
-from keywise.errors import AddressError, DatabaseError, KeywiseError, OutcomeUnknownError, UnavailableError
-from keywise.protocols import APPLIED, Content, Grade, Result
-from keywise.settings import seconds
 
 PORT = 9200
 BATCH_MAX = 500

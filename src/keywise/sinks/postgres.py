@@ -8,12 +8,12 @@ from typing import Any, Self
 import asyncpg
 import msgspec
 
-from keywise.address import Address
-from keywise.change import Change
+from keywise.core.change import Change
+from keywise.core.errors import PermanentError, SettingsError
+from keywise.core.ledger import Content, Transaction
+from keywise.core.url import Address
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, numbers, opening, postgres_errors
 from keywise.databases.postgres_schema import LOCKS
-from keywise.errors import PermanentError, SettingsError
-from keywise.protocols import Content, Transaction
 
 
 class PostgresSink:

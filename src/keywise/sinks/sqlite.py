@@ -7,11 +7,11 @@ from typing import Any, Self
 
 import msgspec
 
-from keywise.address import Address
-from keywise.change import Change
+from keywise.core.change import Change
+from keywise.core.errors import PermanentError, SettingsError
+from keywise.core.ledger import Content, Transaction
+from keywise.core.url import Address
 from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
-from keywise.errors import PermanentError, SettingsError
-from keywise.protocols import Content, Transaction
 
 
 class SqliteSink:

@@ -6,10 +6,10 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from keywise.address import Address
-from keywise.change import Delivery
+from keywise.core.change import Delivery
+from keywise.core.settings import seconds
+from keywise.core.url import Address
 from keywise.databases.memory import MemoryDatabase, Message
-from keywise.settings import seconds
 
 
 class MemorySource:

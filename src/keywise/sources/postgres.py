@@ -9,8 +9,9 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Self
 
-from keywise.address import Address
-from keywise.change import Delivery
+from keywise.core.change import Delivery
+from keywise.core.settings import seconds
+from keywise.core.url import Address
 from keywise.databases.postgres import (
     CHANNEL,
     OPTIONS,
@@ -20,7 +21,6 @@ from keywise.databases.postgres import (
     opening,
     postgres_errors,
 )
-from keywise.settings import seconds
 
 COPY_FROM = 200
 """As many messages are copied in a stream, which takes more round trips and less time for each."""

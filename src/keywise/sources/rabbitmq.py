@@ -12,8 +12,10 @@ from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from keywise.address import Address, shown
-from keywise.change import Delivery
+from keywise.core.change import Delivery
+from keywise.core.errors import AddressError, DatabaseError, UnavailableError
+from keywise.core.settings import seconds
+from keywise.core.url import Address, shown
 from keywise.databases import rabbitmq_own
 from keywise.databases.rabbitmq import NOT_FOUND, OPTIONS, Broker, Link, broker_at, refusal_code
 from keywise.databases.rabbitmq_delays import CLASSES_S, due_after, wait_of
@@ -21,8 +23,6 @@ from keywise.databases.rabbitmq_detour import Detour
 from keywise.databases.rabbitmq_intake import WORN_AT, Intake
 from keywise.databases.rabbitmq_messages import copied_properties, due_of, fresh_properties
 from keywise.databases.rabbitmq_outlet import Message, Outlet, Rejection
-from keywise.errors import AddressError, DatabaseError, UnavailableError
-from keywise.settings import seconds
 
 ACK_TIMEOUT_S = 1_800.0
 """What a broker is set to by default."""

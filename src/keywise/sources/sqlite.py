@@ -10,10 +10,10 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Self
 
-from keywise.address import Address
-from keywise.change import Delivery
+from keywise.core.change import Delivery
+from keywise.core.settings import seconds
+from keywise.core.url import Address
 from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
-from keywise.settings import seconds
 
 QUEUE_BITS = 40
 """Each queue has a stretch of ids of its own."""

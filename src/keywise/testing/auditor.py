@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from keywise.change import VERSION_MIN, Change, Order, is_unversioned
-from keywise.protocols import Grade
-from keywise.rules import Claim, Entry
+from keywise.core.change import VERSION_MIN, Change, Order, is_unversioned
+from keywise.core.ledger import Grade
+from keywise.core.rules import Claim, Entry
 from keywise.testing.letters import Letters
 from keywise.testing.virtual import Process
 

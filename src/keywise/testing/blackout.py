@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from keywise.change import Change, Order, Want
-from keywise.entry import Claim
-from keywise.protocols import Grade
+from keywise.core.change import Change, Order, Want
+from keywise.core.entry import Claim
+from keywise.core.ledger import Grade
 from keywise.spool import Line
 from keywise.testing.disk import Disk, DiskFile
 from keywise.testing.virtual import Process

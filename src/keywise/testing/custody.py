@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from keywise.change import Delivery
+from keywise.core.change import Delivery
 from keywise.testing.virtual import Process
 
 if TYPE_CHECKING:

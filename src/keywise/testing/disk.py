@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from keywise.change import Order
-from keywise.errors import UnavailableError
+from keywise.core.change import Order
+from keywise.core.errors import UnavailableError
 from keywise.spool import Line, Notes, Orphans, read
 from keywise.testing.virtual import Process
 

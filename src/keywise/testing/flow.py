@@ -5,15 +5,15 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from keywise import rules
-from keywise.change import Want
-from keywise.errors import ActError, UnavailableError
+from keywise.core import rules
+from keywise.core.change import Want
+from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.errors import ActError, UnavailableError
+from keywise.core.ledger import Grade
+from keywise.core.limits import Debounce, Rate
+from keywise.core.rules import Terms
 from keywise.force import Force
-from keywise.limits import Debounce, Rate
 from keywise.patience import Grip, Patience, beating
-from keywise.protocols import Grade
-from keywise.rules import Terms
-from keywise.standing import EVERYTHING, Pause
 from keywise.testing import workload
 from keywise.testing.virtual import Process
 

@@ -3,9 +3,9 @@
 import random
 from typing import TYPE_CHECKING, Any
 
-from keywise.change import Change, Order, Outcome
-from keywise.protocols import APPLIED, Result
-from keywise.rules import Certainty, Claim
+from keywise.core.change import Change, Order, Outcome
+from keywise.core.ledger import APPLIED, Result
+from keywise.core.rules import Certainty, Claim
 from keywise.sinks.memory import MemorySink
 
 if TYPE_CHECKING:

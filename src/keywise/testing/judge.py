@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from keywise.change import Order
-from keywise.protocols import Grade
+from keywise.core.change import Order
+from keywise.core.ledger import Grade
 from keywise.testing import workload
 
 if TYPE_CHECKING:

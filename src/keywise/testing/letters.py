@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from keywise.change import Order, order_of
-from keywise.protocols import Letter
+from keywise.core.change import Order, order_of
+from keywise.core.ledger import Letter
 
 if TYPE_CHECKING:
     from keywise.testing.auditor import Auditor

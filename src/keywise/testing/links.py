@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from keywise.change import Delivery, Want
+from keywise.core.change import Delivery, Want
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Inlet, Letter, Sought, Transaction
+from keywise.core.rules import Claim, Entry, Refusal, Terms
 from keywise.databases.memory import MemoryDatabase
-from keywise.errors import UnavailableError
 from keywise.ledgers.memory import MemoryLedger, MemoryTransaction
-from keywise.protocols import EVERY_LETTER, Answers, Burial, Census, Failure, Inlet, Letter, Sought, Transaction
-from keywise.rules import Claim, Entry, Refusal, Terms
 from keywise.sources.memory import MemorySource
 from keywise.testing.virtual import Process, outside
 

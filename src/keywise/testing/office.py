@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from keywise.entry import Claim
-from keywise.errors import UnavailableError
+from keywise.core.controls import Pause, Standing
+from keywise.core.entry import Claim
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Line
 from keywise.ledgers.memory import MemoryLedger
-from keywise.protocols import Line
-from keywise.standing import Pause, Standing
 from keywise.testing.links import Link
 
 

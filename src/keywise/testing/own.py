@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from keywise.app import App, PipelineDefinition
-from keywise.errors import SettingsError
-from keywise.protocols import Grade
+from keywise.core.errors import SettingsError
+from keywise.core.ledger import Grade
 from keywise.sinks.function import signature_of
 from keywise.testing.own_messages import samples_of
 from keywise.testing.own_report import Finding, Report, differences, told_of

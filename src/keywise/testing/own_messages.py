@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from keywise.app import PipelineDefinition
-from keywise.change import Change, Delivery, is_unversioned
+from keywise.core.bodies import encoded
+from keywise.core.change import Change, Delivery, is_unversioned
+from keywise.core.errors import SettingsError
 from keywise.envelope import FieldRoute
-from keywise.errors import SettingsError
-from keywise.models import encoded
 
 MESSAGES_MAX = 200
 KEYS = ("apple", "banana", "cherry")

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from keywise import events
-from keywise.change import Change, Order, Outcome
+from keywise.core import events
+from keywise.core.change import Change, Order, Outcome
 from keywise.testing.links import Session
 from keywise.testing.own_messages import label_of
 from keywise.testing.virtual import Process

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from keywise.change import Delivery, Want
+from keywise.core.change import Delivery, Want
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Answers, Letter, Transaction
+from keywise.core.rules import Claim, Refusal, Terms
 from keywise.databases.memory import MemoryDatabase
-from keywise.errors import UnavailableError
 from keywise.ledgers.memory import MemoryLedger, MemoryTransaction
-from keywise.protocols import Answers, Letter, Transaction
-from keywise.rules import Claim, Refusal, Terms
 from keywise.sources.memory import MemorySource
 from keywise.testing.links import Session
 from keywise.testing.virtual import outside

@@ -5,8 +5,8 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from keywise.errors import LetterError, UnavailableError
-from keywise.protocols import Letter
+from keywise.core.errors import LetterError, UnavailableError
+from keywise.core.ledger import Letter
 from keywise.replay import replay
 from keywise.testing.virtual import Process
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from keywise.consumer import Way
-from keywise.protocols import Grade
+from keywise.core.ledger import Grade
 from keywise.testing.mutants import MUTANTS, Mutant
 from keywise.testing.world import World
 

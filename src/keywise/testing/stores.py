@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Self
 
-from keywise.change import Change, Outcome
-from keywise.errors import PermanentError, TransientError
-from keywise.protocols import Result, Transaction
-from keywise.rules import Certainty, Claim
+from keywise.core.change import Change, Outcome
+from keywise.core.errors import PermanentError, TransientError
+from keywise.core.ledger import Result, Transaction
+from keywise.core.rules import Certainty, Claim
 from keywise.sinks.memory import MemorySink, MemoryTable
 from keywise.testing.gateway import Blame
 from keywise.testing.links import Link

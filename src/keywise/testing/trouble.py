@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from keywise.protocols import Grade
-from keywise.rules import Entry
+from keywise.core.ledger import Grade
+from keywise.core.rules import Entry
 from keywise.testing import workload
 from keywise.testing.virtual import Process
 

@@ -4,7 +4,7 @@ import random
 
 import msgspec
 
-from keywise.change import Order, order_of
+from keywise.core.change import Order, order_of
 from keywise.testing.faults import Faults
 
 KEYS = 6

@@ -5,12 +5,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self, TypeVar
 
-from keywise import turn_rules as rules
-from keywise.address import Address
-from keywise.databases import turnkeeping
-from keywise.databases.memory import MemoryDatabase
-from keywise.databases.memory_turns import Lines, MemoryTurnBook, lines_of
-from keywise.turn import (
+from keywise.core.serial import rules
+from keywise.core.serial import steps as turnkeeping
+from keywise.core.serial.contract import (
     Answered,
     Ending,
     KeyState,
@@ -22,6 +19,9 @@ from keywise.turn import (
     TurnPolicy,
     TurnsTransaction,
 )
+from keywise.core.url import Address
+from keywise.databases.memory import MemoryDatabase
+from keywise.databases.memory_turns import Lines, MemoryTurnBook, lines_of
 
 T = TypeVar("T")
 

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Self
 
-from keywise.address import Address
+from keywise.core.errors import UnavailableError
+from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
+from keywise.core.url import Address
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening
 from keywise.databases.postgres_session import LockSession
 from keywise.databases.postgres_turns import Taking, TurnTables
 from keywise.databases.postgres_turns_operator import PostgresTurnsOperator
 from keywise.databases.postgres_turns_transaction import transaction
-from keywise.errors import UnavailableError
-from keywise.turn import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
 
 POLL_S = 0.5
 """How often to look even if nobody rang."""

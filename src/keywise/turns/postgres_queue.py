@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Self
 
-from keywise.address import Address
+from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
+from keywise.core.url import Address
 from keywise.databases.postgres import OPTIONS, PostgresDatabase, database_at, opening
 from keywise.databases.postgres_turns import Taking, TurnTables
 from keywise.databases.postgres_turns_operator import PostgresTurnsOperator
 from keywise.databases.postgres_turns_transaction import transaction
-from keywise.turn import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
 
 POLL_S = 0.5
 """How often to look even if nobody rang: what is told while there is no connection is not heard."""

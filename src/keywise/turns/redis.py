@@ -7,13 +7,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Self
 
-from keywise.address import Address
+from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy
+from keywise.core.url import Address
 from keywise.databases import redis_turns_own
 from keywise.databases.redis import OPTIONS, RedisDatabase, database_at
 from keywise.databases.redis_turns import RedisTurnsStore
 from keywise.databases.redis_turns_bell import RedisBell
 from keywise.databases.redis_turns_operator import RedisTurnsOperator
-from keywise.turn import Answered, Ending, Reply, Request, Turn, TurnPolicy
 
 POLL_S = 0.5
 """How often to look even if nobody rang: what is told while there is no connection is not heard."""

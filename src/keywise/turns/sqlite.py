@@ -6,16 +6,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self, TypeVar
 
-from keywise import turn_rules as rules
-from keywise.address import Address
-from keywise.databases import turnkeeping
-from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
-from keywise.databases.sqlite_book import Scope
-from keywise.databases.sqlite_transaction import SqliteTransaction
-from keywise.databases.sqlite_turns import SqliteTurnBook, last_news, replies
-from keywise.entry import Policy
-from keywise.errors import UnavailableError
-from keywise.turn import (
+from keywise.core.entry import Policy
+from keywise.core.errors import UnavailableError
+from keywise.core.serial import rules
+from keywise.core.serial import steps as turnkeeping
+from keywise.core.serial.contract import (
     Answered,
     Ending,
     KeyState,
@@ -27,6 +22,11 @@ from keywise.turn import (
     TurnPolicy,
     TurnsTransaction,
 )
+from keywise.core.url import Address
+from keywise.databases.sqlite import SqliteDatabase, opening, sqlite_errors
+from keywise.databases.sqlite_book import Scope
+from keywise.databases.sqlite_transaction import SqliteTransaction
+from keywise.databases.sqlite_turns import SqliteTurnBook, last_news, replies
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ What is returned tells promise by promise which are kept; the error has it as it
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from keywise.protocols import Grade
+from keywise.core.ledger import Grade
+from keywise.core.serial.contract import TurnPolicy
 from keywise.testing.conformance.archives import ARCHIVE_PROMISES
 from keywise.testing.conformance.doubts import DOUBT_PROMISES
 from keywise.testing.conformance.endings import ENDING_PROMISES
@@ -43,7 +44,6 @@ from keywise.testing.conformance.turn_histories import TURN_HISTORY_PROMISES
 from keywise.testing.conformance.turn_modes import TURN_MODE_PROMISES, TURN_OPERATOR_PROMISES
 from keywise.testing.conformance.turns import TURN_PROMISES, MakeTurns, TurnsBench
 from keywise.testing.conformance.urls import Playground
-from keywise.turn import TurnPolicy
 
 __all__ = [
     "BrokenPromiseError",

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from keywise.change import Want, order_of
-from keywise.entry import Answer, Certainty, Entry
-from keywise.protocols import Archive, Burial, Failure, Letter, Part
-from keywise.standing import EVERYTHING, Pause, Standing
+from keywise.core.change import Want, order_of
+from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.entry import Answer, Certainty, Entry
+from keywise.core.ledger import Archive, Burial, Failure, Letter, Part
 from keywise.testing.conformance.governors import LIMITED, LINES, PER_S, asked_despite_pause, reset
 from keywise.testing.conformance.ledgers import (
     CLOCK_S,

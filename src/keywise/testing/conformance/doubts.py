@@ -1,9 +1,9 @@
 """What every ledger promises about keys that were written while it could not be reached."""
 
-from keywise.change import Want, order_of
-from keywise.entry import Answer, Certainty
-from keywise.protocols import Failure
-from keywise.standing import Standing
+from keywise.core.change import Want, order_of
+from keywise.core.controls import Standing
+from keywise.core.entry import Answer, Certainty
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.ledgers import (
     CLOCK_S,
     KEYS,

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from keywise.change import Want, order_of
-from keywise.protocols import Burial, Failure, Letter, Sought
-from keywise.rules import Answer, Certainty, Terms
+from keywise.core.change import Want, order_of
+from keywise.core.ledger import Burial, Failure, Letter, Sought
+from keywise.core.rules import Answer, Certainty, Terms
 from keywise.testing.conformance.ledgers import (
     CLOCK_S,
     LEASE_S,

@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
-from keywise.change import Want, order_of
-from keywise.entry import Answer, Certainty, Claim, Policy, Refusal, Terms
-from keywise.limits import Rate
-from keywise.protocols import Failure, Line
-from keywise.standing import EVERYTHING, Pause, Standing
+from keywise.core.change import Want, order_of
+from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.entry import Answer, Certainty, Claim, Policy, Refusal, Terms
+from keywise.core.ledger import Failure, Line
+from keywise.core.limits import Rate
 from keywise.testing.conformance.ledgers import (
     KEYS,
     LEASE_S,

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from keywise.change import Delivery
-from keywise.protocols import Inlet
+from keywise.core.change import Delivery
+from keywise.core.ledger import Inlet
 from keywise.testing.conformance.promise import Promises, same
 from keywise.testing.conformance.sources import LATER_S, SourceBench, ids, taken
 

@@ -6,9 +6,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from keywise.change import VERSION_MAX, VERSION_MIN, Order, Want, order_of
-from keywise.protocols import Failure, Letter
-from keywise.rules import Answer, Certainty, Claim, Entry, Policy, Refusal, Terms
+from keywise.core.change import VERSION_MAX, VERSION_MIN, Order, Want, order_of
+from keywise.core.ledger import Failure, Letter
+from keywise.core.rules import Answer, Certainty, Claim, Entry, Policy, Refusal, Terms
 from keywise.testing.conformance.promise import Promises, near, same
 
 LEASE_S = 60.0

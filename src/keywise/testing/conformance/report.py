@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from keywise.errors import SettingsError
+from keywise.core.errors import SettingsError
 from keywise.testing.conformance.promise import BrokenPromiseError, Promise, UncheckedError
 
 PROMISE_MAX_S = 300.0

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from keywise.change import Change, Outcome, order_of
-from keywise.protocols import Result
-from keywise.rules import Claim
+from keywise.core.change import Change, Outcome, order_of
+from keywise.core.ledger import Result
+from keywise.core.rules import Claim
 from keywise.testing.conformance.promise import Promises, same
 
 

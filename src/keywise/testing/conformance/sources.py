@@ -6,8 +6,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from keywise.change import Delivery
-from keywise.protocols import Source
+from keywise.core.change import Delivery
+from keywise.core.ledger import Source
 from keywise.testing.conformance.promise import Promises, same
 
 LATER_S = 1.0

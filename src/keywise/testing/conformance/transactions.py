@@ -2,9 +2,9 @@
 
 import asyncio
 
-from keywise.change import Want, order_of
-from keywise.protocols import Failure, Letter
-from keywise.rules import Answer, Certainty, Refusal
+from keywise.core.change import Want, order_of
+from keywise.core.ledger import Failure, Letter
+from keywise.core.rules import Answer, Certainty, Refusal
 from keywise.testing.conformance.ledgers import (
     CLOCK_S,
     FORGETTING,

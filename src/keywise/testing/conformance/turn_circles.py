@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from keywise.core.serial.contract import Ending, Reply, Turn
 from keywise.testing.conformance.promise import Promises, same
 from keywise.testing.conformance.turns import OBSERVE, PLAIN, TurnsBench, asked
-from keywise.turn import Ending, Reply, Turn
 
 TURN_CIRCLE_PROMISES: Promises[TurnsBench] = Promises()
 

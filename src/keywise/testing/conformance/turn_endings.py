@@ -1,8 +1,8 @@
 """What every backend of turns promises about ends: deadlines, lost owners, late answers, and transactions."""
 
+from keywise.core.serial.contract import Ending, Reply
 from keywise.testing.conformance.promise import Promises, same
 from keywise.testing.conformance.turns import ATOMIC, LEASE_S, PLAIN, TurnsBench, asked, done
-from keywise.turn import Ending, Reply
 
 TURN_ENDING_PROMISES: Promises[TurnsBench] = Promises()
 TURN_TRANSACTION_PROMISES: Promises[TurnsBench] = Promises()

@@ -6,10 +6,10 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
+from keywise.core.serial.contract import Ending, KeyState, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
 from keywise.databases.memory import MemoryDatabase
 from keywise.testing.conformance.promise import Promises, same
 from keywise.testing.conformance.turns import TurnsBench
-from keywise.turn import Ending, KeyState, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
 from keywise.turns.memory import MemoryTurns
 
 STEPS = 700

@@ -1,5 +1,6 @@
 """What every backend of turns promises about modes and the operator: nothing runs beside turns, and all is kept."""
 
+from keywise.core.serial.contract import Ending, Mode, Reply, Switch, Turn
 from keywise.testing.conformance.promise import Promises, near, same
 from keywise.testing.conformance.turns import (
     CLOCK_S,
@@ -13,7 +14,6 @@ from keywise.testing.conformance.turns import (
     done,
     modes,
 )
-from keywise.turn import Ending, Mode, Reply, Switch, Turn
 
 TURN_MODE_PROMISES: Promises[TurnsBench] = Promises()
 TURN_OPERATOR_PROMISES: Promises[TurnsBench] = Promises()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from keywise.core.serial.contract import Ending, Mode, Record, Reply, Request, Turn, TurnPolicy
 from keywise.testing.conformance.promise import Promises, near, same
-from keywise.turn import Ending, Mode, Record, Reply, Request, Turn, TurnPolicy
 
 LEASE_S = 60.0
 CLOCK_S = 5.0

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from keywise import adapters
-from keywise.address import Address, shown
+from keywise.core.errors import SettingsError
+from keywise.core.rules import Policy
+from keywise.core.serial.contract import TurnPolicy
+from keywise.core.url import Address, shown
 from keywise.databases.memory import MemoryDatabase
 from keywise.databases.sqlite import SqliteDatabase
-from keywise.errors import SettingsError
 from keywise.pipeline import is_atomic
-from keywise.rules import Policy
 from keywise.testing.conformance.ledgers import LedgerBench
 from keywise.testing.conformance.promise import UncheckedError
 from keywise.testing.conformance.sinks import SinkBench
 from keywise.testing.conformance.sources import SourceBench
 from keywise.testing.conformance.turns import TurnsBench
-from keywise.turn import TurnPolicy
 
 THINGS = {"sources": "queue", "ledgers": "scope", "sinks": "table", "turns": "serial function"}
 CHECKS = {"sources": "check_source", "ledgers": "check_ledger", "sinks": "check_sink", "turns": "check_turns"}

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from keywise import errors
 from keywise.call import NOT_ASKED, NOT_ASKED_ANY_MORE
-from keywise.entry import Claim
-from keywise.protocols import Grade
+from keywise.core import errors
+from keywise.core.entry import Claim
+from keywise.core.ledger import Grade
+from keywise.core.serial.contract import Ending, Mode, TurnPolicy
+from keywise.core.serial.rules import circle
 from keywise.testing.virtual import Process
-from keywise.turn import Ending, Mode, TurnPolicy
-from keywise.turn_rules import circle
 
 if TYPE_CHECKING:
     from keywise.testing.merge_queue.world import Ask, MergeWorld

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from keywise.errors import DatabaseError, UnavailableError
+from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.serial.contract import Answered, Ending, Reply, Request, Switch, Turn
 from keywise.testing.links import Session
 from keywise.testing.virtual import Process, outside
-from keywise.turn import Answered, Ending, Reply, Request, Switch, Turn
 from keywise.turns.memory import MemoryTurns, _Transaction
 
 if TYPE_CHECKING:

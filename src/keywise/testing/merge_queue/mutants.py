@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from keywise import turn_rules as rules
 from keywise.call import closed
-from keywise.databases import turnkeeping
+from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.ledger import Grade
+from keywise.core.serial import rules
+from keywise.core.serial import steps as turnkeeping
+from keywise.core.serial.contract import Ending, Mode, Record, Reply, Request, TurnPolicy
 from keywise.databases.memory_turns import MemoryTurnBook
-from keywise.errors import DatabaseError, UnavailableError
 from keywise.held import Bundle, Due, Held
 from keywise.merge import Merge
-from keywise.protocols import Grade
 from keywise.runner import Runner, Tell
 from keywise.sending import Outbox, Send
 from keywise.testing.mutants.mutant import Mutant
-from keywise.turn import Ending, Mode, Record, Reply, Request, TurnPolicy
 
 _arrival, _word_on, _run_of, _circle = rules.arrival, rules.word_on, rules.run_of, rules.circle
 _mode_of = rules.mode_of

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from keywise.protocols import Grade
+from keywise.core.ledger import Grade
 from keywise.testing.merge_queue.mutants import MERGE_MUTANTS
 from keywise.testing.merge_queue.world import MergeWorld
 from keywise.testing.seeds import Hunt, Run, Tally, hunt, hunt_named, run_seeds

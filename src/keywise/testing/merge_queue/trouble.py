@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 
-from keywise.errors import OutcomeUnknownError, TransientError
+from keywise.core.errors import OutcomeUnknownError, TransientError
 
 SLOW_MAX_S = 14.0
 """So long a call may be on its way, each way."""

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 
 from keywise.calling import SerialFunction, Wiring, define
+from keywise.core.entry import Claim
+from keywise.core.events import Alarmed, Event
+from keywise.core.ledger import Grade, Transaction
+from keywise.core.serial.contract import Ending, Mode, Record, Switch, TurnPolicy
 from keywise.databases.memory import MemoryDatabase
 from keywise.databases.memory_turns import Lines, lines_of
-from keywise.entry import Claim
-from keywise.events import Alarmed, Event
-from keywise.protocols import Grade, Transaction
 from keywise.testing.links import Session
 from keywise.testing.merge_queue.auditor import Auditor
 from keywise.testing.merge_queue.links import BROKEN, LinkedTurns
 from keywise.testing.merge_queue.trouble import SLOW_MAX_S, Faults, meet
 from keywise.testing.virtual import Process, VirtualLoop, current_process
-from keywise.turn import Ending, Mode, Record, Switch, TurnPolicy
 from keywise.turns.memory import MemoryTurns
 
 SAFETY_S = 70.0

@@ -6,17 +6,17 @@ from typing import Any
 from msgspec.structs import replace
 
 from keywise import transacted
-from keywise.change import Outcome
 from keywise.consumer import Consumer
-from keywise.errors import UnavailableError
+from keywise.core.change import Outcome
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Failure, Grade
+from keywise.core.rules import Certainty, Entry
 from keywise.fold import Fold
 from keywise.heartbeat import Heartbeat
 from keywise.lanes import Ended, Endings, Lanes, Ticket
 from keywise.leased import Leased
 from keywise.pipeline import Pipeline
-from keywise.protocols import Failure, Grade
 from keywise.repair import Repair
-from keywise.rules import Certainty, Entry
 from keywise.testing.mutants.mutant import Mutant
 from keywise.transacted import ClaimInTransaction, OneTransaction, Worked
 from keywise.work import Job

@@ -6,14 +6,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise.change import Change
 from keywise.consumer import Consumer
+from keywise.core.change import Change
+from keywise.core.ledger import APPLIED, Grade, Ledger, Result
+from keywise.core.rules import Claim, Entry
 from keywise.heartbeat import Heartbeat
 from keywise.lanes import Lanes, Ticket
 from keywise.leased import Leased
-from keywise.protocols import APPLIED, Grade, Ledger, Result
 from keywise.repair import Repair
-from keywise.rules import Claim, Entry
 from keywise.testing.mutants.mutant import Mutant
 from keywise.transacted import Ahead, OneTransaction
 from keywise.work import Job, TransactedWork

@@ -5,14 +5,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise import force, rules
-from keywise.change import Order, Outcome, Want
+from keywise import force
 from keywise.consumer import Consumer
+from keywise.core import rules
+from keywise.core.change import Order, Outcome, Want
+from keywise.core.controls import Standing
+from keywise.core.ledger import Grade
+from keywise.core.rules import Claim, Entry, Policy, Refusal
 from keywise.lanes import Ended
 from keywise.ledgers.memory import MemoryTransaction
-from keywise.protocols import Grade
-from keywise.rules import Claim, Entry, Policy, Refusal
-from keywise.standing import Standing
 from keywise.testing.mutants.mutant import Mutant
 
 _decide_under, _take_in = rules.decide_under, Consumer._take_in

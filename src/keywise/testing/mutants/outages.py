@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from keywise import events
-from keywise.errors import UnavailableError
+from keywise.core import events
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Grade, Result
+from keywise.core.rules import Claim
 from keywise.first_wins import FirstWins
 from keywise.heartbeat import Heartbeat
 from keywise.lanes import Ticket
 from keywise.pipeline import LEDGER
-from keywise.protocols import Grade, Result
-from keywise.rules import Claim
 from keywise.spool import Spool
 from keywise.testing.mutants.mutant import Mutant
 from keywise.work import Doubts, Job, SinkWork

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import msgspec
 
-from keywise import turn_rules as rules
-from keywise.turn import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
+from keywise.core.serial import rules
+from keywise.core.serial.contract import Answered, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
 
 
 class Hold(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 
-from keywise.errors import SettingsError
+from keywise.core.errors import SettingsError
 
 HISTORIES = ("events", "all", "none")
 LEDGER_DOWN = ("wait", "first-wins")

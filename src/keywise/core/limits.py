@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from keywise.errors import KeywiseError, SettingsError
-from keywise.settings import seconds
+from keywise.core.errors import KeywiseError, SettingsError
+from keywise.core.settings import seconds
 
 PACED_KEYS_MAX = 10_000
 """Above so many, those that are limited no more are forgotten."""

@@ -6,11 +6,11 @@ The ledger in memory does without, so that it can show whether these steps are r
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from keywise import rules
-from keywise.change import Order, Want
-from keywise.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
-from keywise.protocols import Answers, Burial, Failure, Letter
-from keywise.standing import Standing
+from keywise.core import rules
+from keywise.core.change import Order, Want
+from keywise.core.controls import Standing
+from keywise.core.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.core.ledger import Answers, Burial, Failure, Letter
 
 EVEN_IF_REPEATED = (Verdict.COMMITTED, Verdict.ALREADY)
 """What a commit may come to if its answer can have been lost."""

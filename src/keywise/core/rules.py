@@ -6,8 +6,9 @@ The memory ledger calls these functions; every other ledger is held to them by t
 
 from msgspec.structs import replace
 
-from keywise.change import Order, Want, is_unversioned
-from keywise.entry import (
+from keywise.core.change import Order, Want, is_unversioned
+from keywise.core.controls import Standing
+from keywise.core.entry import (
     EMPTY,
     Answer,
     Certainty,
@@ -18,7 +19,6 @@ from keywise.entry import (
     Terms,
     Verdict,
 )
-from keywise.standing import Standing
 
 PAUSE_LOOK_S = 2.0
 """How soon a paused key is asked for again."""

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from keywise.turn import EVERY_RUN, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
+from keywise.core.serial.contract import EVERY_RUN, Ending, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
 
 TOO_LATE = "its deadline passed before its turn came"
 CALLER_GONE = "its caller went away before its turn came"

@@ -13,9 +13,9 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from keywise.change import Change, Delivery, Outcome, Want
-from keywise.entry import Certainty, Claim, Entry, Refusal, Terms
-from keywise.standing import Pause, Standing
+from keywise.core.change import Change, Delivery, Outcome, Want
+from keywise.core.controls import Pause, Standing
+from keywise.core.entry import Certainty, Claim, Entry, Refusal, Terms
 
 
 class Grade(enum.StrEnum):

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from keywise.change import Outcome, Want
+from keywise.core.change import Outcome, Want
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from keywise.errors import SettingsError
+from keywise.core.errors import SettingsError
 
 FAULTS_SHOWN = 5
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from keywise.errors import VersionError
+from keywise.core.errors import VersionError
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from keywise.errors import AddressError
+from keywise.core.errors import AddressError
 
 T = TypeVar("T")
 

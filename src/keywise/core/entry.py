@@ -4,8 +4,8 @@ import enum
 
 import msgspec
 
-from keywise.change import Order
-from keywise.limits import Rate
+from keywise.core.change import Order
+from keywise.core.limits import Rate
 
 
 class Answer(enum.StrEnum):
