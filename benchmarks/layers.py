@@ -23,10 +23,11 @@ from benchmarks.stopwatch import (
     watched_selector,
     watched_transaction,
 )
-from keywise import fold, transacted
-from keywise.consumer import Consumer
 from keywise.core.events import BatchClosed, Event, Started
-from keywise.pipeline import Pipeline
+from keywise.flow import coalesce as fold
+from keywise.flow import transactional as transacted
+from keywise.flow.consumer import Consumer
+from keywise.flow.pipeline import Pipeline
 
 IN_TRANSACTION = {"decide": "decide", "mark": "mark", "bury": "mark", "fail": "mark"}
 IN_QUEUE = {"receive": "queue read", "ack": "ack", "release": "ack"}

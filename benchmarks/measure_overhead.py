@@ -13,8 +13,8 @@ from benchmarks.layers import Profile
 from benchmarks.machine import run_module
 from benchmarks.stopwatch import REST, WAIT
 from keywise.core.change import Delivery, Outcome
-from keywise.envelope import Envelope, FieldRoute, Fields
-from keywise.lanes import Lanes, Ticket
+from keywise.flow.intake import Envelope, FieldRoute, Fields
+from keywise.flow.lanes import Lanes, Ticket
 
 TARGET_US = 1.5
 HALF_OURS = ("look", "begin", "commit")

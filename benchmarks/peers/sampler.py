@@ -19,9 +19,9 @@ PARTS = {
     "src/keywise/ledgers": "ledger and queue: their statements",
     "src/keywise/sources": "ledger and queue: their statements",
     "src/keywise/sinks": "calling the handler",
-    "src/keywise/work.py": "calling the handler",
-    "src/keywise/heartbeat.py": "calling the handler",
-    "src/keywise/jobs.py": "calling the handler",
+    "src/keywise/flow/leased/executors.py": "calling the handler",
+    "src/keywise/flow/heartbeat.py": "calling the handler",
+    "src/keywise/flow/leased/dispatch.py": "calling the handler",
     "src/keywise": "lanes, decisions and events",
 }
 

@@ -15,11 +15,11 @@ from keywise.core.errors import ActError, UnavailableError
 from keywise.core.failures import storable
 from keywise.core.ledger import Grade, Line
 from keywise.core.rules import EMPTY, Policy, Refusal, doubtful_since
+from keywise.flow.pipeline import Pipeline
+from keywise.flow.refetch import needs_refetch
+from keywise.flow.repair import Repair
 from keywise.force import Force
 from keywise.patience import Grip
-from keywise.pipeline import Pipeline
-from keywise.repair import Repair
-from keywise.truth import needs_refetch
 
 LOOK_S = 0.2
 """How often the end of claims is looked for."""

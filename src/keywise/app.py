@@ -11,7 +11,6 @@ from typing import Any, Self, TypeVar
 
 from keywise import adapters
 from keywise.calling import SerialFunction, Wiring, Worker, define
-from keywise.consumer import Consumer, Way, way_of
 from keywise.core.bodies import encoded
 from keywise.core.clock import boot_time
 from keywise.core.errors import SettingsError
@@ -21,12 +20,13 @@ from keywise.core.limits import Debounce, Rate
 from keywise.core.rules import Policy
 from keywise.core.settings import Settings, seconds
 from keywise.core.url import Address, shown
-from keywise.envelope import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
+from keywise.flow.consumer import Consumer, Way, way_of
+from keywise.flow.degraded.journal_files import FileShelf
+from keywise.flow.degraded.lazy_ledger import Late
+from keywise.flow.intake import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
+from keywise.flow.pipeline import Pipeline, is_atomic, may_show_older
 from keywise.history import History
-from keywise.late import Late
 from keywise.options import Retry, check_limits, check_types, settings_from
-from keywise.pipeline import Pipeline, is_atomic, may_show_older
-from keywise.shelf import FileShelf
 from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
 
 LANES = ("live", "bulk")

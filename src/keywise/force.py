@@ -14,10 +14,10 @@ from keywise.core.errors import ActError, KeywiseError, MalformedError, Unavaila
 from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure, Result, Sink
 from keywise.core.rules import EMPTY, Answer, Certainty, Claim, Entry, Refusal, era_of, in_era
+from keywise.flow.pipeline import Pipeline, is_atomic
+from keywise.flow.refetch import is_same_version, needs_refetch, truth_of
+from keywise.flow.transactional import write_all
 from keywise.patience import Grip
-from keywise.pipeline import Pipeline, is_atomic
-from keywise.transacted import write_all
-from keywise.truth import is_same_version, needs_refetch, truth_of
 
 OVERTAKEN_S = 0.05
 KEYS_LOOKED_AT = 20

@@ -8,8 +8,8 @@ from keywise.core.change import Want
 from keywise.core.errors import ActError
 from keywise.core.failures import look_again_s
 from keywise.core.rules import EMPTY, Answer, Claim, Refusal, Terms
-from keywise.heartbeat import Heartbeat, Pulse
-from keywise.pipeline import Pipeline
+from keywise.flow.heartbeat import Heartbeat, Pulse
+from keywise.flow.pipeline import Pipeline
 
 FINAL = (Answer.STALE, Answer.DUPLICATE, Answer.MIXED, Answer.FORGOTTEN)
 """Answers that no waiting changes."""

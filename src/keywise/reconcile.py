@@ -15,8 +15,8 @@ from keywise.core.errors import KeywiseError, MalformedError, SettingsError, Una
 from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Content
 from keywise.core.rules import EMPTY, Entry
-from keywise.pipeline import Pipeline
-from keywise.truth import needs_refetch, truth_of
+from keywise.flow.pipeline import Pipeline
+from keywise.flow.refetch import needs_refetch, truth_of
 
 PAGE = 200
 """Keys in memory at once."""

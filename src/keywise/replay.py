@@ -6,7 +6,7 @@ from keywise.core.change import Want
 from keywise.core.errors import LetterError, MalformedError
 from keywise.core.ledger import Letter
 from keywise.core.rules import Answer, Policy, Refusal, Terms, decide_under
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 
 
 async def replay(pipeline: Pipeline, number: int, letter: Letter, *, older: bool = False) -> None:

@@ -15,7 +15,7 @@ from keywise.core.entry import Claim
 from keywise.core.errors import RefusedError, SettingsError
 from keywise.core.ledger import Transaction
 from keywise.core.serial.contract import Ending, Reply
-from keywise.envelope import KEY_MAX_BYTES, decoder
+from keywise.flow.intake import KEY_MAX_BYTES, decoder
 
 PARTS = str | int | datetime.date | uuid.UUID
 

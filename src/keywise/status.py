@@ -6,15 +6,15 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from keywise.consumer import way_of
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Order, Want, is_unversioned, order_of
 from keywise.core.controls import PLAIN, Pause, Standing
 from keywise.core.ledger import Grade, Line
 from keywise.core.rules import Entry, Policy, Terms, decide_under, era_of
 from keywise.core.settings import Settings
+from keywise.flow.consumer import way_of
+from keywise.flow.degraded.journal_files import notes_in
+from keywise.flow.pipeline import Pipeline, is_atomic
 from keywise.history import standing_alarm
-from keywise.pipeline import Pipeline, is_atomic
-from keywise.shelf import notes_in
 
 Dated = TypeVar("Dated", Pause, Line)
 

@@ -10,15 +10,15 @@ from msgspec.structs import replace
 from conformance import test_nine_failures as nine
 from conformance import two_workers
 from conformance.benches import memory_ledger
-from keywise.consumer import Consumer
 from keywise.core import rules
 from keywise.core.change import Outcome, Want
 from keywise.core.ledger import Grade
 from keywise.core.rules import Answer, Entry, Policy, Refusal, Terms
-from keywise.lanes import Lane, Lanes, State, Ticket
-from keywise.leased import Leased
+from keywise.flow.consumer import Consumer
+from keywise.flow.lanes import Lane, Lanes, State, Ticket
+from keywise.flow.leased.executors import Job
+from keywise.flow.leased.worker import Leased
 from keywise.testing.mutants import MUTANTS, Mutant
-from keywise.work import Job
 
 _decide, _work_on, _take_in = rules.decide, Leased._work_on, Consumer._take_in
 

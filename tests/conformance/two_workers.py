@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conformance.benches import MovingClock
-from keywise.consumer import Consumer
 from keywise.core.change import Change
 from keywise.core.entry import Entry
 from keywise.core.events import Event
@@ -16,8 +15,9 @@ from keywise.core.limits import Debounce
 from keywise.core.rules import Claim, Policy
 from keywise.core.settings import Settings
 from keywise.databases.memory import MemoryDatabase
-from keywise.envelope import Envelope, FieldRoute, Fields
-from keywise.pipeline import Pipeline
+from keywise.flow.consumer import Consumer
+from keywise.flow.intake import Envelope, FieldRoute, Fields
+from keywise.flow.pipeline import Pipeline
 from keywise.sinks.memory import Stored, Write
 from keywise.sources.memory import MemorySource
 from keywise.testing.conformance import LedgerBench

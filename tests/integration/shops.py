@@ -11,7 +11,7 @@ from keywise import Change, Transaction
 from keywise.core.events import Event
 from keywise.core.ledger import Letter
 from keywise.core.rules import Entry
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 
 WAYS = ("one transaction", "claim in the transaction", "claimed, then one transaction", "leased")
 QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "50ms"}

@@ -15,11 +15,11 @@ import pytest
 
 from integration.shops import WAYS, Shop
 from keywise import Change
-from keywise.consumer import Consumer
 from keywise.core.clock import boot_time
 from keywise.core.errors import DatabaseError
 from keywise.core.events import Failed, Unavailable
 from keywise.databases.sqlite import BUSY_S, SqliteDatabase
+from keywise.flow.consumer import Consumer
 from running import run
 
 NOBODY = 65534

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from keywise.consumer import Way
 from keywise.core.ledger import Grade
+from keywise.flow.consumer import Way
 from keywise.testing import MUTANTS, Mutant, World, hunt, run_seed, run_seeds
 from keywise.testing.faults import KINDS
 from keywise.testing.seeds import SEEDS_A_CHUNK, Tally, quiet, simulate

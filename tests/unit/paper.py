@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keywise.core.errors import UnavailableError
-from keywise.spool import Notes, Orphans, read
+from keywise.flow.degraded.journal import Notes, Orphans, read
 
 
 class Paper:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from keywise.consumer import Consumer
 from keywise.core import events
 from keywise.core.change import Change, Outcome
 from keywise.core.errors import TransientError
@@ -16,9 +15,10 @@ from keywise.core.ledger import Grade, Letter, Result, Transaction
 from keywise.core.rules import Certainty, Claim, Entry, Policy
 from keywise.core.settings import Settings
 from keywise.databases.memory import MemoryDatabase
-from keywise.envelope import Envelope, FieldRoute, Fields
+from keywise.flow.consumer import Consumer
+from keywise.flow.intake import Envelope, FieldRoute, Fields
+from keywise.flow.pipeline import Pipeline
 from keywise.ledgers.memory import MemoryLedger
-from keywise.pipeline import Pipeline
 from keywise.sinks.memory import MemorySink, MemoryTable
 from keywise.sources.memory import MemorySource
 from keywise.testing.virtual import VirtualLoop

@@ -5,7 +5,7 @@ import pytest
 from keywise.core import events
 from keywise.core.change import Change, Ignore, Put, order_of
 from keywise.core.errors import PermanentError, TransientError
-from keywise.envelope import Envelope, FunctionRoute
+from keywise.flow.intake import Envelope, FunctionRoute
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, WAYS, Rig
 
 every_way = pytest.mark.parametrize("way", WAYS)

@@ -10,7 +10,7 @@ import pytest
 
 from keywise.core.change import VERSION_MAX, Delete, Delivery, Ignore, Put, order_of
 from keywise.core.errors import MalformedError, SettingsError
-from keywise.envelope import Envelope, FunctionRoute, Readings, decoder, first_parameter_type
+from keywise.flow.intake import Envelope, FunctionRoute, Readings, decoder, first_parameter_type
 
 
 class Page(msgspec.Struct):

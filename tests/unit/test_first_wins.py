@@ -9,7 +9,7 @@ from keywise.core import events
 from keywise.core.controls import Pause
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Rate
-from keywise.first_wins import CAUSE
+from keywise.flow.degraded.writer import CAUSE
 from running import run
 from unit.outage_rig import Outage, body
 from unit.rig import LEASED_CONDITIONAL, Running

@@ -10,7 +10,7 @@ from keywise.core.change import Outcome, Want, order_of
 from keywise.core.entry import Terms
 from keywise.core.errors import PermanentError, TransientError
 from keywise.core.ledger import APPLIED, Result
-from keywise.first_wins import PROBE_MAX_S
+from keywise.flow.degraded.writer import PROBE_MAX_S
 from unit.outage_rig import Outage, body
 from unit.rig import Running
 

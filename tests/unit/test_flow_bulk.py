@@ -13,8 +13,8 @@ from keywise.core.change import Change
 from keywise.core.errors import UnavailableError
 from keywise.core.rules import Entry
 from keywise.databases.memory import Message
+from keywise.flow.transactional import BULK_PART
 from keywise.sources.memory import MemorySource
-from keywise.transacted import BULK_PART
 from unit.flow_rig import FlowRig
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, Running
 from unit.test_consumer import every_way, page

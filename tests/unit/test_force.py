@@ -11,7 +11,7 @@ from keywise.core.controls import Pause
 from keywise.core.errors import ActError
 from keywise.core.limits import Rate
 from keywise.core.rules import Policy, Terms
-from keywise.envelope import Envelope, FieldRoute, Fields
+from keywise.flow.intake import Envelope, FieldRoute, Fields
 from unit.desk import WHO, WHY, Desk
 from unit.rig import CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, WAYS, Rig, Running
 from unit.test_consumer import page

@@ -11,7 +11,7 @@ from keywise.core.change import Want, order_of
 from keywise.core.errors import UnavailableError
 from keywise.core.rules import Claim, Policy, Terms
 from keywise.databases.memory import MemoryDatabase
-from keywise.heartbeat import Heartbeat, Pulse
+from keywise.flow.heartbeat import Heartbeat, Pulse
 from keywise.ledgers.memory import MemoryLedger
 from keywise.testing.virtual import VirtualLoop
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from keywise.jobs import AHEAD_S, LIVE_S, Ahead, Jobs
-from keywise.lanes import LIVE_BEFORE_BULK
+from keywise.flow.lanes import LIVE_BEFORE_BULK
+from keywise.flow.leased.dispatch import AHEAD_S, LIVE_S, Ahead, Jobs
 from running import run
 
 
@@ -81,7 +81,7 @@ def test_while_live_jobs_come_so_many_bulk_calls_run_and_no_more():
 
 
 def test_a_worker_that_waits_notices_by_itself_that_no_live_jobs_come_any_more(monkeypatch):
-    monkeypatch.setattr("keywise.jobs.LIVE_S", 0.01)
+    monkeypatch.setattr("keywise.flow.leased.dispatch.LIVE_S", 0.01)
 
     async def story() -> None:
         jobs: Jobs[str] = Jobs(1)

@@ -1,8 +1,8 @@
 """The waiting lines of one consumer: newest first, one of a key at a time, and nothing blocked holds up the rest."""
 
 from keywise.core.change import Outcome, order_of
-from keywise.fold import fold
-from keywise.lanes import Lanes
+from keywise.flow.coalesce import fold
+from keywise.flow.lanes import Lanes
 from unit.tickets import endings, names, ticket
 
 

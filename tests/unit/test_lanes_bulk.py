@@ -1,7 +1,7 @@
 """Live lanes go before bulk lanes, but not for ever; and bulk never uses up the room of what is live."""
 
 from keywise.core.change import Outcome
-from keywise.lanes import LIVE_BEFORE_BULK, Lanes, Ticket
+from keywise.flow.lanes import LIVE_BEFORE_BULK, Lanes, Ticket
 from unit.tickets import names, ticket
 
 LIVE, BULK = 0, 1

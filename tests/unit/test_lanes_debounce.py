@@ -2,7 +2,7 @@
 
 from keywise.core.change import Outcome
 from keywise.core.limits import Debounce
-from keywise.lanes import Lanes
+from keywise.flow.lanes import Lanes
 from unit.tickets import endings, names, ticket
 
 QUIET_S, MAX_S = 1.0, 3.0

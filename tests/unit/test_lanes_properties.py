@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from keywise.core.change import Outcome
 from keywise.core.limits import Debounce
-from keywise.fold import fold
-from keywise.lanes import LIVE_BEFORE_BULK, Lanes, Ticket
+from keywise.flow.coalesce import fold
+from keywise.flow.lanes import LIVE_BEFORE_BULK, Lanes, Ticket
 from unit.tickets import ticket
 
 KEYS = st.sampled_from("abc")

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from keywise.news import News
+from keywise.flow.wakeup import News
 from keywise.testing.virtual import VirtualLoop
 
 

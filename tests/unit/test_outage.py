@@ -6,8 +6,8 @@ import pytest
 
 from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.core.limits import PACED_KEYS_MAX, Pace, Rate
-from keywise.late import Late
-from keywise.outage import Outage
+from keywise.flow.degraded.lazy_ledger import Late
+from keywise.flow.outage import Outage
 from running import awaited
 
 

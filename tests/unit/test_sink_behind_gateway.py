@@ -10,8 +10,8 @@ from keywise.core.errors import ActError
 from keywise.core.events import Doubted, Failed, Unavailable
 from keywise.core.ledger import Grade, Result
 from keywise.core.rules import Certainty, Claim
+from keywise.flow.repair import Repair
 from keywise.patience import beating
-from keywise.repair import Repair
 from unit.outage_rig import Outage, body
 from unit.rig import LEASED, LEASED_CONDITIONAL, Rig, Running, Store
 from unit.test_consumer import page

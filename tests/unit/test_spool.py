@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from keywise import spool as spools
 from keywise.core.change import Want
 from keywise.core.errors import SettingsError, UnavailableError
-from keywise.shelf import FileShelf, notes_in
-from keywise.spool import Notes, Spool, read
+from keywise.flow.degraded import journal as spools
+from keywise.flow.degraded.journal import Notes, Spool, read
+from keywise.flow.degraded.journal_files import FileShelf, notes_in
 from running import awaited
 from unit.paper import Paper
 

@@ -1,7 +1,7 @@
 """Tickets for tests that need no source: a key, a version, and the delivery that carried them."""
 
 from keywise.core.change import Change, Delivery, order_of
-from keywise.lanes import Ended, Ticket
+from keywise.flow.lanes import Ended, Ticket
 
 
 def ticket(

@@ -21,8 +21,8 @@ from keywise.cli.speech import agreed, complain, fail, plain, progress, refuse
 from keywise.core.change import Change
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.settings import seconds
+from keywise.flow.pipeline import Pipeline
 from keywise.patience import Grip, Patience, beating
-from keywise.pipeline import Pipeline
 
 T = TypeVar("T")
 

@@ -43,7 +43,7 @@ from keywise.cli.speech import (
 )
 from keywise.core.errors import LetterError
 from keywise.core.ledger import Line
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 from keywise.replay import replay as send_again
 
 T = TypeVar("T")

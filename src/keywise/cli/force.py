@@ -20,7 +20,7 @@ from keywise.cli.acting import (
 from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import plain, tell_json
 from keywise.core.change import VERSION_MIN, Change, is_unversioned
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 
 
 def force(  # noqa: PLR0913 - all the words that the command understands

@@ -12,7 +12,7 @@ from keywise.cli.speech import fail, iso, refuse
 from keywise.core.errors import SettingsError
 from keywise.core.ledger import Letter, Sought
 from keywise.core.settings import seconds
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 
 PAGE = 100
 """Letters are looked through in stretches that double."""

@@ -10,7 +10,7 @@ from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, YesOption,
 from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import count, fail, plain, refuse, tell_json
 from keywise.core.controls import EVERYTHING, Standing
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 
 KeyOption = Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")]
 PatternOption = Annotated[

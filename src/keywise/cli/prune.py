@@ -4,7 +4,7 @@ from keywise.acts import Acts
 from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, perform
 from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import count, duration, plain, tell_json
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 
 
 def prune(

@@ -28,7 +28,7 @@ from keywise.cli.acting import (
 from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import complain, count, plain, progress, refuse
 from keywise.core.errors import ActError
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 from keywise.reconcile import Difference, Kind, Reconcile
 
 REPAIRS_MAX = 100_000

@@ -19,7 +19,7 @@ from keywise.cli.acting import (
 )
 from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import count, plain, refuse, tell_json
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 
 
 def reset(  # noqa: PLR0913 - all the words that the command understands

@@ -10,7 +10,7 @@ import msgspec
 from keywise.core.change import Change, Order, Want
 from keywise.core.entry import Claim
 from keywise.core.ledger import Grade
-from keywise.spool import Line
+from keywise.flow.degraded.journal import Line
 from keywise.testing.disk import Disk, DiskFile
 from keywise.testing.virtual import Process
 

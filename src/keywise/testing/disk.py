@@ -8,7 +8,7 @@ import msgspec
 
 from keywise.core.change import Order
 from keywise.core.errors import UnavailableError
-from keywise.spool import Line, Notes, Orphans, read
+from keywise.flow.degraded.journal import Line, Notes, Orphans, read
 from keywise.testing.virtual import Process
 
 if TYPE_CHECKING:

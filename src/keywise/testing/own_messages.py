@@ -9,7 +9,7 @@ from keywise.app import PipelineDefinition
 from keywise.core.bodies import encoded
 from keywise.core.change import Change, Delivery, is_unversioned
 from keywise.core.errors import SettingsError
-from keywise.envelope import FieldRoute
+from keywise.flow.intake import FieldRoute
 
 MESSAGES_MAX = 200
 KEYS = ("apple", "banana", "cherry")

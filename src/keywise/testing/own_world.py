@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from keywise.app import App, PipelineDefinition
-from keywise.consumer import Consumer
 from keywise.core.change import Change, Delivery
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Snooze
 from keywise.core.rules import Policy
 from keywise.databases.memory import MemoryDatabase
+from keywise.flow.consumer import Consumer
+from keywise.flow.pipeline import Pipeline
 from keywise.ledgers.memory import MemoryLedger
-from keywise.pipeline import Pipeline
 from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
 from keywise.sources.memory import MemorySource
 from keywise.testing.own_messages import Sample, Samples

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from keywise.consumer import Way
 from keywise.core.ledger import Grade
+from keywise.flow.consumer import Way
 from keywise.testing.mutants import MUTANTS, Mutant
 from keywise.testing.world import World
 

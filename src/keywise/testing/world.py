@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from keywise.consumer import Consumer
 from keywise.core.change import Change, Delete, Order, Put
 from keywise.core.ledger import APPLIED, Grade, Letter, Result
 from keywise.core.rules import Claim, Entry, Policy, doubtful_since
 from keywise.core.settings import Settings
 from keywise.databases.memory import MemoryDatabase, Message
-from keywise.envelope import Envelope, FunctionRoute
-from keywise.lanes import Lanes
+from keywise.flow.consumer import Consumer
+from keywise.flow.intake import Envelope, FunctionRoute
+from keywise.flow.lanes import Lanes
+from keywise.flow.pipeline import Pipeline
 from keywise.ledgers.memory import MemoryLedger
-from keywise.pipeline import Pipeline
 from keywise.sinks.memory import MemorySink, MemoryTable
 from keywise.sources.memory import MemorySource
 from keywise.testing import workload

@@ -16,7 +16,7 @@ from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address, shown
 from keywise.databases.memory import MemoryDatabase
 from keywise.databases.sqlite import SqliteDatabase
-from keywise.pipeline import is_atomic
+from keywise.flow.pipeline import is_atomic
 from keywise.testing.conformance.ledgers import LedgerBench
 from keywise.testing.conformance.promise import UncheckedError
 from keywise.testing.conformance.sinks import SinkBench

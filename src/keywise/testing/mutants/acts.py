@@ -5,21 +5,21 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise import transacted
-from keywise.consumer import Consumer
 from keywise.core.change import Outcome
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Failure, Grade
 from keywise.core.rules import Certainty, Entry
-from keywise.fold import Fold
-from keywise.heartbeat import Heartbeat
-from keywise.lanes import Ended, Endings, Lanes, Ticket
-from keywise.leased import Leased
-from keywise.pipeline import Pipeline
-from keywise.repair import Repair
+from keywise.flow import transactional as transacted
+from keywise.flow.coalesce import Fold
+from keywise.flow.consumer import Consumer
+from keywise.flow.heartbeat import Heartbeat
+from keywise.flow.lanes import Ended, Endings, Lanes, Ticket
+from keywise.flow.leased.executors import Job
+from keywise.flow.leased.worker import Leased
+from keywise.flow.pipeline import Pipeline
+from keywise.flow.repair import Repair
+from keywise.flow.transactional import ClaimInTransaction, OneTransaction, Worked
 from keywise.testing.mutants.mutant import Mutant
-from keywise.transacted import ClaimInTransaction, OneTransaction, Worked
-from keywise.work import Job
 
 _take, _finish, _add = Lanes.take, Lanes.finish, Lanes.add
 _claim, _conclude, _fail, _hold = Leased._claim, Leased._conclude, Leased._fail, Heartbeat.hold

@@ -6,17 +6,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise.consumer import Consumer
 from keywise.core.change import Change
 from keywise.core.ledger import APPLIED, Grade, Ledger, Result
 from keywise.core.rules import Claim, Entry
-from keywise.heartbeat import Heartbeat
-from keywise.lanes import Lanes, Ticket
-from keywise.leased import Leased
-from keywise.repair import Repair
+from keywise.flow.consumer import Consumer
+from keywise.flow.heartbeat import Heartbeat
+from keywise.flow.lanes import Lanes, Ticket
+from keywise.flow.leased.executors import Job, TransactedWork
+from keywise.flow.leased.worker import Leased
+from keywise.flow.repair import Repair
+from keywise.flow.transactional import Ahead, OneTransaction
 from keywise.testing.mutants.mutant import Mutant
-from keywise.transacted import Ahead, OneTransaction
-from keywise.work import Job, TransactedWork
 
 _do_in, _do_some, _finish_job = TransactedWork._do_in, TransactedWork._do_some, Leased._finish_job
 _transact, _end, _truth, _begin = OneTransaction._transact, OneTransaction._end, Repair._truth, Heartbeat.begin

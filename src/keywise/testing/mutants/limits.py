@@ -6,13 +6,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from keywise import force
-from keywise.consumer import Consumer
 from keywise.core import rules
 from keywise.core.change import Order, Outcome, Want
 from keywise.core.controls import Standing
 from keywise.core.ledger import Grade
 from keywise.core.rules import Claim, Entry, Policy, Refusal
-from keywise.lanes import Ended
+from keywise.flow.consumer import Consumer
+from keywise.flow.lanes import Ended
 from keywise.ledgers.memory import MemoryTransaction
 from keywise.testing.mutants.mutant import Mutant
 

@@ -8,13 +8,13 @@ from keywise.core import events
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Grade, Result
 from keywise.core.rules import Claim
-from keywise.first_wins import FirstWins
-from keywise.heartbeat import Heartbeat
-from keywise.lanes import Ticket
-from keywise.pipeline import LEDGER
-from keywise.spool import Spool
+from keywise.flow.degraded.journal import Spool
+from keywise.flow.degraded.writer import FirstWins
+from keywise.flow.heartbeat import Heartbeat
+from keywise.flow.lanes import Ticket
+from keywise.flow.leased.executors import Doubts, Job, SinkWork
+from keywise.flow.pipeline import LEDGER
 from keywise.testing.mutants.mutant import Mutant
-from keywise.work import Doubts, Job, SinkWork
 
 _note = FirstWins._note
 

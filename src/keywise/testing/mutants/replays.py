@@ -4,7 +4,7 @@ from keywise import replay
 from keywise.core.change import Want
 from keywise.core.ledger import Grade, Letter
 from keywise.core.rules import Refusal
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 from keywise.testing import replays
 from keywise.testing.mutants.mutant import Mutant
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from keywise.alarm import Losses
 from keywise.core import events
 from keywise.core.errors import UnavailableError
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 
 FLUSH_S = 0.5
 

@@ -21,7 +21,7 @@ from keywise.core.change import (
     order_of,
 )
 from keywise.core.errors import MalformedError, SettingsError, VersionError
-from keywise.lanes import Ticket
+from keywise.flow.lanes import Ticket
 
 KEY_MAX_BYTES = 512
 

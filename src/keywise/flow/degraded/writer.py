@@ -14,11 +14,11 @@ from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Result, Sink
 from keywise.core.limits import Pace
 from keywise.core.rules import PAUSE_LOOK_S, Certainty, Claim
-from keywise.lanes import Ended, Lanes, Ticket
-from keywise.news import News
-from keywise.pipeline import LEDGER, Pipeline
-from keywise.spool import Notes, Shelf, Spool
-from keywise.work import Job, Work, unknown_result
+from keywise.flow.degraded.journal import Notes, Shelf, Spool
+from keywise.flow.lanes import Ended, Lanes, Ticket
+from keywise.flow.leased.executors import Job, Work, unknown_result
+from keywise.flow.pipeline import LEDGER, Pipeline
+from keywise.flow.wakeup import News
 
 PROBE_MAX_S = 5.0
 """So often at the least it is tried whether the ledger is back."""

@@ -5,20 +5,20 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
-from keywise.chores import Chores
 from keywise.core import events
 from keywise.core.change import Delivery
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Burial, Source
 from keywise.core.rules import Claim
-from keywise.envelope import Readings
-from keywise.heartbeat import Heartbeat, Pulse
-from keywise.lanes import Lanes
-from keywise.leased import Leased
-from keywise.news import News
-from keywise.pipeline import LEDGER, Pipeline, is_atomic
-from keywise.transacted import ClaimInTransaction, OneTransaction
-from keywise.work import SinkWork, TransactedWork, Work
+from keywise.flow.heartbeat import Heartbeat, Pulse
+from keywise.flow.intake import Readings
+from keywise.flow.lanes import Lanes
+from keywise.flow.leased.executors import SinkWork, TransactedWork, Work
+from keywise.flow.leased.worker import Leased
+from keywise.flow.maintenance import Chores
+from keywise.flow.pipeline import LEDGER, Pipeline, is_atomic
+from keywise.flow.transactional import ClaimInTransaction, OneTransaction
+from keywise.flow.wakeup import News
 
 LOOK_S = 1.0
 """How often an operator's word is looked for."""

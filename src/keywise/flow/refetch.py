@@ -6,7 +6,7 @@ from typing import Any
 from keywise.core.bodies import encoded
 from keywise.core.change import Change, Order, is_unversioned
 from keywise.core.errors import KeywiseError, SettingsError
-from keywise.pipeline import Pipeline
+from keywise.flow.pipeline import Pipeline
 
 
 async def truth_of(pipeline: Pipeline, key: str) -> Change[Any] | None:

@@ -9,9 +9,9 @@ from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure, Sink
 from keywise.core.rules import EMPTY, Certainty, Claim, Entry, Terms, in_era
-from keywise.heartbeat import Heartbeat
-from keywise.pipeline import Pipeline
-from keywise.truth import is_same_version, truth_of
+from keywise.flow.heartbeat import Heartbeat
+from keywise.flow.pipeline import Pipeline
+from keywise.flow.refetch import is_same_version, truth_of
 
 KEYS_A_ROUND = 10
 """Changes go on between rounds."""

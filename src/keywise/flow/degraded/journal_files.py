@@ -10,7 +10,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from keywise.core.errors import SettingsError, UnavailableError
-from keywise.spool import Notes, Orphans, SpoolFile, read
+from keywise.flow.degraded.journal import Notes, Orphans, SpoolFile, read
 
 T = TypeVar("T")
 

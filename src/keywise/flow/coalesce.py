@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Sequence
 import msgspec
 
 from keywise.core.change import Order, Outcome
-from keywise.lanes import Ended, Endings, Ticket, is_at_or_below
+from keywise.flow.lanes import Ended, Endings, Ticket, is_at_or_below
 
 
 class Fold(msgspec.Struct):

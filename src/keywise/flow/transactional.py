@@ -15,11 +15,11 @@ from keywise.core.failures import cause_of_error, cause_of_refusal, concerns_key
 from keywise.core.ledger import AtomicSink, Inlet, InlineSource, Transaction
 from keywise.core.limits import Snooze
 from keywise.core.rules import Answer, Refusal
-from keywise.envelope import Readings
-from keywise.fold import Fold, fold
-from keywise.lanes import LIVE_BEFORE_BULK, Ended, Endings, Lanes, Ticket
-from keywise.news import News
-from keywise.pipeline import Pipeline
+from keywise.flow.coalesce import Fold, fold
+from keywise.flow.intake import Readings
+from keywise.flow.lanes import LIVE_BEFORE_BULK, Ended, Endings, Lanes, Ticket
+from keywise.flow.pipeline import Pipeline
+from keywise.flow.wakeup import News
 
 BULK_PART = 12
 """A batch of bulk changes is a part of this size of the largest batch: live changes may have to wait for its end."""

@@ -13,14 +13,14 @@ from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_refusal, concerns_key, look_again_s
 from keywise.core.ledger import Burial, Failure, Result
 from keywise.core.rules import Answer, Certainty, Claim, Refusal, Terms
-from keywise.first_wins import FirstWins
-from keywise.heartbeat import Heartbeat
-from keywise.jobs import RESERVED_PART, Ahead, Jobs, Rests
-from keywise.lanes import Ended, Lanes, Ticket
-from keywise.news import News
-from keywise.pipeline import LEDGER, Pipeline
-from keywise.repair import Repair
-from keywise.work import Job, Work, dead_result
+from keywise.flow.degraded.writer import FirstWins
+from keywise.flow.heartbeat import Heartbeat
+from keywise.flow.lanes import Ended, Lanes, Ticket
+from keywise.flow.leased.dispatch import RESERVED_PART, Ahead, Jobs, Rests
+from keywise.flow.leased.executors import Job, Work, dead_result
+from keywise.flow.pipeline import LEDGER, Pipeline
+from keywise.flow.repair import Repair
+from keywise.flow.wakeup import News
 
 
 class Leased:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from keywise.core.clock import Clock, boot_time
-from keywise.lanes import LIVE_BEFORE_BULK
+from keywise.flow.lanes import LIVE_BEFORE_BULK
 
 T = TypeVar("T")
 

@@ -20,12 +20,12 @@ from keywise.core.ledger import AtomicSink, Governor, Grade, Historian, Ledger, 
 from keywise.core.limits import Debounce, Rate
 from keywise.core.rules import Answer
 from keywise.core.settings import Settings
-from keywise.envelope import Envelope, Readings
-from keywise.fold import grouped
+from keywise.flow.coalesce import grouped
+from keywise.flow.degraded.journal import Shelf
+from keywise.flow.intake import Envelope, Readings
+from keywise.flow.lanes import Ended, Endings, Ticket
+from keywise.flow.outage import Outage
 from keywise.history import History
-from keywise.lanes import Ended, Endings, Ticket
-from keywise.outage import Outage
-from keywise.spool import Shelf
 
 T = TypeVar("T")
 
