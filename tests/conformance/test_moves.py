@@ -8,7 +8,6 @@ from conformance.benches import LEDGERS, two_databases
 from conformance.postgres_benches import LEDGERS as POSTGRES
 from conformance.postgres_benches import fresh, two_openings
 from conformance.redis_benches import LEDGERS as REDIS
-from keywise.acts import Mandate
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.entry import Entry, Policy, Terms
@@ -18,7 +17,8 @@ from keywise.databases.memory import MemoryDatabase
 from keywise.ledgers.memory import MemoryLedger
 from keywise.ledgers.postgres import PostgresLedger
 from keywise.ledgers.sqlite import SqliteLedger
-from keywise.moving import Found, Move, Place, carried
+from keywise.operate.admin import Mandate
+from keywise.operate.copy_ledger import Found, Move, Place, carried
 from keywise.testing.conformance.archives import filled, joined, parts_of
 from keywise.testing.conformance.histories import LEASE_S, REDELIVERY_S, RETENTION_S, History, Twins
 from keywise.testing.conformance.ledgers import PLAIN, LedgerBench

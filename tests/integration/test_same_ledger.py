@@ -4,14 +4,14 @@ import pytest
 from msgspec.structs import replace
 
 from conformance.postgres_benches import fresh
-from keywise.acts import Mandate
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import ActError
 from keywise.databases.postgres import PostgresDatabase
 from keywise.databases.redis import RedisDatabase
 from keywise.ledgers.postgres import PostgresLedger
 from keywise.ledgers.redis import RedisLedger
-from keywise.moving import Found, Move, Place
+from keywise.operate.admin import Mandate
+from keywise.operate.copy_ledger import Found, Move, Place
 from keywise.testing.conformance.archives import filled, joined, parts_of
 from keywise.testing.conformance.ledgers import PLAIN, LedgerBench
 from running import run

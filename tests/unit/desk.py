@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from keywise.acts import Acts, Mandate
 from keywise.core.ledger import Line
-from keywise.patience import Grip, Patience, beating
+from keywise.operate.admin import Acts, Mandate
+from keywise.operate.waiting import Grip, Patience, beating
 from unit.rig import Rig
 
 WHO, WHY = "ada@desk", "ticket 7"

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import pytest
 
 from conformance.benches import MovingClock
-from keywise.acts import Mandate
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Policy, Terms
 from keywise.core.errors import ActError
 from keywise.core.ledger import Part
 from keywise.databases.memory import MemoryDatabase
 from keywise.ledgers.memory import MemoryLedger
-from keywise.moving import Move, Place, Tallies
+from keywise.operate.admin import Mandate
+from keywise.operate.copy_ledger import Move, Place, Tallies
 from keywise.testing.conformance.archives import filled, joined, parts_of
 from keywise.testing.conformance.ledgers import PLAIN, LedgerBench
 from running import run

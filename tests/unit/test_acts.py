@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from keywise.acts import keys_like
 from keywise.core.change import Change, Want, order_of
 from keywise.core.controls import Pause
 from keywise.core.errors import ActError, SettingsError
 from keywise.core.rules import Claim, Terms
+from keywise.operate.admin import keys_like
 from unit.desk import WHO, WHY, Desk
 from unit.rig import LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, WAYS, Rig, Running
 from unit.test_consumer import page

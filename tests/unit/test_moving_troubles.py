@@ -9,7 +9,7 @@ from keywise.core.entry import Entry
 from keywise.core.errors import ActError
 from keywise.core.ledger import Part
 from keywise.databases.memory_archive import MemoryArchive
-from keywise.moving import UNFINISHED, Found
+from keywise.operate.copy_ledger import UNFINISHED, Found
 from running import run
 from unit.road import EVERY_KEY, TERMS, WHO, Road
 

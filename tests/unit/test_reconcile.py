@@ -10,7 +10,7 @@ from keywise.core.change import Change, Want, order_of
 from keywise.core.errors import SettingsError
 from keywise.core.ledger import Content
 from keywise.core.rules import EMPTY, Entry, Terms
-from keywise.reconcile import LOOK_AGAIN_S, PAGE, Difference, Kind, Reconcile, difference, differing
+from keywise.operate.reconcile import LOOK_AGAIN_S, PAGE, Difference, Kind, Reconcile, difference, differing
 from unit.desk import Desk
 from unit.rig import LEASED, ONE_TRANSACTION, Rig, Running
 from unit.test_consumer import page

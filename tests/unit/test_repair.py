@@ -13,7 +13,7 @@ from keywise.core.change import Change, Want, order_of
 from keywise.core.errors import TransientError
 from keywise.core.rules import Claim, Terms
 from keywise.flow.repair import Repair
-from keywise.patience import beating
+from keywise.operate.waiting import beating
 from unit.rig import LEASED, Rig, Running
 from unit.test_consumer import page
 from unit.unreachable import Unreachable

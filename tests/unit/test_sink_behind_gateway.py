@@ -11,7 +11,7 @@ from keywise.core.events import Doubted, Failed, Unavailable
 from keywise.core.ledger import Grade, Result
 from keywise.core.rules import Certainty, Claim
 from keywise.flow.repair import Repair
-from keywise.patience import beating
+from keywise.operate.waiting import beating
 from unit.outage_rig import Outage, body
 from unit.rig import LEASED, LEASED_CONDITIONAL, Rig, Running, Store
 from unit.test_consumer import page

@@ -10,7 +10,7 @@ from keywise import App, Change, Grade
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Want, order_of
 from keywise.core.ledger import Burial, Letter
 from keywise.core.rules import Entry, Policy, Terms, decide
-from keywise.status import Figures, Meeting, SourceFigures, Spooled, Story, figures_of, meetings, story_of
+from keywise.operate.inspect import Figures, Meeting, SourceFigures, Spooled, Story, figures_of, meetings, story_of
 from running import run
 
 WALL = 1_700_000_000.0

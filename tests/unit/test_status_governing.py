@@ -7,7 +7,7 @@ from keywise.core.change import VERSION_MAX
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.ledger import Line
 from keywise.core.rules import Entry
-from keywise.status import ALARM_S, Figures, Limit, Story, figures_of, story_of
+from keywise.operate.inspect import ALARM_S, Figures, Limit, Story, figures_of, story_of
 from running import run
 
 WALL = 1_700_000_000.0

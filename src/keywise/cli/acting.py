@@ -13,7 +13,6 @@ import msgspec
 import typer
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from keywise.acts import Acts, Mandate
 from keywise.app import App
 from keywise.cli.loading import chosen, load, warn_of_memory
 from keywise.cli.run import leave
@@ -22,7 +21,8 @@ from keywise.core.change import Change
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.settings import seconds
 from keywise.flow.pipeline import Pipeline
-from keywise.patience import Grip, Patience, beating
+from keywise.operate.admin import Acts, Mandate
+from keywise.operate.waiting import Grip, Patience, beating
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.text import Text
 
-from keywise.acts import Mandate, record
 from keywise.app import App
 from keywise.cli.acting import Call, WhoOption, WhyOption, YesOption, confirm, mandate
 from keywise.cli.letters import (
@@ -44,7 +43,8 @@ from keywise.cli.speech import (
 from keywise.core.errors import LetterError
 from keywise.core.ledger import Line
 from keywise.flow.pipeline import Pipeline
-from keywise.replay import replay as send_again
+from keywise.operate.admin import Mandate, record
+from keywise.operate.replay import replay as send_again
 
 T = TypeVar("T")
 

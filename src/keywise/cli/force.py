@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.acts import Acts
 from keywise.cli.acting import (
     WAIT,
     Call,
@@ -21,6 +20,7 @@ from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import plain, tell_json
 from keywise.core.change import VERSION_MIN, Change, is_unversioned
 from keywise.flow.pipeline import Pipeline
+from keywise.operate.admin import Acts
 
 
 def force(  # noqa: PLR0913 - all the words that the command understands

@@ -14,7 +14,6 @@ import typer
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from keywise import adapters
-from keywise.acts import Mandate
 from keywise.app import App
 from keywise.cli.acting import Call, WhoOption, WhyOption, YesOption, confirm, mandate
 from keywise.cli.loading import AppOption, JsonOption, load
@@ -25,7 +24,8 @@ from keywise.core.errors import ActError, KeywiseError
 from keywise.core.ledger import Census
 from keywise.core.rules import Policy
 from keywise.core.url import Address, shown
-from keywise.moving import Found, Move, Place, Plan, Tallies, resting
+from keywise.operate.admin import Mandate
+from keywise.operate.copy_ledger import Found, Move, Place, Plan, Tallies, resting
 
 app = typer.Typer(help="Look into a ledger, or move it to another server.", no_args_is_help=True)
 

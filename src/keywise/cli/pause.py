@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.acts import Acts, keys_like
 from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, YesOption, checked_key, confirm, perform
 from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import count, fail, plain, refuse, tell_json
 from keywise.core.controls import EVERYTHING, Standing
 from keywise.flow.pipeline import Pipeline
+from keywise.operate.admin import Acts, keys_like
 
 KeyOption = Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")]
 PatternOption = Annotated[

@@ -1,10 +1,10 @@
 """`keywise prune`: forget keys that no delivery can reach any more."""
 
-from keywise.acts import Acts
 from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, perform
 from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import count, duration, plain, tell_json
 from keywise.flow.pipeline import Pipeline
+from keywise.operate.admin import Acts
 
 
 def prune(

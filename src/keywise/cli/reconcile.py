@@ -12,7 +12,6 @@ import msgspec
 import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-from keywise.acts import Acts
 from keywise.cli.acting import (
     WAIT,
     Call,
@@ -29,7 +28,8 @@ from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import complain, count, plain, progress, refuse
 from keywise.core.errors import ActError
 from keywise.flow.pipeline import Pipeline
-from keywise.reconcile import Difference, Kind, Reconcile
+from keywise.operate.admin import Acts
+from keywise.operate.reconcile import Difference, Kind, Reconcile
 
 REPAIRS_MAX = 100_000
 """Keys that one run puts right, at the most: they are remembered until the question is answered."""

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.acts import Acts
 from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, checked_key, perform
 from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import complain, count, plain, refuse, tell_json
 from keywise.flow.pipeline import Pipeline
+from keywise.operate.admin import Acts
 
 
 def repair(  # noqa: PLR0913 - all the words that the command understands

@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.acts import Acts
 from keywise.cli.acting import (
     WAIT,
     Call,
@@ -20,6 +19,7 @@ from keywise.cli.acting import (
 from keywise.cli.loading import AppOption, JsonOption
 from keywise.cli.speech import count, plain, refuse, tell_json
 from keywise.flow.pipeline import Pipeline
+from keywise.operate.admin import Acts
 
 
 def reset(  # noqa: PLR0913 - all the words that the command understands

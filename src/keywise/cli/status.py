@@ -14,7 +14,7 @@ from keywise.cli.watching import EveryOption, WatchOption, looking
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import UnavailableError
 from keywise.core.url import shown
-from keywise.status import Figures, Spooled, Unreached, figures_of, spooled_of
+from keywise.operate.inspect import Figures, Spooled, Unreached, figures_of, spooled_of
 
 PAUSES_SHOWN = 5
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")

@@ -28,7 +28,7 @@ from keywise.cli.speech import (
 )
 from keywise.cli.status import told_pause
 from keywise.core.ledger import Line
-from keywise.status import LETTERS_MAX, LINES_SHOWN, Meeting, Story, story_of
+from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, Meeting, Story, story_of
 
 LETTERS_SHOWN = 10
 MOMENTS = {"now", "at", "kept_until", "since", "until", "next_at", "repair_at"}

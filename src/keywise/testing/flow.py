@@ -12,8 +12,8 @@ from keywise.core.errors import ActError, UnavailableError
 from keywise.core.ledger import Grade
 from keywise.core.limits import Debounce, Rate
 from keywise.core.rules import Terms
-from keywise.force import Force
-from keywise.patience import Grip, Patience, beating
+from keywise.operate.force import Force
+from keywise.operate.waiting import Grip, Patience, beating
 from keywise.testing import workload
 from keywise.testing.virtual import Process
 

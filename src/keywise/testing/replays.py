@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from keywise.core.errors import LetterError, UnavailableError
 from keywise.core.ledger import Letter
-from keywise.replay import replay
+from keywise.operate.replay import replay
 from keywise.testing.virtual import Process
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise import force
 from keywise.core import rules
 from keywise.core.change import Order, Outcome, Want
 from keywise.core.controls import Standing
@@ -14,6 +13,7 @@ from keywise.core.rules import Claim, Entry, Policy, Refusal
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Ended
 from keywise.ledgers.memory import MemoryTransaction
+from keywise.operate import force
 from keywise.testing.mutants.mutant import Mutant
 
 _decide_under, _take_in = rules.decide_under, Consumer._take_in

@@ -1,10 +1,10 @@
 """Variants of the replay of a dead letter that apply what is old, or lose what is not."""
 
-from keywise import replay
 from keywise.core.change import Want
 from keywise.core.ledger import Grade, Letter
 from keywise.core.rules import Refusal
 from keywise.flow.pipeline import Pipeline
+from keywise.operate import replay
 from keywise.testing import replays
 from keywise.testing.mutants.mutant import Mutant
 

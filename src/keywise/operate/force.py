@@ -17,7 +17,7 @@ from keywise.core.rules import EMPTY, Answer, Certainty, Claim, Entry, Refusal, 
 from keywise.flow.pipeline import Pipeline, is_atomic
 from keywise.flow.refetch import is_same_version, needs_refetch, truth_of
 from keywise.flow.transactional import write_all
-from keywise.patience import Grip
+from keywise.operate.waiting import Grip
 
 OVERTAKEN_S = 0.05
 KEYS_LOOKED_AT = 20

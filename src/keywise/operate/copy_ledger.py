@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from keywise.acts import Mandate
 from keywise.core import rules
 from keywise.core.controls import PLAIN, Pause, Standing
 from keywise.core.entry import EMPTY, Entry
 from keywise.core.errors import ActError
 from keywise.core.failures import storable
 from keywise.core.ledger import Census, Letter, Line, Part
+from keywise.operate.admin import Mandate
 
 UNFINISHED = "**"
 """A pattern for every key that the command line cannot name: `*` is what it makes of it."""

@@ -18,8 +18,8 @@ from keywise.core.rules import EMPTY, Policy, Refusal, doubtful_since
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.refetch import needs_refetch
 from keywise.flow.repair import Repair
-from keywise.force import Force
-from keywise.patience import Grip
+from keywise.operate.force import Force
+from keywise.operate.waiting import Grip
 
 LOOK_S = 0.2
 """How often the end of claims is looked for."""
