@@ -18,7 +18,7 @@ from examples.publishing_house.press import Event
 
 import keywise
 from keywise.cli.showing import shown
-from keywise.cli.view import View
+from keywise.observe.run_view import View
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from keywise.flow.degraded.journal_files import FileShelf
 from keywise.flow.degraded.lazy_ledger import Late
 from keywise.flow.intake import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
 from keywise.flow.pipeline import Pipeline, is_atomic, may_show_older
-from keywise.history import History
+from keywise.observe.history import History
 from keywise.options import Retry, check_limits, check_types, settings_from
 from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
 

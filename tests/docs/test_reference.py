@@ -9,10 +9,10 @@ import pytest
 import typer
 
 from docs.pages import ROOT, Page, make_targets, page, pages
-from keywise import history
 from keywise.cli import app as command_line
 from keywise.core import errors, events
 from keywise.core.settings import SerialSettings, Settings
+from keywise.observe import history
 from keywise.testing.mutants import MUTANTS
 from tidy.tree import expect_none
 

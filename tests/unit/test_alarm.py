@@ -1,8 +1,8 @@
 """Numbering that restarted is noticed by what it does: nearly everything that is new is stale."""
 
-from keywise.alarm import AGAIN_S, CALM_MIN, FIRSTS_ENOUGH, FIRSTS_MIN, WINDOW_S, Losses, Restarts
 from keywise.core import events
 from keywise.core.change import Outcome
+from keywise.observe.alarms import AGAIN_S, CALM_MIN, FIRSTS_ENOUGH, FIRSTS_MIN, WINDOW_S, Losses, Restarts
 
 
 class Bench:

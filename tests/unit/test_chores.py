@@ -7,7 +7,7 @@ import pytest
 
 from keywise.core import events
 from keywise.core.errors import UnavailableError
-from keywise.history import History
+from keywise.observe.history import History
 from unit.rig import WAYS, Rig, Running
 
 

@@ -4,9 +4,9 @@ import pytest
 from rich.cells import cell_len
 
 from keywise.cli.drawing import frame, line, rate, span
-from keywise.cli.view import Sight, View
 from keywise.core import events
 from keywise.core.change import Outcome
+from keywise.observe.run_view import Sight, View
 
 EVIL = "\x1b[2J\x1b]0;mine\x07[bold red]x[/]\r\n\u202e\x00日本語" * 3
 SENT_AT = 1_000_000.0

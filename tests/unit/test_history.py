@@ -12,8 +12,8 @@ from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Line
 from keywise.core.rules import Policy
 from keywise.databases.memory import MemoryDatabase
-from keywise.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, History, standing_alarm
 from keywise.ledgers.memory import MemoryLedger
+from keywise.observe.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, History, standing_alarm
 
 STORE_AHEAD_S = 1000.0
 

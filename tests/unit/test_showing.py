@@ -12,9 +12,9 @@ from rich.console import Console
 
 from keywise.cli import showing
 from keywise.cli.showing import Diversion, Lines, shown
-from keywise.cli.view import View
 from keywise.core import events
 from keywise.core.change import Outcome
+from keywise.observe.run_view import View
 
 LIMIT_S = 20.0
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from keywise.cli.view import NOTICES_MAX, RECENT_S, SLOW_MAX, WINDOW_S, Sight, View
 from keywise.core import events
 from keywise.core.change import Outcome
+from keywise.observe.run_view import NOTICES_MAX, RECENT_S, SLOW_MAX, WINDOW_S, Sight, View
 
 SENT_AT = 1_000_000.0
 

@@ -6,8 +6,8 @@ from rich.cells import chop_cells
 from rich.text import Text
 
 from keywise.cli.speech import count, duration, plain, stamp
-from keywise.cli.view import WINDOW_S, Notice, Sight
 from keywise.core import events
+from keywise.observe.run_view import WINDOW_S, Notice, Sight
 
 SLOW_SHOWN = 3
 LABEL_WIDTH = 11

@@ -17,10 +17,10 @@ from keywise.app import App
 from keywise.cli.loading import VARIABLE, JsonOption, chosen, load
 from keywise.cli.showing import shown
 from keywise.cli.speech import cell, complain, display, plain, screen, table, tell_json
-from keywise.cli.view import Sight, View
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.ledger import Source
+from keywise.observe.run_view import Sight, View
 
 LOOK_S = 0.1
 """Whether the queues are empty is looked at after so long without a batch."""

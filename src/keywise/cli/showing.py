@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from keywise.cli.drawing import frame, line
-from keywise.cli.view import View
+from keywise.observe.run_view import View
 
 DRAW_S = 0.25
 TOGETHER_S = 0.02

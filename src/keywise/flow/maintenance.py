@@ -3,10 +3,10 @@
 import asyncio
 from contextlib import suppress
 
-from keywise.alarm import Losses
 from keywise.core import events
 from keywise.core.errors import UnavailableError
 from keywise.flow.pipeline import Pipeline
+from keywise.observe.alarms import Losses
 
 FLUSH_S = 0.5
 

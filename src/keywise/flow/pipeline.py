@@ -25,7 +25,7 @@ from keywise.flow.degraded.journal import Shelf
 from keywise.flow.intake import Envelope, Readings
 from keywise.flow.lanes import Ended, Endings, Ticket
 from keywise.flow.outage import Outage
-from keywise.history import History
+from keywise.observe.history import History
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from keywise.core.settings import Settings
 from keywise.flow.consumer import way_of
 from keywise.flow.degraded.journal_files import notes_in
 from keywise.flow.pipeline import Pipeline, is_atomic
-from keywise.history import standing_alarm
+from keywise.observe.history import standing_alarm
 
 Dated = TypeVar("Dated", Pause, Line)
 

@@ -4,12 +4,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from keywise.alarm import Restarts
 from keywise.core import events
 from keywise.core.change import Outcome, Want, is_unversioned
 from keywise.core.clock import Clock, boot_time
 from keywise.core.failures import storable
 from keywise.core.ledger import Historian, Line, Operator
+from keywise.observe.alarms import Restarts
 
 LINES_MAX = 10_000
 """Lines that wait to be written, at the most."""
