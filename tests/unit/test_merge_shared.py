@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from keywise import Claim
-from keywise.calling import SerialFunction, Wiring, Worker, define
 from keywise.core.errors import ExpiredError, LostError, UnansweredError
 from keywise.databases.memory import MemoryDatabase
+from keywise.serial.function import SerialFunction, Wiring, Worker, define
 from keywise.turns.memory import MemoryTurns
 from running import awaited
 

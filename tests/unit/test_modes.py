@@ -6,11 +6,12 @@ import threading
 import pytest
 
 import keywise
-from keywise import Claim, modes
+from keywise import Claim
 from keywise.core.errors import DatabaseError, LostError, SettingsError, UnavailableError
 from keywise.core.events import Alarmed
 from keywise.core.serial.contract import Mode, Switch
-from keywise.modes import Modes
+from keywise.serial import modes
+from keywise.serial.modes import Modes
 from running import awaited, run
 
 ON = Switch(keys="a", mode=Mode.ON, at=1.0)

@@ -7,7 +7,7 @@ import pytest
 import keywise
 from keywise.core import errors
 from keywise.core.errors import RefusedError, SettingsError
-from keywise.serial import key_text
+from keywise.serial.codec import key_text
 
 
 def by_key(case: dict) -> str:

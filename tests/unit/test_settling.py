@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from keywise.core.serial.contract import Mode, Switch
-from keywise.settling import removed, settled
+from keywise.serial.mode_transitions import removed, settled
 
 USUAL_S = 10.0
 ON, OBSERVE, OFF = Mode.ON, Mode.OBSERVE, Mode.OFF

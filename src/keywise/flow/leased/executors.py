@@ -17,7 +17,7 @@ from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ticket
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.transactional import BULK_PART, write_all
-from keywise.held import transaction_of
+from keywise.serial.grants import transaction_of
 
 FIRST_SLICE = 8
 AWAY_ROUNDS_MAX = 4

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from keywise.call import NOT_ASKED, NOT_ASKED_ANY_MORE
 from keywise.core import errors
 from keywise.core.entry import Claim
 from keywise.core.ledger import Grade
 from keywise.core.serial.contract import Ending, Mode, TurnPolicy
 from keywise.core.serial.rules import circle
+from keywise.serial.pending import NOT_ASKED, NOT_ASKED_ANY_MORE
 from keywise.testing.virtual import Process
 
 if TYPE_CHECKING:

@@ -5,17 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from keywise.call import closed
 from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.core.ledger import Grade
 from keywise.core.serial import rules
 from keywise.core.serial import steps as turnkeeping
 from keywise.core.serial.contract import Ending, Mode, Record, Reply, Request, TurnPolicy
 from keywise.databases.memory_turns import MemoryTurnBook
-from keywise.held import Bundle, Due, Held
-from keywise.merge import Merge
-from keywise.runner import Runner, Tell
-from keywise.sending import Outbox, Send
+from keywise.serial.client import Merge
+from keywise.serial.grants import Bundle, Due, Held
+from keywise.serial.outbox import Outbox, Send
+from keywise.serial.pending import closed
+from keywise.serial.runner import Runner, Tell
 from keywise.testing.mutants.mutant import Mutant
 
 _arrival, _word_on, _run_of, _circle = rules.arrival, rules.word_on, rules.run_of, rules.circle

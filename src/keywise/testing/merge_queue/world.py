@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from keywise.calling import SerialFunction, Wiring, define
 from keywise.core.entry import Claim
 from keywise.core.events import Alarmed, Event
 from keywise.core.ledger import Grade, Transaction
 from keywise.core.serial.contract import Ending, Mode, Record, Switch, TurnPolicy
 from keywise.databases.memory import MemoryDatabase
 from keywise.databases.memory_turns import Lines, lines_of
+from keywise.serial.function import SerialFunction, Wiring, define
 from keywise.testing.links import Session
 from keywise.testing.merge_queue.auditor import Auditor
 from keywise.testing.merge_queue.links import BROKEN, LinkedTurns

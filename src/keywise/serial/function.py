@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from keywise import adapters
-from keywise.call import NOT_ASKED, Scene
 from keywise.core.clock import Clock, boot_time
 from keywise.core.errors import ExpiredError, LostError, RefusedError, SettingsError
 from keywise.core.events import Alarmed, Event, Observer, tell
 from keywise.core.serial.contract import EVERY_RUN, Ending, Mode, Request, Switch, TurnPolicy
 from keywise.core.settings import SerialSettings, seconds
 from keywise.core.url import Address
-from keywise.held import be_alone, writing
-from keywise.merge import Merge
-from keywise.modes import Asked, Modes, mode_from
 from keywise.options import named_settings
-from keywise.runner import Runner, within
-from keywise.serial import Serial, checked
+from keywise.serial.client import Merge
+from keywise.serial.codec import Serial, checked
+from keywise.serial.grants import be_alone, writing
+from keywise.serial.modes import Asked, Modes, mode_from
+from keywise.serial.pending import NOT_ASKED, Scene
+from keywise.serial.runner import Runner, within
 
 ID_MAX_BYTES = 256
 ASKED_BY_MAX_BYTES = 512

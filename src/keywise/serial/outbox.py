@@ -7,10 +7,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from keywise.call import Call
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.failures import cause_of_error, storable
 from keywise.core.serial.contract import Ending, Reply, Request
+from keywise.serial.pending import Call
 
 T = TypeVar("T")
 UNSTORABLE = "its answer cannot be stored"

@@ -11,19 +11,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise import call as calls
-from keywise.call import Call, Scene, storing_s
 from keywise.core.backoff import backoff_s
 from keywise.core.errors import UnansweredError, UnavailableError
 from keywise.core.events import Alarmed, CallRefused, Overlapped, SessionLost, TurnLost
 from keywise.core.failures import cause_of_error
 from keywise.core.serial.contract import Ending, Mode, Reply, Request, Turn
 from keywise.core.settings import SerialSettings
-from keywise.held import Due, Held, Holds
-from keywise.listener import Listener
-from keywise.pulse import Pulse
-from keywise.runner import Runner
-from keywise.sending import Outbox, Sending, withdraw_all
+from keywise.serial import pending as calls
+from keywise.serial.grants import Due, Held, Holds
+from keywise.serial.lease import Pulse
+from keywise.serial.outbox import Outbox, Sending, withdraw_all
+from keywise.serial.pending import Call, Scene, storing_s
+from keywise.serial.runner import Runner
+from keywise.serial.watcher import Listener
 
 
 class Merge:

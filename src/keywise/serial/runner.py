@@ -16,9 +16,9 @@ from keywise.core.failures import cause_of_error
 from keywise.core.serial.contract import Ending, Reply
 from keywise.core.serial.rules import TOO_LATE
 from keywise.core.settings import SerialSettings
-from keywise.held import Bundle, Due, Held, company, known_or, reply_to, transaction_of, writing
-from keywise.serial import Serial
-from keywise.threads import Threads
+from keywise.serial.codec import Serial
+from keywise.serial.grants import Bundle, Due, Held, company, known_or, reply_to, transaction_of, writing
+from keywise.serial.threads import Threads
 
 RUN_MAX = 256
 ALONE_S = 30.0

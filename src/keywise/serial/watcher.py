@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from keywise import call as calls
+from keywise.serial import pending as calls
 
 
 class Listener:
