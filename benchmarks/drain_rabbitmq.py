@@ -19,10 +19,10 @@ import pika
 import keywise
 from benchmarks import keywise_sqlite, workload
 from benchmarks.drain import Drained, Job, add_job_arguments
+from keywise.adapters.rabbitmq.broker import Broker, Channel, Link
+from keywise.adapters.rabbitmq.publisher import Outlet
+from keywise.adapters.rabbitmq.source import PREFETCH, RabbitSource
 from keywise.core.events import Settled
-from keywise.databases.rabbitmq import Broker, Channel, Link
-from keywise.databases.rabbitmq_outlet import Outlet
-from keywise.sources.rabbitmq import PREFETCH, RabbitSource
 
 QUEUE = "bench"
 WAIT_S = 5.0

@@ -14,12 +14,12 @@ import keywise
 from benchmarks import keywise_sqlite, workload
 from benchmarks.figure import Figure, Scale
 from benchmarks.machine import ROOT, Bystander
+from keywise.adapters.http.client import HttpClient, Server
+from keywise.adapters.opensearch.sink import BATCH_MAX, OpenSearchSink, connect
 from keywise.core.change import Change
 from keywise.core.entry import Claim
 from keywise.core.events import Settled
 from keywise.core.url import Address
-from keywise.databases.http import HttpClient, Server
-from keywise.sinks.opensearch import BATCH_MAX, OpenSearchSink, connect
 
 sys.path.insert(0, str(ROOT / "tests"))
 

@@ -9,11 +9,11 @@ from itertools import islice
 
 from benchmarks.figure import Figure, Scale
 from benchmarks.machine import ROOT
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import Want, order_of
 from keywise.core.entry import Entry, Policy, Terms
 from keywise.core.ledger import Part
-from keywise.databases.redis import RedisDatabase
-from keywise.ledgers.redis import RedisLedger
 
 sys.path.insert(0, str(ROOT / "tests"))
 

@@ -18,9 +18,9 @@ from benchmarks.drain import Drained
 from benchmarks.latency import READY, Schedule
 from benchmarks.peers.locks import Locks
 from benchmarks.peers.store import UPSERT
+from keywise.adapters.rabbitmq.broker import Broker, Link
+from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.core.events import Event, Settled, Started
-from keywise.databases.rabbitmq import Broker, Link
-from keywise.sources.rabbitmq import RabbitSource
 
 LIVE, RESYNC, DRAIN = "published", "resync", "drain"
 SIDE_BY_SIDE = 16

@@ -5,11 +5,11 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.serial import MemoryTurns
 from keywise.core.clock import boot_time
 from keywise.core.serial.contract import TurnPolicy
-from keywise.databases.memory import MemoryDatabase
 from keywise.serial.function import SerialFunction, Wiring, define
-from keywise.turns.memory import MemoryTurns
 
 Trouble = Callable[[str, tuple[Any, ...]], Awaitable[None]]
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from keywise.adapters.http.client import HttpClient, server_at
 from keywise.core.ledger import Readable
 from keywise.core.url import Address
-from keywise.databases.http import HttpClient, server_at
 
 
 class Shelf(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Self, TypeVar
 
 from keywise import adapters
+from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
 from keywise.core.bodies import encoded
 from keywise.core.clock import boot_time
 from keywise.core.errors import SettingsError
@@ -27,7 +28,6 @@ from keywise.flow.pipeline import Pipeline, is_atomic, may_show_older
 from keywise.observe.history import History
 from keywise.options import Retry, check_limits, check_types, settings_from
 from keywise.serial.function import SerialFunction, Wiring, Worker, define
-from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
 
 LANES = ("live", "bulk")
 SAME_WISH_S = 0.2

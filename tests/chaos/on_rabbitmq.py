@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from chaos.on_sqlite import SqliteShelf
+from keywise.adapters.rabbitmq.broker import Broker, Link
 from keywise.core.errors import KeywiseError
-from keywise.databases.rabbitmq import Broker, Link
 from servers.rabbitmq import RabbitServer
 
 QUEUE, GRAVEYARD = "stock", "graveyard"

@@ -4,20 +4,20 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.sink import MemorySink, MemoryTable
+from keywise.adapters.memory.source import MemorySource
+from keywise.adapters.sqlite.database import SqliteDatabase
+from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
+from keywise.adapters.sqlite.sink import SqliteSink
+from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import Change
 from keywise.core.clock import boot_time
 from keywise.core.errors import PermanentError
 from keywise.core.ledger import Grade, Transaction
 from keywise.core.rules import Policy
-from keywise.databases.memory import MemoryDatabase
-from keywise.databases.sqlite import SqliteDatabase
-from keywise.ledgers.memory import MemoryLedger
-from keywise.ledgers.sqlite import SqliteLedger
-from keywise.sinks.function import FunctionSink, TransactedFunctionSink
-from keywise.sinks.memory import MemorySink, MemoryTable
-from keywise.sinks.sqlite import SqliteSink
-from keywise.sources.memory import MemorySource
-from keywise.sources.sqlite import SqliteSource
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
 from keywise.testing.conformance.sinks import put
 from servers.machine import IN_MEMORY

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from conformance.benches import BAD
+from keywise.adapters.http.sink import connect
 from keywise.core.url import Address
-from keywise.sinks.http import connect
 from keywise.testing.conformance import SinkBench
 from servers import shared
 

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from keywise.adapters.opensearch.sink import connect
 from keywise.core.change import Change, order_of
 from keywise.core.url import Address
-from keywise.sinks.opensearch import connect
 from keywise.testing.conformance import SinkBench
 from servers import shared
 

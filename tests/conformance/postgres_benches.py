@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 
 from conformance.benches import BAD, VISIBILITY_S
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.adapters.postgres.sink import PostgresSink
+from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.rules import Policy
-from keywise.databases.postgres import PostgresDatabase
-from keywise.ledgers.postgres import PostgresLedger
-from keywise.sinks.postgres import PostgresSink
-from keywise.sources.postgres import PostgresSource
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
 from servers import shared
 

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from conformance.postgres_benches import advance_all, two_openings
+from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
+from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.core.serial.contract import TurnPolicy
 from keywise.testing.conformance import TurnsBench
-from keywise.turns.postgres_lock import PostgresLockTurns
-from keywise.turns.postgres_queue import PostgresQueueTurns
 
 
 def postgres_turns(kind: type):

@@ -9,9 +9,9 @@ from typing import Any
 
 from chaos.fleet import pause
 from integration.rabbit_waiting import until
-from keywise.databases.rabbitmq import Broker, Link
-from keywise.databases.rabbitmq_messages import DELAYS
-from keywise.sources.rabbitmq import RabbitSource
+from keywise.adapters.rabbitmq.broker import Broker, Link
+from keywise.adapters.rabbitmq.messages import DELAYS
+from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.testing.conformance import SourceBench
 from servers import shared
 

@@ -4,9 +4,9 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.rules import Policy
-from keywise.databases.redis import RedisDatabase
-from keywise.ledgers.redis import RedisLedger
 from keywise.testing.conformance import LedgerBench
 from servers import shared
 

@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.serial.backend import RedisTurns
 from keywise.core.serial.contract import TurnPolicy
-from keywise.databases.redis import RedisDatabase
 from keywise.testing.conformance import TurnsBench
-from keywise.turns.redis import RedisTurns
 from servers import shared
 
 NUMBER = 7

@@ -8,15 +8,15 @@ from conformance.benches import LEDGERS, two_databases
 from conformance.postgres_benches import LEDGERS as POSTGRES
 from conformance.postgres_benches import fresh, two_openings
 from conformance.redis_benches import LEDGERS as REDIS
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.entry import Entry, Policy, Terms
 from keywise.core.ledger import Letter, Line, Part
 from keywise.core.limits import Rate
-from keywise.databases.memory import MemoryDatabase
-from keywise.ledgers.memory import MemoryLedger
-from keywise.ledgers.postgres import PostgresLedger
-from keywise.ledgers.sqlite import SqliteLedger
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Found, Move, Place, carried
 from keywise.testing.conformance.archives import filled, joined, parts_of

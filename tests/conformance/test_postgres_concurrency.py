@@ -6,10 +6,10 @@ import pytest
 
 from conformance.one_history import CONNECTIONS, Told, agree, claimed, faults, transacted
 from conformance.postgres_benches import fresh
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.rules import Policy
-from keywise.databases.postgres import PostgresDatabase
-from keywise.ledgers.postgres import PostgresLedger
-from keywise.sources.postgres import PostgresSource
 from running import run
 from servers import shared
 

@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from conformance.postgres_benches import fresh
+from keywise.adapters.postgres import database as postgres
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.ledger import dump as archive_statements
+from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.adapters.postgres.sink import PostgresSink
+from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.change import Want, order_of
 from keywise.core.ledger import Burial, Failure, Letter, Part
 from keywise.core.rules import Certainty, Entry, Policy, Terms
-from keywise.databases import postgres
-from keywise.databases import postgres_archive as archive_statements
-from keywise.databases.postgres import PostgresDatabase
-from keywise.ledgers.postgres import PostgresLedger
-from keywise.sinks.postgres import PostgresSink
-from keywise.sources.postgres import PostgresSource
 from keywise.testing.conformance.sinks import gone, put
 from running import run
 from servers import shared

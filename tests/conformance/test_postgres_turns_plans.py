@@ -5,11 +5,11 @@ import re
 import pytest
 
 from conformance.test_postgres_plans import EXPLAINED
+from keywise.adapters.postgres import database as postgres
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.core.serial.contract import TurnPolicy
-from keywise.databases import postgres
-from keywise.databases.postgres import PostgresDatabase
 from keywise.testing.conformance.turns import asked, done
-from keywise.turns.postgres_queue import PostgresQueueTurns
 from running import run
 from servers import shared
 

@@ -4,9 +4,9 @@ import pytest
 
 from conformance.one_history import agree, claimed
 from conformance.redis_benches import fresh
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.rules import Policy
-from keywise.databases.redis import RedisDatabase
-from keywise.ledgers.redis import RedisLedger
 from running import run
 from servers import shared
 

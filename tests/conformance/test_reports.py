@@ -9,14 +9,14 @@ import pytest
 
 from conformance.benches import SINKS, SOURCES, memory_ledger
 from keywise import adapters
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.sink import MemorySink
+from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Delivery
 from keywise.core.errors import SettingsError
 from keywise.core.ledger import APPLIED, Burial, Letter
 from keywise.core.rules import Policy
-from keywise.databases.memory import MemoryDatabase
-from keywise.ledgers.memory import MemoryLedger
-from keywise.sinks.memory import MemorySink
-from keywise.sources.memory import MemorySource
 from keywise.testing import (
     BrokenPromiseError,
     SourceBench,

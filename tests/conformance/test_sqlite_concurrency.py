@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from keywise.adapters.sqlite.database import SqliteDatabase
+from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
+from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import Want, order_of
 from keywise.core.rules import Policy, Terms
-from keywise.databases.sqlite import SqliteDatabase
-from keywise.ledgers.sqlite import SqliteLedger
-from keywise.sources.sqlite import SqliteSource
 
 KEYS, ROUNDS, LEASE_S = 20, 25, 60.0
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from conformance.benches import two_databases
+from keywise.adapters.sqlite.database import SqliteDatabase
+from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
+from keywise.adapters.sqlite.sink import SqliteSink
+from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import Want, order_of
 from keywise.core.ledger import Burial, Failure, Letter
 from keywise.core.rules import Certainty, Policy, Terms
-from keywise.databases.sqlite import SqliteDatabase
-from keywise.ledgers.sqlite import SqliteLedger
-from keywise.sinks.sqlite import SqliteSink
-from keywise.sources.sqlite import SqliteSource
 from keywise.testing.conformance.sinks import gone, put
 from running import run
 

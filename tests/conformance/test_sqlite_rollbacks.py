@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
+from keywise.adapters.sqlite.database import SqliteDatabase
+from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import Want, order_of
 from keywise.core.errors import UnavailableError
 from keywise.core.rules import Policy
-from keywise.databases.sqlite import SqliteDatabase
-from keywise.ledgers.sqlite import SqliteLedger
 
 
 def run(scenario, tmp_path):

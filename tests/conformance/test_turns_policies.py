@@ -8,16 +8,16 @@ import pytest
 
 from conformance.benches import MovingClock, advance_all, two_databases
 from conformance.redis_turns_benches import turns_url
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.serial import MemoryTurns
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
+from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.serial.backend import RedisTurns
+from keywise.adapters.sqlite.serial.backend import SqliteTurns
 from keywise.core.serial.contract import Ending, TurnPolicy
-from keywise.databases.memory import MemoryDatabase
-from keywise.databases.postgres import PostgresDatabase
-from keywise.databases.redis import RedisDatabase
 from keywise.testing.conformance.turns import asked, done
-from keywise.turns.memory import MemoryTurns
-from keywise.turns.postgres_lock import PostgresLockTurns
-from keywise.turns.postgres_queue import PostgresQueueTurns
-from keywise.turns.redis import RedisTurns
-from keywise.turns.sqlite import SqliteTurns
 from running import run
 from servers import shared
 

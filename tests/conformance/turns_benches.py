@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from conformance.benches import MovingClock, advance_all, two_databases
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.serial import MemoryTurns
+from keywise.adapters.sqlite.serial.backend import SqliteTurns
 from keywise.core.serial.contract import TurnPolicy
-from keywise.databases.memory import MemoryDatabase
 from keywise.testing.conformance import TurnsBench
-from keywise.turns.memory import MemoryTurns
-from keywise.turns.sqlite import SqliteTurns
 
 
 @asynccontextmanager

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from conformance.benches import MovingClock
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.sink import Stored, Write
+from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change
 from keywise.core.entry import Entry
 from keywise.core.events import Event
@@ -14,12 +17,9 @@ from keywise.core.ledger import Grade, Letter, Result
 from keywise.core.limits import Debounce
 from keywise.core.rules import Claim, Policy
 from keywise.core.settings import Settings
-from keywise.databases.memory import MemoryDatabase
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import Envelope, FieldRoute, Fields
 from keywise.flow.pipeline import Pipeline
-from keywise.sinks.memory import Stored, Write
-from keywise.sources.memory import MemorySource
 from keywise.testing.conformance import LedgerBench
 from unit.rig import Behaviour, Store, behave
 

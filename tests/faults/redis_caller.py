@@ -6,8 +6,8 @@ import sys
 import time
 
 import keywise
+from keywise.adapters.redis.database import RedisDatabase
 from keywise.core.errors import KeywiseError
-from keywise.databases.redis import RedisDatabase
 
 
 async def main(url: str, process: str, calls: int, keys: int, shared: int) -> None:

@@ -4,9 +4,9 @@ import asyncio
 from collections import Counter
 
 from chaos.merge import Fleet, Tally, hunt, judge, until
+from keywise.adapters.sqlite.serial.backend import connect
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address
-from keywise.turns.sqlite import connect
 
 PROCESSES, CALLERS, KEYS, CAPACITY = 4, 250, 20, 30
 

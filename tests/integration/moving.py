@@ -9,11 +9,11 @@ from typing import Any
 
 from chaos.fleet import until
 from integration.command import LIMIT_S, Answer, Folder, command, environment
+from keywise.adapters.sqlite.database import SqliteDatabase
+from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry, Policy
 from keywise.core.ledger import Part
-from keywise.databases.sqlite import SqliteDatabase
-from keywise.ledgers.sqlite import SqliteLedger
 from running import run
 
 OLD = "sqlite:///old.db"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pika
 
-from keywise.databases.rabbitmq import Broker, Channel, Link
+from keywise.adapters.rabbitmq.broker import Broker, Channel, Link
 
 
 class Owner:

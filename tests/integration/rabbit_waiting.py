@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
+from keywise.adapters.rabbitmq.broker import Broker
+from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.core.change import Delivery
 from keywise.core.errors import UnavailableError
-from keywise.databases.rabbitmq import Broker
-from keywise.sources.rabbitmq import RabbitSource
 from servers import shared
 from servers.rabbitmq import RabbitServer
 

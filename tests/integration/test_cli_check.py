@@ -9,14 +9,14 @@ import pytest
 
 from conformance.redis_turns_benches import turns_url
 from integration.command import LIMIT_S, Answer, Folder, environment
-from keywise.databases.redis import RedisDatabase
+from keywise.adapters.redis.database import RedisDatabase
 from running import run
 from servers import shared
 
 BROKEN = """
 import sys
 from keywise.cli import main
-from keywise.sources.memory import MemorySource
+from keywise.adapters.memory.source import MemorySource
 
 async def ack(self, deliveries):
     pass

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from integration.handling import passed
+from keywise.adapters.http.client import Answer, HttpClient, Server
 from keywise.core.errors import AddressError, OutcomeUnknownError, UnavailableError
-from keywise.databases.http import Answer, HttpClient, Server
 from running import awaited
 from servers import machine, shared
 from servers.http import Space, make_certificate

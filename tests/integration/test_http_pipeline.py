@@ -12,12 +12,12 @@ import pytest
 from integration.command import Folder
 from integration.shops import QUICK, Shop
 from integration.test_rates_of_processes import VERSIONS, send_for_a_second
+from keywise.adapters.http.sink import FEW, connect
 from keywise.core.change import Change, order_of
 from keywise.core.events import Failed, Repaired, Snoozed, Unavailable
 from keywise.core.ledger import APPLIED, Letter
 from keywise.core.rules import Claim
 from keywise.core.url import Address
-from keywise.sinks.http import FEW, connect
 from running import awaited, run
 from servers import machine, shared
 

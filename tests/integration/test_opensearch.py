@@ -9,12 +9,12 @@ from integration.command import Folder
 from integration.lossy_relay import lossy_relay
 from integration.press import Press, new_index, played, shown
 from integration.publishing_stores import SearchIndex
+from keywise.adapters.opensearch.sink import connect
 from keywise.core import events
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Order, Outcome, Want, order_of
 from keywise.core.entry import Claim, Terms
 from keywise.core.ledger import APPLIED, SUPERSEDED, Result
 from keywise.core.url import Address
-from keywise.sinks.opensearch import connect
 from running import run
 from servers import shared
 

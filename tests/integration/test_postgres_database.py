@@ -10,20 +10,20 @@ import pytest
 import keywise
 from conformance.postgres_benches import fresh
 from keywise import adapters
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.adapters.postgres.schema.install import FIRST, VERSIONS
+from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
+from keywise.adapters.postgres.sink import PostgresSink
+from keywise.adapters.postgres.source import POLL_S, PostgresSource
 from keywise.core.change import Want, order_of
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.rules import Policy
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address
-from keywise.databases.postgres import PostgresDatabase
-from keywise.databases.postgres_schema import FIRST, VERSIONS
-from keywise.ledgers.postgres import PostgresLedger
-from keywise.sinks.postgres import PostgresSink
-from keywise.sources.postgres import POLL_S, PostgresSource
 from keywise.testing import Verdict, check_sink, check_source
 from keywise.testing.conformance.sinks import put
-from keywise.turns.postgres_queue import PostgresQueueTurns
 from running import run
 from servers import shared
 

@@ -13,8 +13,8 @@ from chaos.judge import judge_atomic, judge_plain
 from chaos.on_postgres import PostgresShelf
 from chaos.store import Store
 from conformance.postgres_benches import fresh
+from keywise.adapters.postgres.database import IDLE_S, WRITERS_MAX, PostgresDatabase, closed_after_error
 from keywise.core.errors import UnavailableError
-from keywise.databases.postgres import IDLE_S, WRITERS_MAX, PostgresDatabase, closed_after_error
 from running import run
 from servers import shared
 from servers.pgbouncer import pgbouncer
@@ -260,7 +260,7 @@ def test_without_a_free_connection_a_worker_says_what_to_do_and_others_wait(narr
 
 
 def test_a_process_that_has_all_its_connections_in_use_says_so_and_goes_on(monkeypatch):
-    monkeypatch.setattr("keywise.databases.postgres.CONNECT_S", 0.2)
+    monkeypatch.setattr("keywise.adapters.postgres.database.CONNECT_S", 0.2)
 
     async def main() -> None:
         async with PostgresDatabase(shared.postgres().url) as database:

@@ -11,9 +11,9 @@ import pytest
 
 import keywise
 from conformance.postgres_benches import fresh
+from keywise.adapters.postgres.database import READERS_MAX, STEPPERS_MAX, WRITERS_MAX
 from keywise.core.errors import ExpiredError, KeywiseError, UnansweredError
 from keywise.core.events import SessionLost
-from keywise.databases.postgres import READERS_MAX, STEPPERS_MAX, WRITERS_MAX
 from running import run
 from servers import shared
 

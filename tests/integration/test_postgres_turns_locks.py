@@ -7,11 +7,11 @@ import asyncpg
 import pytest
 
 from conformance.postgres_benches import fresh
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
 from keywise.core.errors import KeywiseError
 from keywise.core.serial.contract import Ending, Reply, TurnPolicy
-from keywise.databases.postgres import PostgresDatabase
 from keywise.testing.conformance.turns import asked, done, modes
-from keywise.turns.postgres_lock import PostgresLockTurns
 from running import run
 from servers import shared
 

@@ -8,12 +8,12 @@ import asyncpg
 import pytest
 
 from conformance.postgres_benches import fresh
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
+from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.core.errors import UnavailableError
 from keywise.core.serial.contract import TurnPolicy
-from keywise.databases.postgres import PostgresDatabase
 from keywise.testing.conformance.turns import asked, done
-from keywise.turns.postgres_lock import PostgresLockTurns
-from keywise.turns.postgres_queue import PostgresQueueTurns
 from running import run
 from servers import shared
 

@@ -10,10 +10,10 @@ from conformance.rabbitmq_benches import fresh
 from integration.rabbit_listener import listener
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
+from keywise.adapters.rabbitmq import subscription as rabbitmq_intake
+from keywise.adapters.rabbitmq.broker import Broker
+from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.core.errors import DatabaseError
-from keywise.databases import rabbitmq_intake
-from keywise.databases.rabbitmq import Broker
-from keywise.sources.rabbitmq import RabbitSource
 from running import awaited
 from servers import shared
 

@@ -11,10 +11,10 @@ import keywise
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
+from keywise.adapters.rabbitmq.broker import Broker
+from keywise.adapters.rabbitmq.delay_classes import wait_of
+from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
-from keywise.databases.rabbitmq import Broker
-from keywise.databases.rabbitmq_delays import wait_of
-from keywise.sources.rabbitmq import RabbitSource
 from running import awaited, run
 from servers import machine, shared
 

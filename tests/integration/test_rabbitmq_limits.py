@@ -14,11 +14,11 @@ import keywise
 from conformance.rabbitmq_benches import fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, until
+from keywise.adapters.rabbitmq import source as rabbitmq
+from keywise.adapters.rabbitmq.broker import Broker
+from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.url import Address
-from keywise.databases.rabbitmq import Broker
-from keywise.sources import rabbitmq
-from keywise.sources.rabbitmq import RabbitSource
 from running import awaited, run
 from servers import machine
 from servers.http import make_certificate

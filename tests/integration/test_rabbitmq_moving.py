@@ -9,11 +9,11 @@ import pytest
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
+from keywise.adapters.rabbitmq import delay_classes as rabbitmq_delays
+from keywise.adapters.rabbitmq.broker import Broker
+from keywise.adapters.rabbitmq.messages import DELAYS
+from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.core.errors import DatabaseError
-from keywise.databases import rabbitmq_delays
-from keywise.databases.rabbitmq import Broker
-from keywise.databases.rabbitmq_messages import DELAYS
-from keywise.sources.rabbitmq import RabbitSource
 from running import awaited, run
 from servers import shared
 

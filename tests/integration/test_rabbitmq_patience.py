@@ -10,13 +10,13 @@ from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import owner
 from integration.rabbit_waiting import left_in, opened, until
 from integration.test_rabbitmq_pipeline import Shop
+from keywise.adapters.rabbitmq import delay_queues as rabbitmq_detour
+from keywise.adapters.rabbitmq.broker import Broker
+from keywise.adapters.rabbitmq.messages import DELAYS, fresh_properties
+from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.core import events
 from keywise.core.change import Outcome
 from keywise.core.controls import Pause
-from keywise.databases import rabbitmq_detour
-from keywise.databases.rabbitmq import Broker
-from keywise.databases.rabbitmq_messages import DELAYS, fresh_properties
-from keywise.sources.rabbitmq import RabbitSource
 from running import awaited, run
 from servers import shared
 from servers.rabbitmq import RabbitServer, rabbit_server

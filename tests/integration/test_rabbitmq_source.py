@@ -13,14 +13,14 @@ import pytest
 from conformance.rabbitmq_benches import SECOND_S, fresh
 from integration.rabbit_owner import bodies_of, owner
 from integration.rabbit_waiting import left_in, opened, received, until
+from keywise.adapters.rabbitmq import broker as keywise_rabbitmq
+from keywise.adapters.rabbitmq import source as rabbitmq_source
+from keywise.adapters.rabbitmq.broker import Broker, Link
+from keywise.adapters.rabbitmq.messages import fresh_properties
+from keywise.adapters.rabbitmq.publisher import Outlet
+from keywise.adapters.rabbitmq.source import RabbitSource
+from keywise.adapters.rabbitmq.subscription import WORN_AT
 from keywise.core.errors import DatabaseError, UnavailableError
-from keywise.databases import rabbitmq as keywise_rabbitmq
-from keywise.databases.rabbitmq import Broker, Link
-from keywise.databases.rabbitmq_intake import WORN_AT
-from keywise.databases.rabbitmq_messages import fresh_properties
-from keywise.databases.rabbitmq_outlet import Outlet
-from keywise.sources import rabbitmq as rabbitmq_source
-from keywise.sources.rabbitmq import RabbitSource
 from running import awaited
 from servers import shared
 
@@ -82,8 +82,8 @@ async def test_what_a_killed_worker_held_comes_again():
         await they.publish(queue, b"one", b"two")
     program = textwrap.dedent(f"""
         import asyncio
-        from keywise.databases.rabbitmq import Broker
-        from keywise.sources.rabbitmq import RabbitSource
+        from keywise.adapters.rabbitmq.broker import Broker
+        from keywise.adapters.rabbitmq.source import RabbitSource
 
         async def main():
             async with RabbitSource(Broker({shared.rabbitmq().url!r}), {queue!r}) as source:

@@ -9,14 +9,14 @@ import pytest
 from redis.exceptions import RedisError
 
 from conformance.redis_benches import fresh
+from keywise.adapters.redis.database import RedisDatabase, redis_errors
+from keywise.adapters.redis.ledger import ledger as redis_ledger
+from keywise.adapters.redis.ledger import scope as redis_scope
+from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import Want, order_of
 from keywise.core.controls import Pause
 from keywise.core.errors import UnavailableError
 from keywise.core.rules import Policy, Terms
-from keywise.databases import redis_scope
-from keywise.databases.redis import RedisDatabase, redis_errors
-from keywise.ledgers import redis as redis_ledger
-from keywise.ledgers.redis import RedisLedger
 from running import run
 from servers import shared
 

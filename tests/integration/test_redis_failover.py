@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from chaos.fleet import until
+from keywise.adapters.redis import database as redis_module
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import Want, order_of
 from keywise.core.errors import UnavailableError
 from keywise.core.rules import Policy, Terms
-from keywise.databases import redis as redis_module
-from keywise.databases.redis import RedisDatabase
-from keywise.ledgers.redis import RedisLedger
 from running import run
 from servers.redis import RedisServer, redis_server
 

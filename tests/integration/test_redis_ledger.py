@@ -7,16 +7,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from conformance.redis_benches import fresh
+from keywise.adapters.redis import database as redis_module
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger import working_set as redis_book
+from keywise.adapters.redis.ledger.ledger import RedisLedger, connect
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.ledger import Line
 from keywise.core.rules import Answer, Policy, Terms
 from keywise.core.url import Address
-from keywise.databases import redis as redis_module
-from keywise.databases import redis_book
-from keywise.databases.redis import RedisDatabase
-from keywise.ledgers.redis import RedisLedger, connect
 from running import run
 from servers import machine, shared
 from servers.redis import RedisServer, redis_server

@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from conformance.redis_benches import fresh
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger import ledger as redis_ledger
+from keywise.adapters.redis.ledger import working_set as redis_book
+from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import Want, order_of
 from keywise.core.ledger import Burial, Letter, Part
 from keywise.core.rules import Policy, Terms
-from keywise.databases import redis_book
-from keywise.databases.redis import RedisDatabase
-from keywise.ledgers import redis as redis_ledger
-from keywise.ledgers.redis import RedisLedger
 from running import run
 from servers import shared
 from servers.redis import RedisServer, redis_server

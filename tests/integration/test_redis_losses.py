@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from conformance.redis_benches import fresh
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger import scope as redis_scope
+from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry
 from keywise.core.errors import UnavailableError
 from keywise.core.rules import Policy, Terms
-from keywise.databases import redis_scope
-from keywise.databases.redis import RedisDatabase
-from keywise.ledgers.redis import RedisLedger
 from running import run
 from servers.redis import RedisServer, redis_server
 

@@ -8,10 +8,10 @@ import pytest
 
 from chaos.fleet import until
 from integration.command import Folder
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.errors import UnavailableError
 from keywise.core.rules import Policy
-from keywise.databases.redis import RedisDatabase
-from keywise.ledgers.redis import RedisLedger
 from running import run
 from servers.redis import RedisServer, redis_server
 

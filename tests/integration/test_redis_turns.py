@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 import pytest
 
 import keywise
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.serial import backend as redis
+from keywise.adapters.redis.serial.backend import RedisTurns
+from keywise.adapters.redis.serial.store import NONCE_BITS, token_of, token_text
 from keywise.core.errors import DatabaseError, UnansweredError, UnavailableError
 from keywise.core.events import SessionLost
 from keywise.core.serial.contract import Ending, Mode, Switch, TurnPolicy
-from keywise.databases.redis import RedisDatabase
-from keywise.databases.redis_turns import NONCE_BITS, token_of, token_text
 from keywise.testing.conformance.turns import asked, done
-from keywise.turns import redis
-from keywise.turns.redis import RedisTurns
 from running import run
 from servers.redis import RedisServer, redis_server
 

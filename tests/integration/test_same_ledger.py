@@ -4,12 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from conformance.postgres_benches import fresh
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import ActError
-from keywise.databases.postgres import PostgresDatabase
-from keywise.databases.redis import RedisDatabase
-from keywise.ledgers.postgres import PostgresLedger
-from keywise.ledgers.redis import RedisLedger
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Found, Move, Place
 from keywise.testing.conformance.archives import filled, joined, parts_of

@@ -8,10 +8,10 @@ import pytest
 
 import keywise
 from chaos.fleet import until
+from keywise.adapters.sqlite import write_fairness as sqlite_courtesy
+from keywise.adapters.sqlite.database import SqliteDatabase
+from keywise.adapters.sqlite.write_fairness import BUSY_S, FREE_MAX_S, Courtesy
 from keywise.core import events
-from keywise.databases import sqlite_courtesy
-from keywise.databases.sqlite import SqliteDatabase
-from keywise.databases.sqlite_courtesy import BUSY_S, FREE_MAX_S, Courtesy
 from running import run
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from integration.shops import WAYS, Shop
 from keywise import Change
+from keywise.adapters.sqlite.database import BUSY_S, SqliteDatabase
 from keywise.core.clock import boot_time
 from keywise.core.errors import DatabaseError
 from keywise.core.events import Failed, Unavailable
-from keywise.databases.sqlite import BUSY_S, SqliteDatabase
 from keywise.flow.consumer import Consumer
 from running import run
 

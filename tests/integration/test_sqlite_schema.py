@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from keywise.databases.sqlite import SqliteDatabase
-from keywise.databases.sqlite_schema import VERSIONS
+from keywise.adapters.sqlite.database import SqliteDatabase
+from keywise.adapters.sqlite.schema.install import VERSIONS
 from running import run
 
 

@@ -83,7 +83,7 @@ def test_every_module_opens_with_one_sentence():
 def test_a_vague_module_name_is_reported():
     for path in ("src/keywise/utils.py", "src/keywise/sinks/_base.py", "tests/helpers.py"):
         assert len(module_name_faults(Module.of(path, ""))) == 1, path
-    assert module_name_faults(Module.of("src/keywise/databases/sqlite.py", "")) == []
+    assert module_name_faults(Module.of("src/keywise/adapters/sqlite/database.py", "")) == []
 
 
 def test_a_synonym_is_reported_wherever_a_name_is_made():

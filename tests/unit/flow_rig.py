@@ -5,10 +5,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.source import MemorySource
 from keywise.core.controls import Pause
 from keywise.core.limits import Debounce, Rate
-from keywise.ledgers.memory import MemoryLedger
-from keywise.sources.memory import MemorySource
 from unit.rig import LEASED, Rig
 
 EVERYTHING = Pause("*", is_pattern=True)

@@ -6,6 +6,10 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.sink import MemorySink, MemoryTable
+from keywise.adapters.memory.source import MemorySource
 from keywise.core import events
 from keywise.core.change import Change, Outcome
 from keywise.core.errors import TransientError
@@ -14,13 +18,9 @@ from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.ledger import Grade, Letter, Result, Transaction
 from keywise.core.rules import Certainty, Claim, Entry, Policy
 from keywise.core.settings import Settings
-from keywise.databases.memory import MemoryDatabase
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import Envelope, FieldRoute, Fields
 from keywise.flow.pipeline import Pipeline
-from keywise.ledgers.memory import MemoryLedger
-from keywise.sinks.memory import MemorySink, MemoryTable
-from keywise.sources.memory import MemorySource
 from keywise.testing.virtual import VirtualLoop
 
 ONE_TRANSACTION = "one transaction"

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from conformance.benches import MovingClock
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Policy, Terms
 from keywise.core.errors import ActError
 from keywise.core.ledger import Part
-from keywise.databases.memory import MemoryDatabase
-from keywise.ledgers.memory import MemoryLedger
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Move, Place, Tallies
 from keywise.testing.conformance.archives import filled, joined, parts_of

@@ -2,12 +2,12 @@
 
 import pytest
 
+from keywise.adapters.memory.source import MemorySource
 from keywise.core import events
 from keywise.core.change import Change, Want, order_of
 from keywise.core.errors import PermanentError, TransientError
 from keywise.core.ledger import Failure
 from keywise.core.rules import Certainty, Terms
-from keywise.sources.memory import MemorySource
 from unit.rig import (
     CLAIM_IN_TRANSACTION,
     CLAIMED_TRANSACTION,

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from keywise.adapters.memory.database import Message
+from keywise.adapters.memory.source import MemorySource
 from keywise.core import events
 from keywise.core.change import Change
 from keywise.core.errors import UnavailableError
 from keywise.core.rules import Entry
-from keywise.databases.memory import Message
 from keywise.flow.transactional import BULK_PART
-from keywise.sources.memory import MemorySource
 from unit.flow_rig import FlowRig
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, Running
 from unit.test_consumer import every_way, page

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
+from keywise.adapters.function.sink import FunctionSink
 from keywise.core import events
 from keywise.core.change import Change
 from keywise.core.errors import TransientError
 from keywise.core.ledger import Transaction
 from keywise.core.limits import Snooze
-from keywise.sinks.function import FunctionSink
 from unit.flow_rig import FlowRig
 from unit.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, Running, Table
 from unit.test_consumer import page

@@ -7,12 +7,12 @@ from typing import Any, Self
 
 import pytest
 
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import Want, order_of
 from keywise.core.errors import UnavailableError
 from keywise.core.rules import Claim, Policy, Terms
-from keywise.databases.memory import MemoryDatabase
 from keywise.flow.heartbeat import Heartbeat, Pulse
-from keywise.ledgers.memory import MemoryLedger
 from keywise.testing.virtual import VirtualLoop
 
 LEASE_S, MARGIN_S, RUNTIME_MAX_S = 30.0, 2.0, 100.0

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core import events
 from keywise.core.change import Change, Outcome, order_of
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Line
 from keywise.core.rules import Policy
-from keywise.databases.memory import MemoryDatabase
-from keywise.ledgers.memory import MemoryLedger
 from keywise.observe.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, History, standing_alarm
 
 STORE_AHEAD_S = 1000.0

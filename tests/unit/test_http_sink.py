@@ -5,12 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keywise import adapters
-from keywise.core.change import Outcome, order_of
-from keywise.core.errors import AddressError
-from keywise.core.ledger import APPLIED, SUPERSEDED, Grade, Result
-from keywise.core.rules import Certainty
-from keywise.core.url import Address
-from keywise.databases.http import (
+from keywise.adapters.http.client import (
     RETRY_AFTER_MAX_S,
     RETRY_AFTER_MIN_S,
     Answer,
@@ -18,7 +13,12 @@ from keywise.databases.http import (
     retry_after_s,
     server_at,
 )
-from keywise.sinks.http import FEW, Asked, Contract, HttpSink, Lull, held_order, judged, misfit_of
+from keywise.adapters.http.sink import FEW, Asked, Contract, HttpSink, Lull, held_order, judged, misfit_of
+from keywise.core.change import Outcome, order_of
+from keywise.core.errors import AddressError
+from keywise.core.ledger import APPLIED, SUPERSEDED, Grade, Result
+from keywise.core.rules import Certainty
+from keywise.core.url import Address
 
 PUT = Asked(order_of(5), deleted=False)
 DELETION = Asked(order_of(5), deleted=True)

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
+from keywise.adapters.memory import ledger as ledgers
+from keywise.adapters.memory import sink as sinks
+from keywise.adapters.memory import source as sources
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.sink import MemorySink, MemoryTable
+from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change, Want, order_of
 from keywise.core.errors import AddressError
 from keywise.core.ledger import APPLIED, SUPERSEDED, Burial, Census, Failure, Grade, Letter
 from keywise.core.rules import Answer, Certainty, Claim, Policy, Terms
 from keywise.core.url import Address
-from keywise.databases.memory import MemoryDatabase
-from keywise.ledgers import memory as ledgers
-from keywise.ledgers.memory import MemoryLedger
-from keywise.sinks import memory as sinks
-from keywise.sinks.memory import MemorySink, MemoryTable
-from keywise.sources import memory as sources
-from keywise.sources.memory import MemorySource
 from keywise.testing.virtual import VirtualLoop
 
 TERMS = Terms("w1", 10.0)

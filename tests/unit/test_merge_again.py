@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from keywise import Claim, Transaction
+from keywise.adapters.memory.database import MemoryDatabase
 from keywise.core.errors import ExpiredError, LostError, OutcomeUnknownError
 from keywise.core.serial.contract import Ending
-from keywise.databases.memory import MemoryDatabase
 from keywise.serial.pending import AGAIN_MAX
 from merge_trouble import serial, until
 from running import awaited

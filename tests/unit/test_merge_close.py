@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from keywise import Claim
+from keywise.adapters.memory.database import MemoryDatabase
 from keywise.core.errors import ExpiredError, LostError, UnansweredError, UnavailableError
 from keywise.core.serial.contract import Ending
-from keywise.databases.memory import MemoryDatabase
 from merge_trouble import serial, until
 from running import awaited
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 
 from keywise import Claim
+from keywise.adapters.memory.database import MemoryDatabase
 from keywise.core.errors import LostError, UnansweredError, UnavailableError
-from keywise.databases.memory import MemoryDatabase
 from merge_trouble import gate, serial, until
 from running import awaited
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from keywise import Claim
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.serial import MemoryTurns
 from keywise.core.errors import ExpiredError, LostError, UnansweredError
-from keywise.databases.memory import MemoryDatabase
 from keywise.serial.function import SerialFunction, Wiring, Worker, define
-from keywise.turns.memory import MemoryTurns
 from running import awaited
 
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from keywise import Claim
+from keywise.adapters.memory.database import MemoryDatabase
 from keywise.core.errors import DatabaseError, ExpiredError, LostError, UnansweredError
 from keywise.core.events import Alarmed, CallEnded
 from keywise.core.serial.contract import Mode, Request, Switch
-from keywise.databases.memory import MemoryDatabase
 from merge_trouble import a_while, gate, serial, until
 from running import awaited
 

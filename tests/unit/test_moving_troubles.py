@@ -3,12 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
+from keywise.adapters.memory.dump import MemoryArchive
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.entry import Entry
 from keywise.core.errors import ActError
 from keywise.core.ledger import Part
-from keywise.databases.memory_archive import MemoryArchive
 from keywise.operate.copy_ledger import UNFINISHED, Found
 from running import run
 from unit.road import EVERY_KEY, TERMS, WHO, Road

@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from keywise.adapters.opensearch import sink as opensearch
+from keywise.adapters.opensearch.sink import OpenSearchSink, connect
 from keywise.core.change import Change, Outcome, order_of
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.core.ledger import APPLIED, SUPERSEDED
 from keywise.core.url import Address
-from keywise.sinks import opensearch
-from keywise.sinks.opensearch import OpenSearchSink, connect
 from running import awaited
 from servers.machine import free_port
 from unit.stub_engine import INDEX, WELL, Said, documents, items, lines_of, stub_engine, trouble

@@ -6,12 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Outcome, order_of
-from keywise.core.entry import Certainty, Claim
-from keywise.core.errors import AddressError
-from keywise.core.ledger import APPLIED, SUPERSEDED, Result
-from keywise.databases.http import Answer
-from keywise.databases.opensearch import (
+from keywise.adapters.http.client import Answer
+from keywise.adapters.opensearch.documents import (
     BACKOFF_MAX_S,
     BACKOFF_S,
     REMEMBERED,
@@ -29,6 +25,10 @@ from keywise.databases.opensearch import (
     looked_into,
     refused,
 )
+from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Outcome, order_of
+from keywise.core.entry import Certainty, Claim
+from keywise.core.errors import AddressError
+from keywise.core.ledger import APPLIED, SUPERSEDED, Result
 from unit.stub_engine import lines_of
 
 BODIES = st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.text(), st.lists), max_size=5)

@@ -8,8 +8,8 @@ from pika.exceptions import (
     StreamLostError,
 )
 
+from keywise.adapters.rabbitmq.broker import translated
 from keywise.core.errors import DatabaseError, UnavailableError
-from keywise.databases.rabbitmq import translated
 
 
 @pytest.mark.parametrize("kind", [ProbableAuthenticationError, ProbableAccessDeniedError])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pika.channel import Channel
 from pika.spec import Basic, BasicProperties
 
-from keywise.databases.rabbitmq_connection import Connection, decoded
-from keywise.databases.rabbitmq_frames import ACK, NACK, Unread, handover_at, settlement, stamp_of
-from keywise.databases.rabbitmq_messages import HEADER
+from keywise.adapters.rabbitmq.connection import Connection, decoded
+from keywise.adapters.rabbitmq.frames import ACK, NACK, Unread, handover_at, settlement, stamp_of
+from keywise.adapters.rabbitmq.messages import HEADER
 
 CHANNELS = (1, 2)
 OURS, OTHERS = "keywise-1", "others"

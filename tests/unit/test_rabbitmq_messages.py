@@ -9,13 +9,10 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, ConnectionClosedByBroker, StreamLostError
 
-from keywise.core.change import Delivery
-from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
-from keywise.core.url import Address
-from keywise.databases.rabbitmq import Broker, Link, broker_at, refusal_code, translated
-from keywise.databases.rabbitmq_connection import Connection
-from keywise.databases.rabbitmq_delays import CLASSES_S, DAY_S, wait_of, waits_of
-from keywise.databases.rabbitmq_messages import (
+from keywise.adapters.rabbitmq.broker import Broker, Link, broker_at, refusal_code, translated
+from keywise.adapters.rabbitmq.connection import Connection
+from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, DAY_S, wait_of, waits_of
+from keywise.adapters.rabbitmq.messages import (
     HEADER,
     HEADERS_MAX_BYTES,
     KEPT,
@@ -27,7 +24,10 @@ from keywise.databases.rabbitmq_messages import (
     shown_headers,
     times_before,
 )
-from keywise.databases.rabbitmq_outlet import BYTES_AT_ONCE, _parts
+from keywise.adapters.rabbitmq.publisher import BYTES_AT_ONCE, _parts
+from keywise.core.change import Delivery
+from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
+from keywise.core.url import Address
 from running import run
 
 DELIVERY = Delivery("id", 1, b"body", 1.5, 3)

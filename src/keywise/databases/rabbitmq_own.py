@@ -2,8 +2,8 @@
 
 import time
 
-from keywise.databases.rabbitmq import Broker, Link
-from keywise.databases.rabbitmq_delays import waits_of
+from keywise.adapters.rabbitmq.broker import Broker, Link
+from keywise.adapters.rabbitmq.delay_classes import waits_of
 
 
 async def make(broker: Broker, queue: str) -> None:

@@ -2,8 +2,8 @@
 
 import re
 
-from keywise.databases.redis import RedisDatabase
-from keywise.databases.redis_turns_lua import TAG, prefix_of
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.serial.lua import TAG, prefix_of
 
 AT_ONCE = 500
 

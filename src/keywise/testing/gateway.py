@@ -3,10 +3,10 @@
 import random
 from typing import TYPE_CHECKING, Any
 
+from keywise.adapters.memory.sink import MemorySink
 from keywise.core.change import Change, Order, Outcome
 from keywise.core.ledger import APPLIED, Result
 from keywise.core.rules import Certainty, Claim
-from keywise.sinks.memory import MemorySink
 
 if TYPE_CHECKING:
     from keywise.testing.world import World

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
+from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Delivery, Want
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Inlet, Letter, Sought, Transaction
 from keywise.core.rules import Claim, Entry, Refusal, Terms
-from keywise.databases.memory import MemoryDatabase
-from keywise.ledgers.memory import MemoryLedger, MemoryTransaction
-from keywise.sources.memory import MemorySource
 from keywise.testing.virtual import Process, outside
 
 if TYPE_CHECKING:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.controls import Pause, Standing
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Line
-from keywise.ledgers.memory import MemoryLedger
 from keywise.testing.links import Link
 
 

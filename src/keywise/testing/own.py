@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from keywise.adapters.function.sink import signature_of
 from keywise.app import App, PipelineDefinition
 from keywise.core.errors import SettingsError
 from keywise.core.ledger import Grade
-from keywise.sinks.function import signature_of
 from keywise.testing.own_messages import samples_of
 from keywise.testing.own_report import Finding, Report, differences, told_of
 from keywise.testing.own_world import OwnWorld, Trial

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
+from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Delivery, Want
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Answers, Letter, Transaction
 from keywise.core.rules import Claim, Refusal, Terms
-from keywise.databases.memory import MemoryDatabase
-from keywise.ledgers.memory import MemoryLedger, MemoryTransaction
-from keywise.sources.memory import MemorySource
 from keywise.testing.links import Session
 from keywise.testing.virtual import outside
 

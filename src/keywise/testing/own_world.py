@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.source import MemorySource
 from keywise.app import App, PipelineDefinition
 from keywise.core.change import Change, Delivery
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Snooze
 from keywise.core.rules import Policy
-from keywise.databases.memory import MemoryDatabase
 from keywise.flow.consumer import Consumer
 from keywise.flow.pipeline import Pipeline
-from keywise.ledgers.memory import MemoryLedger
-from keywise.sinks.function import FunctionSink, TransactedFunctionSink, signature_of
-from keywise.sources.memory import MemorySource
 from keywise.testing.own_messages import Sample, Samples
 from keywise.testing.own_trouble import Trouble
 from keywise.testing.own_watch import Watch, Worker

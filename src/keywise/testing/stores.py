@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Self
 
+from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.core.change import Change, Outcome
 from keywise.core.errors import PermanentError, TransientError
 from keywise.core.ledger import Result, Transaction
 from keywise.core.rules import Certainty, Claim
-from keywise.sinks.memory import MemorySink, MemoryTable
 from keywise.testing.gateway import Blame
 from keywise.testing.links import Link
 

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from keywise.adapters.memory.database import MemoryDatabase, Message
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.sink import MemorySink, MemoryTable
+from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change, Delete, Order, Put
 from keywise.core.ledger import APPLIED, Grade, Letter, Result
 from keywise.core.rules import Claim, Entry, Policy, doubtful_since
 from keywise.core.settings import Settings
-from keywise.databases.memory import MemoryDatabase, Message
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import Envelope, FunctionRoute
 from keywise.flow.lanes import Lanes
 from keywise.flow.pipeline import Pipeline
-from keywise.ledgers.memory import MemoryLedger
-from keywise.sinks.memory import MemorySink, MemoryTable
-from keywise.sources.memory import MemorySource
 from keywise.testing import workload
 from keywise.testing.auditor import TICK_S, Auditor
 from keywise.testing.blackout import Blackout

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, Order, Want
 from keywise.core.controls import Pause
 from keywise.core.ledger import Burial, Failure, Letter
 from keywise.core.rules import Certainty, Claim, Entry, Policy, Refusal, Terms
-from keywise.databases.memory import MemoryDatabase
-from keywise.ledgers.memory import MemoryLedger
 from keywise.testing.conformance.ledgers import LedgerBench
 from keywise.testing.conformance.promise import Promises
 

@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.serial import MemoryTurns
 from keywise.core.serial.contract import Ending, KeyState, Mode, Record, Reply, Request, Switch, Turn, TurnPolicy
-from keywise.databases.memory import MemoryDatabase
 from keywise.testing.conformance.promise import Promises, same
 from keywise.testing.conformance.turns import TurnsBench
-from keywise.turns.memory import MemoryTurns
 
 STEPS = 700
 EPOCH = 120

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from keywise import adapters
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.core.errors import SettingsError
 from keywise.core.rules import Policy
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address, shown
-from keywise.databases.memory import MemoryDatabase
-from keywise.databases.sqlite import SqliteDatabase
 from keywise.flow.pipeline import is_atomic
 from keywise.testing.conformance.ledgers import LedgerBench
 from keywise.testing.conformance.promise import UncheckedError

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from keywise.adapters.memory.serial import MemoryTurns, _Transaction
 from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.core.serial.contract import Answered, Ending, Reply, Request, Switch, Turn
 from keywise.testing.links import Session
 from keywise.testing.virtual import Process, outside
-from keywise.turns.memory import MemoryTurns, _Transaction
 
 if TYPE_CHECKING:
     from keywise.testing.merge_queue.world import MergeWorld

@@ -9,19 +9,19 @@ from typing import Any
 
 import msgspec
 
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.serial import MemoryTurns
+from keywise.adapters.memory.serial_book import Lines, lines_of
 from keywise.core.entry import Claim
 from keywise.core.events import Alarmed, Event
 from keywise.core.ledger import Grade, Transaction
 from keywise.core.serial.contract import Ending, Mode, Record, Switch, TurnPolicy
-from keywise.databases.memory import MemoryDatabase
-from keywise.databases.memory_turns import Lines, lines_of
 from keywise.serial.function import SerialFunction, Wiring, define
 from keywise.testing.links import Session
 from keywise.testing.merge_queue.auditor import Auditor
 from keywise.testing.merge_queue.links import BROKEN, LinkedTurns
 from keywise.testing.merge_queue.trouble import SLOW_MAX_S, Faults, meet
 from keywise.testing.virtual import Process, VirtualLoop, current_process
-from keywise.turns.memory import MemoryTurns
 
 SAFETY_S = 70.0
 LIVENESS_MAX_S = 200.0

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from keywise.adapters.memory.database import TOKEN_NONCE_BITS, MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core import rules
 from keywise.core.change import Want
 from keywise.core.ledger import Answers, Grade
 from keywise.core.rules import Answer, Claim, Entry, Policy, Refusal, Terms
-from keywise.databases.memory import TOKEN_NONCE_BITS, MemoryDatabase
-from keywise.ledgers.memory import MemoryLedger
 from keywise.testing.mutants.mutant import Mutant
 
 _decide, _grant = rules.decide, rules.grant

@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from keywise.adapters.memory.ledger import MemoryTransaction
 from keywise.core import rules
 from keywise.core.change import Order, Outcome, Want
 from keywise.core.controls import Standing
@@ -12,7 +13,6 @@ from keywise.core.ledger import Grade
 from keywise.core.rules import Claim, Entry, Policy, Refusal
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Ended
-from keywise.ledgers.memory import MemoryTransaction
 from keywise.operate import force
 from keywise.testing.mutants.mutant import Mutant
 

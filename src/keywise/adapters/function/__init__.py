@@ -1,0 +1,1 @@
+"""Handlers: functions of the user as a sink."""

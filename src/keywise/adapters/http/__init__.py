@@ -1,0 +1,1 @@
+"""Any HTTP API as a sink, and the client that other adapters share."""

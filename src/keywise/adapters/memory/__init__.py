@@ -1,0 +1,4 @@
+"""Source, ledger, sink and serial functions in the memory of one process.
+
+They pass the same conformance suites as the others, and are what the simulator runs on.
+"""

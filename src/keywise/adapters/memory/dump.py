@@ -1,0 +1,58 @@
+"""All of one scope of a memory database, to be carried to another ledger."""
+
+import math
+from itertools import islice
+
+from msgspec.structs import replace
+
+from keywise.adapters.memory.database import MemoryDatabase, Scope
+from keywise.core.controls import PLAIN, Standing
+from keywise.core.ledger import Part
+
+
+class MemoryArchive:
+    """The archive of one scope of a memory database."""
+
+    def __init__(self, database: MemoryDatabase, scope: Scope) -> None:
+        self._database = database
+        self._scope = scope
+
+    async def scopes(self) -> list[str]:
+        return sorted(name for name, scope in self._database.scopes.items() if _holds_something(scope))
+
+    async def part(self, cursor: str, limit: int) -> Part:
+        entries = [("entries", key, (key, entry)) for key, entry in sorted(self._scope.entries.items())]
+        letters = [("letters", f"{number:020}", kept) for number, kept in sorted(self._scope.letters.items())]
+        lines = [("lines", f"{number:020}", line) for number, line in sorted(self._scope.lines.items())]
+        after = tuple(cursor.split(":", 1)) if cursor else ("", "")
+        found = list(islice((one for one in (*entries, *letters, *lines) if one[:2] > after), limit))
+        told: dict[str, list[object]] = {"entries": [], "letters": [], "lines": []}
+        for kind, _, thing in found:
+            told[kind].append(thing)
+        return Part(**told, cursor=f"{found[-1][0]}:{found[-1][1]}" if found else "")  # type: ignore[arg-type]
+
+    async def add(self, part: Part) -> None:
+        async with self._database.transaction():
+            for key, entry in part.entries:
+                rounded = replace(entry, updated_at=float(math.ceil(entry.updated_at)))
+                self._database.set(self._scope.entries, key, rounded)
+            for kept in part.letters:
+                self._database.set(self._scope.letters, self._database.number(), kept)
+            for line in part.lines:
+                self._database.set(self._scope.lines, self._database.number(), line)
+
+    async def clear(self) -> None:
+        async with self._database.exclusive():
+            for table in (self._scope.entries, self._scope.letters, self._scope.lines, self._scope.chores):
+                table.clear()
+
+    async def stand(self, standing: Standing) -> None:
+        async with self._database.exclusive():
+            self._database.set(self._scope.standings, "", standing)
+
+    async def tokens_above(self, floor: int) -> int:
+        return self._database.tokens_above(floor)
+
+
+def _holds_something(scope: Scope) -> bool:
+    return bool(scope.entries or scope.letters or scope.lines or scope.standings.get("", PLAIN) != PLAIN)

@@ -1,0 +1,306 @@
+"""The ledger in memory: the rules applied to a dictionary, and what every other ledger is held to."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Self
+
+from msgspec.structs import replace
+
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.dump import MemoryArchive
+from keywise.core import rules
+from keywise.core.change import Want
+from keywise.core.controls import PLAIN, Pause, Standing
+from keywise.core.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Line, Sought, Transaction
+from keywise.core.url import Address
+
+
+class MemoryLedger:
+    """The ledger of one pipeline in a memory database. It is also its own operator, governor and historian."""
+
+    def __init__(self, database: MemoryDatabase, scope: str, policy: Policy) -> None:
+        self.database = database
+        self._scope = database.scope(scope)
+        self._policy = policy
+        self.operator = self.governor = self.historian = self
+        self.archive = MemoryArchive(database, self._scope)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
+        async with self.database.exclusive():
+            answers = Answers()
+            for want in sorted(wants, key=lambda want: want.key):
+                entry = self._entry(want.key)
+                refusal = rules.decide_under(self._standing(), entry, want, self._now(), self._policy, terms)
+                if refusal is not None:
+                    answers.refused[want.key] = refusal
+                    continue
+                token = self.database.token()
+                lifted = rules.in_era(want, entry, self._standing())
+                entry, claim = rules.grant(entry, lifted, token, self._now(), terms, self._policy)
+                self._set(want.key, entry)
+                answers.granted.append(claim)
+            return answers
+
+    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+        async with self.database.exclusive():
+            lost = []
+            for claim in claims:
+                entry = rules.renew(self._entry(claim.key), claim, self._now(), lease_s)
+                if entry is None:
+                    lost.append(claim)
+                else:
+                    self._set(claim.key, entry)
+            return lost
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        async with self.database.exclusive():
+            return self._commit(claims, allowed=(Verdict.COMMITTED, Verdict.ALREADY))
+
+    async def fail(self, failures: Sequence[Failure]) -> None:
+        async with self.database.exclusive():
+            for failure in failures:
+                claim = failure.claim
+                entry = self._entry(claim.key)
+                self._set(
+                    claim.key,
+                    rules.fail(entry, claim, failure.certainty, failure.retry_s, self._now(), self._policy),
+                )
+
+    async def release(self, claims: Sequence[Claim]) -> None:
+        async with self.database.exclusive():
+            for claim in claims:
+                self._set(claim.key, rules.release(self._entry(claim.key), claim))
+
+    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+        async with self.database.exclusive():
+            lost = []
+            for burial in burials:
+                if (claim := burial.claim) is not None:
+                    entry = self._entry(claim.key)
+                    if entry is None or entry.token != claim.token:
+                        lost.append(claim)
+                        continue
+                    self._set(claim.key, rules.bury(entry, claim, burial.certainty, self._now(), self._policy))
+                self._keep(burial.letter)
+            return lost
+
+    async def prune(self, retention_s: float) -> int:
+        async with self.database.exclusive():
+            entries = self._scope.entries
+            now, policy = self._now(), self._policy
+            gone = [key for key, entry in entries.items() if rules.is_prunable(entry, now, retention_s, policy)]
+            known = sum(rules.is_known(entries[key]) for key in gone)
+            for key in gone:
+                self._set(key, None)
+            return known
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transaction()
+
+    async def inspect(self, key: str) -> Entry | None:
+        return self._entry(key)
+
+    async def census(self) -> Census:
+        entries = self._scope.entries.values()
+        return Census(
+            keys=sum(entry.mark is not None for entry in entries),
+            tombstones=sum(entry.deleted for entry in entries),
+            claims=sum(entry.token != 0 and entry.lease_until > self._now() for entry in entries),
+            suspects=sum(entry.suspect > 0 for entry in entries),
+            dead=len(self._scope.letters),
+        )
+
+    async def suspects(self, limit: int, quiet_s: float) -> list[str]:
+        until = self._now() - quiet_s
+        doubts = [(rules.doubtful_since(entry, self._policy), key) for key, entry in self._scope.entries.items()]
+        return [key for since, key in sorted((s, key) for s, key in doubts if s is not None and s <= until)][:limit]
+
+    async def mend(self, claim: Claim, written: Want | None) -> None:
+        async with self.database.exclusive():
+            self._set(claim.key, rules.mend(self._entry(claim.key), claim, written, self._now()))
+
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        async with self.database.exclusive():
+            now, standing = self._now(), self._standing()
+            for want in wants:
+                entry = self._entry(want.key)
+                lifted = rules.in_era(want, entry, standing)
+                self._set(want.key, rules.doubt(entry, lifted, now, self._policy))
+            self._stand(standing.with_resync(resync_due, now))
+
+    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
+        numbered = sorted(self._scope.letters.items(), reverse=True)
+        found = [(number, *kept) for number, kept in numbered if sought.covers(*kept)]
+        return found[:limit]
+
+    async def drop(self, numbers: Sequence[int]) -> int:
+        known = [number for number in numbers if number in self._scope.letters]
+        for number in known:
+            self.database.set(self._scope.letters, number, None)
+        return len(known)
+
+    async def now(self) -> float:
+        return self._now()
+
+    async def standing(self) -> Standing:
+        return self._standing()
+
+    async def pause(self, pause: Pause) -> None:
+        async with self.database.exclusive():
+            others = self._standing().without(pause.keys, pause.is_pattern)
+            self._stand(replace(others, pauses=(*others.pauses, pause)))
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        async with self.database.exclusive():
+            before = self._standing()
+            self._stand(before.without(keys, is_pattern))
+            return self._standing() != before
+
+    async def reset(self, claim: Claim) -> int | None:
+        async with self.database.exclusive():
+            entry = rules.reset(self._entry(claim.key), claim, self._standing())
+            if entry is None:
+                return None
+            self._set(claim.key, entry)
+            return entry.era
+
+    async def raise_era(self) -> int | None:
+        async with self.database.exclusive():
+            entries, standing = self._scope.entries.values(), self._standing()
+            if any(entry.token != 0 and entry.lease_until > self._now() for entry in entries):
+                return None
+            era = 1 + max((rules.era_of(entry, standing) for entry in entries), default=standing.era)
+            self._stand(replace(standing, era=era))
+            return era
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        return sorted(key for key, entry in self._scope.entries.items() if key > after and rules.is_known(entry))[
+            :limit
+        ]
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        entries, now = self._scope.entries.items(), self._now()
+        return sorted(key for key, entry in entries if key > after and entry.token and entry.lease_until > now)[:limit]
+
+    async def turn(self, chore: str, every_s: float) -> bool:
+        async with self.database.exclusive():
+            done_at = self._scope.chores.get(chore)
+            if done_at is not None and self._now() < done_at + every_s:
+                return False
+            self.database.set(self._scope.chores, chore, self._now())
+            return True
+
+    async def record(self, lines: Sequence[Line]) -> None:
+        async with self.database.exclusive():
+            for line in lines:
+                self.database.set(self._scope.lines, self.database.number(), line)
+
+    async def history(self, key: str | None, limit: int) -> list[Line]:
+        newest = sorted(self._scope.lines.items(), reverse=True)
+        return [line for _, line in newest if key is None or line.key == key][:limit]
+
+    async def trim(self, age_s: float, lines_max: int) -> int:
+        async with self.database.exclusive():
+            numbered, oldest = sorted(self._scope.lines.items()), self._now() - age_s
+            excess = max(0, len(numbered) - lines_max)
+            gone = [number for place, (number, line) in enumerate(numbered) if place < excess or line.at < oldest]
+            for number in gone:
+                self.database.set(self._scope.lines, number, None)
+            return len(gone)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        async with self.database.transaction():
+            yield MemoryTransaction(self)
+
+    def _commit(self, claims: Sequence[Claim], allowed: tuple[Verdict, ...]) -> list[Claim]:
+        refused = []
+        for claim in claims:
+            entry, verdict = rules.commit(self._entry(claim.key), claim, self._now(), self._policy)
+            self._set(claim.key, entry)
+            if verdict not in allowed:
+                refused.append(claim)
+        return refused
+
+    def _standing(self) -> Standing:
+        return self._scope.standings.get("", PLAIN)
+
+    def _stand(self, standing: Standing) -> None:
+        self.database.set(self._scope.standings, "", standing)
+
+    def _keep(self, letter: Letter) -> None:
+        self.database.set(self._scope.letters, self.database.number(), (self._now(), letter))
+
+    def _now(self) -> float:
+        return self.database.clock()
+
+    def _entry(self, key: str) -> Entry | None:
+        return self._scope.entries.get(key)
+
+    def _set(self, key: str, entry: Entry | None) -> None:
+        self.database.set(self._scope.entries, key, entry)
+
+
+def connect(address: Address, policy: Policy) -> MemoryLedger:
+    """`memory://`: lives and dies with the process."""
+    address.take()
+    return MemoryLedger(address.shared(MemoryDatabase), address.name, policy)
+
+
+class MemoryTransaction:
+    """A transaction of the memory database, seen by the consumer."""
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self.connection = ledger.database
+        self._ledger = ledger
+
+    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
+        refusals = {}
+        for want in wants:
+            refusal = rules.decide_under(standing, ledger._entry(want.key), want, now, ledger._policy)
+            if refusal is not None:
+                refusals[want.key] = refusal
+        return refusals
+
+    async def mark(self, wants: Sequence[Want]) -> None:
+        ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
+        for want in wants:
+            entry = ledger._entry(want.key)
+            marked = rules.mark(entry, rules.in_era(want, entry, standing), now)
+            ledger._set(want.key, rules.charged(marked, now, ledger._policy))
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        return self._ledger._commit(claims, allowed=(Verdict.COMMITTED,))
+
+    async def fail(self, wants: Sequence[Want]) -> list[int]:
+        counts = []
+        for want in wants:
+            before = self._ledger._entry(want.key)
+            lifted = rules.in_era(want, before, self._ledger._standing())
+            entry = rules.fail_unclaimed(before, lifted, self._ledger._now())
+            self._ledger._set(want.key, entry)
+            counts.append(entry.attempts)
+        return counts
+
+    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+        for want, letter in letters:
+            if want is not None:
+                self._ledger._set(want.key, rules.bury_unclaimed(self._ledger._entry(want.key)))
+            self._ledger._keep(letter)
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        savepoint = self.connection.savepoint()
+        try:
+            yield
+        except BaseException:
+            self.connection.rollback_to(savepoint)
+            raise

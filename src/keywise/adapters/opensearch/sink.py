@@ -1,0 +1,305 @@
+"""An index of OpenSearch or Elasticsearch: bulk requests with external versions, so that the engine refuses the older.
+
+The engine forgets deletions after a while (`index.gc_deletes`, a minute by default) and when it restarts; the ledger's
+tombstones do not.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+from urllib.parse import quote
+
+import msgspec
+
+from keywise.adapters.http.client import OPTIONS, Answer, HttpClient, Server, retry_after_s, server_at
+from keywise.adapters.opensearch.documents import (
+    TOO_MANY,
+    Action,
+    Conflict,
+    Document,
+    Item,
+    Pressure,
+    action_of,
+    cause_of,
+    first_part,
+    index_of,
+    is_astray,
+    is_removal,
+    judged,
+    looked_into,
+    read_documents,
+    read_indexes,
+    read_items,
+    refused,
+)
+from keywise.core.change import Change, Outcome
+from keywise.core.entry import Certainty, Claim
+from keywise.core.errors import AddressError, DatabaseError, KeywiseError, OutcomeUnknownError, UnavailableError
+from keywise.core.ledger import APPLIED, Content, Grade, Result
+from keywise.core.settings import seconds
+from keywise.core.url import Address
+
+PORT = 9200
+BATCH_MAX = 500
+REQUEST_MAX_BYTES = 5 * 1024 * 1024
+TIMEOUT_S = 30.0
+SHARD_WAIT = "10s"
+"""How long the engine waits for a part of the index that is away. Its own minute is longer than claims last."""
+LOOK_S = 5.0
+"""How long the index is looked for when a pipeline is opened, perhaps only to ask its ledger."""
+READ_MAX = 100
+"""Documents that are read at once."""
+ANSWER_MAX_BYTES = 64 * 1024 * 1024
+TOLD = "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
+LINES = {"Content-Type": "application/x-ndjson"}
+JSON = {"Content-Type": "application/json"}
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is asked of the engine at once, and for how long."""
+
+    batch_max: int = BATCH_MAX
+    request_max_bytes: int = REQUEST_MAX_BYTES
+    timeout_s: float = TIMEOUT_S
+
+
+class OpenSearchSink:
+    """Documents whose id is the key and whose version is that of the change; the body is the document, byte by byte."""
+
+    grade = Grade.CONDITIONAL
+    forgets_deletions = True
+
+    def __init__(self, server: Server, index: str, limits: Limits) -> None:
+        self.batch_max = limits.batch_max
+        self._client = HttpClient(server, answer_max=ANSWER_MAX_BYTES)
+        self._index = index
+        self._path = f"/{quote(index, safe='')}"
+        self._timeout_s = limits.timeout_s
+        self._bytes_max = limits.request_max_bytes
+        self._pressure = Pressure(limits.batch_max)
+        self._is_known = False
+        """The index was seen."""
+        self._is_alias = False
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        try:
+            await self._look()
+        except UnavailableError:
+            pass  # It is looked for again before the first write; whoever only asks the ledger need not wait.
+        except BaseException:
+            await self._client.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.__aexit__()
+
+    # Write.
+
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+        if self._pressure.wait_s > 0:
+            return [self._waits()] * len(changes)
+        try:
+            await self._look()
+            held = await self._versions(change.key for change in changes if is_removal(change))
+        except KeywiseError as error:
+            return [self._held_back(str(error))] * len(changes)
+        planned = [action_of(change, claim, held) for change, claim in zip(changes, claims, strict=True)]
+        results = iter(await self._write([one for one in planned if isinstance(one, Action)]))
+        return [one if isinstance(one, Result) else next(results) for one in planned]
+
+    async def _write(self, actions: Sequence[Action]) -> list[Result]:
+        results: list[Result] = []
+        while rest := actions[len(results) :]:
+            results += await self._send(first_part(rest, self._pressure.count, self._bytes_max))
+        return results
+
+    async def _send(self, actions: Sequence[Action]) -> list[Result]:
+        """One request, or two halves of it if it was too much."""
+        if self._pressure.wait_s > 0:
+            return [self._waits()] * len(actions)
+        body = b"".join([action.lines for action in actions])
+        try:
+            answer = await self._ask("_bulk", self._query, body, LINES)
+        except UnavailableError as error:
+            return [self._held_back(str(error))] * len(actions)
+        except OutcomeUnknownError as error:
+            return [_unknown(str(error))] * len(actions)
+        if answer.status == 200:
+            return await self._judged(actions, answer)
+        if answer.status in (400, 413) and len(actions) > 1:
+            if answer.status == 413:
+                self._bytes_max = min(self._bytes_max, max(1, len(body) // 2))
+            middle = len(actions) // 2
+            return [*await self._send(actions[:middle]), *await self._send(actions[middle:])]
+        result = refused(answer, self._cause(answer))
+        if result.outcome is Outcome.BUSY:
+            is_crowded = answer.status == TOO_MANY
+            self._pressure.refused(result.cause, wait_s=retry_after_s(answer), is_crowded=is_crowded)
+        return [result] * len(actions)
+
+    async def _judged(self, actions: Sequence[Action], answer: Answer) -> list[Result]:
+        try:
+            told = read_items(answer.body)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            return [_unknown(f"the answer cannot be read: {error}")] * len(actions)
+        if not told.errors:
+            self._pressure.coped(len(actions))
+            return [APPLIED] * len(actions)
+        if len(told.items) != len(actions):
+            return [_unknown(f"{len(told.items)} answers to {len(actions)} changes")] * len(actions)
+        items = [item for told_of_one in told.items for item in told_of_one.values()]
+        verdicts = [judged(action, item) for action, item in zip(actions, items, strict=True)]
+        if any(map(is_astray, items)):
+            self._is_known = False  # It is looked for again, which says what is wrong.
+        self._feel(items, verdicts)
+        return await self._without_conflicts(actions, verdicts)
+
+    async def _without_conflicts(
+        self, actions: Sequence[Action], verdicts: Sequence[Result | Conflict]
+    ) -> list[Result]:
+        pairs = list(zip(actions, verdicts, strict=True))
+        try:
+            held = await self._versions(action.key for action, verdict in pairs if isinstance(verdict, Conflict))
+        except KeywiseError as error:
+            waits = Result(Outcome.BUSY, str(error))
+            return [waits if isinstance(verdict, Conflict) else verdict for verdict in verdicts]
+        return [
+            looked_into(action, verdict, held.get(action.key)) if isinstance(verdict, Conflict) else verdict
+            for action, verdict in pairs
+        ]
+
+    # Back-pressure.
+
+    def _waits(self) -> Result:
+        return Result(Outcome.BUSY, self._pressure.cause)
+
+    def _held_back(self, cause: str) -> Result:
+        """Nothing was sent."""
+        self._pressure.refused(cause, is_crowded=False)
+        return self._waits()
+
+    def _feel(self, items: Sequence[Item], verdicts: Sequence[Result | Conflict]) -> None:
+        """Some of a request may have been too much, or a part of the index may be away."""
+        waiting = [one for one in verdicts if isinstance(one, Result) and one.outcome is Outcome.BUSY]
+        if not waiting:
+            self._pressure.coped(len(items))
+            return
+        is_crowded = any(item.status == TOO_MANY for item in items)
+        is_whole = len(waiting) == len(verdicts)
+        self._pressure.refused(waiting[0].cause, is_crowded=is_crowded, is_whole=is_whole)
+
+    # Read.
+
+    async def read(self, keys: Sequence[str]) -> Mapping[str, Content]:
+        found: dict[str, Content] = {}
+        for start in range(0, len(keys), READ_MAX):
+            for document in await self._documents(keys[start : start + READ_MAX], "_source=true"):
+                # An index may keep no bodies; then nothing of them can be compared.
+                found[document.key] = Content(bytes(document.body) or {}, document.version)
+        return found
+
+    async def _versions(self, keys: Iterable[str]) -> dict[str, int]:
+        asked = list(keys)
+        found = await self._documents(asked, "_source=false") if asked else []
+        return {document.key: document.version for document in found if document.version is not None}
+
+    async def _documents(self, keys: Sequence[str], query: str) -> list[Document]:
+        """What is there of these keys, as it is now and not as searches see it."""
+        try:
+            answer = await self._ask("_mget", query, msgspec.json.encode({"ids": keys}), JSON)
+        except OutcomeUnknownError as error:
+            raise UnavailableError(str(error)) from error
+        if not answer.is_whole and len(keys) > 1:
+            middle = len(keys) // 2
+            return [*await self._documents(keys[:middle], query), *await self._documents(keys[middle:], query)]
+        self._check(answer)
+        try:
+            documents = read_documents(answer.body).docs
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise UnavailableError(f"{self._client.name}: the answer cannot be read: {error}") from error
+        for document in documents:
+            if document.error is not None:
+                raise UnavailableError(f"{self._client.name}: {document.error}")
+        return [document for document in documents if document.found]
+
+    # The index.
+
+    async def _look(self) -> None:
+        """Find the index, once: a bulk request would make one that is missing, with types that it guesses."""
+        if self._is_known:
+            return
+        try:
+            answer = await self._client.request("GET", f"{self._path}/_alias", timeout_s=min(self._timeout_s, LOOK_S))
+        except OutcomeUnknownError as error:
+            raise UnavailableError(str(error)) from error
+        if answer.status == 403:
+            self._is_known = True  # Not everybody may ask; then it is believed to be there.
+            return
+        self._check(answer)
+        try:
+            indexes = read_indexes(answer.body)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise UnavailableError(f"{self._client.name}: the answer cannot be read: {error}") from error
+        self._is_alias = self._index not in indexes
+        if self._is_alias and [self._index in index.aliases for index in indexes.values()] != [True]:
+            # In several indexes one key could be several documents.
+            raise DatabaseError(
+                f"{self._index} is neither an index nor an alias of one index, but stands for "
+                f"{', '.join(sorted(indexes)) or 'none'}; let it stand for one"
+            )
+        self._is_known = True
+
+    @property
+    def _query(self) -> str:
+        # Of an alias it can be said that it must exist; an index that is removed meanwhile would be made anew.
+        return f"filter_path={TOLD}&timeout={SHARD_WAIT}{'&require_alias=true' if self._is_alias else ''}"
+
+    def _check(self, answer: Answer) -> None:
+        if answer.status == 200:
+            return
+        told = f"{self._client.name}: {self._cause(answer)}"
+        if answer.status == 404:
+            raise DatabaseError(
+                f"{self._client.name} has no index {self._index}; make one with the types that you want, "
+                f"with a request such as PUT /{self._index}"
+            )
+        if answer.status in (401, 403):
+            raise DatabaseError(f"{told}; check user and password, and what they may do")
+        if answer.status == TOO_MANY or answer.status >= 500:
+            raise UnavailableError(told)
+        raise DatabaseError(f"{told}; is this the address of OpenSearch or Elasticsearch?")
+
+    def _cause(self, answer: Answer) -> str:
+        return cause_of(answer, self._client.discreet)
+
+    async def _ask(self, what: str, query: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        path = f"{self._path}/{what}?{query}"
+        return await self._client.request("POST", path, body=body, headers=headers, timeout_s=self._timeout_s)
+
+
+def connect(address: Address) -> OpenSearchSink:
+    """`opensearch://user:password@host:9200/INDEX`; with `opensearchs` the connection is encrypted."""
+    options = address.take("batch_max", "request_max_bytes", "timeout", *OPTIONS)
+    scheme = "https" if address.scheme.endswith("searchs") else "http"
+    server = server_at(address, scheme, options, PORT)
+    index = index_of(address.path, f"{address.scheme}://localhost:{PORT}/pages")
+    limits = Limits(
+        batch_max=_count(options, "batch_max", BATCH_MAX),
+        request_max_bytes=_count(options, "request_max_bytes", REQUEST_MAX_BYTES),
+        timeout_s=seconds(options.get("timeout", TIMEOUT_S)),
+    )
+    if limits.timeout_s <= 0:
+        raise AddressError(f"timeout={options['timeout']} must be above zero")
+    return OpenSearchSink(server, index, limits)
+
+
+def _count(options: Mapping[str, str], name: str, default: int) -> int:
+    told = options.get(name, str(default))
+    if not told.isascii() or not told.isdigit() or int(told) == 0:
+        raise AddressError(f"{name}={told} must be a whole number above zero")
+    return int(told)
+
+
+def _unknown(cause: str) -> Result:
+    return Result(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)

@@ -1,0 +1,1 @@
+"""PostgreSQL as source, ledger, sink and store of serial functions."""

@@ -1,0 +1,383 @@
+"""One Postgres database that source, ledger and sink share: pooled connections, its own clock, durable commits."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Self
+from urllib.parse import urlencode, urlsplit
+
+import asyncpg
+
+from keywise.adapters.postgres.schema.install import LOCKS, TABLES_OF, install
+from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.url import Address, shown
+
+CONNECT_S = 10.0
+"""How long a connection may take, and how long one of the pool is waited for."""
+COMMAND_S = 60.0
+"""How long a statement may take before the database counts as unreachable."""
+IDLE_S, IDLE_IN_HANDLER_S = 10, 3600
+"""How long a transaction may do nothing before the server ends it: else a worker that was stopped in the midst of one
+would hold up its keys for ever. Handlers may have to wait for something else meanwhile."""
+WRITERS_MAX, READERS_MAX, STEPPERS_MAX = 8, 2, 2
+CHANNEL = "keywise"
+LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What a connection that is lost in the midst of something may raise."""
+OPTIONS = ("host", "port", "user", "passfile", "sslmode", "sslrootcert", "sslcert", "sslkey")
+"""What a URL may tell the client library."""
+
+
+class PostgresDatabase:
+    """Connections to one database, counted: the first who enters opens them, the last who leaves closes them."""
+
+    is_async = True
+    """What a transaction gives to write with has to be awaited."""
+
+    def __init__(self, url: str) -> None:
+        self.name = shown(url)
+        self._url = url
+        self._users = 0
+        self._opening = asyncio.Lock()
+        self._listening = asyncio.Lock()
+        self._writers: Any = None
+        self._readers: Any = None
+        """Apart from the writers, so that a transaction may read besides, however many there are."""
+        self._steppers: Any = None
+        """Apart too, so that requests get their turns however many handlers have a transaction."""
+        self._listener: Any = None
+        self._bells: dict[str, dict[str, asyncio.Event]] = {}
+        self._finishing: dict[int, list[Callable[[], Awaitable[None]]]] = {}
+        self.ahead_s = 0.0
+        """By how much the clock was moved, to check what time does."""
+
+    async def __aenter__(self) -> Self:
+        async with self._opening:
+            if self._users == 0:
+                await self._open()
+            self._users += 1
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        async with self._opening:
+            self._users -= 1
+            if self._users == 0:
+                await self._close()
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock that this opening goes by, to check what time does."""
+        self.ahead_s += seconds
+
+    async def now(self) -> float:
+        """The store's clock: that of the server, the same for all who are connected to it."""
+        [[now]] = await self.read("select extract(epoch from clock_timestamp())::float8")
+        return float(now) + self.ahead_s
+
+    async def read(self, statement: str, *arguments: object) -> Sequence[Any]:
+        """Rows of a query on what is committed."""
+        with postgres_errors(self.name):
+            async with self._readers.acquire(timeout=CONNECT_S) as connection:
+                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
+                return rows
+
+    async def write(self, statement: str, *arguments: object) -> Sequence[Any]:
+        """Rows of one statement that is a transaction of its own."""
+        async with self._acquired() as connection:
+            with postgres_errors(self.name):
+                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
+                return rows
+
+    async def step(self, statement: str, *arguments: object) -> Sequence[Any]:
+        """As `write`, besides all handlers that have a transaction."""
+        async with self._acquired(self._steppers) as connection:
+            with postgres_errors(self.name):
+                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
+                return rows
+
+    @asynccontextmanager
+    async def transaction(
+        self, *, scope: int = 0, alone: bool = False, begin: str = "begin", end: str = "commit"
+    ) -> AsyncIterator[Any]:
+        """A transaction over several steps. What an operator has set for a scope does not change meanwhile.
+
+        Whoever changes it is alone: nobody else has a transaction of that scope then.
+        """
+        if scope:
+            begin += f"; select pg_advisory_xact_lock{'' if alone else '_shared'}({LOCKS}, {scope})"
+        async with self._acquired() as connection:
+            try:
+                with postgres_errors(self.name):
+                    await connection.execute(begin)
+                yield connection
+                with postgres_errors(self.name):
+                    for finish in self._finishing.get(id(connection), ()):
+                        await finish()
+                    done = await connection.execute(end)
+                if done != "COMMIT":
+                    raise UnavailableError(f"{self.name}: the transaction was rolled back")
+            except BaseException:
+                await _roll_back(connection)
+                raise
+            finally:
+                self._finishing.pop(id(connection), None)
+
+    def before_commit(self, connection: Any, finish: Callable[[], Awaitable[None]]) -> None:
+        """Have something done in a transaction of this database when everything else is done."""
+        self._finishing.setdefault(id(connection), []).append(finish)
+
+    async def forget(self, name: str) -> None:
+        """Remove all that was kept under one name: a queue, a scope, a serial function, and a table."""
+        quoted = name.replace('"', '""')
+        async with self.transaction() as connection:
+            with postgres_errors(self.name):
+                for kind, tables in TABLES_OF.items():
+                    number = f"keywise_{kind}s"
+                    for table in tables:
+                        which = f"{kind} in (select id from {number} where name = $1)"  # noqa: S608
+                        await connection.execute(f"delete from {table} where {which}", name)  # noqa: S608
+                    await connection.execute(f"delete from {number} where name = $1", name)  # noqa: S608
+                await connection.execute(f'drop table if exists "{quoted}"')
+
+    async def bell(self, name: str, owner: str = "") -> asyncio.Event:
+        """Rung when there is news under a name, from anybody but its owner, as long as the server can tell."""
+        bell = self._bells.setdefault(name, {}).setdefault(owner, asyncio.Event())
+        async with self._listening:
+            if self._listener is None or self._listener.is_closed():
+                # Who waits looks by himself now and then, so this may fail.
+                with suppress(*LOST):
+                    self._listener = await self._connect(self._url)
+                    async with closed_after_error(self._listener):
+                        await self._listener.add_listener(CHANNEL, self._ring)
+                    # Whatever was told before is not heard any more.
+                    for told in self._bells:
+                        self._ring(None, 0, CHANNEL, told)
+        return bell
+
+    def _ring(self, connection: object, process: int, channel: str, told: str) -> None:
+        name, _, by = told.partition(" ")
+        for owner, bell in self._bells.get(name, {}).items():
+            if not by or owner != by:
+                bell.set()
+
+    async def connected(self, application: str) -> Any:
+        """A connection that is nobody else's, under a name of its own; the caller closes it."""
+        with postgres_errors(self.name):
+            connection = await self._connect(self._url)
+            async with closed_after_error(connection):
+                await connection.execute("select set_config('application_name', $1, false)", application)
+            return connection
+
+    async def _connect(self, url: str, **options: Any) -> Any:
+        connection = await _connected(url, **options)
+        async with closed_after_error(connection):
+            # Not with the other settings of a connection: poolers refuse those that they do not know.
+            await connection.execute(_SESSION)
+        return connection
+
+    @asynccontextmanager
+    async def _acquired(self, pool: Any = None) -> AsyncIterator[Any]:
+        assert self._writers is not None, "the database is not open"
+        pool = pool or self._writers
+        with postgres_errors(self.name):
+            try:
+                connection = await pool.acquire(timeout=CONNECT_S)
+            except TimeoutError as error:
+                cause = (
+                    f"the server does not answer, or all {pool.get_max_size()} connections of this process are in use"
+                )
+                raise UnavailableError(f"{self.name}: {cause}") from error
+        try:
+            yield connection
+        except UnavailableError as error:
+            if isinstance(error.__cause__, asyncpg.ReadOnlySQLTransactionError):
+                # Whether a session may write is often settled when it begins.
+                await pool.expire_connections()
+            raise
+        finally:
+            with suppress(*LOST):
+                await pool.release(connection)
+
+    async def _open(self) -> None:
+        with postgres_errors(self.name, at_start=True):
+            # Before anything is set: a session that is mixed is also that of other applications.
+            await self._refuse_mixed_sessions()
+            connection = await self._connect(self._url)
+            try:
+                await install(connection, self.name)
+            finally:
+                await connection.close()
+            self._writers = await self._pool(WRITERS_MAX)
+            self._readers = await self._pool(READERS_MAX)
+            self._steppers = await self._pool(STEPPERS_MAX)
+
+    async def _refuse_mixed_sessions(self) -> None:
+        """A pooler may hand one session to several clients by turns; what is prepared in it, or heard, goes astray."""
+        async with _bare(self._url) as one, _bare(self._url) as other:
+            async with one.transaction(), other.transaction():
+                # Nothing of either of them is shared as long as it has a transaction.
+                mine, theirs = [await each.fetchval("select pg_backend_pid()") for each in (one, other)]
+            # A pooler that hands out what was used last gives `mine` to both; one that takes turns, first `theirs`.
+            still = [await _is_in(one, mine), await _is_in(other, theirs)]
+        if not all(still):
+            raise DatabaseError(f"{self.name}: {_POOLED}")
+
+    async def _pool(self, size: int) -> Any:
+        async def connect(url: str, **options: Any) -> Any:
+            return await self._connect(url, **_known(options))
+
+        return await asyncpg.create_pool(self._url, min_size=0, max_size=size, connect=connect, reset=_reset)
+
+    async def _close(self) -> None:
+        for part in (self._listener, self._readers, self._writers, self._steppers):
+            if part is not None:
+                with suppress(*LOST):
+                    await asyncio.wait_for(part.close(), CONNECT_S)
+        self._listener = self._readers = self._writers = self._steppers = None
+
+
+@asynccontextmanager
+async def opening(database: PostgresDatabase) -> AsyncIterator[None]:
+    """Enter a database for good, unless what follows fails."""
+    await database.__aenter__()
+    try:
+        yield
+    except BaseException:
+        await database.__aexit__()
+        raise
+
+
+@asynccontextmanager
+async def closed_after_error(connection: Any) -> AsyncIterator[None]:
+    """Give a connection up if what it is needed for fails."""
+    try:
+        yield
+    except BaseException:
+        connection.terminate()
+        raise
+
+
+def numbers(values: Iterable[int | None]) -> str:
+    """An array of whole numbers as a text, which the client library handles much faster than a list."""
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+
+
+class postgres_errors:
+    """Turns errors of the client library into ours, at the edge: what may pass becomes `UnavailableError`."""
+
+    def __init__(self, name: str, *, at_start: bool = False, of_handler: bool = False) -> None:
+        self._name = name
+        self._at_start = at_start
+        self._of_handler = of_handler
+        """Whatever else a handler meets is a failure of its change."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, asyncpg.PostgresError):
+            state = error.sqlstate or ""
+            advice = _ADVICE.get(state, "")
+            if state in PASSING or state[:2] in PASSING_CLASSES:
+                raise UnavailableError(f"{self._name}: {error}{advice and f'; {advice}'}") from error
+            if not self._of_handler:
+                raise DatabaseError(f"{self._name}: {error}; {advice or 'the server log may say more'}") from error
+        elif isinstance(error, asyncpg.DataError | asyncpg.ClientConfigurationError):
+            if self._at_start:
+                raise DatabaseError(f"{self._name}: {error}; check the URL") from error
+        elif isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
+            raise UnavailableError(f"{self._name}: {error}") from error
+        elif isinstance(error, OSError | TimeoutError) and not self._of_handler:
+            raise UnavailableError(f"{self._name}: {str(error) or 'no answer in time'}") from error
+
+
+PASSING_CLASSES = frozenset({"08", "53", "58"})
+"""The connection; resources; the system under the server."""
+PASSING = frozenset(
+    {"57P01", "57P02", "57P03", "57P05", "57014", "40001", "40P01", "40003", "55P03", "55006", "25006", "25P03"}
+)
+"""Shut down, starting, cancelled, timed out, deadlocked, read-only for now: somebody else's doing."""
+# A plan that was made while a table was nearly empty is kept while it grows, so it has to use the index at once.
+_SESSION = (
+    "set jit = off; set enable_seqscan = off; select set_config('idle_in_transaction_session_timeout', "
+    f"'{IDLE_S}s', false) where current_setting('idle_in_transaction_session_timeout') = '0'"
+)
+FOR_HANDLERS = (
+    "set local enable_seqscan = on; select set_config('idle_in_transaction_session_timeout', "
+    f"'{IDLE_IN_HANDLER_S}s', true) where current_setting('idle_in_transaction_session_timeout') = '{IDLE_S}s'"
+)
+"""Unless the user's own setting says otherwise."""
+_POOLED = "a pooler between keywise and the server mixes sessions; use session pooling, or connect to the server itself"
+_IS_READ_ONLY = "it is a standby, or read-only; name the primary, or wait until it may write"
+_ADVICE = {
+    "25006": _IS_READ_ONLY,
+    "25P02": "a function or handler went on after an error of the server; let it raise",
+    "25P03": "the worker was stopped, or a handler waited too long, in the midst of a transaction",
+    "53100": "free some disk space on the server",
+    "53300": "raise max_connections of the server, or run fewer workers",
+    "55P03": "somebody else holds a lock for longer than lock_timeout of this user allows",
+    "57014": "if it happens again and again, raise statement_timeout of this user, or lower batch_max",
+    "26000": _POOLED,
+    "42P05": _POOLED,
+    "28P01": "check user and password",
+    "28000": "check the user, and what the server allows it",
+    "3D000": "create the database, or name another one",
+    "42501": "give this user the right to do so",
+    "42P01": "a table of keywise is missing; restore it, or name another database",
+}
+
+
+def database_at(address: Address, options: dict[str, str]) -> PostgresDatabase:
+    """The database that an address names, one for all plugs of an app; its options are taken out of `options`."""
+    address.check_ports()
+    parts = urlsplit(address.url)
+    given = sorted((name, options.pop(name)) for name in OPTIONS if name in options)
+    url = f"postgresql://{parts.netloc}{parts.path}" + (f"?{urlencode(given)}" if given else "")
+    return address.shared(PostgresDatabase, url)
+
+
+async def _connected(url: str, **options: Any) -> Any:
+    given = {"timeout": CONNECT_S, "command_timeout": COMMAND_S, **options}
+    try:
+        return await asyncpg.connect(url, server_settings={"application_name": "keywise"}, **given)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, asyncpg.InterfaceError):
+            raise
+        # Its text would tell a part of the URL, perhaps of the password.
+        raise asyncpg.ClientConfigurationError("host and port cannot be read") from None
+
+
+@asynccontextmanager
+async def _bare(url: str) -> AsyncIterator[Any]:
+    """A connection that leaves nothing in its session, not even a prepared statement."""
+    connection = await _connected(url, statement_cache_size=0)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _is_in(connection: Any, session: int) -> bool:
+    """Whether a connection has that session now. Asked in one step: nothing is prepared for it."""
+    done: str = await connection.execute(f"select where pg_backend_pid() = {session}")
+    return done == "SELECT 1"
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    """What a pool adds by itself, without the settings that are ours."""
+    return {name: value for name, value in options.items() if name in ("loop", "connection_class", "record_class")}
+
+
+async def _reset(connection: Any) -> None:
+    """Instead of a round trip after each use: handlers have a transaction, and nothing of ours outlives one."""
+    if connection.is_in_transaction():
+        await connection.execute("rollback")
+
+
+async def _roll_back(connection: Any) -> None:
+    """Nothing is left behind: a connection that cannot be rolled back is given up."""
+    try:
+        if not connection.is_closed() and connection.is_in_transaction():
+            await connection.execute("rollback", timeout=CONNECT_S)
+    except LOST:
+        # One that was lost meanwhile is the pool's no more.
+        with suppress(asyncpg.InterfaceError):
+            connection.terminate()

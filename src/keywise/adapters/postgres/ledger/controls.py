@@ -1,0 +1,107 @@
+"""What an operator sets in a Postgres database, and what the workers on it agree on."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
+from keywise.adapters.postgres.ledger.working_set import Book, Scope, standing_of, text_of
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.controls import Pause, Standing
+from keywise.core.entry import Claim, Policy
+from keywise.core.key_encoding import decoded, encoded
+
+
+class PostgresGovernor:
+    """The governor of one scope of a Postgres database."""
+
+    def __init__(self, database: PostgresDatabase, scope: Scope, policy: Policy) -> None:
+        self._database = database
+        self._scope = scope
+        self._policy = policy
+
+    async def standing(self) -> Standing:
+        [[text]] = await self._database.read("select standing from keywise_scopes where id = $1", self._scope.number)
+        return standing_of(text)
+
+    async def pause(self, pause: Pause) -> None:
+        def change(standing: Standing) -> Standing:
+            others = standing.without(pause.keys, pause.is_pattern)
+            return replace(others, pauses=(*others.pauses, pause))
+
+        await self._change(change)
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        before, after = await self._change(lambda standing: standing.without(keys, is_pattern))
+        return after != before
+
+    async def reset(self, claim: Claim) -> int | None:
+        async with self._database.transaction(scope=self._scope.number) as connection:
+            with postgres_errors(self._database.name):
+                book = Book(connection, self._scope.number, self._policy, self._database.ahead_s)
+                await book.load([claim.key])
+                era = bookkeeping.reset(book, claim)
+                await book.store()
+        return era
+
+    async def raise_era(self) -> int | None:
+        scope, now = self._scope.number, await self._database.now()
+        async with self._database.transaction(scope=scope, alone=True) as connection:
+            with postgres_errors(self._database.name):
+                [[held, highest, text]] = await connection.fetch(_ERA, scope, now)
+                if held:
+                    return None
+                standing = standing_of(text)
+                era = 1 + max(standing.era, highest)
+                await connection.execute(STORE, scope, text_of(replace(standing, era=era)))
+        return int(era)
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        rows = await self._database.read(_KEYS, self._scope.number, encoded(after), limit)
+        return [decoded(code) for (code,) in rows]
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        now = await self._database.now()
+        rows = await self._database.read(_HELD_KEYS, self._scope.number, encoded(after), now, limit)
+        return [decoded(code) for (code,) in rows]
+
+    async def turn(self, chore: str, every_s: float) -> bool:
+        return bool(await self._database.write(_TURN, self._scope.number, chore, self._database.ahead_s, every_s))
+
+    async def note_resync(self, is_due: bool) -> None:
+        """Of the operator's `doubt`: a standing is changed while nobody decides about a key."""
+        now = await self._database.now()
+        await self._change(lambda standing: standing.with_resync(is_due, now))
+
+    async def _change(self, change: Callable[[Standing], Standing]) -> tuple[Standing, Standing]:
+        """What is set before and after; nobody decides about a key meanwhile."""
+        scope = self._scope.number
+        async with self._database.transaction(scope=scope, alone=True) as connection:
+            with postgres_errors(self._database.name):
+                text = await connection.fetchval("select standing from keywise_scopes where id = $1", scope)
+                before = standing_of(text)
+                after = change(before)
+                await connection.execute(STORE, scope, text_of(after))
+        return before, after
+
+
+STORE = "update keywise_scopes set standing = $2 where id = $1"
+_ERA = (
+    "select exists (select 1 from keywise_active where scope = $1 and token != 0 and lease_until > $2), "
+    "greatest(0, (select max(era) from keywise_marks where scope = $1), "
+    "(select max((entry::json ->> 'era')::int) from keywise_active where scope = $1)), "
+    "(select standing from keywise_scopes where id = $1)"
+)
+_KEYS = (
+    "select key from keywise_marks where scope = $1 and key > $2 and (version is not null or active) "
+    "order by key limit $3"
+)
+_HELD_KEYS = (
+    "select key from keywise_active where scope = $1 and key > $2 and token != 0 and lease_until > $3 "
+    "order by key limit $4"
+)
+_TURN = (
+    "insert into keywise_chores as chores select $1, $2, extract(epoch from clock_timestamp()) + $3::float8 "
+    "on conflict (scope, name) do update set done_at = excluded.done_at "
+    "where chores.done_at <= excluded.done_at - $4::float8 returning 1"
+)

@@ -1,0 +1,148 @@
+"""All of one scope of a Postgres database, to be carried to another ledger."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
+from keywise.adapters.postgres.ledger.controls import STORE
+from keywise.adapters.postgres.ledger.history import ADD, columns_of
+from keywise.adapters.postgres.ledger.working_set import (
+    KEEP,
+    TOKEN_NONCE_BITS,
+    Book,
+    Scope,
+    entry_of,
+    headers_of,
+    letter_row,
+    text_of,
+)
+from keywise.core.controls import Standing
+from keywise.core.entry import Entry, Policy
+from keywise.core.key_encoding import decoded
+from keywise.core.ledger import Letter, Line, Part
+from keywise.core.limits import Rate
+
+LETTERS_AT_ONCE = 50
+"""Their bodies may be large."""
+CLEAR_AT_ONCE = 20_000
+"""A statement has to end long before it counts as lost."""
+TOKENS_AHEAD = 2**20
+"""More than all workers can take between two steps of one statement."""
+_CHORES = "keywise_chores"
+CLEARED = {
+    **{"keywise_marks": "key", "keywise_active": "key", "keywise_rates": "key", _CHORES: "name"},
+    **{"keywise_letters": "id", "keywise_lines": "id"},
+}
+"""Which tables hold what belongs to a scope, and what tells their rows apart within one."""
+
+
+class PostgresArchive:
+    """The archive of one scope of a Postgres database."""
+
+    def __init__(self, database: PostgresDatabase, scope: Scope, policy: Policy) -> None:
+        self._database = database
+        self._scope = scope
+        # Whatever the pipeline says of rates now, moments that were charged are kept.
+        self._policy = replace(policy, rate=policy.rate or Rate(1))
+
+    async def scopes(self) -> list[str]:
+        return [name for (name,) in await self._database.read(_SCOPES)]
+
+    async def part(self, cursor: str, limit: int) -> Part:
+        kind, _, after = cursor.partition(":") if cursor else ("entries", "", "")
+        if kind == "entries":
+            return await self._entries(bytes.fromhex(after), limit)
+        return await self._letters(int(after), limit) if kind == "letters" else await self._lines(int(after), limit)
+
+    async def _entries(self, after: bytes, limit: int) -> Part:
+        rows = await self._read(_ENTRIES, self._scope.number, after, limit)
+        entries = []
+        for code, *row, text, rate_at in rows:
+            entry = entry_of(row, text)
+            if rate_at is not None:
+                entry = replace(entry or Entry(), rate_at=rate_at)
+            if entry is not None:
+                entries.append((decoded(code), entry))
+        return Part(entries=entries, cursor=f"entries:{rows[-1][0].hex()}" if rows else "letters:0")
+
+    async def _letters(self, after: int, limit: int) -> Part:
+        rows = await self._read(_LETTERS, self._scope.number, after, min(limit, LETTERS_AT_ONCE))
+        letters = [
+            (buried_at, Letter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
+            for _, buried_at, cause, body, code, version, headers, sent_at, source in rows
+        ]
+        return Part(letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
+
+    async def _lines(self, after: int, limit: int) -> Part:
+        rows = await self._read(_LINES, self._scope.number, after, limit)
+        lines = [Line(at, what, decoded(code), version, detail, by) for _, at, what, code, version, detail, by in rows]
+        return Part(lines=lines, cursor=f"lines:{rows[-1][0]}" if rows else "")
+
+    async def _read(self, statement: str, *arguments: object) -> Sequence[Any]:
+        """Rows by an index. A table that was just filled has no statistics, and would be read as a whole each time."""
+        async with self._database.transaction() as connection:
+            with postgres_errors(self._database.name):
+                await connection.execute(_BY_INDEX)
+                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
+                return rows
+
+    async def add(self, part: Part) -> None:
+        scope = self._scope.number
+        async with self._database.transaction(scope=scope) as connection:
+            with postgres_errors(self._database.name):
+                book = Book(connection, scope, self._policy, self._database.ahead_s)
+                for key, entry in part.entries:
+                    book.set(key, entry)
+                await book.store()
+                await connection.executemany(KEEP, [letter_row(scope, *kept) for kept in part.letters])
+                await connection.execute(ADD, scope, *columns_of(part.lines))
+
+    async def clear(self) -> None:
+        for table, column in CLEARED.items():
+            some = f"select {column} from {table} where scope = $1 limit {CLEAR_AT_ONCE}"  # noqa: S608
+            statement = f"delete from {table} where scope = $1 and {column} = any(array({some})) returning 1"  # noqa: S608
+            while await self._database.write(statement, self._scope.number):
+                pass
+
+    async def stand(self, standing: Standing) -> None:
+        scope = self._scope.number
+        async with self._database.transaction(scope=scope, alone=True) as connection:
+            with postgres_errors(self._database.name):
+                await connection.execute(STORE, scope, text_of(standing))
+
+    async def tokens_above(self, floor: int) -> int:
+        # Others may take tokens meanwhile, and a sequence that is set falls back behind them if it is set too near.
+        await self._database.write(_SKIP, floor >> TOKEN_NONCE_BITS, TOKENS_AHEAD)
+        [[last]] = await self._database.read("select last_value from keywise_tokens")
+        return ((int(last) + 1) << TOKEN_NONCE_BITS) - 1
+
+
+_ROWS = " or ".join(f"exists (select 1 from {one} where scope = scopes.id)" for one in CLEARED if one != _CHORES)  # noqa: S608
+_SCOPES = (
+    f"select name from keywise_scopes as scopes where standing != '{{}}' or {_ROWS} "  # noqa: S608
+    'order by name collate "C"'
+)
+_KEYS = " union ".join(
+    f"(select key from {table} where scope = $1 and key > $2 order by key limit $3)"  # noqa: S608
+    for table in ("keywise_marks", "keywise_rates")
+)
+_ENTRIES = (
+    "select wanted.key, marks.era, marks.version, marks.generation, marks.deleted, marks.updated_at, "  # noqa: S608
+    f"active.entry, rates.at from ({_KEYS} order by key limit $3) as wanted "
+    "left join lateral (select * from keywise_marks where scope = $1 and key = wanted.key offset 0) as marks on true "
+    "left join lateral (select * from keywise_active where scope = $1 and key = wanted.key offset 0) as active on true "
+    "left join lateral (select * from keywise_rates where scope = $1 and key = wanted.key offset 0) as rates on true "
+    "order by wanted.key"
+)
+"""Such a subquery is run for each key, with the index."""
+_BY_INDEX = "set local enable_seqscan = off; set local enable_bitmapscan = off"
+_LETTERS = (
+    "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
+    "where scope = $1 and id > $2 order by id limit $3"
+)
+_LINES = (
+    "select id, at, what, key, version, detail, by from keywise_lines where scope = $1 and id > $2 order by id limit $3"
+)
+_SKIP = "select setval('keywise_tokens', $1::bigint + $2::bigint) from keywise_tokens where last_value <= $1::bigint"

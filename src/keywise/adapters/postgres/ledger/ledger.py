@@ -1,0 +1,181 @@
+"""The ledger in a Postgres database: the rules, applied to entries whose rows are locked.
+
+An idle key is one small row of marks. Whatever is going on with a key is a second row, which holds the whole entry.
+"""
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Self, TypeVar
+
+import msgspec
+
+from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
+from keywise.adapters.postgres.ledger.controls import PostgresGovernor
+from keywise.adapters.postgres.ledger.dump import PostgresArchive
+from keywise.adapters.postgres.ledger.history import PostgresHistorian
+from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
+from keywise.adapters.postgres.ledger.working_set import Book, Scope, entry_of, headers_of
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.change import Want
+from keywise.core.entry import Claim, Entry, Policy, Terms
+from keywise.core.key_encoding import decoded, encoded
+from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
+from keywise.core.url import Address
+
+T = TypeVar("T")
+
+PRUNE_AT_ONCE = 2_000
+"""Nobody has to wait for longer than such a stretch takes."""
+
+
+class PostgresLedger:
+    """The ledger of one pipeline in a Postgres database. It is also its own operator."""
+
+    def __init__(self, database: PostgresDatabase, scope: str, policy: Policy) -> None:
+        self.database = database
+        self.scope = Scope(scope)
+        self._policy = policy
+        self.operator = self
+        self.governor = PostgresGovernor(database, self.scope, policy)
+        self.historian = PostgresHistorian(database, self.scope)
+        self.archive = PostgresArchive(database, self.scope, policy)
+
+    async def __aenter__(self) -> Self:
+        async with opening(self.database):
+            await self.database.write(_REGISTER, self.scope.name)
+            [[self.scope.number]] = await self.database.write(_NUMBER, self.scope.name)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.database.__aexit__()
+
+    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
+        async with self._book([want.key for want in wants]) as book:
+            return bookkeeping.claim(book, wants, terms, await book.tokens(len(wants)))
+
+    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+        async with self._book(_keys(claims)) as book:
+            return bookkeeping.renew(book, claims, lease_s)
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        """If the answer is lost, it is repeated: what arrived is told by the mark."""
+        async with self._book(_keys(claims)) as book:
+            return bookkeeping.commit(book, claims)
+
+    async def fail(self, failures: Sequence[Failure]) -> None:
+        async with self._book([failure.claim.key for failure in failures]) as book:
+            bookkeeping.fail(book, failures)
+
+    async def release(self, claims: Sequence[Claim]) -> None:
+        async with self._book(_keys(claims)) as book:
+            bookkeeping.release(book, claims)
+
+    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+        async with self._book([burial.claim.key for burial in burials if burial.claim is not None]) as book:
+            return bookkeeping.bury(book, burials)
+
+    async def prune(self, retention_s: float) -> int:
+        total, after = 0, b""
+        oldest = math.ceil(await self.database.now() - retention_s)
+        while rows := await self.database.read(_OLD, self.scope.number, after, oldest, PRUNE_AT_ONCE):
+            async with self._book([]) as book:
+                total += await book.prune([decoded(code) for (code,) in rows], retention_s)
+            after = rows[-1][0]
+        return total
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transaction()
+
+    async def inspect(self, key: str) -> Entry | None:
+        rows = await self.database.read(_INSPECT, self.scope.number, encoded(key))
+        entry = entry_of(rows[0], rows[0][5]) if rows else None
+        if self._policy.rate is not None:
+            for (at,) in await self.database.read(_RATE_AT, self.scope.number, encoded(key)):
+                entry = msgspec.structs.replace(entry or Entry(), rate_at=at)
+        return entry
+
+    async def census(self) -> Census:
+        [row] = await self.database.read(_CENSUS, self.scope.number, await self.database.now())
+        return Census(*row)
+
+    async def suspects(self, limit: int, quiet_s: float) -> list[str]:
+        since = await self.database.now() - quiet_s
+        rows = await self.database.read(_SUSPECTS, self.scope.number, since, limit)
+        return [decoded(code) for (code,) in rows]
+
+    async def mend(self, claim: Claim, written: Want | None) -> None:
+        async with self._book([claim.key]) as book:
+            bookkeeping.mend(book, claim, written)
+
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        async with self._book([want.key for want in wants]) as book:
+            bookkeeping.doubt(book, wants)
+        if resync_due is not None:
+            await self.governor.note_resync(resync_due)
+
+    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
+        cause = sought.cause.replace("\0", "\ufffd")
+        rows = await self.database.read(_LETTERS, self.scope.number, sought.since, sought.until, cause, limit)
+        return [
+            (number, buried_at, Letter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
+            for number, buried_at, cause, body, code, version, headers, sent_at, source in rows
+        ]
+
+    async def drop(self, numbers: Sequence[int]) -> int:
+        return len(await self.database.write(_DROP, self.scope.number, list(numbers)))
+
+    async def now(self) -> float:
+        return await self.database.now()
+
+    @asynccontextmanager
+    async def _book(self, keys: Sequence[str]) -> AsyncIterator[Book]:
+        """Keys that are locked and read, and written back with a commit."""
+        async with self.database.transaction(scope=self.scope.number) as connection:
+            with postgres_errors(self.database.name):
+                book = Book(connection, self.scope.number, self._policy, self.database.ahead_s)
+                await book.load(keys)
+                yield book
+                await book.store()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        async with self.database.transaction(scope=self.scope.number) as connection:
+            transaction = PostgresTransaction(self.database, self.scope.number, self._policy, connection)
+            yield transaction
+            await transaction.tidy()
+
+
+def connect(address: Address, policy: Policy) -> PostgresLedger:
+    """`postgresql://user@host/database`; the scope is the pipeline's name."""
+    return PostgresLedger(database_at(address, address.take(*OPTIONS)), address.name, policy)
+
+
+def _keys(claims: Sequence[Claim]) -> list[str]:
+    return [claim.key for claim in claims]
+
+
+_REGISTER = "insert into keywise_scopes (name) values ($1) on conflict (name) do nothing"
+_NUMBER = "select id from keywise_scopes where name = $1"
+_OLD = (
+    "select key from keywise_marks where scope = $1 and key > $2 and (updated_at < $3 or active) order by key limit $4"
+)
+_INSPECT = (
+    "select era, version, generation, deleted, updated_at, (select entry from keywise_active as active "
+    "where active.scope = $1 and active.key = $2) from keywise_marks where scope = $1 and key = $2"
+)
+_RATE_AT = "select at from keywise_rates where scope = $1 and key = $2"
+_CENSUS = (
+    "select (select count(*) from keywise_marks where scope = $1 and version is not null), "
+    "(select count(*) from keywise_marks where scope = $1 and deleted), "
+    "(select count(*) from keywise_active where token != 0 and lease_until > $2 and scope = $1), "
+    "(select count(*) from keywise_active where scope = $1 and suspect > 0), "
+    "(select count(*) from keywise_letters where scope = $1)"
+)
+_SUSPECTS = "select key from keywise_active where scope = $1 and doubtful_since <= $2 order by doubtful_since limit $3"
+_LETTERS = (
+    "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
+    "where scope = $1 and buried_at >= $2 and buried_at < $3 and position($4::text in cause) > 0 "
+    "order by buried_at desc, id desc limit $5"
+)
+_DROP = "delete from keywise_letters where scope = $1 and id = any($2::bigint[]) returning 1"

@@ -1,0 +1,146 @@
+"""A transaction of a Postgres database, as the consumer sees it: decide, mark, commit, fail and bury in it."""
+
+import math
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from keywise.adapters.postgres.database import PostgresDatabase, numbers, postgres_errors
+from keywise.adapters.postgres.ledger.working_set import MARK, MARK_NEWER, Book, are_plain, mark_of, marks_of_wants
+from keywise.adapters.postgres.savepoints import Savepoints
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.change import Want
+from keywise.core.entry import Claim, Entry, Policy, Refusal, Verdict
+from keywise.core.key_encoding import encoded
+from keywise.core.ledger import Letter
+
+
+class PostgresTransaction:
+    """A transaction of the database, seen by the consumer."""
+
+    def __init__(self, database: PostgresDatabase, scope: int, policy: Policy, connection: Any) -> None:
+        self.connection = connection
+        self._database = database
+        self._scope = scope
+        self._policy = policy
+        self._now = 0.0
+        self._active: set[str] = set()
+        """Of the keys that were decided: those with something going on."""
+        self._careful: Book | None = None
+        """The entries that were decided, if an operator or a rate has to be heeded."""
+        self._marked: set[str] = set()
+        """Keys that were marked when they were decided."""
+        self._placed: set[str] = set()
+        """Keys that nobody had seen before, and whose rows hold nothing yet."""
+        self._savepoints = Savepoints(database, connection)
+
+    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        self._marked = set()
+        with self._errors():
+            book = self._new_book()
+            rows = await book.lock(want.key for want in wants)
+            self._placed |= book.placed
+            self._now, self._careful = book.now, None
+            self._active = {key for key, row in rows.items() if row[5]}
+            is_plain = book.standing.is_plain and self._policy.rate is None
+            if not is_plain or any(row[0] for row in rows.values()):
+                await book.read(rows)
+                self._careful = book
+                return bookkeeping.refusals(book, wants, book.entry)
+            if self._active:
+                await book.read(rows)
+                return bookkeeping.refusals(book, wants, book.entry)
+        marks = {key: mark_of(row) for key, row in rows.items()}
+        # Most changes are versioned and newer than an idle mark; only the others need a closer look.
+        retention_s = self._policy.retention_s
+        oldest = self._now - retention_s if retention_s is not None else -math.inf
+        wants = [want for want in wants if not bookkeeping.is_plainly_newer(want, marks[want.key], oldest)]
+        return bookkeeping.refusals(book, wants, lambda key: Entry(marks[key]))
+
+    async def decide_at_once(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
+        self._marked = set()
+        if self._policy.rate is not None or not are_plain(wants):
+            return await self.decide(wants)
+        keys = {encoded(want.key): want for want in wants}
+        codes = sorted(keys)
+        asked = [keys[code] for code in codes]
+        good_until = math.inf
+        if self._policy.retention_s is not None:
+            good_until = min((want.sent_at for want in wants), default=math.inf) + self._policy.retention_s
+        with self._errors():
+            rows = await self.connection.fetch(
+                MARK_NEWER,
+                self._scope,
+                codes,
+                numbers(want.order[1] for want in asked),  # type: ignore[index]
+                [want.deleted or None for want in asked] if any(want.deleted for want in asked) else [],
+                self._database.ahead_s,
+                good_until,
+            )
+        marked = {keys[code].key for (code,) in rows}
+        others = [want for want in wants if want.key not in marked]
+        refusals = await self.decide(others) if others else {}
+        self._marked = marked
+        return refusals
+
+    async def mark(self, wants: Sequence[Want]) -> None:
+        if self._marked:
+            wants = [want for want in wants if want.key not in self._marked]
+        if not wants:
+            return
+        with self._errors():
+            if self._careful is not None:
+                bookkeeping.mark(self._careful, wants)
+                await self._careful.store()
+                return
+            idle = sorted((w for w in wants if w.key not in self._active), key=lambda want: want.key)
+            if idle:
+                await self.connection.execute(MARK, self._scope, *marks_of_wants(idle, self._now))
+                self._placed -= {want.key for want in idle}
+            if self._active:
+                active = [want for want in wants if want.key in self._active]
+                async with self._book(want.key for want in active) as book:
+                    bookkeeping.mark(book, active)
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        async with self._book(claim.key for claim in claims) as book:
+            return bookkeeping.commit(book, claims, (Verdict.COMMITTED,))
+
+    async def fail(self, wants: Sequence[Want]) -> list[int]:
+        async with self._book(want.key for want in wants) as book:
+            return bookkeeping.fail_unclaimed(book, wants)
+
+    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+        async with self._book(want.key for want, _ in letters if want is not None) as book:
+            bookkeeping.bury_unclaimed(book, letters)
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        placed = self._placed.copy()
+        try:
+            async with self._savepoints.savepoint():
+                yield
+        except BaseException:
+            self._placed |= placed
+            raise
+
+    async def tidy(self) -> None:
+        """Leave no trace of keys that were only decided."""
+        if self._placed:
+            with self._errors():
+                await self._new_book().forget(self._placed)
+
+    @asynccontextmanager
+    async def _book(self, keys: Iterable[str]) -> AsyncIterator[Book]:
+        with self._errors():
+            book = self._new_book()
+            await book.load(keys)
+            yield book
+            await book.store()
+
+    def _new_book(self) -> Book:
+        return Book(self.connection, self._scope, self._policy, self._database.ahead_s)
+
+    def _errors(self) -> postgres_errors:
+        return postgres_errors(self._database.name)

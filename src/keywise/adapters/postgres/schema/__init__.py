@@ -1,0 +1,1 @@
+"""The tables in PostgreSQL, and how they are set up."""

@@ -1,0 +1,110 @@
+"""The tables of keywise in a Postgres database, version by version; older ones are brought up to date when opened."""
+
+from typing import Any
+
+from keywise.adapters.postgres.serial.sql_locking import LOCKING
+from keywise.adapters.postgres.serial.sql_steps import STEPS
+from keywise.adapters.postgres.serial.sql_tables import TABLES
+from keywise.adapters.postgres.serial.sql_taking import TAKING
+from keywise.core.errors import DatabaseError
+
+LOCKS = 0x6B657977
+"""The first number of every advisory lock of keywise; the second is a scope, or 0 for the schema."""
+
+# Columns that are usually empty cost nothing, and eight columns fit into the smallest header of a row.
+FIRST = """
+create table keywise_scopes (
+    id integer generated always as identity primary key, name text not null unique,
+    standing text not null default '{}'
+);
+create table keywise_marks (
+    version bigint, updated_at bigint not null, scope integer not null, era integer, generation integer,
+    deleted boolean, active boolean, key bytea not null,
+    primary key (scope, key)
+) with (fillfactor = 90);
+create table keywise_active (
+    token bigint not null, lease_until double precision not null, suspect bigint not null,
+    doubtful_since double precision, scope integer not null, key bytea not null, entry text not null,
+    primary key (scope, key)
+);
+create index keywise_doubtful on keywise_active (scope, doubtful_since) where doubtful_since is not null;
+create sequence keywise_tokens;
+create table keywise_rates (
+    at double precision not null, scope integer not null, key bytea not null, primary key (scope, key)
+);
+create index keywise_rates_by_time on keywise_rates (scope, at);
+create table keywise_chores (
+    scope integer not null, name text not null, done_at double precision not null, primary key (scope, name)
+);
+create table keywise_letters (
+    id bigint generated always as identity primary key, scope integer not null, buried_at double precision not null,
+    key bytea not null, version bigint, cause text not null, body bytea not null, headers text,
+    sent_at double precision not null, source text not null
+);
+create index keywise_letters_by_time on keywise_letters (scope, buried_at, id);
+create table keywise_lines (
+    id bigint generated always as identity primary key, scope integer not null, at double precision not null,
+    what text not null, key bytea not null, version bigint, detail text not null, by text not null
+);
+create index keywise_lines_by_key on keywise_lines (scope, key, id);
+create index keywise_lines_by_scope on keywise_lines (scope, id);
+create table keywise_queues (id integer generated always as identity primary key, name text not null unique);
+create sequence keywise_messages;
+create table keywise_ready (
+    id bigint not null default nextval('keywise_messages'), queue integer not null,
+    sent_at double precision not null default extract(epoch from clock_timestamp()), body bytea not null,
+    primary key (queue, id)
+);
+create table keywise_held (
+    id bigint primary key, queue integer not null, visible_at double precision not null, receipt bigint not null,
+    count integer not null, sent_at double precision not null, body bytea not null
+);
+create index keywise_held_by_time on keywise_held (queue, visible_at);
+"""
+
+VERSIONS = (FIRST, TABLES + STEPS + TAKING + LOCKING)
+"""What leads from each version of the schema to the next one. A script that was released is never changed."""
+
+
+TABLES_OF = {
+    "queue": ("keywise_ready", "keywise_held"),
+    "scope": (
+        *("keywise_marks", "keywise_active", "keywise_rates", "keywise_chores"),
+        *("keywise_letters", "keywise_lines"),
+    ),
+    "function": (
+        *("keywise_turn_owners", "keywise_turn_keys", "keywise_turn_work"),
+        *("keywise_turn_completed", "keywise_turn_switches"),
+    ),
+}
+"""Which tables hold what belongs to a queue, what to a scope, and what to a serial function."""
+
+
+async def install(connection: Any, name: str) -> None:
+    """Create or upgrade the tables; of several processes that try at once, one does it."""
+    if await _version(connection, name) == len(VERSIONS):
+        return
+    async with connection.transaction():
+        await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, 0)")
+        await connection.execute("create table if not exists keywise_meta (name text primary key, value text not null)")
+        for script in VERSIONS[await _version(connection, name) :]:
+            await connection.execute(script)
+        await connection.execute(_KEEP_VERSION, str(len(VERSIONS)))
+
+
+async def _version(connection: Any, name: str) -> int:
+    """The version of the tables in a database; 0 if there are none."""
+    if await connection.fetchval("select to_regclass('keywise_meta')") is None:
+        return 0
+    found: str | None = await connection.fetchval("select value from keywise_meta where name = 'schema'")
+    if found is None:
+        return 0
+    if not found.isdecimal() or int(found) > len(VERSIONS):
+        raise DatabaseError(
+            f"{name} was written by a newer keywise: its schema is {found}, this one knows {len(VERSIONS)}; "
+            "upgrade keywise"
+        )
+    return int(found)
+
+
+_KEEP_VERSION = "insert into keywise_meta values ('schema', $1) on conflict (name) do update set value = excluded.value"

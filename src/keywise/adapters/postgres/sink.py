@@ -1,0 +1,177 @@
+"""A table in the Postgres database that holds the ledger too: upsert and delete, in the ledger's own transaction."""
+
+import re
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Self
+
+import asyncpg
+import msgspec
+
+from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, numbers, opening, postgres_errors
+from keywise.adapters.postgres.schema.install import LOCKS
+from keywise.core.change import Change
+from keywise.core.errors import PermanentError, SettingsError
+from keywise.core.ledger import Content, Transaction
+from keywise.core.url import Address
+
+
+class PostgresSink:
+    """A table with a key column, a version column, and the body as one column or as columns of its own."""
+
+    runs_user_code = False
+    batch_max = 10_000
+
+    def __init__(
+        self,
+        database: PostgresDatabase,
+        table: str,
+        *,
+        key: str = "key",
+        version: str = "version",
+        body: str = "body",
+        columns: Sequence[str] = (),
+    ) -> None:
+        for name in (*table.split(".", 1), key, version, body, *columns):
+            _check_name(name)
+        self.database = database
+        self._name = table
+        self._table = ".".join(map(_quoted, table.split(".", 1)))
+        self._key, self._columns = key, tuple(columns)
+        self._stored = (key, version, *(columns or (body,)))
+        self._is_binary = False
+        self._upsert = self._delete = self._select = ""
+        """Made when the table is known."""
+
+    async def __aenter__(self) -> Self:
+        async with opening(self.database):
+            await self._prepare()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.database.__aexit__()
+
+    async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
+        # In the order of keys, so that two pipelines on one table cannot wait for each other.
+        kept = sorted((change for change in changes if not change.deleted), key=_key_of)
+        gone = sorted(change.key for change in changes if change.deleted)
+        try:
+            with postgres_errors(self.database.name, of_handler=True):
+                if kept:
+                    await transaction.connection.execute(self._upsert, *self._arguments(kept))
+                if gone:
+                    await transaction.connection.execute(self._delete, gone)
+        except _REFUSALS as error:
+            raise PermanentError(f"table {self._name} refuses it: {error}") from error
+
+    async def read(self, keys: Sequence[str]) -> dict[str, Content]:
+        rows = await self.database.read(self._select, list(keys))
+        return {key: Content(self._body(stored), version) for key, version, *stored in rows}
+
+    def _body(self, stored: list[Any]) -> bytes | dict[str, Any]:
+        if self._columns:
+            return {name: msgspec.json.decode(text) for name, text in zip(self._columns, stored, strict=True)}
+        [body] = stored
+        return body if isinstance(body, bytes) else str(body).encode()
+
+    def _arguments(self, changes: Sequence[Change[Any]]) -> tuple[Any, ...]:
+        if self._columns:
+            return (msgspec.json.encode([self._record(change) for change in changes]).decode(),)
+        bodies = [change.body if self._is_binary else change.body.decode() for change in changes]
+        return [change.key for change in changes], numbers(change.version for change in changes), bodies
+
+    def _record(self, change: Change[Any]) -> dict[str, Any]:
+        fields = _DECODE(change.body)
+        record = {name: fields.get(name, None) for name in self._columns}
+        key, version = self._stored[:2]
+        return {**record, key: change.key, version: change.version}
+
+    async def _prepare(self) -> None:
+        """Make the table if there is none, and the statements that fit its types."""
+        try:
+            async with self.database.transaction() as connection:
+                with postgres_errors(self.database.name, of_handler=True):
+                    # Of two processes that begin at once, one makes it.
+                    await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, 0)")
+                    if await connection.fetchval("select to_regclass($1) is null", self._table):
+                        await connection.execute(self._creation())
+                    self._compose(dict(await connection.fetch(_TYPES, self._table)))
+                    # With nothing to write they tell whether the table has these columns and this key.
+                    await connection.execute(self._upsert, *self._arguments(()))
+                    await connection.execute(self._delete, [])
+                    await connection.fetch(self._select, [])
+        except asyncpg.PostgresError as error:
+            raise SettingsError(self._misfit(str(error))) from error
+
+    def _creation(self) -> str:
+        key, version, *rest = map(_quoted, self._stored)
+        kept = ", ".join(f"{name} {'jsonb' if self._columns else 'text'}" for name in rest)
+        return (
+            f'create table if not exists {self._table} ({key} text collate "C" primary key, {version} bigint, {kept})'
+        )
+
+    def _compose(self, types: dict[str, str]) -> None:
+        missing = [name for name in self._stored if name not in types]
+        if missing:
+            raise SettingsError(self._misfit(f"it has no column {missing[0]}"))
+        self._is_binary = types[self._stored[2]] == "bytea" and not self._columns
+        names = [_quoted(name) for name in self._stored]
+        updates = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
+        if self._columns:
+            rows = f"select {', '.join(names)} from json_populate_recordset(null::{self._table}, $1::json)"  # noqa: S608
+            told = [f"to_json({name})::text" for name in names[2:]]
+        else:
+            casts = [f"one.{name}::{types[column]}" for name, column in zip("kvb", self._stored, strict=True)]
+            kind = "bytea" if self._is_binary else "text"
+            wanted = f"unnest($1::text[], $2::text::bigint[], $3::{kind}[]) as one (k, v, b)"
+            rows = f"select {', '.join(casts)} from {wanted}"  # noqa: S608
+            told = names[2:] if self._is_binary else [f"{names[2]}::text"]
+        which = f"{names[0]} = any($1::text[]::{types[self._key]}[])"
+        self._upsert = (
+            f"insert into {self._table} ({', '.join(names)}) {rows} on conflict ({names[0]}) do update set {updates}"
+        )
+        self._delete = f"delete from {self._table} where {which}"  # noqa: S608
+        self._select = f"select {names[0]}::text, {names[1]}, {', '.join(told)} from {self._table} where {which}"  # noqa: S608
+
+    def _misfit(self, why: str) -> str:
+        return (
+            f"table {self._name} does not fit: {why}; it needs a unique key column, a version column and "
+            "a body column, or name others with ?key=, ?version=, ?body= or ?columns="
+        )
+
+
+def connect(address: Address) -> PostgresSink:
+    """`postgresql://user@host/database?table=NAME`, and `key`, `version`, `body` or `columns=a,b` to name columns."""
+    options = address.take("table", "key", "version", "body", "columns", *OPTIONS)
+    database = database_at(address, options)
+    columns = [name.strip() for name in options.pop("columns", "").split(",") if name.strip()]
+    table = options.pop("table", address.name)
+    return PostgresSink(database, table, columns=columns, **options)
+
+
+_key_of = attrgetter("key")
+_DECODE = msgspec.json.Decoder(dict[str, Any]).decode
+_REFUSALS = (
+    asyncpg.PostgresError,
+    asyncpg.DataError,
+    UnicodeError,
+    msgspec.MsgspecError,
+    RecursionError,
+)
+"""Of a change that will never fit into the table; what may pass has been told apart before."""
+_TYPES = (
+    "select attname, format_type(atttypid, atttypmod) from pg_attribute "
+    "where attrelid = to_regclass($1) and attnum > 0 and not attisdropped"
+)
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) or name.startswith(("keywise_", "pg_")):
+        raise SettingsError(
+            f"{name!r} cannot be the name of a table or column; use letters, digits and _, "
+            "and start neither with keywise_ nor with pg_"
+        )
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'

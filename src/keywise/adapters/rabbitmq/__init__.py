@@ -1,0 +1,1 @@
+"""RabbitMQ as a source."""

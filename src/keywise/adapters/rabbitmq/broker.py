@@ -1,0 +1,367 @@
+"""One RabbitMQ broker that queues live in: how it is reached, channels whose answers can be awaited, its refusals."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pika
+from pika.exceptions import (
+    AMQPError,
+    ChannelClosedByBroker,
+    ConnectionBlockedTimeout,
+    ConnectionClosedByBroker,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
+
+from keywise.adapters.rabbitmq.connection import Connection, Taker
+from keywise.adapters.rabbitmq.frames import settlement
+from keywise.adapters.rabbitmq.management import Policy, QueueLimits, policies_for, queue_limits
+from keywise.core.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
+from keywise.core.settings import seconds
+from keywise.core.url import Address, shown
+
+CONNECT_S = 10.0
+ANSWER_S = 60.0
+"""How long an answer may take before the broker counts as unreachable."""
+BLOCKED_S = 30.0
+"""How long a broker that is short of memory or disk may refuse to read."""
+CLOSE_S = 5.0
+OLDEST = (3, 10)
+TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+OPTIONS = ("heartbeat", *TLS_OPTIONS)
+"""What a URL may say about the connection."""
+HEARTBEAT_MAX_S = 65_535
+REFUSED, NOT_FOUND, LOCKED, PRECONDITION, NOT_ALLOWED = 403, 404, 405, 406, 530
+"""What a broker says when it does not do something; a client's own mistakes aside."""
+
+# What it says is told by our errors and events. Whoever wants to read it sets a level.
+if (_log := logging.getLogger("pika")).level == logging.NOTSET:
+    _log.setLevel(logging.CRITICAL)
+
+
+class Broker:
+    """A broker as this process knows it; sources of one app share it, and each has connections of its own."""
+
+    def __init__(self, url: str, options: tuple[tuple[str, str], ...] = ()) -> None:
+        self.name = shown(url)
+        self.intakes: set[Any] = set()
+        """What this process takes from; nobody else can tell what it holds."""
+        self._url = url
+        self._options = dict(options)
+
+    def parameters(self, purpose: str) -> Any:
+        """How a connection is made; files of certificates are read now."""
+        parts = urlsplit(self._url)
+        is_encrypted = parts.scheme == "amqps"
+        given: dict[str, Any] = {}
+        if "heartbeat" in self._options:
+            given["heartbeat"] = int(seconds(self._options["heartbeat"]))
+        if is_encrypted:
+            given["ssl_options"] = pika.SSLOptions(self._tls(), parts.hostname)
+        user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
+        return pika.ConnectionParameters(
+            host=parts.hostname,
+            port=parts.port or (5671 if is_encrypted else 5672),
+            virtual_host=unquote(parts.path[1:]) or "/",
+            credentials=pika.PlainCredentials(user, password, erase_on_connect=True),
+            connection_attempts=1,
+            socket_timeout=CONNECT_S,
+            stack_timeout=CONNECT_S,
+            blocked_connection_timeout=BLOCKED_S,
+            client_properties={"connection_name": f"keywise, {purpose}"},
+            **given,
+        )
+
+    def limits_of(self, queue: str, management: str) -> QueueLimits:
+        """What the management API tells of a queue; it blocks."""
+        return queue_limits(management, self._url, queue, self._tls() if management.startswith("https:") else None)
+
+    def policies_for(self, queue: str, management: str) -> list[Policy]:
+        """What is set for a quorum queue of this name, by the management API; it blocks."""
+        return policies_for(management, self._url, queue, self._tls() if management.startswith("https:") else None)
+
+    def _tls(self) -> ssl.SSLContext:
+        """The broker has to show a certificate that is trusted, for its own name."""
+        options = self._options
+        try:
+            context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+            if "ssl_certfile" in options:
+                context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+        except (OSError, ssl.SSLError) as error:
+            raise AddressError(f"{self.name}: the files of certificates cannot be read: {error}") from error
+        return context
+
+
+class Link:
+    """One connection; it is made when somebody needs it, and anew by whoever needs it after it was lost."""
+
+    def __init__(self, broker: Broker, purpose: str) -> None:
+        self.name = broker.name
+        self._broker = broker
+        self._purpose = purpose
+        self._connection: Any = None
+        self._opening = asyncio.Lock()
+
+    async def channel(self) -> "Channel":
+        """A new channel."""
+        async with self._opening:
+            if self._connection is None or not self._connection.is_open:
+                self._connection = await self._connect()
+            connection = self._connection
+        channel = Channel(self.name)
+        with rabbit_errors(self.name):
+            await channel.opened(connection)
+        return channel
+
+    async def ready(self, queue: str) -> int:
+        """How many messages of a queue are ready."""
+        channel = await self.channel()
+        try:
+            answer = await channel.ask("queue_declare", queue=queue, passive=True)
+        finally:
+            channel.close()
+        return int(answer.method.message_count)
+
+    async def close(self) -> None:
+        """Say good-bye if there is time for it; whatever was not acked comes again to somebody."""
+        connection, self._connection = self._connection, None
+        if connection is None or connection.is_closed:
+            return
+        gone = asyncio.get_running_loop().create_future()
+        connection.add_on_close_callback(lambda *_: _tell(gone, None))
+        with suppress(AMQPError, TimeoutError):
+            if not connection.is_closing:
+                connection.close()
+            async with asyncio.timeout(CLOSE_S):
+                await gone
+
+    async def _connect(self) -> Any:
+        opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def fail(_: Any, error: BaseException) -> None:
+            if not opened.done():
+                opened.set_exception(error)
+
+        with rabbit_errors(self.name):
+            connection = Connection(
+                self._broker.parameters(self._purpose),
+                on_open_callback=lambda one: _tell(opened, one),
+                on_open_error_callback=fail,
+                on_close_callback=fail,
+                custom_ioloop=asyncio.get_running_loop(),
+            )
+            try:
+                async with asyncio.timeout(2 * CONNECT_S):
+                    await opened
+            except BaseException:
+                if not (connection.is_closed or connection.is_closing):
+                    connection.close()
+                raise
+        self._check(connection)
+        return connection
+
+    def _check(self, connection: Any) -> None:
+        told = connection.server_properties or {}
+        version = str(told.get("version", ""))
+        if told.get("product") == "RabbitMQ" and _version(version) < OLDEST:
+            connection.close()
+            raise DatabaseError(f"{self.name} runs RabbitMQ {version}; keywise needs RabbitMQ 3.10 or newer")
+
+
+class Channel:
+    """A channel of the client library, whose answers can be awaited and whose end is noticed."""
+
+    def __init__(self, name: str) -> None:
+        self.raw: Any = None
+        self.ended: BaseException | None = None
+        """Why it is over."""
+        self.on_end: Callable[[], None] = lambda: None
+        self._name = name
+        self._asked: set[asyncio.Future[Any]] = set()
+
+    @property
+    def is_open(self) -> bool:
+        return self.ended is None and bool(self.raw.is_open)
+
+    async def opened(self, connection: Any) -> None:
+        await self._answered(lambda done: connection.channel(on_open_callback=done), self._watch)
+
+    async def ask(self, method: str, **arguments: Any) -> Any:
+        """Call a method, and return what the broker answers."""
+        return await self.answered(lambda done: getattr(self.raw, method)(callback=done, **arguments))
+
+    async def answered(self, call: Callable[[Callable[[Any], None]], None]) -> Any:
+        """What a call is told in the end."""
+        with rabbit_errors(self._name):
+            return await self._answered(call)
+
+    def hand_to(self, consumer: str, take: Taker | None) -> None:
+        """Who gets the usual messages of a consumer; by default, and whatever else comes, the client library does."""
+        takers, place = self.raw.connection.takers, (self.raw.channel_number, consumer.encode())
+        if take is not None:
+            takers[place] = take
+        else:
+            takers.pop(place, None)
+
+    def settle(self, method: int, numbers: Sequence[int], together: int) -> None:
+        """Say something of deliveries, of so many together, in one go; nothing if the channel is over."""
+        if self.is_open and numbers:
+            with rabbit_errors(self._name):
+                self.raw.connection.write(settlement(self.raw.channel_number, method, numbers, together))
+
+    def close(self) -> None:
+        if self.is_open:
+            self._hand_to_nobody()
+            self.raw.close()
+
+    async def _answered(
+        self, call: Callable[[Callable[[Any], None]], Any], take: Callable[[Any], None] = lambda _: None
+    ) -> Any:
+        if self.ended is not None:
+            raise self.ended
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked.add(answer)
+        try:
+            take(call(lambda frame: _tell(answer, frame)))
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
+        finally:
+            self._asked.discard(answer)
+
+    def _watch(self, raw: Any) -> None:
+        self.raw = raw
+        raw.add_on_close_callback(self._end)
+
+    def _hand_to_nobody(self) -> None:
+        takers, number = self.raw.connection.takers, self.raw.channel_number
+        for place in [place for place in takers if place[0] == number]:
+            del takers[place]
+
+    def _end(self, _: Any, reason: BaseException) -> None:
+        self.ended = reason
+        self._hand_to_nobody()
+        for answer in self._asked:
+            if not answer.done():
+                answer.set_exception(reason)
+        self.on_end()
+
+
+class rabbit_errors:
+    """Turns errors of the client library into ours, at the edge: what may pass becomes `UnavailableError`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and (found := translated(error, self._name)) is not error:
+            raise found from error
+
+
+def translated(error: Exception, name: str) -> Exception:
+    """What an error of the client library is for us; others stay as they are."""
+    if isinstance(error, KeywiseError):
+        return error
+    cause = _innermost(error)
+    code = code_of(cause)
+    if isinstance(cause, ProbableAuthenticationError | ProbableAccessDeniedError):
+        return _not_let_in(cause, name)
+    if isinstance(cause, ConnectionClosedByBroker) and code in _CONNECTION_ADVICE:
+        return DatabaseError(f"{name}: {cause.reply_text}; {_CONNECTION_ADVICE[code]}")
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return DatabaseError(
+            f"{name}: its certificate is not trusted: {cause.verify_message}; name its authority's file with "
+            "ssl_ca_certs=, and the host as the certificate does"
+        )
+    if isinstance(cause, ChannelClosedByBroker) and code in _CHANNEL_ADVICE and not _may_pass(code, cause.reply_text):
+        return DatabaseError(f"{name}: {cause.reply_text}; {_CHANNEL_ADVICE[code]}")
+    if isinstance(cause, ConnectionBlockedTimeout):
+        return UnavailableError(f"{name}: the broker takes no messages now, because it is short of memory or disk")
+    if isinstance(error, AMQPError | OSError | TimeoutError | asyncio.TimeoutError) or cause is not error:
+        return UnavailableError(f"{name}: {str(cause) or type(cause).__name__}")
+    return error
+
+
+def _not_let_in(cause: AMQPError, name: str) -> Exception:
+    """The client library takes every end while somebody logs in for a refusal, but a broker that refuses says so."""
+    told = str(cause)
+    if "ConnectionClosedByBroker" not in told:
+        return UnavailableError(f"{name}: the connection ended at the login; the broker may be starting or stopping")
+    if isinstance(cause, ProbableAuthenticationError):
+        return DatabaseError(f"{name}: the broker refused this user; {_CONNECTION_ADVICE[REFUSED]}")
+    return DatabaseError(f"{name}: the broker refused the virtual host; {_CONNECTION_ADVICE[NOT_ALLOWED]}")
+
+
+def _may_pass(code: int, text: str) -> bool:
+    """A queue is not found either while the node that leads it is away, and another consumer may want it for itself."""
+    return (code == NOT_FOUND and "no queue" not in text) or (code == REFUSED and "exclusive use" in text)
+
+
+def code_of(error: BaseException | None) -> int:
+    """The number that a broker gives as the reason; 0 if there is none."""
+    return int(getattr(error, "reply_code", 0) or 0)
+
+
+def refusal_code(error: BaseException) -> int:
+    """The number of the refusal that one of our errors was made of."""
+    return code_of(_innermost(error.__cause__)) if error.__cause__ is not None else 0
+
+
+def broker_at(address: Address, options: dict[str, str]) -> Broker:
+    """The broker that an address names, one for all sources of an app; its options are taken out of `options`."""
+    parts = urlsplit(address.url)
+    address.check_ports()
+    if not parts.hostname or "," in parts.netloc:
+        raise AddressError(
+            f"{shown(address.url)} names no broker; write for example {address.scheme}://localhost:5672/%2F?queue=pages"
+        )
+    if "/" in parts.path[1:]:
+        raise AddressError(
+            f"{shown(address.url)} has a / in the name of its virtual host; write %2F there, and name the queue with "
+            "queue="
+        )
+    if (beat := options.get("heartbeat")) is not None and not 1 <= seconds(beat) <= HEARTBEAT_MAX_S:
+        raise AddressError(f"{shown(address.url)}: heartbeat={beat} has to be from 1s to {HEARTBEAT_MAX_S}s")
+    given = tuple(sorted((name, options.pop(name)) for name in OPTIONS if name in options))
+    if address.scheme != "amqps" and (tls := [name for name, _ in given if name in TLS_OPTIONS]):
+        raise AddressError(f"{shown(address.url)}: {tls[0]} is for amqps://, which is encrypted")
+    return address.shared(Broker, f"{parts.scheme}://{parts.netloc}{parts.path}", given)
+
+
+_CONNECTION_ADVICE = {
+    REFUSED: "check user and password, and that this user may log in from here",
+    NOT_ALLOWED: "check the virtual host in the path of the URL, and that this user may use it",
+}
+_CHANNEL_ADVICE = {
+    REFUSED: "give this user the right to do so",
+    NOT_FOUND: "declare it first: keywise consumes queues as they are",
+    LOCKED: "another connection has it for itself",
+    PRECONDITION: "the broker's log may say more",
+}
+
+
+def _tell(waiting: asyncio.Future[Any], what: Any) -> None:
+    """Whoever waited may have gone."""
+    if not waiting.done():
+        waiting.set_result(what)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The client library wraps what happened, several times."""
+    while True:
+        inner = getattr(error, "exceptions", None) or [getattr(error, "exception", None)]
+        inner = [one for one in (*inner, *error.args, error.__cause__) if isinstance(one, BaseException)]
+        if not inner or inner[-1] is error:
+            return error
+        error = inner[-1]
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())

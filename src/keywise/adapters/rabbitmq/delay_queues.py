@@ -1,0 +1,87 @@
+"""The way of a message through a delay queue of RabbitMQ: which are there, which can be used, what is in them."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from keywise.adapters.rabbitmq.broker import NOT_FOUND, Link, refusal_code
+from keywise.adapters.rabbitmq.delay_classes import Wait, wait_of, waits_of
+from keywise.adapters.rabbitmq.publisher import Message, Outlet, Rejection
+from keywise.core.errors import DatabaseError, UnavailableError
+
+FRESH_S = 2.0
+"""So long nothing is put into a new quorum queue: if the broker crashed then, it would forget what it had confirmed."""
+ABSENT_S = FRESH_S / 2
+"""So long a queue that was not there is taken to be empty: whoever makes one puts nothing into it before that."""
+EARLY_S = (1.0, 5.0)
+"""The delays that are needed most: what finds no room behind a blocked key waits for five seconds by default."""
+
+
+class Detour:
+    """All delay queues of one queue."""
+
+    def __init__(self, link: Link, outlet: Outlet, queue: str, second_s: float) -> None:
+        self._link = link
+        self._outlet = outlet
+        self._queue = queue
+        self._second_s = second_s
+        self._usable_at: dict[str, float] = {}
+        """Delay queues that are there, and from when on they can be trusted."""
+        self._absent: dict[str, float] = {}
+        """Delay queues that were not there, and until when that is believed."""
+
+    async def prepare(self) -> str:
+        """Make those that are needed most; return the name of one."""
+        waits = [wait_of(self._queue, delay_s, time.time()) for delay_s in EARLY_S]
+        for wait in waits:
+            await self._declare(wait)
+        return waits[0].queue
+
+    async def opens_in(self, delay_s: float) -> float:
+        """How long a message that is put off for so long has to be kept before."""
+        wait = wait_of(self._queue, delay_s, time.time())
+        await self._declare(wait)
+        return self._usable_at[wait.queue] - asyncio.get_running_loop().time()
+
+    async def put(self, messages: Sequence[Message], delay_s: float) -> None:
+        """Let messages come to the queue after a delay; raises `Rejection` if there is no room for them."""
+        wait = wait_of(self._queue, delay_s, time.time())
+        for _, properties in messages:
+            properties.expiration = wait.expiration
+        await self._declare(wait)
+        await asyncio.sleep(self._usable_at[wait.queue] - asyncio.get_running_loop().time())
+        try:
+            await self._outlet.publish(wait.queue, messages)
+        except Rejection as error:
+            if not error.is_missing:
+                raise
+            # Somebody has deleted it; whoever puts something off next makes it anew.
+            self._usable_at.pop(wait.queue, None)
+            raise UnavailableError(f"{self._link.name}: the queue {wait.queue!r} was deleted") from error
+
+    async def count(self) -> int:
+        """How many messages wait."""
+        clock, counted = asyncio.get_running_loop().time, 0
+        for wait in waits_of(self._queue, time.time()):
+            if self._absent.get(wait.queue, 0.0) > clock():
+                continue
+            try:
+                counted += await self._link.ready(wait.queue)
+            except DatabaseError as error:
+                if refusal_code(error) != NOT_FOUND:
+                    raise
+                self._absent[wait.queue] = clock() + ABSENT_S * self._second_s
+        return counted
+
+    async def _declare(self, wait: Wait) -> None:
+        if wait.queue in self._usable_at:
+            return
+        try:
+            await self._link.ready(wait.queue)
+        except DatabaseError as error:
+            if refusal_code(error) != NOT_FOUND:
+                raise
+            await self._outlet.declare(wait.queue, wait.arguments(self._queue))
+        # One that was found may have been made by somebody else a moment ago.
+        self._usable_at[wait.queue] = asyncio.get_running_loop().time() + FRESH_S * self._second_s
+        self._absent.pop(wait.queue, None)

@@ -1,0 +1,362 @@
+"""A queue of RabbitMQ, consumed as it is.
+
+Messages come as they are asked for, and belong to the channel that they came on until they are acked.
+A message that is put off is copied to a delay queue of ours; only when that is confirmed, the original is acked.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, Link, broker_at, refusal_code
+from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
+from keywise.adapters.rabbitmq.delay_queues import Detour
+from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
+from keywise.adapters.rabbitmq.publisher import Message, Outlet, Rejection
+from keywise.adapters.rabbitmq.subscription import WORN_AT, Intake
+from keywise.core.change import Delivery
+from keywise.core.errors import AddressError, DatabaseError, UnavailableError
+from keywise.core.settings import seconds
+from keywise.core.url import Address, shown
+from keywise.databases import rabbitmq_own
+
+ACK_TIMEOUT_S = 1_800.0
+"""What a broker is set to by default."""
+DELIVERY_LIMIT_MIN = WORN_AT + 2
+"""With less, a message may be thrown away before it is made anew."""
+PREFETCH = 2_000
+PREFETCH_MAX = 65_535
+QUEUE_MAX_BYTES = 255
+IDLE_S = 1.0
+"""If nobody asks for so long, nothing more comes, and what came ahead goes back."""
+MOVING_S = 0.25
+"""How long a message is on its way, from a delay queue to its queue or from the broker to here, at the most."""
+LOOKS_MAX = 10
+"""So often an empty queue is looked at again, because something was taken or settled meanwhile."""
+AGES = 4
+"""Into so many parts the broker's patience is divided; what is held for two or three of them is copied."""
+ERRANDS_MAX = 100
+"""So much is done beside, at the most: whoever releases more waits for a new delay queue itself."""
+RENEWED_S = 1.0
+"""So much later the copy of a message comes that is held for too long; then nobody takes them for two."""
+
+
+class RabbitSource:
+    """One queue of a broker."""
+
+    visibility_s: float | None = None
+    database: object | None = None
+
+    def __init__(
+        self,
+        broker: Broker,
+        queue: str,
+        *,
+        prefetch: int = PREFETCH,
+        ack_timeout_s: float = ACK_TIMEOUT_S,
+        management: str = "",
+        second_s: float = 1.0,
+    ) -> None:
+        self.ack_timeout_s = ack_timeout_s
+        """How long the broker lets a delivery be held."""
+        self._management = management
+        self._broker = broker
+        self._queue = queue
+        self._prefetch = prefetch
+        self._second_s = second_s
+        """How long a second of a delay takes, to check what time does."""
+        self._link = Link(broker, f"taking from {queue}")
+        self._outlet = Outlet(broker)
+        self._opening = asyncio.Lock()
+        self._intake: Intake | None = None
+        self._resting: asyncio.TimerHandle | None = None
+        self._detour = Detour(self._link, self._outlet, queue, second_s)
+        self._errands: set[asyncio.Task[None]] = set()
+        """What is done beside; it never raises."""
+        self._leaving: set[str | int] = set()
+        """Receipts of what is about to be put off; it is copied for that anyway."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._link.ready(self._queue)
+            if self._management:
+                await self._learn_limits()
+        except BaseException:
+            await self._link.close()
+            raise
+        self._run_errand(self._keep_young())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._rest_later(None)
+        for errand in self._errands:
+            errand.cancel()
+        await asyncio.gather(*self._errands, return_exceptions=True)
+        if self._intake is not None:
+            self._broker.intakes.discard(self._intake)
+            self._intake.tell_all()
+        await self._link.close()
+        await self._outlet.close()
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        self._rest_later(None)
+        intake = await self._opened()
+        try:
+            if wait_s > 0:
+                await intake.wait(limit, wait_s)
+            else:
+                await intake.pull(limit)
+        except DatabaseError as error:
+            raise self._while_running(error) from error
+        finally:
+            self._rest_later(IDLE_S)
+        intake.check()
+        if unfit := intake.unfit():
+            await self._renew(intake, unfit)
+        return intake.hand_over(limit)
+
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
+        """They are hidden as long as the channel lives."""
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        if self._intake is not None:
+            self._intake.ack(deliveries)
+
+    async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        intake = self._intake
+        if intake is None or not intake.mine(deliveries):
+            return
+        try:
+            opens_in_s = await self._detour.opens_in(delay_s * self._second_s) if delay_s > 0 else 0.0
+            if opens_in_s > 0 and len(self._errands) < ERRANDS_MAX:
+                # Whoever releases has more to do than to wait for that.
+                self._run_errand(self._release_later(intake, [*deliveries], delay_s))
+            else:
+                await self._put_off(intake, deliveries, delay_s)
+        except (DatabaseError, UnavailableError) as error:
+            # Whoever releases forgets them, and they would be here until the channel ends.
+            intake.put_back_later(deliveries, delay_s)
+            raise self._while_running(error) from error
+
+    async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
+        now, prefix = time.time(), secrets.token_hex(8)
+        due = due_after(delay_s * self._second_s, now)
+        messages = [
+            (body, fresh_properties(body, f"{prefix}.{number}", now, due))
+            for number, body in enumerate(bodies, start=1)
+        ]
+        await self._put(messages, delay_s)
+
+    async def depth(self) -> int:
+        """What is ready or delayed, and what this process holds; a broker tells nobody what other processes hold."""
+        for _ in range(LOOKS_MAX):
+            before = self._activity()
+            if counted := await self._count():
+                return counted
+            # What is on its way is in no queue for a moment.
+            await asyncio.sleep(MOVING_S)
+            if counted := await self._count():
+                return counted
+            if self._activity() == before:
+                return 0
+        # Something went through it each time, so it is not empty, and nobody can say more.
+        return 1
+
+    async def declare(self) -> None:
+        """Make the queue, for a check that has one of its own; it need not be open for that."""
+        await rabbitmq_own.make(self._broker, self._queue)
+
+    async def forget(self, name: str) -> None:
+        """Remove a queue of a check, and what is put off there."""
+        await rabbitmq_own.remove(self._broker, name)
+
+    # Taking.
+
+    async def _learn_limits(self) -> None:
+        limits = await asyncio.to_thread(self._broker.limits_of, self._queue, self._management)
+        if limits.ack_timeout_s is not None:
+            self.ack_timeout_s = limits.ack_timeout_s
+        if limits.delivery_limit is not None and limits.delivery_limit < DELIVERY_LIMIT_MIN:
+            raise DatabaseError(
+                f"{self._broker.name}: the queue {self._queue!r} has the delivery limit {limits.delivery_limit}, and "
+                f"would throw away messages whose workers were restarted; raise it to {DELIVERY_LIMIT_MIN} or more"
+            )
+        await asyncio.to_thread(self._check_policies)
+
+    def _check_policies(self) -> None:
+        """What is set for all queues is set for delay queues too, though nobody thought of them; it blocks."""
+        wait = wait_of(self._queue, CLASSES_S[-1], time.time())
+        for policy in self._broker.policies_for(wait.queue, self._management):
+            if (limit := wait.cut_by(policy.definition)) is not None:
+                raise DatabaseError(
+                    f"{self._broker.name}: the policy {policy.name!r} sets {limit} for {wait.queue!r}, where messages "
+                    f"wait that are put off; exclude these queues, for example with the pattern ^(?!keywise\\.delay\\.)"
+                )
+
+    async def _opened(self) -> Intake:
+        async with self._opening:
+            if self._intake is None or self._intake.is_over:
+                if self._intake is not None:
+                    self._broker.intakes.discard(self._intake)
+                    self._intake.close()
+                    self._intake = None
+                else:
+                    # Early, so that they can be used when they are needed, and a user without the rights finds out now.
+                    await self._detour.prepare()
+                channel = await self._link.channel()
+                self._intake = Intake(self._broker.name, channel, self._queue, self._prefetch)
+                self._broker.intakes.add(self._intake)
+            return self._intake
+
+    async def _renew(self, intake: Intake, unfit: Sequence[Delivery]) -> None:
+        """A fresh copy at the end of the queue has all its lives before it; what came too early waits again."""
+        worn = await self._without_early(intake, unfit)
+        try:
+            await self._copy(intake, worn, 0.0)
+        except (DatabaseError, UnavailableError):
+            intake.hand_over_next(worn)
+
+    async def _without_early(self, intake: Intake, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Put off what came too early until it is due; return the others."""
+        now, others = time.time(), list[Delivery]()
+        for one, properties in intake.mine(deliveries):
+            if (due := due_of(properties, one.body)) <= now:
+                others.append(one)
+                continue
+            try:
+                await self._put([(one.body, copied_properties(properties, one, due))], (due - now) / self._second_s)
+            except (DatabaseError, UnavailableError):
+                intake.put_back_later([one], due - now)
+            else:
+                intake.withdraw([one])
+        return others
+
+    async def _keep_young(self) -> None:
+        """A broker ends the channel of whoever holds a message for too long, such as one of a key that is paused."""
+        while True:
+            await asyncio.sleep(self.ack_timeout_s / AGES)
+            intake = self._intake
+            if intake is None:
+                continue
+            old = [one for one in intake.old() if one.receipt not in self._leaving]
+            with suppress(DatabaseError, UnavailableError):
+                old = await self._without_early(intake, old)
+                await self._copy(intake, old, RENEWED_S)
+                intake.withdraw(old)
+
+    async def _put_off(self, intake: Intake, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        receipts = {one.receipt for one in deliveries}
+        self._leaving |= receipts
+        try:
+            await self._copy(intake, deliveries, delay_s)
+        finally:
+            self._leaving -= receipts
+
+    async def _release_later(self, intake: Intake, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        try:
+            await self._put_off(intake, deliveries, delay_s)
+        except (DatabaseError, UnavailableError):
+            intake.put_back_later(deliveries, delay_s)
+
+    def _run_errand(self, errand: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def _rest_later(self, seconds: float | None) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+        if seconds is not None and self._intake is not None:
+            self._resting = asyncio.get_running_loop().call_later(seconds, self._intake.rest)
+
+    # Putting.
+
+    async def _copy(self, intake: Intake, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        """A copy goes to the end of the queue, perhaps after a delay, and then its original is acked."""
+        due = due_after(delay_s * self._second_s, time.time())
+        mine = intake.mine(deliveries)
+        await self._put([(one.body, copied_properties(properties, one, due)) for one, properties in mine], delay_s)
+        intake.ack(deliveries)
+
+    async def _put(self, messages: Sequence[Message], delay_s: float) -> None:
+        """Into the queue, or into a delay queue first."""
+        if not messages:
+            return
+        try:
+            if delay_s <= 0:
+                await self._outlet.publish(self._queue, messages)
+            else:
+                await self._detour.put(messages, delay_s * self._second_s)
+        except Rejection as error:
+            if error.is_missing:
+                raise self._missing() from error
+            raise UnavailableError(
+                f"{self._broker.name}: the queue {self._queue!r} takes no more messages; raise its length limit"
+            ) from error
+
+    # Looking.
+
+    async def _count(self) -> int:
+        """In the order in which messages move, so that one which moves meanwhile is met at least once."""
+        delayed = await self._detour.count()
+        ready = await self._link.ready(self._queue)
+        return delayed + ready + sum(len(intake) for intake in self._intakes())
+
+    def _activity(self) -> set[tuple[str, int, int]]:
+        return {intake.activity for intake in self._intakes()}
+
+    def _intakes(self) -> Iterator[Intake]:
+        """What this process takes from the queue, by this source or another."""
+        return (intake for intake in self._broker.intakes if intake.queue == self._queue)
+
+    def _missing(self) -> DatabaseError:
+        return DatabaseError(
+            f"{self._broker.name}: no queue is called {self._queue!r}; declare it first: keywise consumes queues as "
+            "they are"
+        )
+
+    def _while_running(self, error: DatabaseError | UnavailableError) -> DatabaseError | UnavailableError:
+        """A queue that vanished may be declared again, and everything else goes on meanwhile."""
+        if isinstance(error, DatabaseError) and refusal_code(error) in (0, NOT_FOUND):
+            return UnavailableError(str(error))
+        return error
+
+
+def connect(address: Address) -> RabbitSource:
+    """`amqp://user:password@host:5672/vhost?queue=NAME`; the queue is named like the pipeline by default."""
+    options = address.take("queue", "prefetch", "ack_timeout", "management", *OPTIONS)
+    broker = broker_at(address, options)
+    prefetch = options.get("prefetch", str(PREFETCH))
+    if not prefetch.isdecimal() or not 1 <= int(prefetch) <= PREFETCH_MAX:
+        raise AddressError(
+            f"{shown(address.url)}: prefetch={prefetch} has to be a whole number from 1 to {PREFETCH_MAX}"
+        )
+    queue = options.get("queue", address.name)
+    if not 0 < len(queue.encode()) <= QUEUE_MAX_BYTES:
+        raise AddressError(f"{shown(address.url)}: the name of a queue has from 1 to {QUEUE_MAX_BYTES} bytes")
+    management = options.get("management", "")
+    if management and not _is_api(management):
+        raise AddressError(
+            f"{shown(address.url)}: management={management} is no address of an API; write for example "
+            "management=http://localhost:15672"
+        )
+    return RabbitSource(
+        broker,
+        queue,
+        prefetch=int(prefetch),
+        ack_timeout_s=seconds(options.get("ack_timeout", ACK_TIMEOUT_S)),
+        management=management,
+    )
+
+
+def _is_api(management: str) -> bool:
+    try:
+        parts = urlsplit(management)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

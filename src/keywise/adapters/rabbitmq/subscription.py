@@ -1,0 +1,356 @@
+"""Taking messages from RabbitMQ: one channel, what came on it, and what of that is not settled yet."""
+
+import asyncio
+import secrets
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, MutableSequence, Sequence
+from functools import partial
+from typing import Any
+
+from pika.spec import Basic
+
+from keywise.adapters.rabbitmq.broker import PRECONDITION, Channel, code_of
+from keywise.adapters.rabbitmq.connection import decoded
+from keywise.adapters.rabbitmq.frames import ACK, NACK, stamp_of
+from keywise.adapters.rabbitmq.messages import (
+    passport_in,
+    passport_of,
+    sent_at,
+    sent_at_of,
+    shown_headers,
+    times_before,
+)
+from keywise.core.change import Delivery
+from keywise.core.errors import UnavailableError
+
+TAG_BITS = 48
+"""Of the numbers that a channel gives to its messages; above them a receipt says which channel it was."""
+WORN_AT = 3
+"""A quorum queue throws away what it has handed over too often; a message is made anew long before that."""
+AHEAD = 2
+"""Times as many messages as were asked for are on their way, so that the next ones are here when these are done."""
+PUT_BACK_MAX_S = 60.0
+ACK_LATER_S = 0.5
+"""An ack before which others are missing waits for them so long at the most: one word for many costs what one for one
+does, here and at the broker."""
+OLD_AFTER = 2
+"""A message that was held already when somebody asked for old ones this many times ago is old."""
+
+
+class Consumer:
+    """What was agreed with the broker: so many messages more may come."""
+
+    __slots__ = ("left", "prefetch", "tag")
+
+    def __init__(self, tag: str, prefetch: int) -> None:
+        self.tag = tag
+        self.prefetch = prefetch
+        self.left = prefetch
+
+
+class Intake:
+    """One channel. Receipts belong to it: when it is over they say nothing any more, and its messages come again."""
+
+    def __init__(self, name: str, channel: Channel, queue: str, prefetch: int) -> None:
+        self.queue = queue
+        self._name = name
+        self._channel = channel
+        self._prefetch = prefetch
+        self._id = secrets.token_hex(8)
+        self._first = secrets.randbits(64) << TAG_BITS
+        self._held: dict[int, tuple[Consumer | None, Any, Delivery]] = {}
+        """What is not settled, by its number; in the order of numbers, as it came. Usual properties are still bytes."""
+        self._ids: set[str | int] = set()
+        """Ids of those that brought them along."""
+        self._arrived: deque[Delivery] = deque()
+        self._unfit: list[Delivery] = []
+        """What has to be copied instead of being handed over: worn, or too early."""
+        self._newest: deque[int] = deque(maxlen=OLD_AFTER + 1)
+        """The last number that had come, each time that somebody asked for what is old."""
+        self._bell = asyncio.Event()
+        self._consumers: list[Consumer] = []
+        self._consumed = 0
+        self._last = 0
+        """The number of what came last."""
+        self._settlements = 0
+        self._untold: list[int] = []
+        """Numbers that are settled, and wait to be acked together with those before them."""
+        self._telling: asyncio.TimerHandle | None = None
+        self._quality = 0
+        self._pulling = asyncio.Lock()
+        self._on_empty: Callable[[Any], None] = lambda _: None
+        self._is_cancelled = False
+        channel.on_end = self._bell.set
+        channel.raw.add_on_cancel_callback(self._cancelled)
+        channel.raw.add_callback(self._empty, [Basic.GetEmpty], one_shot=False)
+
+    def __len__(self) -> int:
+        """How many messages are not settled."""
+        return len(self._held) if self._channel.is_open else 0
+
+    @property
+    def activity(self) -> tuple[str, int, int]:
+        """It is another one if anything came or was settled."""
+        return self._id, self._last, self._settlements
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_cancelled or not self._channel.is_open
+
+    def check(self) -> None:
+        """Raise if nothing more can come."""
+        if self._is_cancelled:
+            raise UnavailableError(
+                f"{self._name}: the queue {self.queue!r} was deleted, or moved to another node; declare it again if "
+                "it is gone"
+            )
+        if not self._channel.is_open:
+            reason = self._channel.ended
+            text = getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__
+            if code_of(reason) == PRECONDITION and "timed out" in text:
+                text += "; a message was held for longer than the broker allows: raise its consumer_timeout"
+            raise UnavailableError(f"{self._name}: {text}")
+
+    # What comes.
+
+    async def wait(self, limit: int, wait_s: float) -> None:
+        """Let messages come, and return when one is here or the time is over."""
+        if self._arrived or self._unfit:
+            return
+        if not any(consumer.left > 0 for consumer in self._consumers):
+            await self._consume(min(self._prefetch, AHEAD * limit))
+        self._bell.clear()
+        if self._arrived or self._unfit or self.is_over:
+            return
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._bell.wait()
+        except TimeoutError:
+            pass
+
+    async def pull(self, limit: int) -> None:
+        """Fetch what is there, one by one, without letting more come."""
+        async with self._pulling:
+            while len(self._arrived) < limit and await self._pull_one():
+                pass
+
+    def hand_over(self, limit: int) -> list[Delivery]:
+        arrived = self._arrived
+        return [arrived.popleft() for _ in range(min(limit, len(arrived)))]
+
+    def unfit(self) -> list[Delivery]:
+        """What has to be copied instead of being handed over."""
+        unfit, self._unfit = self._unfit, []
+        return unfit
+
+    def old(self) -> list[Delivery]:
+        """What is held for at least twice as long as the time between two calls of this."""
+        self._newest.append(self._last)
+        if len(self._newest) <= OLD_AFTER:
+            return []
+        return [one for tag, (_, _, one) in self._held.items() if tag <= self._newest[0]]
+
+    def hand_over_next(self, deliveries: Sequence[Delivery]) -> None:
+        self._arrived.extendleft(reversed(deliveries))
+
+    def rest(self) -> None:
+        """Let nothing more come, and give back what nobody has taken: others may be waiting for it."""
+        self.tell_all()
+        if self.is_over or not self._consumers:
+            return
+        consumers, self._consumers = self._consumers, []
+        for consumer in consumers:
+            self._channel.hand_to(consumer.tag, None)
+            self._channel.raw.basic_cancel(consumer.tag)
+        unwanted = [*self._arrived]
+        self._arrived.clear()
+        self._put_back(unwanted)
+
+    def close(self) -> None:
+        """Whatever is held comes again."""
+        self.tell_all()
+        self._channel.close()
+
+    async def _consume(self, prefetch: int) -> None:
+        if prefetch != self._quality:
+            await self._channel.ask("basic_qos", prefetch_count=prefetch)
+            self._quality = prefetch
+        self._consumed += 1
+        consumer = Consumer(f"keywise-{self._id}-{self._consumed}", prefetch)
+        self._consumers.append(consumer)
+        self._channel.hand_to(consumer.tag, partial(self._take_usual, consumer))
+
+        def take(_: Any, method: Any, properties: Any, body: bytes) -> None:
+            self._take(consumer, method.delivery_tag, method.redelivered, properties, body)
+
+        await self._channel.ask("basic_consume", queue=self.queue, on_message_callback=take, consumer_tag=consumer.tag)
+
+    async def _pull_one(self) -> bool:
+        """Whether there was one."""
+
+        def call(done: Callable[[Any], None]) -> None:
+            def got(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+                self._take(None, method.delivery_tag, method.redelivered, properties, body)
+                done(True)
+
+            self._on_empty = lambda _: done(False)
+            self._channel.raw.basic_get(self.queue, got)
+
+        return bool(await self._channel.answered(call))
+
+    def _take_usual(self, consumer: Consumer, tag: int, redelivered: bool, properties: bytes, body: bytes) -> None:
+        """One without headers of others: most of what comes, so this is short."""
+        stamp = stamp_of(properties)
+        if stamp is None:
+            self._take(consumer, tag, redelivered, decoded(properties), body)
+            return
+        written, moment = stamp
+        passport = None if written is None else passport_in(written, body)
+        if passport is None:
+            delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at(moment), 1 + redelivered)
+        elif passport.due or passport.id in self._ids:
+            self._take(consumer, tag, redelivered, decoded(properties), body)
+            return
+        else:
+            self._ids.add(passport.id)
+            count = passport.count + 1 + redelivered
+            delivery = Delivery(passport.id, self._first + tag, body, passport.sent_at, count)
+        self._keep(consumer, tag, properties, delivery, self._arrived)
+
+    def _take(self, consumer: Consumer | None, tag: int, redelivered: bool, properties: Any, body: bytes) -> None:
+        due = 0.0
+        headers = properties.headers
+        if headers:
+            delivery, due = self._read(tag, redelivered, properties, body)
+        else:
+            delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at_of(properties), 1 + redelivered)
+        is_unfit = headers and ((consumer is not None and _is_worn(properties)) or (due and due > time.time()))
+        self._keep(consumer, tag, properties, delivery, self._unfit if is_unfit else self._arrived)
+
+    def _keep(
+        self, consumer: Consumer | None, tag: int, properties: Any, delivery: Delivery, where: MutableSequence[Delivery]
+    ) -> None:
+        self._held[tag] = (consumer, properties, delivery)
+        self._last = tag
+        if consumer is not None:
+            consumer.left -= 1
+        where.append(delivery)
+        if not self._bell.is_set():
+            self._bell.set()
+
+    def _read(self, tag: int, redelivered: bool, properties: Any, body: bytes) -> tuple[Delivery, float]:
+        """The delivery, and when it is due."""
+        headers = properties.headers
+        before, passport = times_before(headers, redelivered), passport_of(headers, body)
+        id, sent_at, due = f"{self._id}.{tag}", 0.0, 0.0
+        if passport is None:
+            sent_at = sent_at_of(properties)
+        else:
+            before, sent_at, due = before + passport.count, passport.sent_at, passport.due
+            # A copy may have come before its original was acked: both are here, and each has to be settled.
+            if passport.id not in self._ids:
+                id = passport.id
+                self._ids.add(id)
+        return Delivery(id, self._first + tag, body, sent_at, before + 1, shown_headers(headers)), due
+
+    # What is settled.
+
+    def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """Forget deliveries of this channel that are not settled."""
+        acked = self._settled([tag for tag, _ in self._mine(deliveries)])
+        self._untold = sorted([*self._untold, *acked])
+        # What is held and what is not told share the prefetch: if there is little room, the broker is told at once.
+        room = sum(consumer.prefetch for consumer in self._consumers) - len(self._held)
+        self._tell_acks(max(0, room) // 2)
+
+    def withdraw(self, deliveries: Sequence[Delivery]) -> None:
+        """Forget deliveries that may not have been handed over yet."""
+        self.ack(deliveries)
+        self._arrived = deque(one for one in self._arrived if int(one.receipt) - self._first in self._held)
+        self._unfit = [one for one in self._unfit if int(one.receipt) - self._first in self._held]
+
+    def mine(self, deliveries: Sequence[Delivery]) -> list[tuple[Delivery, Any]]:
+        """Those that are not settled, with their properties."""
+        return [(one, self._properties(tag)) for tag, one in self._mine(deliveries)]
+
+    def put_back_later(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        """Let the broker have them again after a while, if they are still here then."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(min(delay_s, PUT_BACK_MAX_S), self._put_back, [*deliveries])
+
+    def _mine(self, deliveries: Sequence[Delivery]) -> list[tuple[int, Delivery]]:
+        if not self._channel.is_open:
+            return []
+        found = ((int(one.receipt) - self._first, one) for one in deliveries)
+        return [(tag, one) for tag, one in found if tag in self._held]
+
+    def _properties(self, tag: int) -> Any:
+        properties = self._held[tag][1]
+        return decoded(properties) if isinstance(properties, bytes) else properties
+
+    def _put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Those that came too often are kept: each time counts, and a copy counts from the beginning."""
+        mine = self._mine(deliveries)
+        worn = {tag for tag, _ in mine if _is_worn(self._properties(tag))}
+        if worn:
+            self._unfit += (one for tag, one in mine if tag in worn)
+            self._bell.set()
+        # First, while they are still held: an ack for many would cover those that go back.
+        self.tell_all()
+        back = self._settled([tag for tag, _ in mine if tag not in worn])
+        self._tell(NACK, sorted(back))
+
+    def tell_all(self) -> None:
+        """Ack what waits to be acked: a word about others must not mean them too, and nobody may be left to say it."""
+        if self._channel.is_open:
+            self._tell_acks(0)
+
+    def _tell_acks(self, untold_max: int) -> None:
+        """Ack as much as can be said in one word, and the rest too if it is more than that, or soon."""
+        untold = self._untold
+        together = self._together(untold)
+        if len(untold) - together > untold_max:
+            together = len(untold)
+        self._tell(ACK, untold[:together])
+        self._untold = untold[together:]
+        if self._untold and self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(ACK_LATER_S, self._tell_late)
+
+    def _tell_late(self) -> None:
+        self._telling = None
+        self.tell_all()
+
+    def _settled(self, tags: list[int]) -> list[int]:
+        self._settlements += len(tags)
+        for tag in tags:
+            consumer, _, delivery = self._held.pop(tag)
+            self._ids.discard(delivery.id)
+            if consumer is not None:
+                consumer.left += 1
+        return tags
+
+    def _together(self, tags: list[int]) -> int:
+        """How many of these, in their order, come before everything that is not settled yet."""
+        oldest = next(iter(self._held), None)
+        return len(tags) if oldest is None else bisect_left(tags, oldest)
+
+    def _tell(self, method: int, tags: list[int]) -> None:
+        """Tell the broker about these and no others: one word for all up to the first that is not settled yet.
+
+        The last of those has to be one that the broker still waits for: others are no tags any more.
+        """
+        self._channel.settle(method, tags, self._together(tags))
+
+    def _empty(self, frame: Any) -> None:
+        self._on_empty(frame)
+
+    def _cancelled(self, frame: Any) -> None:
+        self._is_cancelled = True
+        self._bell.set()
+
+
+def _is_worn(properties: Any) -> bool:
+    """Whether its queue may soon throw a message away."""
+    return times_before(properties.headers or {}, False) >= WORN_AT

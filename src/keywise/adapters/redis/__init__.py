@@ -1,0 +1,1 @@
+"""Redis as ledger and store of serial functions."""

@@ -1,0 +1,152 @@
+"""A pipeline's part of a Redis server: under which names it lies, and what a worker knows has to be there.
+
+Redis may lose what it has answered for: after a restart without a file, after a power cut, after a failover.
+Every write raises a number of the scope, and each worker remembers the number of its own last one.
+A server that knows a lower number has lost something. It is asked in every step, before anything is done.
+"""
+
+import secrets
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.scripts import OPEN, Script
+from keywise.core.errors import DatabaseError, UnavailableError
+
+FORMAT = "1"
+BUCKETS = 16_384
+"""About a hundred keys of a bucket lie close together, so that much is good for a million and a half."""
+BUCKETS_MAX = 1 << 24
+LONG = 64
+"""Longer keys have buckets of their own: one would make Redis keep all keys of its bucket in another, larger way."""
+RECOVERIES_MAX = 3
+NOTES_MAX = 50
+"""How often a loss is noted anew where others keep changing what is set."""
+UNLINK_AT_ONCE = 4096
+WORKERS_MAX = 4096
+"""Of so many the numbers are kept, those that wrote last; of the others only the highest."""
+SCOPES = "keywise:scopes"
+
+
+class RedisScope:
+    """What one worker knows of one scope."""
+
+    def __init__(self, database: RedisDatabase, name: str, buckets: int | None) -> None:
+        self.database = database
+        self.name = name
+        self.prefix = prefix_of(name)
+        self.buckets = buckets or BUCKETS
+        self.losses = 0
+        """How often this worker has found that something was lost."""
+        self._wanted = buckets
+        self._worker = secrets.token_bytes(8)
+        self._nonce = b""
+        self._seen = self._own = 0
+        self._learned = 0
+        """How often it was looked at what is there: whoever asked before that knows less."""
+        self._is_losing = False
+        """A loss was found, and is not noted yet."""
+        self.on_loss: Callable[[bytes, float], bytes] = lambda standing, now: standing
+        """What a standing becomes, at a moment, when something was lost."""
+
+    @property
+    def buckets_all(self) -> int:
+        """Those of short keys, and behind them those of long ones."""
+        return 2 * self.buckets
+
+    def bucket(self, code: bytes) -> int:
+        bucket = zlib.crc32(code) % self.buckets
+        return bucket if len(code) <= LONG else bucket + self.buckets
+
+    def key(self, name: str) -> str:
+        return self.prefix + name
+
+    async def open(self) -> None:
+        """Look at what is there, or begin."""
+        self._own = 0
+        self._learn(await self._open(0, b"", b"", lost=False), lost=False)
+
+    async def call(self, script: Script, *arguments: Any) -> list[Any]:
+        """The answer of a guarded script. What was lost is noted, and work goes on."""
+        buckets = self.buckets
+        for _ in range(RECOVERIES_MAX):
+            if buckets != self.buckets:
+                raise UnavailableError(
+                    f"{self.database.name} has lost {self.name!r}, which now has {self.buckets} buckets instead of "
+                    f"{buckets}; try again"
+                )
+            learned = self._learned
+            known = (self.prefix, self._nonce, self._worker, self._seen, self._own, repr(self.database.ahead_s))
+            answer = await self.database.call(script, *known, *arguments)
+            if answer != [b"lost"]:
+                self._is_losing = False
+                return answer
+            if learned == self._learned:
+                await self._note_loss()
+        raise UnavailableError(f"{self.database.name} keeps losing what it was told")
+
+    def saw(self, seq: Any, own: Any = 0) -> None:
+        """Remember the number of the last write, and of the last one of this worker."""
+        self._seen = max(self._seen, int(seq))
+        self._own = max(self._own, int(own))
+
+    async def clear(self) -> None:
+        """Remove all that is remembered of keys, letters and lines."""
+        names = [self.key(str(bucket)) for bucket in range(self.buckets_all)]
+        names += map(self.key, ("active", "held", "doubtful", "rates", "letters", "buried"))
+        names += map(self.key, ("chores", "lines", "lines-of"))
+        for start in range(0, len(names), UNLINK_AT_ONCE):
+            await self.database.run("UNLINK", *names[start : start + UNLINK_AT_ONCE])
+        await self.database.run("HDEL", self.key("meta"), "keys", "tombstones", "suspects")
+
+    async def forget(self) -> None:
+        """Remove all that is kept under this name."""
+        await self.clear()
+        await self.database.run("UNLINK", *map(self.key, ("meta", "standing", "workers")))
+        await self.database.run("SREM", SCOPES, self.name)
+
+    async def _note_loss(self) -> None:
+        """Tell it to everybody in the step in which this worker comes to know what is there.
+
+        Whoever is cut off or cancelled before that finds the loss again with the next call.
+        """
+        if not self._is_losing:
+            self._is_losing = True
+            self.losses += 1
+        for _ in range(NOTES_MAX):
+            now = await self.database.now()
+            before = await self.database.run("GET", self.key("standing")) or b""
+            found = await self._open(self._seen, before, self.on_loss(before, now), lost=True)
+            if found != [b"changed"]:
+                return self._learn(found, lost=True)
+        raise UnavailableError(f"{self.database.name}: others keep changing what is set")
+
+    async def _open(self, seen: int, before: bytes, after: bytes, *, lost: bool) -> list[Any]:
+        is_lost = "1" if lost else ""
+        own = (self.prefix, secrets.token_hex(8), self.buckets, self._worker, seen, FORMAT, is_lost, self.name)
+        return await self.database.call(OPEN, *own, before, after, WORKERS_MAX)
+
+    def _learn(self, found: list[Any], *, lost: bool) -> None:
+        form, nonce, buckets, seq = found
+        if form != FORMAT.encode():
+            raise DatabaseError(
+                f"{self.database.name} was written by a newer keywise: the format of {self.name!r} is "
+                f"{(form or b'?').decode()}, this one knows {FORMAT}; upgrade keywise"
+            )
+        if self._wanted is not None and self._wanted != int(buckets):
+            raise DatabaseError(
+                f"{self.database.name}: the keys of {self.name!r} lie in {int(buckets)} buckets, not in "
+                f"{self._wanted}; write buckets={int(buckets)} or leave it out; to change it, use keywise ledger copy"
+            )
+        self.buckets = int(buckets)
+        self._nonce = nonce
+        self._seen = int(seq)
+        self._own = int(seq) if lost else 0
+        self._learned += 1
+        self._is_losing = False
+
+
+def prefix_of(scope: str) -> str:
+    """What all names of a scope begin with; the braces keep them together where names are spread over servers."""
+    return f"keywise:{{{scope}}}:"

@@ -1,0 +1,241 @@
+"""Some entries of one ledger scope in Redis: read in one step, decided here, and written in a step that compares.
+
+The pure rules decide in Python. What they decided is written only for keys that are, byte for byte, as they were when
+they were read; keys that changed meanwhile come back as they are now, and are decided again.
+"""
+
+import asyncio
+import random
+import secrets
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from keywise.adapters.redis.ledger.entry_encoding import ACTIVE, entry_of, state_of
+from keywise.adapters.redis.ledger.scope import RedisScope
+from keywise.adapters.redis.scripts import READ, SWAP, SWAP_FREEING
+from keywise.core import rules
+from keywise.core.controls import PLAIN, Standing
+from keywise.core.entry import EMPTY, Entry, Policy
+from keywise.core.errors import UnavailableError
+from keywise.core.key_encoding import encoded
+from keywise.core.ledger import Letter
+
+TRIES_MAX = 50
+"""How often keys that others keep changing are decided again before the ledger counts as unreachable."""
+WAIT_S = 0.001
+READ_WITHIN_S = 10.0
+"""A decision that is older is not written: a worker may have been stopped between the two steps.
+
+Where keys are forgotten sooner it has to be younger: a key that was not there may have come and gone meanwhile.
+"""
+TOKEN_NONCE_BITS = 11
+ANY_STANDING = "*"
+LETTERS_MAX = 1_000
+LETTER_BYTES_MAX = 64 * 1024 * 1024
+"""So many dead letters one step carries at the most; Redis takes 512 MB in one argument, and 1 GB in one command."""
+
+T = TypeVar("T")
+
+
+class Page(msgspec.Struct):
+    """What was read of some keys at one moment."""
+
+    states: dict[str, bytes] = {}
+    entries: dict[str, Entry | None] = {}
+    rates: dict[str, bytes] = {}
+    now: float = 0.0
+    """The store's clock."""
+    standing: Standing = PLAIN
+    standing_text: bytes = b""
+    tokens: dict[str, int] = {}
+    letters: dict[str, list[Letter]] = {}
+    """To be kept with what becomes of each key."""
+    read_at: float | None = None
+    """None: nothing was read, this worker knows it."""
+    is_timed_there: bool = False
+    """Marks get the time at which the server writes them."""
+
+
+Act: TypeAlias = Callable[[Page, str], Entry | None]
+"""What becomes of a key; it may be asked again with another page."""
+
+
+class Book:
+    """Reads and writes the entries of one scope."""
+
+    def __init__(self, scope: RedisScope, policy: Policy, *, keeps_rates: bool = False) -> None:
+        self._scope = scope
+        self._policy = policy
+        self._keeps_rates = keeps_rates
+        """Also those that limit nothing any more."""
+
+    async def read(self, keys: Iterable[str], *, tokens: bool = False) -> Page:
+        """The entries of keys as they are now, and perhaps a fresh token for each."""
+        named = {key: encoded(key) for key in keys}
+        rated = self._policy.rate is not None
+        arguments: list[Any] = [len(named) if tokens else 0, "1" if rated else ""]
+        for code in named.values():
+            arguments += (self._scope.bucket(code), code)
+        answer = await self._scope.call(READ, *arguments)
+        seconds, microseconds, seq, standing, first, states, rates = answer
+        self._scope.saw(seq)
+        page = self._page(seconds, microseconds, standing)
+        for number, key in enumerate(named):
+            self._put(page, key, states[number], rates[number] if rated else b"")
+            if tokens:
+                page.tokens[key] = (int(first) + number) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS)
+        return page
+
+    async def work(self, page: Page, act: Act, *, frees: bool = True, under_standing: bool = False) -> dict[str, bytes]:
+        """Decide about all keys of a page and write it, again for those that changed meanwhile.
+
+        What is told are the states that were written. Under the standing, that must not have changed either.
+        """
+        written: dict[str, bytes] = {}
+        for attempt in range(TRIES_MAX):
+            page.letters.clear()
+            after = {key: act(page, key) for key in page.states}
+            page, done = await self._swap(page, after, frees=frees, under_standing=under_standing)
+            written |= done
+            if not page.states:
+                return written
+            if attempt:
+                await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
+        raise UnavailableError(f"{self._scope.database.name}: others keep changing the same keys")
+
+    async def keep(self, letters: Sequence[Letter]) -> None:
+        """Keep letters that end no claim, no more than one step carries."""
+        more = _more((0, 0, 0), (b"", b""), letters)
+        answer = await self._scope.call(SWAP, *self._terms(Page(), under_standing=False), *("", *(b"",) * 5, more))
+        self._scope.saw(answer[2], answer[4])
+
+    async def _swap(
+        self, page: Page, after: Mapping[str, Entry | None], *, frees: bool, under_standing: bool
+    ) -> tuple[Page, dict[str, bytes]]:
+        """Write what became of keys: the page of those that changed meanwhile, and the states of the others."""
+        arguments: list[Any] = []
+        states: dict[str, bytes] = {}
+        era = 0
+        for key, entry in after.items():
+            state = state_of(entry)
+            if state == page.states[key] and not page.letters.get(key) and not self._is_charged(page, key, entry):
+                continue
+            states[key] = state
+            if entry is not None:
+                era = max(era, entry.era, entry.mark[0] if entry.mark is not None else 0)
+            arguments += self._item(page, key, entry, state)
+        if not states:
+            return Page(), {}
+        terms = self._terms(page, under_standing=under_standing, era=era)
+        answer = await self._scope.call(SWAP_FREEING if frees else SWAP, *terms, *arguments)
+        seconds, microseconds, seq, standing, own, changed = answer
+        self._scope.saw(seq, own)
+        fresh, keys = self._page(seconds, microseconds, standing), list(states)
+        for number, state, rate in zip(changed[::3], changed[1::3], changed[2::3], strict=True):
+            key = keys[number]
+            self._put(fresh, key, state, rate)
+            if key in page.tokens:
+                fresh.tokens[key] = page.tokens[key]
+            del states[key]
+        return fresh, states
+
+    def _terms(self, page: Page, *, under_standing: bool, era: int = 0) -> tuple[Any, ...]:
+        """What has to hold for anything to be written."""
+        read_at = "" if page.read_at is None else repr(page.read_at)
+        standing: Any = b"=" + page.standing_text if under_standing else ANY_STANDING
+        stamp, sweep = "1" if page.is_timed_there else "", "" if self._keeps_rates else "1"
+        return read_at, standing, self._read_within_s(), stamp, era, sweep
+
+    def _read_within_s(self) -> float:
+        if self._policy.retention_s is None:
+            return READ_WITHIN_S
+        return min(READ_WITHIN_S, self._policy.retention_s + self._policy.redelivery_s)
+
+    def _item(self, page: Page, key: str, entry: Entry | None, state: bytes) -> tuple[Any, ...]:
+        code, lease, doubt = encoded(key), "", ""
+        if entry is not None and state[:1] == ACTIVE:
+            lease = repr(entry.lease_until) if entry.token else ""
+            since = rules.doubtful_since(entry, self._policy)
+            doubt = repr(since) if since is not None else ""
+        before = page.entries[key]
+        counts = tuple(int(_has(entry)) - int(_has(before)) for _has in (_marked, _deleted, _suspected))
+        rate = (b"", b"")
+        if self._is_charged(page, key, entry):
+            assert entry is not None
+            rate = (page.rates.get(key, b""), repr(entry.rate_at).encode())
+        letters = page.letters.get(key, ())
+        more = _more(counts, rate, letters) if any(counts) or rate[1] or letters else b""
+        return self._scope.bucket(code), code, page.states[key], state, lease, doubt, more
+
+    def _is_charged(self, page: Page, key: str, entry: Entry | None) -> bool:
+        """Whether a dispatch was charged since the page was read; what limits nothing any more is not kept."""
+        if self._policy.rate is None or entry is None or entry.rate_at <= page.now:
+            return False
+        before = page.entries[key]
+        return before is None or entry.rate_at != before.rate_at
+
+    def _page(self, seconds: bytes, microseconds: bytes, standing: bytes) -> Page:
+        now = int(seconds) + int(microseconds) / 1e6 + self._scope.database.ahead_s
+        return Page(now=now, read_at=now, standing=standing_of(standing), standing_text=standing)
+
+    def _put(self, page: Page, key: str, state: bytes, rate: bytes) -> None:
+        entry = entry_of(state)
+        if rate and self._policy.rate is not None:
+            page.rates[key] = rate
+            entry = replace(entry or EMPTY, rate_at=float(rate))
+        page.states[key], page.entries[key] = state, entry
+
+
+@lru_cache(maxsize=16)
+def standing_of(text: bytes) -> Standing:
+    """It is read in every batch, and seldom changes."""
+    return msgspec.json.decode(text, type=Standing) if text else PLAIN
+
+
+def text_of(standing: Standing) -> bytes:
+    return msgspec.json.encode(standing) if standing != PLAIN else b""
+
+
+def stretches(items: Iterable[T], letter: Callable[[T], Letter]) -> Iterator[list[T]]:
+    """Split what holds letters into no more than one step carries."""
+    found: list[T] = []
+    size = 0
+    for item in items:
+        more = len(_encode(letter(item)))
+        if found and (len(found) >= LETTERS_MAX or size + more > LETTER_BYTES_MAX):
+            yield found
+            found, size = [], 0
+        found.append(item)
+        size += more
+    if found:
+        yield found
+
+
+def _more(counts: Sequence[int], rate: tuple[bytes, bytes], letters: Iterable[Letter]) -> bytes:
+    """What is written besides a state, as `SWAP` reads it."""
+    before, after = rate
+    parts = [struct.pack(">bbbB", *counts, len(before)), before, struct.pack(">B", len(after)), after]
+    for letter in letters:
+        packed = _encode(letter)
+        parts += (struct.pack(">I", len(packed)), packed)
+    return b"".join(parts)
+
+
+def _marked(entry: Entry | None) -> bool:
+    return entry is not None and entry.mark is not None
+
+
+def _deleted(entry: Entry | None) -> bool:
+    return entry is not None and entry.deleted
+
+
+def _suspected(entry: Entry | None) -> bool:
+    return entry is not None and entry.suspect > 0
+
+
+_encode = msgspec.msgpack.Encoder().encode

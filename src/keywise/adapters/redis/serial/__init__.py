@@ -1,0 +1,1 @@
+"""The store of serial functions in Redis."""

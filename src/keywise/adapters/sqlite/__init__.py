@@ -1,0 +1,1 @@
+"""SQLite as source, ledger, sink and store of serial functions."""

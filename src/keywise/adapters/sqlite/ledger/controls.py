@@ -1,0 +1,99 @@
+"""What an operator sets in a SQLite file, and what the workers on it agree on."""
+
+import sqlite3
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
+from keywise.adapters.sqlite.ledger.working_set import KEYS, Book, Scope, load_standing, store_standing
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.controls import Pause, Standing
+from keywise.core.entry import Claim, Policy
+
+T = TypeVar("T")
+
+
+class SqliteGovernor:
+    """The governor of one scope of a SQLite database."""
+
+    def __init__(self, database: SqliteDatabase, scope: Scope, policy: Policy) -> None:
+        self._database = database
+        self._scope = scope
+        self._policy = policy
+
+    async def standing(self) -> Standing:
+        with sqlite_errors(self._database.path):
+            return load_standing(self._database.reader, self._scope.number)
+
+    async def pause(self, pause: Pause) -> None:
+        def act(connection: sqlite3.Connection, standing: Standing) -> None:
+            others = standing.without(pause.keys, pause.is_pattern)
+            store_standing(connection, self._scope.number, replace(others, pauses=(*others.pauses, pause)))
+
+        await self._change(act)
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        def act(connection: sqlite3.Connection, standing: Standing) -> bool:
+            others = standing.without(keys, is_pattern)
+            store_standing(connection, self._scope.number, others)
+            return others != standing
+
+        return await self._change(act)
+
+    async def reset(self, claim: Claim) -> int | None:
+        def act(connection: sqlite3.Connection) -> int | None:
+            book = Book(connection, self._scope.number, self._policy, self._database.now())
+            book.load([claim.key])
+            era = bookkeeping.reset(book, claim)
+            book.store()
+            return era
+
+        return await self._database.write(act)
+
+    async def raise_era(self) -> int | None:
+        def act(connection: sqlite3.Connection, standing: Standing) -> int | None:
+            scope, now = self._scope.number, self._database.now()
+            if connection.execute(_HELD, (scope, now)).fetchone() is not None:
+                return None
+            [highest] = connection.execute(_HIGHEST, (scope, scope)).fetchone()
+            era = 1 + max(standing.era, highest or 0)
+            store_standing(connection, self._scope.number, replace(standing, era=era))
+            return era
+
+        return await self._change(act)
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        scope = self._scope.number
+        return [str(key) for (key,) in self._database.read(KEYS, (scope, after, scope, after, limit))]
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        wanted = (self._scope.number, after, self._database.now(), limit)
+        return [str(key) for (key,) in self._database.read(_HELD_KEYS, wanted)]
+
+    async def turn(self, chore: str, every_s: float) -> bool:
+        def act(connection: sqlite3.Connection) -> bool:
+            now = self._database.now()
+            return connection.execute(_TURN, (self._scope.number, chore, now, now - every_s)).rowcount > 0
+
+        return await self._database.write(act)
+
+    async def _change(self, act: Callable[[sqlite3.Connection, Standing], T]) -> T:
+        return await self._database.write(
+            lambda connection: act(connection, load_standing(connection, self._scope.number))
+        )
+
+
+_HELD = "select 1 from keywise_active where scope = ? and token != 0 and lease_until > ? limit 1"
+_HELD_KEYS = (
+    "select key from keywise_active where scope = ? and key > ? and token != 0 and lease_until > ? order by key limit ?"
+)
+_HIGHEST = (
+    "select max(era) from (select max(era) era from keywise_marks where scope = ? "
+    "union all select max(json_extract(entry, '$.era')) from keywise_active where scope = ?)"
+)
+_TURN = (
+    "insert into keywise_chores values (?, ?, ?) on conflict (scope, name) do update set done_at = excluded.done_at "
+    "where done_at <= ?"
+)

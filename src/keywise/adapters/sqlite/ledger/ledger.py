@@ -1,0 +1,163 @@
+"""The ledger in a SQLite file: the rules, applied under the file's write lock.
+
+An idle key is one small row of marks. Whatever is going on with a key is a second row, which holds the whole entry.
+"""
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Self, TypeVar
+
+from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
+from keywise.adapters.sqlite.ledger.controls import SqliteGovernor
+from keywise.adapters.sqlite.ledger.dump import SqliteArchive
+from keywise.adapters.sqlite.ledger.history import SqliteHistorian
+from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
+from keywise.adapters.sqlite.ledger.working_set import Book, Scope, headers_of
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.change import Want
+from keywise.core.entry import Claim, Entry, Policy, Terms
+from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
+from keywise.core.url import Address
+
+T = TypeVar("T")
+
+
+class SqliteLedger:
+    """The ledger of one pipeline in a SQLite database. It is also its own operator."""
+
+    def __init__(self, database: SqliteDatabase, scope: str, policy: Policy) -> None:
+        self.database = database
+        self.scope = Scope(scope)
+        self._policy = policy
+        self.operator = self
+        self.governor = SqliteGovernor(database, self.scope, policy)
+        self.historian = SqliteHistorian(database, self.scope)
+        self.archive = SqliteArchive(database, self.scope, policy)
+
+    async def __aenter__(self) -> Self:
+        async with opening(self.database):
+            self.scope.number = await self.database.numbered(_SCOPE, _NEW_SCOPE, self.scope.name)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.database.__aexit__()
+
+    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
+        def act(book: Book) -> Answers:
+            return bookkeeping.claim(book, wants, terms, book.tokens(len(wants)))
+
+        return await self._write([want.key for want in wants], act)
+
+    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+        return await self._write(_keys(claims), lambda book: bookkeeping.renew(book, claims, lease_s))
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        return await self._write(_keys(claims), lambda book: bookkeeping.commit(book, claims))
+
+    async def fail(self, failures: Sequence[Failure]) -> None:
+        keys = [failure.claim.key for failure in failures]
+        await self._write(keys, lambda book: bookkeeping.fail(book, failures))
+
+    async def release(self, claims: Sequence[Claim]) -> None:
+        await self._write(_keys(claims), lambda book: bookkeeping.release(book, claims))
+
+    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+        keys = [burial.claim.key for burial in burials if burial.claim is not None]
+        return await self._write(keys, lambda book: bookkeeping.bury(book, burials))
+
+    async def prune(self, retention_s: float) -> int:
+        def act(book: Book) -> tuple[int, str | None]:
+            return book.prune(after or "", retention_s)
+
+        total = 0
+        after: str | None = ""
+        while after is not None:
+            pruned, after = await self._write([], act)
+            total += pruned
+        return total
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transaction()
+
+    async def inspect(self, key: str) -> Entry | None:
+        with sqlite_errors(self.database.path):
+            book = Book(self.database.reader, self.scope.number, self._policy, self.database.now())
+            book.load([key])
+            return book.entry(key)
+
+    async def census(self) -> Census:
+        now = self.database.now()
+        scope = self.scope.number
+        [row] = self.database.read(_CENSUS, (scope, scope, now, scope, scope, scope))
+        return Census(*row)  # type: ignore[arg-type]
+
+    async def suspects(self, limit: int, quiet_s: float) -> list[str]:
+        since = self.database.now() - quiet_s
+        return [str(key) for (key,) in self.database.read(_SUSPECTS, (self.scope.number, since, limit))]
+
+    async def mend(self, claim: Claim, written: Want | None) -> None:
+        await self._write([claim.key], lambda book: bookkeeping.mend(book, claim, written))
+
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        def act(book: Book) -> None:
+            bookkeeping.doubt(book, wants)
+            book.stand(book.standing.with_resync(resync_due, book.now))
+
+        await self._write([want.key for want in wants], act)
+
+    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
+        since, until = max(sought.since, -_FOREVER_S), min(sought.until, _FOREVER_S)
+        rows: Any = self.database.read(_LETTERS, (self.scope.number, since, until, sought.cause, limit))
+        return [
+            (number, buried_at, Letter(cause, body, key, version, headers_of(headers), sent_at, source))
+            for number, buried_at, cause, body, key, version, headers, sent_at, source in rows
+        ]
+
+    async def drop(self, numbers: Sequence[int]) -> int:
+        return await self._write([], lambda book: book.drop(numbers))
+
+    async def now(self) -> float:
+        return self.database.now()
+
+    async def _write(self, keys: Sequence[str], act: Callable[[Book], T]) -> T:
+        def transact(connection: sqlite3.Connection) -> T:
+            book = Book(connection, self.scope.number, self._policy, self.database.now())
+            book.load(keys)
+            result = act(book)
+            book.store()
+            return result
+
+        return await self.database.write(transact)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        async with self.database.transaction() as connection:
+            yield SqliteTransaction(self.database, self.scope.number, self._policy, connection)
+
+
+def connect(address: Address, policy: Policy) -> SqliteLedger:
+    """`sqlite:///file.db`; the scope is the pipeline's name."""
+    address.take()
+    return SqliteLedger(address.shared(SqliteDatabase, address.file()), address.name, policy)
+
+
+def _keys(claims: Sequence[Claim]) -> list[str]:
+    return [claim.key for claim in claims]
+
+
+_FOREVER_S = 1e15
+_LETTERS = (
+    "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
+    "where scope = ? and buried_at >= ? and buried_at < ? and instr(cause, ?) order by buried_at desc, id desc limit ?"
+)
+_SCOPE = "select id from keywise_scopes where name = ?"
+_NEW_SCOPE = "insert or ignore into keywise_scopes (name) values (?)"
+_SUSPECTS = "select key from keywise_active where scope = ? and doubtful_since <= ? order by doubtful_since limit ?"
+_CENSUS = (
+    "select (select count(*) from keywise_marks where scope = ?), "
+    "(select count(*) from keywise_marks where scope = ? and deleted), "
+    "(select count(*) from keywise_active where token != 0 and lease_until > ? and scope = ?), "
+    "(select count(*) from keywise_active where scope = ? and suspect > 0), "
+    "(select count(*) from keywise_letters where scope = ?)"
+)

@@ -1,0 +1,124 @@
+"""A transaction of a SQLite file, as the consumer sees it: decide, mark, commit, fail and bury in it."""
+
+import math
+import sqlite3
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from operator import itemgetter
+
+import msgspec
+
+from keywise.adapters.sqlite.database import DISK, SqliteDatabase, sqlite_errors
+from keywise.adapters.sqlite.ledger.working_set import MARK, SELECTED, Book, load_active
+from keywise.core import ledger_steps as bookkeeping
+from keywise.core.change import Order, Want
+from keywise.core.entry import Claim, Entry, Policy, Refusal, Verdict
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Letter
+
+
+class SqliteTransaction:
+    """A transaction of the file, seen by the consumer."""
+
+    def __init__(self, database: SqliteDatabase, scope: int, policy: Policy, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self._database = database
+        self._scope = scope
+        self._policy = policy
+        self._active: dict[str, Entry] = {}
+        """Of the keys that were decided: those with something going on."""
+        self._careful: Book | None = None
+        """The entries that were decided, if an operator or a rate has to be heeded."""
+        self._now = database.now()
+
+    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        self._check_open()
+        self._careful = None
+        with self._errors():
+            book = self._new_book()
+            keys = msgspec.json.encode([want.key for want in wants]).decode()
+            rows = self.connection.execute(_ORDERS, (self._scope, keys)).fetchall()
+            is_plain = book.standing.is_plain and self._policy.rate is None
+            if not is_plain or any(map(_ERA, rows)):
+                book.load(want.key for want in wants)
+                self._careful = book
+                return bookkeeping.refusals(book, wants, book.entry)
+            self._active = load_active(self.connection, self._scope, keys)
+        marks: dict[str, Order] = {key: (era, version, generation) for key, era, version, generation in rows}
+        if not self._active:
+            # Most changes are versioned and newer than an idle mark; only the others need a closer look.
+            retention_s = self._policy.retention_s
+            oldest = self._now - retention_s if retention_s is not None else -math.inf
+            wants = [want for want in wants if not bookkeeping.is_plainly_newer(want, marks.get(want.key), oldest)]
+        return bookkeeping.refusals(book, wants, lambda key: self._active.get(key) or Entry(marks.get(key)))
+
+    async def mark(self, wants: Sequence[Want]) -> None:
+        self._check_open()
+        with self._errors():
+            if self._careful is not None:
+                bookkeeping.mark(self._careful, wants)
+                self._careful.store()
+                return
+            scope, at = self._scope, math.ceil(self._now)
+            self.connection.executemany(MARK, [(scope, w.key, *w.order, w.deleted, at) for w in wants])  # type: ignore[misc]
+            if self._active:
+                active = [want for want in wants if want.key in self._active]
+                with self._book(want.key for want in active) as book:
+                    bookkeeping.mark(book, active)
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        with self._book(claim.key for claim in claims) as book:
+            return bookkeeping.commit(book, claims, (Verdict.COMMITTED,))
+
+    async def fail(self, wants: Sequence[Want]) -> list[int]:
+        with self._book(want.key for want in wants) as book:
+            return bookkeeping.fail_unclaimed(book, wants)
+
+    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+        with self._book(want.key for want, _ in letters if want is not None) as book:
+            bookkeeping.bury_unclaimed(book, letters)
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        connection, database = self.connection, self._database
+        self._check_open()
+        with self._errors():
+            connection.execute("savepoint keywise")
+        try:
+            database.runs_user_code = True
+            # Only the disk is everybody's trouble; whatever else a handler meets is a failure of its change.
+            with sqlite_errors(database.path, DISK):
+                yield
+        except BaseException:
+            self._check_open()
+            connection.execute("rollback to keywise")
+            connection.execute("release keywise")
+            raise
+        finally:
+            database.runs_user_code = False
+        with self._errors():
+            connection.execute("release keywise")
+
+    def _check_open(self) -> None:
+        """A full disk makes SQLite roll the whole transaction back: nothing of it may be marked after that."""
+        if not self.connection.in_transaction:
+            raise UnavailableError(f"{self._database.path}: the transaction was rolled back")
+
+    @contextmanager
+    def _book(self, keys: Iterable[str]) -> Iterator[Book]:
+        self._check_open()
+        with self._errors():
+            book = self._new_book()
+            book.load(keys)
+            yield book
+            book.store()
+
+    def _new_book(self) -> Book:
+        return Book(self.connection, self._scope, self._policy, self._now)
+
+    def _errors(self) -> sqlite_errors:
+        return sqlite_errors(self._database.path)
+
+
+_ERA = itemgetter(1)
+_ORDERS = f"select key, era, version, generation from keywise_marks where {SELECTED}"  # noqa: S608

@@ -1,0 +1,1 @@
+"""The tables in SQLite, and how they are set up."""

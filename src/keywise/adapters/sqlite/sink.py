@@ -1,0 +1,141 @@
+"""A table in the SQLite file that holds the ledger too: upsert and delete, in the ledger's own transaction."""
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+
+from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
+from keywise.core.change import Change
+from keywise.core.errors import PermanentError, SettingsError
+from keywise.core.ledger import Content, Transaction
+from keywise.core.url import Address
+
+
+class SqliteSink:
+    """A table with a key column, a version column, and the body as JSON text or as columns of its own."""
+
+    runs_user_code = False
+    batch_max = 10_000
+
+    def __init__(
+        self,
+        database: SqliteDatabase,
+        table: str,
+        *,
+        key: str = "key",
+        version: str = "version",
+        body: str = "body",
+        columns: Sequence[str] = (),
+    ) -> None:
+        for name in (table, key, version, body, *columns):
+            _check_name(name)
+        self.database = database
+        self._table = table
+        self._columns = tuple(columns)
+        stored = (key, version, *(columns or (body,)))
+        self._create = (
+            f"create table if not exists {_quoted(table)} ({_quoted(key)} text primary key, "
+            f"{_quoted(version)} integer, {', '.join(map(_quoted, stored[2:]))}) without rowid"
+        )
+        updates = ", ".join(f"{_quoted(name)} = excluded.{_quoted(name)}" for name in stored[1:])
+        self._upsert = (
+            f"insert into {_quoted(table)} ({', '.join(map(_quoted, stored))}) "  # noqa: S608 - names are checked
+            f"values ({', '.join('?' * len(stored))}) on conflict ({_quoted(key)}) do update set {updates}"
+        )
+        self._select = (
+            f"select {', '.join(map(_quoted, stored))} from {_quoted(table)} "  # noqa: S608
+            f"where {_quoted(key)} in (select value from json_each(?))"
+        )
+        self._delete = f"delete from {_quoted(table)} where {_quoted(key)} = ?"  # noqa: S608
+
+    async def __aenter__(self) -> Self:
+        async with opening(self.database):
+            if not self.database.read(_FIND_TABLE, (self._table,)):
+                await self.database.write(lambda connection: connection.execute(self._create))
+            self._check(self.database.reader)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.database.__aexit__()
+
+    async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
+        gone = [(change.key,) for change in changes if change.deleted]
+        try:
+            rows = [self._row(change) for change in changes if not change.deleted]
+            with sqlite_errors(self.database.path):
+                transaction.connection.executemany(self._upsert, rows)
+                if gone:
+                    transaction.connection.executemany(self._delete, gone)
+        except _REFUSALS as error:
+            raise PermanentError(f"table {self._table} refuses it: {error}") from error
+
+    async def read(self, keys: Sequence[str]) -> dict[str, Content]:
+        rows: Any = self.database.read(self._select, (msgspec.json.encode(keys).decode(),))
+        return {key: Content(self._body(stored), version) for key, version, *stored in rows}
+
+    def _body(self, stored: list[Any]) -> bytes | dict[str, Any]:
+        if self._columns:
+            return dict(zip(self._columns, stored, strict=True))
+        [body] = stored
+        return body if isinstance(body, bytes) else str(body).encode()
+
+    def _row(self, change: Change[Any]) -> tuple[object, ...]:
+        if not self._columns:
+            return (change.key, change.version, change.body.decode())
+        fields = _DECODE(change.body)
+        return (change.key, change.version, *(_column(fields.get(name)) for name in self._columns))
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        try:
+            # Compiling them tells whether a table that was there before has these columns and this key.
+            connection.execute(f"explain {self._upsert}", (None,) * (2 + max(1, len(self._columns))))
+            connection.execute(f"explain {self._delete}", (None,))
+        except sqlite3.OperationalError as error:
+            raise SettingsError(
+                f"table {self._table} does not fit: {error}; it needs a unique key column, a version column and "
+                "a body column, or name others with ?key=, ?version=, ?body= or ?columns="
+            ) from error
+
+
+def connect(address: Address) -> SqliteSink:
+    """`sqlite:///file.db?table=NAME`, and `key`, `version`, `body` or `columns=a,b` to name columns."""
+    options = address.take("table", "key", "version", "body", "columns")
+    columns = [name.strip() for name in options.pop("columns", "").split(",") if name.strip()]
+    table = options.pop("table", address.name)
+    return SqliteSink(address.shared(SqliteDatabase, address.file()), table, columns=columns, **options)
+
+
+_FIND_TABLE = "select 1 from sqlite_master where name = ? collate nocase"
+_DECODE = msgspec.json.Decoder(dict[str, Any]).decode
+_REFUSALS = (
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.DataError,
+    OverflowError,
+    UnicodeError,
+    msgspec.MsgspecError,
+    RecursionError,
+)
+"""Of a change that will never fit into the table."""
+
+
+def _column(value: object) -> object:
+    """Text and numbers as they are; lists and objects as JSON text."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return msgspec.json.encode(value).decode()
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) or name.startswith(("keywise_", "sqlite_")):
+        raise SettingsError(
+            f"{name!r} cannot be the name of a table or column; use letters, digits and _, "
+            "and start neither with keywise_ nor with sqlite_"
+        )
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
