@@ -17,7 +17,7 @@ from examples.publishing_house.countdown import Countdown
 from examples.publishing_house.press import Event
 
 import keywise
-from keywise.cli.showing import shown
+from keywise.cli.live.show import shown
 from keywise.observe.run_view import View
 
 

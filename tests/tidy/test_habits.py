@@ -117,7 +117,7 @@ def test_an_unfinished_note_is_reported():
 
 def test_a_print_is_reported_outside_the_command_line():
     assert len(print_faults(Module.of("src/keywise/flow/lanes.py", "print(1)"))) == 1
-    assert print_faults(Module.of("src/keywise/cli/run.py", "print(1)")) == []
+    assert print_faults(Module.of("src/keywise/cli/commands/run.py", "print(1)")) == []
 
 
 def test_a_sleep_is_reported_however_it_is_reached():

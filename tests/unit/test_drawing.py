@@ -3,7 +3,7 @@
 import pytest
 from rich.cells import cell_len
 
-from keywise.cli.drawing import frame, line, rate, span
+from keywise.cli.live.draw import frame, line, rate, span
 from keywise.core import events
 from keywise.core.change import Outcome
 from keywise.observe.run_view import Sight, View

@@ -10,8 +10,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 import pytest
 from rich.console import Console
 
-from keywise.cli import showing
-from keywise.cli.showing import Diversion, Lines, shown
+from keywise.cli.live import show as showing
+from keywise.cli.live.show import Diversion, Lines, shown
 from keywise.core import events
 from keywise.core.change import Outcome
 from keywise.observe.run_view import View

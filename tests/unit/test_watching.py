@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 import pytest
 import typer
 
-from keywise.cli.watching import looking
+from keywise.cli.live.watch import looking
 from keywise.core.errors import DatabaseError, UnavailableError
 
 

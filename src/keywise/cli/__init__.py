@@ -6,22 +6,22 @@ from typing import Annotated
 import typer
 
 from keywise import __version__
-from keywise.cli.check import app as check
-from keywise.cli.dead import app as dead
-from keywise.cli.force import force, remove
-from keywise.cli.ledger import app as ledger
-from keywise.cli.merge import app as merge
-from keywise.cli.pause import pause, resume
-from keywise.cli.prune import prune
-from keywise.cli.reconcile import reconcile
-from keywise.cli.repair import repair
-from keywise.cli.reset import reset
-from keywise.cli.run import run
-from keywise.cli.send import send
-from keywise.cli.simulate import simulate
-from keywise.cli.speech import complain
-from keywise.cli.status import status
-from keywise.cli.why import why
+from keywise.cli.commands.check import app as check
+from keywise.cli.commands.dead import app as dead
+from keywise.cli.commands.force import force, remove
+from keywise.cli.commands.ledger import app as ledger
+from keywise.cli.commands.pause import pause, resume
+from keywise.cli.commands.prune import prune
+from keywise.cli.commands.reconcile import reconcile
+from keywise.cli.commands.repair import repair
+from keywise.cli.commands.reset import reset
+from keywise.cli.commands.run import run
+from keywise.cli.commands.send import send
+from keywise.cli.commands.serial import app as merge
+from keywise.cli.commands.simulate import simulate
+from keywise.cli.commands.status import status
+from keywise.cli.commands.why import why
+from keywise.cli.output import complain
 from keywise.core.errors import KeywiseError
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ import msgspec
 import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-from keywise.cli.acting import (
+from keywise.cli.admin_options import (
     WAIT,
     Call,
     OneOption,
@@ -24,8 +24,8 @@ from keywise.cli.acting import (
     confirm,
     perform,
 )
-from keywise.cli.loading import AppOption, JsonOption
-from keywise.cli.speech import complain, count, plain, progress, refuse
+from keywise.cli.app_loader import AppOption, JsonOption
+from keywise.cli.output import complain, count, plain, progress, refuse
 from keywise.core.errors import ActError
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import Acts

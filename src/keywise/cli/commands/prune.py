@@ -1,8 +1,8 @@
 """`keywise prune`: forget keys that no delivery can reach any more."""
 
-from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, perform
-from keywise.cli.loading import AppOption, JsonOption
-from keywise.cli.speech import count, duration, plain, tell_json
+from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, perform
+from keywise.cli.app_loader import AppOption, JsonOption
+from keywise.cli.output import count, duration, plain, tell_json
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import Acts
 

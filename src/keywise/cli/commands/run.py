@@ -14,9 +14,9 @@ import typer
 from rich.table import Table
 
 from keywise.app import App
-from keywise.cli.loading import VARIABLE, JsonOption, chosen, load
-from keywise.cli.showing import shown
-from keywise.cli.speech import cell, complain, display, plain, screen, table, tell_json
+from keywise.cli.app_loader import VARIABLE, JsonOption, chosen, load
+from keywise.cli.live.show import shown
+from keywise.cli.output import cell, complain, display, plain, screen, table, tell_json
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.ledger import Source

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from keywise.cli.loading import JsonOption
-from keywise.cli.speech import cell, complain, count, display, fail, plain, progress, refuse, screen, table, tell_json
-from keywise.cli.trial import SEEDS as SEEDS_OF_OWN
-from keywise.cli.trial import (
+from keywise.cli.app_loader import JsonOption
+from keywise.cli.output import cell, complain, count, display, fail, plain, progress, refuse, screen, table, tell_json
+from keywise.cli.simulate_handler import SEEDS as SEEDS_OF_OWN
+from keywise.cli.simulate_handler import (
     AppArgument,
     Messages,
     OneSeed,

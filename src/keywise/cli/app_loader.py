@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from keywise.app import App
-from keywise.cli.speech import complain, fail, refuse
+from keywise.cli.output import complain, fail, refuse
 from keywise.configuration import load as from_toml
 from keywise.core.errors import KeywiseError
 

@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from keywise.app import App
-from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
-from keywise.cli.speech import (
+from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
+from keywise.cli.commands.status import told_pause
+from keywise.cli.output import (
     cell,
     count,
     display,
@@ -26,7 +27,6 @@ from keywise.cli.speech import (
     tell_json,
     with_moments,
 )
-from keywise.cli.status import told_pause
 from keywise.core.ledger import Line
 from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, Meeting, Story, story_of
 

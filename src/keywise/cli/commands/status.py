@@ -8,9 +8,9 @@ import msgspec
 import typer
 
 from keywise.app import App
-from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
-from keywise.cli.speech import cell, complain, count, display, moment, screen, table, tell_json, with_moments
-from keywise.cli.watching import EveryOption, WatchOption, looking
+from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
+from keywise.cli.live.watch import EveryOption, WatchOption, looking
+from keywise.cli.output import cell, complain, count, display, moment, screen, table, tell_json, with_moments
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import UnavailableError
 from keywise.core.url import shown

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.cli.acting import (
+from keywise.cli.admin_options import (
     WAIT,
     Call,
     OneOption,
@@ -16,8 +16,8 @@ from keywise.cli.acting import (
     confirm,
     perform,
 )
-from keywise.cli.loading import AppOption, JsonOption
-from keywise.cli.speech import count, plain, refuse, tell_json
+from keywise.cli.app_loader import AppOption, JsonOption
+from keywise.cli.output import count, plain, refuse, tell_json
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import Acts
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, TypeVar
 import typer
 from msgspec.structs import replace
 
-from keywise.cli.acting import Call, WhoOption, WhyOption, checked_key, checked_text, duration_of, mandate
-from keywise.cli.loading import AppOption, JsonOption, load, warn_of_memory
-from keywise.cli.pause import AllOption, KeyOption, PatternOption, meant, named, note_that
-from keywise.cli.speech import cell, count, display, duration, fail, iso, plain, refuse, stamp, table, tell_json
+from keywise.cli.admin_options import Call, WhoOption, WhyOption, checked_key, checked_text, duration_of, mandate
+from keywise.cli.app_loader import AppOption, JsonOption, load, warn_of_memory
+from keywise.cli.commands.pause import AllOption, KeyOption, PatternOption, meant, named, note_that
+from keywise.cli.output import cell, count, display, duration, fail, iso, plain, refuse, stamp, table, tell_json
 from keywise.core.serial.contract import Ending, KeyState, Mode, Record, Switch
 from keywise.serial.function import SerialFunction
 from keywise.serial.mode_transitions import removed, settled

@@ -14,9 +14,9 @@ import typer
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from keywise.app import App
-from keywise.cli.loading import chosen, load, warn_of_memory
-from keywise.cli.run import leave
-from keywise.cli.speech import agreed, complain, fail, plain, progress, refuse
+from keywise.cli.app_loader import chosen, load, warn_of_memory
+from keywise.cli.commands.run import leave
+from keywise.cli.output import agreed, complain, fail, plain, progress, refuse
 from keywise.core.change import Change
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.settings import seconds

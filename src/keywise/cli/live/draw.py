@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.cells import chop_cells
 from rich.text import Text
 
-from keywise.cli.speech import count, duration, plain, stamp
+from keywise.cli.output import count, duration, plain, stamp
 from keywise.core import events
 from keywise.observe.run_view import WINDOW_S, Notice, Sight
 

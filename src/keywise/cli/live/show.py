@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from keywise.cli.drawing import frame, line
+from keywise.cli.live.draw import frame, line
 from keywise.observe.run_view import View
 
 DRAW_S = 0.25

@@ -8,8 +8,8 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from keywise.cli.loading import JsonOption
-from keywise.cli.speech import cell, fail, plain, progress, screen, tell_json
+from keywise.cli.app_loader import JsonOption
+from keywise.cli.output import cell, fail, plain, progress, screen, tell_json
 
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, checked_key, perform
-from keywise.cli.loading import AppOption, JsonOption
-from keywise.cli.speech import complain, count, plain, refuse, tell_json
+from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, checked_key, perform
+from keywise.cli.app_loader import AppOption, JsonOption
+from keywise.cli.output import complain, count, plain, refuse, tell_json
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import Acts
 

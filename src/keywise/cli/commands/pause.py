@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.cli.acting import Call, OneOption, WhoOption, WhyOption, YesOption, checked_key, confirm, perform
-from keywise.cli.loading import AppOption, JsonOption
-from keywise.cli.speech import count, fail, plain, refuse, tell_json
+from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, YesOption, checked_key, confirm, perform
+from keywise.cli.app_loader import AppOption, JsonOption
+from keywise.cli.output import count, fail, plain, refuse, tell_json
 from keywise.core.controls import EVERYTHING, Standing
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import Acts, keys_like

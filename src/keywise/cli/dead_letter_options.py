@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from keywise.cli.speech import fail, iso, refuse
+from keywise.cli.output import fail, iso, refuse
 from keywise.core.errors import SettingsError
 from keywise.core.ledger import Letter, Sought
 from keywise.core.settings import seconds

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from keywise.cli.speech import complain, duration, iso, refuse, stamp
+from keywise.cli.output import complain, duration, iso, refuse, stamp
 from keywise.core.errors import SettingsError, UnavailableError
 from keywise.core.settings import seconds
 

@@ -15,10 +15,10 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 
 from keywise import adapters
 from keywise.app import App
-from keywise.cli.acting import Call, WhoOption, WhyOption, YesOption, confirm, mandate
-from keywise.cli.loading import AppOption, JsonOption, load
-from keywise.cli.pause import note_that
-from keywise.cli.speech import cell, complain, count, display, duration, fail, plain, progress, refuse, table, tell_json
+from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, confirm, mandate
+from keywise.cli.app_loader import AppOption, JsonOption, load
+from keywise.cli.commands.pause import note_that
+from keywise.cli.output import cell, complain, count, display, duration, fail, plain, progress, refuse, table, tell_json
 from keywise.core.controls import Standing
 from keywise.core.errors import ActError, KeywiseError
 from keywise.core.ledger import Census

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.cli.acting import (
+from keywise.cli.admin_options import (
     WAIT,
     Call,
     KeyArgument,
@@ -16,8 +16,8 @@ from keywise.cli.acting import (
     perform,
     written,
 )
-from keywise.cli.loading import AppOption, JsonOption
-from keywise.cli.speech import plain, tell_json
+from keywise.cli.app_loader import AppOption, JsonOption
+from keywise.cli.output import plain, tell_json
 from keywise.core.change import VERSION_MIN, Change, is_unversioned
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import Acts

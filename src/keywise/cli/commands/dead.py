@@ -11,8 +11,9 @@ import typer
 from rich.text import Text
 
 from keywise.app import App
-from keywise.cli.acting import Call, WhoOption, WhyOption, YesOption, confirm, mandate
-from keywise.cli.letters import (
+from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, confirm, mandate
+from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
+from keywise.cli.dead_letter_options import (
     CauseOption,
     Filter,
     Found,
@@ -24,8 +25,7 @@ from keywise.cli.letters import (
     newest,
     summary,
 )
-from keywise.cli.loading import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
-from keywise.cli.speech import (
+from keywise.cli.output import (
     cell,
     complain,
     count,

@@ -10,8 +10,8 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from keywise.cli.loading import chosen, imported, load
-from keywise.cli.speech import cell, fail, plain_lines, progress, refuse, screen, tell_json
+from keywise.cli.app_loader import chosen, imported, load
+from keywise.cli.output import cell, fail, plain_lines, progress, refuse, screen, tell_json
 
 if TYPE_CHECKING:
     from keywise.testing.own_report import Report

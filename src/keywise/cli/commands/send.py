@@ -11,8 +11,8 @@ import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 
 from keywise.app import LANES, App
-from keywise.cli.loading import AppOption, JsonOption, chosen, load
-from keywise.cli.speech import complain, count, fail, plain, progress, refuse, tell_json
+from keywise.cli.app_loader import AppOption, JsonOption, chosen, load
+from keywise.cli.output import complain, count, fail, plain, progress, refuse, tell_json
 from keywise.core.errors import SettingsError
 from keywise.core.settings import seconds
 from keywise.core.url import shown
