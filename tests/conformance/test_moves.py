@@ -19,9 +19,9 @@ from keywise.core.ledger import Letter, Line, Part
 from keywise.core.limits import Rate
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Found, Move, Place, carried
-from keywise.testing.conformance.archives import filled, joined, parts_of
-from keywise.testing.conformance.histories import LEASE_S, REDELIVERY_S, RETENTION_S, History, Twins
-from keywise.testing.conformance.ledgers import PLAIN, LedgerBench
+from keywise.testing.conformance.claims import PLAIN, LedgerBench
+from keywise.testing.conformance.dumps import filled, joined, parts_of
+from keywise.testing.conformance.random_histories import LEASE_S, REDELIVERY_S, RETENTION_S, History, Twins
 from running import run
 
 MAKERS = {

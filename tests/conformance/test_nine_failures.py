@@ -19,7 +19,7 @@ from keywise.core.errors import PermanentError, TransientError
 from keywise.core.ledger import Grade
 from keywise.core.limits import Debounce
 from keywise.core.rules import Answer, Terms
-from keywise.testing.conformance.ledgers import refused
+from keywise.testing.conformance.claims import refused
 from running import run
 
 IN_PROCESS = {"memory.py", "sqlite.py"}

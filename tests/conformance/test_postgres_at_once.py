@@ -8,7 +8,7 @@ from conformance.postgres_benches import postgres_ledger
 from keywise.core.change import Want, order_of
 from keywise.core.controls import Pause
 from keywise.core.rules import Policy
-from keywise.testing.conformance.histories import HISTORY_PROMISES, agree
+from keywise.testing.conformance.random_histories import HISTORY_PROMISES, agree
 from running import run
 
 pytestmark = pytest.mark.server("postgres")

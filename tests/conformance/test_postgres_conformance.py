@@ -4,9 +4,9 @@ import pytest
 
 from conformance.postgres_benches import LEDGERS, SINKS, SOURCES
 from keywise.testing.conformance import ledger_promises
-from keywise.testing.conformance.inlets import INLET_PROMISES
 from keywise.testing.conformance.sinks import ATOMIC_PROMISES, READING_PROMISES
 from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES
+from keywise.testing.conformance.transactional_queues import INLET_PROMISES
 from running import run
 
 pytestmark = pytest.mark.server("postgres")

@@ -9,7 +9,7 @@ from keywise.adapters.postgres import database as postgres
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.core.serial.contract import TurnPolicy
-from keywise.testing.conformance.turns import asked, done
+from keywise.testing.conformance.serial.ordering import asked, done
 from running import run
 from servers import shared
 

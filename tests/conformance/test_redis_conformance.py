@@ -4,7 +4,7 @@ import pytest
 
 from conformance.redis_benches import LEDGERS
 from keywise.testing.conformance import ledger_promises
-from keywise.testing.conformance.histories import HISTORY_PROMISES
+from keywise.testing.conformance.random_histories import HISTORY_PROMISES
 from running import run
 
 pytestmark = pytest.mark.server("redis")

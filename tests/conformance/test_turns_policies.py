@@ -17,7 +17,7 @@ from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.serial.backend import RedisTurns
 from keywise.adapters.sqlite.serial.backend import SqliteTurns
 from keywise.core.serial.contract import Ending, TurnPolicy
-from keywise.testing.conformance.turns import asked, done
+from keywise.testing.conformance.serial.ordering import asked, done
 from running import run
 from servers import shared
 

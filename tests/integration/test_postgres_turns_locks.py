@@ -11,7 +11,7 @@ from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
 from keywise.core.errors import KeywiseError
 from keywise.core.serial.contract import Ending, Reply, TurnPolicy
-from keywise.testing.conformance.turns import asked, done, modes
+from keywise.testing.conformance.serial.ordering import asked, done, modes
 from running import run
 from servers import shared
 

@@ -13,7 +13,7 @@ from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
 from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.core.errors import UnavailableError
 from keywise.core.serial.contract import TurnPolicy
-from keywise.testing.conformance.turns import asked, done
+from keywise.testing.conformance.serial.ordering import asked, done
 from running import run
 from servers import shared
 

@@ -14,7 +14,7 @@ from keywise.adapters.redis.serial.store import NONCE_BITS, token_of, token_text
 from keywise.core.errors import DatabaseError, UnansweredError, UnavailableError
 from keywise.core.events import SessionLost
 from keywise.core.serial.contract import Ending, Mode, Switch, TurnPolicy
-from keywise.testing.conformance.turns import asked, done
+from keywise.testing.conformance.serial.ordering import asked, done
 from running import run
 from servers.redis import RedisServer, redis_server
 

@@ -12,8 +12,8 @@ from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import ActError
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Found, Move, Place
-from keywise.testing.conformance.archives import filled, joined, parts_of
-from keywise.testing.conformance.ledgers import PLAIN, LedgerBench
+from keywise.testing.conformance.claims import PLAIN, LedgerBench
+from keywise.testing.conformance.dumps import filled, joined, parts_of
 from running import run
 from servers import shared
 

@@ -8,9 +8,9 @@ import hashlib
 from collections.abc import Iterator
 
 from keywise.core.ledger import Grade
-from keywise.testing.merge_queue.world import MergeWorld
-from keywise.testing.seeds import quiet
-from keywise.testing.world import World
+from keywise.testing.simulator.seeds import quiet
+from keywise.testing.simulator.serial.world import MergeWorld
+from keywise.testing.simulator.world import World
 
 SERIAL_GRADES = (Grade.PLAIN, Grade.ATOMIC)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from keywise.core.ledger import Grade
-from keywise.testing.world import World
+from keywise.testing.simulator.world import World
 
 KEY = "key-0"
 

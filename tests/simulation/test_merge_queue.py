@@ -6,8 +6,8 @@ import pytest
 
 from keywise.core.ledger import Grade
 from keywise.testing.merge_queue.mutants import MERGE_MUTANTS
-from keywise.testing.merge_queue.seeds import GRADES, hunt_merge, run_merge_seed, run_merge_seeds
-from keywise.testing.merge_queue.trouble import KINDS
+from keywise.testing.simulator.serial.faults import KINDS
+from keywise.testing.simulator.serial.seeds import GRADES, hunt_merge, run_merge_seed, run_merge_seeds
 
 FIRST_SEEDS = range(120)
 SEEDS_A_MUTANT = range(600)

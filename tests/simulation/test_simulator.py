@@ -11,8 +11,8 @@ import pytest
 from keywise.core.ledger import Grade
 from keywise.flow.consumer import Way
 from keywise.testing import MUTANTS, Mutant, World, hunt, run_seed, run_seeds
-from keywise.testing.faults import KINDS
-from keywise.testing.seeds import SEEDS_A_CHUNK, Tally, quiet, simulate
+from keywise.testing.simulator.faults import KINDS
+from keywise.testing.simulator.seeds import SEEDS_A_CHUNK, Tally, quiet, simulate
 
 FIRST_SEEDS = range(60)
 REMEMBERED = Path(__file__).with_name("seeds.txt")

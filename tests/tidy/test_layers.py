@@ -122,7 +122,7 @@ def test_an_import_outwards_is_reported_however_it_is_written():
         "src/keywise/adapters/__init__.py": "from keywise.adapters.memory.source import connect",
         "src/keywise/serial/client.py": "from keywise import flow",
         "src/keywise/app.py": "from .cli import main",
-        "src/keywise/testing/world.py": "import keywise.cli",
+        "src/keywise/testing/simulator/world.py": "import keywise.cli",
     }.items():
         assert len(layer_faults(Module.of(path, line))) == 1, (path, line)
 

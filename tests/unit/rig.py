@@ -21,7 +21,7 @@ from keywise.core.settings import Settings
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import Envelope, FieldRoute, Fields
 from keywise.flow.pipeline import Pipeline
-from keywise.testing.virtual import VirtualLoop
+from keywise.testing.virtual_loop import VirtualLoop
 
 ONE_TRANSACTION = "one transaction"
 CLAIM_IN_TRANSACTION = "claim in the transaction"

@@ -13,8 +13,8 @@ from keywise.core.errors import ActError
 from keywise.core.ledger import Part
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Move, Place, Tallies
-from keywise.testing.conformance.archives import filled, joined, parts_of
-from keywise.testing.conformance.ledgers import PLAIN, LedgerBench
+from keywise.testing.conformance.claims import PLAIN, LedgerBench
+from keywise.testing.conformance.dumps import filled, joined, parts_of
 from running import run
 
 WHO = Mandate("ada@desk", "ticket 7")

@@ -13,7 +13,7 @@ from keywise.core.change import Want, order_of
 from keywise.core.errors import UnavailableError
 from keywise.core.rules import Claim, Policy, Terms
 from keywise.flow.heartbeat import Heartbeat, Pulse
-from keywise.testing.virtual import VirtualLoop
+from keywise.testing.virtual_loop import VirtualLoop
 
 LEASE_S, MARGIN_S, RUNTIME_MAX_S = 30.0, 2.0, 100.0
 

@@ -19,7 +19,7 @@ from keywise.core.errors import AddressError
 from keywise.core.ledger import APPLIED, SUPERSEDED, Burial, Census, Failure, Grade, Letter
 from keywise.core.rules import Answer, Certainty, Claim, Policy, Terms
 from keywise.core.url import Address
-from keywise.testing.virtual import VirtualLoop
+from keywise.testing.virtual_loop import VirtualLoop
 
 TERMS = Terms("w1", 10.0)
 

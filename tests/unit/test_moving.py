@@ -12,7 +12,7 @@ from keywise.core.errors import ActError
 from keywise.core.ledger import Letter, Line, Part
 from keywise.core.limits import Rate
 from keywise.operate.copy_ledger import Found, Plan, Tallies, Tally
-from keywise.testing.conformance.archives import joined, parts_of
+from keywise.testing.conformance.dumps import joined, parts_of
 from running import run
 from unit.road import EVERY_KEY, TERMS, Road
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from keywise.flow.wakeup import News
-from keywise.testing.virtual import VirtualLoop
+from keywise.testing.virtual_loop import VirtualLoop
 
 
 def test_a_ring_wakes_who_waits():

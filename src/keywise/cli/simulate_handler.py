@@ -14,8 +14,8 @@ from keywise.cli.app_loader import chosen, imported, load
 from keywise.cli.output import cell, fail, plain_lines, progress, refuse, screen, tell_json
 
 if TYPE_CHECKING:
-    from keywise.testing.own_report import Report
-    from keywise.testing.own_world import Trial
+    from keywise.testing.handlers.report import Report
+    from keywise.testing.handlers.world import Trial
 
 SEEDS = 100
 
@@ -46,7 +46,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 def simulate_own(wanted: Wanted, seeds: Sequence[int], json: bool) -> None:
     """Simulate, tell, and exit with status 1 if something was found."""
-    from keywise.testing.own import run_trials
+    from keywise.testing.handlers.simulate import run_trials
 
     loading = _Loading(wanted)
     loading.trial()
@@ -74,7 +74,7 @@ class _Loading:
         self._before = set(sys.modules)
 
     def trial(self) -> "Trial":
-        from keywise.testing.own import trial_of
+        from keywise.testing.handlers.simulate import trial_of
 
         self._forget()
         wanted = self._wanted

@@ -18,13 +18,13 @@ from keywise.testing.conformance import (
     check_source,
     check_turns,
 )
-from keywise.testing.faults import Faults
+from keywise.testing.handlers.report import Difference, Finding, Report
+from keywise.testing.handlers.simulate import simulate
 from keywise.testing.mutants import MUTANTS, Mutant
-from keywise.testing.own import simulate
-from keywise.testing.own_report import Difference, Finding, Report
-from keywise.testing.seeds import Hunt, Run, Tally, hunt, run_seed, run_seeds
-from keywise.testing.virtual import Process, VirtualLoop
-from keywise.testing.world import World
+from keywise.testing.simulator.faults import Faults
+from keywise.testing.simulator.seeds import Hunt, Run, Tally, hunt, run_seed, run_seeds
+from keywise.testing.simulator.world import World
+from keywise.testing.virtual_loop import Process, VirtualLoop
 
 __all__ = [
     "MUTANTS",

@@ -22,7 +22,7 @@ from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.core.settings import seconds
 from keywise.core.url import Address, shown
-from keywise.databases import rabbitmq_own
+from keywise.testing.conformance.benches import rabbitmq as rabbitmq_own
 
 ACK_TIMEOUT_S = 1_800.0
 """What a broker is set to by default."""

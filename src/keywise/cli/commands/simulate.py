@@ -26,7 +26,7 @@ from keywise.cli.simulate_handler import (
 from keywise.core.ledger import Grade
 
 if TYPE_CHECKING:
-    from keywise.testing.seeds import Hunt, Tally
+    from keywise.testing.simulator.seeds import Hunt, Tally
 
 T = TypeVar("T")
 
@@ -112,8 +112,8 @@ def _grades(grade: Choice, merge: bool) -> list[Grade]:
 
 
 def _replay(seed: int, grade: Grade, json: bool, merge: bool) -> None:
-    from keywise.testing.merge_queue.seeds import run_merge_seed
-    from keywise.testing.seeds import quiet, run_seed
+    from keywise.testing.simulator.seeds import quiet, run_seed
+    from keywise.testing.simulator.serial.seeds import run_merge_seed
 
     with quiet():
         run = run_merge_seed(seed, grade) if merge else run_seed(seed, grade)
@@ -129,9 +129,9 @@ def _replay(seed: int, grade: Grade, json: bool, merge: bool) -> None:
 
 
 def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool, merge: bool) -> None:
-    from keywise.testing.merge_queue.seeds import run_merge_seeds
-    from keywise.testing.seeds import Tally, cores, run_seeds
-    from keywise.testing.seeds import simulate as run_side_by_side
+    from keywise.testing.simulator.seeds import Tally, cores, run_seeds
+    from keywise.testing.simulator.seeds import simulate as run_side_by_side
+    from keywise.testing.simulator.serial.seeds import run_merge_seeds
 
     started = time.monotonic()
     by_grade = {grade: Tally(grade) for grade in grades}
@@ -208,8 +208,8 @@ def _command(grade: Grade, seed: int, merge: bool) -> str:
 
 def _faults(tallies: Iterable["Tally"], merge: bool) -> dict[str, int]:
     """All kinds that there are, so that one which was never injected is seen too."""
-    from keywise.testing.faults import KINDS
-    from keywise.testing.merge_queue.trouble import KINDS as MERGE_KINDS
+    from keywise.testing.simulator.faults import KINDS
+    from keywise.testing.simulator.serial.faults import KINDS as MERGE_KINDS
 
     together = Counter[str]()
     for tally in tallies:
@@ -219,9 +219,9 @@ def _faults(tallies: Iterable["Tally"], merge: bool) -> dict[str, int]:
 
 def _hunt(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool, merge: bool) -> None:
     from keywise.testing.merge_queue.mutants import MERGE_MUTANTS
-    from keywise.testing.merge_queue.seeds import hunt_any
     from keywise.testing.mutants import MUTANTS
-    from keywise.testing.seeds import cores, hunt_all
+    from keywise.testing.simulator.seeds import cores, hunt_all
+    from keywise.testing.simulator.serial.seeds import hunt_any
 
     all_of_them = (*(() if merge else MUTANTS), *MERGE_MUTANTS)
     names = [mutant.name for mutant in all_of_them if mutant.grade in grades]

@@ -15,19 +15,22 @@ from contextlib import asynccontextmanager
 
 from keywise.core.ledger import Grade
 from keywise.core.serial.contract import TurnPolicy
-from keywise.testing.conformance.archives import ARCHIVE_PROMISES
-from keywise.testing.conformance.doubts import DOUBT_PROMISES
-from keywise.testing.conformance.endings import ENDING_PROMISES
-from keywise.testing.conformance.governors import (
+from keywise.testing.conformance.claim_endings import ENDING_PROMISES
+from keywise.testing.conformance.claims import CLAIM_PROMISES, SAFE, LedgerBench, MakeLedger
+from keywise.testing.conformance.controls import (
     GOVERNED_TRANSACTION_PROMISES,
     GOVERNOR_PROMISES,
     HISTORIAN_PROMISES,
 )
-from keywise.testing.conformance.histories import HISTORY_PROMISES
-from keywise.testing.conformance.inlets import INLET_PROMISES
-from keywise.testing.conformance.ledgers import CLAIM_PROMISES, SAFE, LedgerBench, MakeLedger
+from keywise.testing.conformance.dumps import ARCHIVE_PROMISES
 from keywise.testing.conformance.promise import BrokenPromiseError, Promise, UncheckedError
+from keywise.testing.conformance.random_histories import HISTORY_PROMISES
 from keywise.testing.conformance.report import Checked, Conformance, NotConformingError, Verdict, hold
+from keywise.testing.conformance.serial.deadlocks import TURN_CIRCLE_PROMISES
+from keywise.testing.conformance.serial.endings import TURN_ENDING_PROMISES, TURN_TRANSACTION_PROMISES
+from keywise.testing.conformance.serial.modes import TURN_MODE_PROMISES, TURN_OPERATOR_PROMISES
+from keywise.testing.conformance.serial.ordering import TURN_PROMISES, MakeTurns, TurnsBench
+from keywise.testing.conformance.serial.random_histories import TURN_HISTORY_PROMISES
 from keywise.testing.conformance.sinks import (
     APPLY_PROMISES,
     ATOMIC_PROMISES,
@@ -37,12 +40,9 @@ from keywise.testing.conformance.sinks import (
     SinkBench,
 )
 from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES, MakeSource, SourceBench
+from keywise.testing.conformance.suspects import DOUBT_PROMISES
+from keywise.testing.conformance.transactional_queues import INLET_PROMISES
 from keywise.testing.conformance.transactions import TRANSACTION_PROMISES
-from keywise.testing.conformance.turn_circles import TURN_CIRCLE_PROMISES
-from keywise.testing.conformance.turn_endings import TURN_ENDING_PROMISES, TURN_TRANSACTION_PROMISES
-from keywise.testing.conformance.turn_histories import TURN_HISTORY_PROMISES
-from keywise.testing.conformance.turn_modes import TURN_MODE_PROMISES, TURN_OPERATOR_PROMISES
-from keywise.testing.conformance.turns import TURN_PROMISES, MakeTurns, TurnsBench
 from keywise.testing.conformance.urls import Playground
 
 __all__ = [

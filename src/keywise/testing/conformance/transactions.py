@@ -5,7 +5,7 @@ import asyncio
 from keywise.core.change import Want, order_of
 from keywise.core.ledger import Failure, Letter
 from keywise.core.rules import Answer, Certainty, Refusal
-from keywise.testing.conformance.ledgers import (
+from keywise.testing.conformance.claims import (
     CLOCK_S,
     FORGETTING,
     KEYS,

@@ -17,11 +17,11 @@ from keywise.core.rules import Policy
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address, shown
 from keywise.flow.pipeline import is_atomic
-from keywise.testing.conformance.ledgers import LedgerBench
+from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.promise import UncheckedError
+from keywise.testing.conformance.serial.ordering import TurnsBench
 from keywise.testing.conformance.sinks import SinkBench
 from keywise.testing.conformance.sources import SourceBench
-from keywise.testing.conformance.turns import TurnsBench
 
 THINGS = {"sources": "queue", "ledgers": "scope", "sinks": "table", "turns": "serial function"}
 CHECKS = {"sources": "check_source", "ledgers": "check_ledger", "sinks": "check_sink", "turns": "check_turns"}

@@ -13,7 +13,7 @@ from keywise.adapters.redis.serial.bell import RedisBell
 from keywise.adapters.redis.serial.store import RedisTurnsStore
 from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy
 from keywise.core.url import Address
-from keywise.databases import redis_turns_own
+from keywise.testing.conformance.benches import redis_serial as redis_turns_own
 
 POLL_S = 0.5
 """How often to look even if nobody rang: what is told while there is no connection is not heard."""

@@ -1,0 +1,1 @@
+"""What the conformance suites need to know about a technology to try it."""

@@ -1,0 +1,361 @@
+"""What every ledger promises about the end of a claim: commit, failure, release, burial, repair and forgetting."""
+
+from collections.abc import Sequence
+
+from keywise.core.change import Want, order_of
+from keywise.core.ledger import Burial, Failure, Letter, Sought
+from keywise.core.rules import Answer, Certainty, Terms
+from keywise.testing.conformance.claims import (
+    CLOCK_S,
+    LEASE_S,
+    PLAIN,
+    REDELIVERY_S,
+    SAFE,
+    LedgerBench,
+    granted,
+    letters_of,
+    refused,
+)
+from keywise.testing.conformance.promise import Promises, near, same
+
+ENDING_PROMISES: Promises[LedgerBench] = Promises()
+
+LETTER = Letter("it is bad", b"\x00\xff body", "a", -(2**63), {"h": "é", "empty": ""}, 1234.5, "sqlite:///x.db?queue=q")
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def only_a_commit_raises_the_mark(bench: LedgerBench) -> None:
+    """Claims, renewals, failures, releases and burials leave the mark where it is."""
+    await bench.committed(1)
+    for version, certainty in enumerate(Certainty, start=2):
+        claim = await bench.take(version)
+        await bench.ledger.renew([claim], LEASE_S)
+        await bench.ledger.fail([Failure(claim, certainty, 1.0)])
+        same("the mark after a failure", (await bench.entry()).mark, order_of(1))
+        bench.expire()
+    claim = await bench.take(10)
+    await bench.ledger.release([claim])
+    await bench.ledger.bury([Burial(LETTER, await bench.take(11))])
+    same("the mark after a release and a burial", (await bench.entry()).mark, order_of(1))
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_commit_frees_the_key(bench: LedgerBench) -> None:
+    """After a commit the entry is idle: mark, deletion and time."""
+    await bench.ledger.fail([Failure(await bench.take(5), Certainty.CLEAN, 0.001)])
+    bench.advance(1.0)
+    await bench.committed(5)
+    entry, now = await bench.entry(), await bench.ledger.now()
+    same("holder, intent and tries", (entry.token, entry.owner, entry.intent, entry.tried, entry.attempts), _IDLE)
+    near("its time", entry.updated_at, now, within=CLOCK_S)
+    await bench.take(6, "w2")
+
+
+_IDLE = (0, "", None, None, 0)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_commit_may_be_repeated(bench: LedgerBench) -> None:
+    """After a lost answer the same commit counts as committed, and harms nobody who holds the key by then."""
+    claim = await bench.take(5)
+    for _ in range(3):
+        same("refused commits", await bench.ledger.commit([claim]), [])
+    later = await bench.take(6, "w2")
+    same("refused commits", await bench.ledger.commit([claim]), [])
+    same("the holder", (await bench.entry()).token, later.token)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_commit_that_is_overdue_is_refused(bench: LedgerBench) -> None:
+    """A holder whose deadline passed before the sink answered cannot lean on somebody else's equal commit."""
+    mine = await bench.take(5)
+    bench.expire()
+    theirs = await bench.take(5, "w2", alone=True)
+    same("refused commits", await bench.another.commit([theirs]), [])
+    mine.overdue = True
+    same("refused commits", await bench.ledger.commit([mine]), [mine])
+    if (await bench.entry()).suspect == 0:
+        raise AssertionError("the key is not suspect, though a late write may have followed the commit")
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def the_mark_never_falls(bench: LedgerBench) -> None:
+    """A commit below the mark is refused, whoever sends it."""
+    old = await bench.take(5)
+    bench.expire()
+    await bench.another.commit([await bench.take(9, "w2", alone=True)])
+    same("refused commits", await bench.ledger.commit([old]), [old])
+    same("the mark", (await bench.entry()).mark, order_of(9))
+    lower = await bench.take(10)
+    lower.order = order_of(8)
+    same("refused commits of a holder", await bench.ledger.commit([lower]), [lower])
+    same("the mark", (await bench.entry()).mark, order_of(9))
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_failure_that_is_told_twice_counts_once(bench: LedgerBench) -> None:
+    """After a lost answer the same failure is told again, and costs one attempt, whatever is known of the outcome."""
+    for version, certainty in enumerate(Certainty):
+        claim = await bench.take(version, key=certainty.value)
+        for _ in range(3):
+            await bench.ledger.fail([Failure(claim, certainty, 1.0)])
+        bench.expire()
+        same("the attempts", (await bench.take(version, key=certainty.value)).attempts, 1)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_failure_is_counted_and_waits(bench: LedgerBench) -> None:
+    """A failed try costs an attempt, and the change waits for its retry; something newer does not."""
+    for attempts in range(1, 4):
+        await bench.ledger.fail([Failure(await bench.take(5), Certainty.CLEAN, 30.0)])
+        refused(await bench.ask(5, "w2"), Answer.BUSY, wait_s=30.0)
+        refused(await bench.ask(4, "w2"), Answer.BUSY, wait_s=30.0)
+        bench.advance(31.0)
+        claim = await bench.take(5)
+        same("the attempts that a claim tells", claim.attempts, attempts)
+        await bench.ledger.release([claim])
+    await bench.ledger.fail([Failure(await bench.take(5), Certainty.CLEAN, 30.0)])
+    newer = await bench.take(6, "w2")
+    same("the attempts of something newer", newer.attempts, 0)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def to_be_refused_costs_nothing(bench: LedgerBench) -> None:
+    """Busy and deferred never cost an attempt, and a release costs none either."""
+    claim = await bench.take(5)
+    for _ in range(5):
+        refused(await bench.ask(5, "w2"), Answer.BUSY)
+    await bench.ledger.release([claim])
+    claim = await bench.take(5, "w2")
+    same("attempts and deaths", (claim.attempts, claim.crashes), (0, 0))
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def an_unknown_outcome_holds_the_key_until_its_lease_ends(bench: LedgerBench) -> None:
+    """What may still land keeps the key held, cannot be renewed, and afterwards keeps older changes away."""
+    claim = await bench.take(5)
+    await bench.ledger.fail([Failure(claim, Certainty.UNKNOWN, 1.0)])
+    for version in (4, 5, 6):
+        refused(await bench.ask(version, "w2"), Answer.BUSY, wait_s=LEASE_S)
+    same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [claim])
+    bench.expire()
+    refused(await bench.ask(4, "w2"), Answer.DEFERRED, wait_s=REDELIVERY_S - 1.0)
+    again = await bench.take(5, "w2")
+    same("the attempts", again.attempts, 1)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_write_that_may_be_there_keeps_older_ones_away(bench: LedgerBench) -> None:
+    """After a failure that may have written, older changes wait until it is committed or can no longer come."""
+    await bench.ledger.fail([Failure(await bench.take(5), Certainty.ENDED, 1.0)])
+    bench.advance(2.0)
+    refused(await bench.ask(4), Answer.DEFERRED, wait_s=REDELIVERY_S - 2.0)
+    await bench.committed(5)
+    refused(await bench.ask(4), Answer.STALE)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_takeover_inherits_what_is_unknown(bench: LedgerBench) -> None:
+    """Even if the new holder fails cleanly, the old holder's write may be there, so older ones wait."""
+    await bench.take(7)
+    bench.expire()
+    claim = await bench.take(7, "w2", alone=True)
+    await bench.another.fail([Failure(claim, Certainty.CLEAN, 1.0)])
+    bench.advance(2.0)
+    refused(await bench.ask(6, "w2", alone=True), Answer.DEFERRED)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def no_key_waits_for_ever(bench: LedgerBench) -> None:
+    """Once the unknown change can no longer be redelivered, older ones have their turn and the key is suspect."""
+    await bench.ledger.fail([Failure(await bench.take(7), Certainty.ENDED, 1.0)])
+    bench.advance(REDELIVERY_S + 1.0)
+    await bench.take(6, "w2")
+    same("the suspicion", (await bench.entry()).suspect, 1)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_burial_keeps_the_letter_and_frees_the_key(bench: LedgerBench) -> None:
+    """A dead letter keeps every byte; older changes are eligible again and tries are forgotten."""
+    claim = await bench.take(5)
+    same("lost claims", await bench.ledger.bury([Burial(LETTER, claim), Burial(Letter("unread", b""))]), [])
+    found = await bench.another.letters(10)
+    same("the letters, newest first", letters_of(found), [Letter("unread", b""), LETTER])
+    for _, buried_at, _ in found:
+        near("when it was buried", buried_at, await bench.ledger.now(), within=CLOCK_S)
+    same("attempts of an older change", (await bench.take(4, "w2")).attempts, 0)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_burial_without_the_claim_keeps_nothing(bench: LedgerBench) -> None:
+    """Whoever lost the claim cannot bury: the next holder decides."""
+    old = await bench.take(5)
+    bench.expire()
+    new = await bench.take(5, "w2", alone=True)
+    same("lost claims", await bench.ledger.bury([Burial(LETTER, old)]), [old])
+    same("the letters", await bench.ledger.letters(10), [])
+    same("the holder", (await bench.entry()).token, new.token)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_buried_change_that_may_have_been_written_is_suspect(bench: LedgerBench) -> None:
+    """A burial after a try that may have written leaves the key suspect."""
+    await bench.ledger.bury([Burial(LETTER, await bench.take(5), Certainty.ENDED)])
+    same("the suspicion", (await bench.entry()).suspect, 1)
+    await bench.take(4)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def letters_are_listed_and_dropped_by_number(bench: LedgerBench) -> None:
+    """The newest come first, up to the limit; dropping says how many there were."""
+    await bench.ledger.bury([Burial(Letter(f"cause {number}", b"")) for number in range(5)])
+    found = await bench.ledger.letters(3)
+    same("the newest three", [letter.cause for letter in letters_of(found)], ["cause 4", "cause 3", "cause 2"])
+    numbers = [number for number, _, _ in found]
+    same("dropped", await bench.another.drop([numbers[0], numbers[2], -1]), 2)
+    same("dropped again", await bench.another.drop([numbers[0]]), 0)
+    left = [letter.cause for letter in letters_of(await bench.ledger.letters(10))]
+    same("the rest", left, ["cause 3", "cause 1", "cause 0"])
+    same("the census of letters", (await bench.ledger.census()).dead, 3)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def letters_are_found_by_time_and_cause(bench: LedgerBench) -> None:
+    """Since is included, until is not, and part of a cause is enough; the limit counts what was found."""
+    for cause in ("first 50%", "second", "first again"):
+        await bench.ledger.bury([Burial(Letter(cause, b""))])
+        bench.advance(100.0)
+    [(_, last, _), (_, middle, _), (_, first, _)] = await bench.ledger.letters(10)
+    for sought, wanted in (
+        (Sought(since=middle), ["first again", "second"]),
+        (Sought(until=middle), ["first 50%"]),
+        (Sought(since=first, until=last), ["second", "first 50%"]),
+        (Sought(cause="first"), ["first again", "first 50%"]),
+        (Sought(cause="0%"), ["first 50%"]),
+        (Sought(cause="%"), ["first 50%"]),
+        (Sought(since=middle, cause="second"), ["second"]),
+        (Sought(cause="third"), []),
+    ):
+        same(f"what {sought} found", _causes(await bench.another.letters(10, sought)), wanted)
+    same("the newest of those", _causes(await bench.ledger.letters(1, Sought(cause="first"))), ["first again"])
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def keys_that_are_held_are_listed(bench: LedgerBench) -> None:
+    """A key is listed while its claim is held, in the order of keys, and not once the lease is over."""
+    for key in ("c", "a", "b"):
+        await bench.take(1, key=key)
+    await bench.committed(1, key="idle")
+    governor = bench.another.governor
+    same("all that are held", await governor.held("", 10), ["a", "b", "c"])
+    same("the first two", await governor.held("", 2), ["a", "b"])
+    same("those after one", await governor.held("a", 10), ["b", "c"])
+    await bench.ledger.fail([Failure(await bench.take(1, key="d"), Certainty.UNKNOWN, 0.0)])
+    same("with one whose holder gave up", await governor.held("b", 10), ["c", "d"])
+    bench.expire()
+    same("after the leases", await governor.held("", 10), [])
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def suspects_are_listed_after_a_while(bench: LedgerBench) -> None:
+    """A key is suspect at once, and listed once it has been quiet for as long as was asked."""
+    for key in ("x", "y", "z"):
+        await bench.ledger.bury([Burial(LETTER, await bench.take(5, key=key), Certainty.ENDED)])
+    same("before the quiet time", await bench.ledger.suspects(10, 100.0), [])
+    bench.advance(101.0)
+    same("after it", sorted(await bench.ledger.suspects(10, 100.0)), ["x", "y", "z"])
+    same("with a limit of two", len(await bench.ledger.suspects(2, 100.0)), 2)
+    same("the census", (await bench.ledger.census()).suspects, 3)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_repair_clears_a_suspicion_that_has_not_grown(bench: LedgerBench) -> None:
+    """Mending under an exclusion clears the counter and may raise the mark; it never lowers it."""
+    await bench.ledger.bury([Burial(LETTER, await bench.take(5), Certainty.ENDED)])
+    claim = granted(await bench.ask_for(Want("a", None), alone=True))
+    await bench.ledger.mend(claim, Want("a", order_of(6)))
+    entry = await bench.entry()
+    same("suspicion, mark and holder", (entry.suspect, entry.mark, entry.token), (0, order_of(6), 0))
+    claim = granted(await bench.ask_for(Want("a", None), alone=True))
+    await bench.ledger.mend(claim, Want("a", order_of(3)))
+    same("the mark", (await bench.entry()).mark, order_of(6))
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_repair_leaves_a_suspicion_that_has_grown(bench: LedgerBench) -> None:
+    """A write that was refused during the repair may have followed it, so the key stays suspect."""
+    late = await bench.take(5, "w2")
+    bench.expire()
+    claim = granted(await bench.ask_for(Want("a", None), "w2", alone=True))
+    same("refused commits", await bench.another.commit([late]), [late])
+    await bench.ledger.mend(claim, None)
+    entry = await bench.entry()
+    same("whether it is suspect, and free", (entry.suspect > 0, entry.token), (True, 0))
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def only_idle_old_keys_are_forgotten(bench: LedgerBench) -> None:
+    """Pruning leaves keys that are young, held, unknown or suspect; what is forgotten is unknown again."""
+    await bench.committed(5, key="old")
+    await bench.committed(5, key="old and gone", deleted=True)
+    await bench.ledger.bury([Burial(LETTER, await bench.take(5, key="suspect"), Certainty.ENDED)])
+    await bench.ledger.fail([Failure(await bench.take(5, key="unknown"), Certainty.ENDED, 1.0)])
+    bench.advance(1000.0)
+    await bench.ledger.claim([Want("held", order_of(5))], Terms("w1", 5000.0))
+    bench.advance(500.0 + REDELIVERY_S)
+    await bench.committed(5, key="young")
+    same("how many were forgotten", await bench.ledger.prune(500.0), 2)
+    for key in ("suspect", "unknown", "held", "young"):
+        if await bench.another.inspect(key) is None:
+            raise AssertionError(f"the {key} key was forgotten")
+    same("what is remembered of a forgotten key", await bench.another.inspect("old"), None)
+    await bench.take(1, key="old")
+
+
+@ENDING_PROMISES.add(SAFE)
+async def keys_are_remembered_for_the_longest_redelivery_on_top(bench: LedgerBench) -> None:
+    """An older version may have been sent just before the retention began, so its key is kept that much longer."""
+    await bench.committed(5)
+    bench.advance(500.0 + REDELIVERY_S - CLOCK_S)
+    same("how many were forgotten", await bench.ledger.prune(500.0), 0)
+    bench.advance(2 * CLOCK_S)
+    same("how many were forgotten later", await bench.ledger.prune(500.0), 1)
+
+
+@ENDING_PROMISES.add(SAFE)
+async def failed_tries_of_a_key_without_a_mark_are_forgotten_too(bench: LedgerBench) -> None:
+    """A key that never had a committed change does not stay for ever because one of its tries failed."""
+    await bench.ledger.fail([Failure(await bench.take(5), Certainty.CLEAN, 1.0)])
+    bench.advance(500.0 + REDELIVERY_S + CLOCK_S)
+    same("how many were forgotten", await bench.ledger.prune(500.0), 1)
+    same("what is remembered", await bench.ledger.inspect("a"), None)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def the_census_counts_what_is_there(bench: LedgerBench) -> None:
+    """Keys have a mark, tombstones a deleted one; a claim counts while its lease runs."""
+    await bench.committed(1, key="x")
+    await bench.committed(1, key="y", deleted=True)
+    await bench.take(2, key="x")
+    await bench.take(2, key="z")
+    census = await bench.another.census()
+    same("keys, tombstones, claims", (census.keys, census.tombstones, census.claims), (2, 1, 2))
+    bench.expire()
+    same("claims after their leases", (await bench.another.census()).claims, 0)
+
+
+@ENDING_PROMISES.add(PLAIN)
+async def a_call_about_nothing_does_nothing(bench: LedgerBench) -> None:
+    """Every method takes an empty sequence."""
+    answers = await bench.ledger.claim([], Terms("w1", LEASE_S))
+    same("answers to nothing", (answers.granted, answers.refused), ([], {}))
+    same("renewals", await bench.ledger.renew([], LEASE_S), [])
+    same("commits", await bench.ledger.commit([]), [])
+    same("burials", await bench.ledger.bury([]), [])
+    same("drops", await bench.ledger.drop([]), 0)
+    await bench.ledger.fail([])
+    await bench.ledger.release([])
+
+
+def _causes(found: Sequence[tuple[int, float, Letter]]) -> list[str]:
+    return [letter.cause for letter in letters_of(found)]

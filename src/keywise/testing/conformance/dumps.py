@@ -1,0 +1,232 @@
+"""What a ledger that can be copied promises: all of a scope is told, and what is taken in is obeyed."""
+
+import math
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from keywise.core.change import Want, order_of
+from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.entry import Answer, Certainty, Entry
+from keywise.core.ledger import Archive, Burial, Failure, Letter, Part
+from keywise.testing.conformance.claims import (
+    CLOCK_S,
+    KEYS,
+    LEASE_S,
+    PLAIN,
+    SAFE,
+    VERSIONS,
+    LedgerBench,
+    granted,
+    refused,
+)
+from keywise.testing.conformance.controls import LIMITED, LINES, PER_S, asked_despite_pause, reset
+from keywise.testing.conformance.promise import Promises, UncheckedError, near, same
+
+ARCHIVE_PROMISES: Promises[LedgerBench] = Promises()
+
+LETTERS = [
+    Letter('it\'s "bad"\n🦉', b"\x00\xff{}", "a", VERSIONS[0], {"x-é": 'say "hi"\n\0'}, 12.25, "sqlite:///a.db"),
+    Letter("cause", b"", "", None),
+    Letter("cause", b"x" * 70_000, "🦉", VERSIONS[-1], None, 0.0, ""),
+]
+RETRY_S = 500.0
+
+
+def archive_of(bench: LedgerBench, *, another: bool = False) -> Archive:
+    """The archive; a ledger that has none cannot be copied, and may be so."""
+    archive: Archive | None = getattr(bench.another if another else bench.ledger, "archive", None)
+    if archive is None:
+        raise UncheckedError("this ledger has no archive, so `keywise ledger copy` refuses it")
+    return archive
+
+
+async def parts_of(archive: Archive, limit: int = 3) -> list[Part]:
+    """All parts, each of them not longer than it may be."""
+    parts, cursor = [], ""
+    while True:
+        part = await archive.part(cursor, limit)
+        same("whether a part is short enough", len(part.entries) + len(part.letters) + len(part.lines) <= limit, True)
+        parts.append(part)
+        if not part.cursor:
+            return parts
+        if part.cursor == cursor:
+            raise AssertionError(f"the cursor {cursor!r} leads to itself")
+        cursor = part.cursor
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """All parts as one; entries by their keys, and in whole seconds."""
+    entries = sorted((key, rounded(entry)) for part in parts for key, entry in part.entries)
+    return Part(
+        entries=entries,
+        letters=[letter for part in parts for letter in part.letters],
+        lines=[line for part in parts for line in part.lines],
+    )
+
+
+def rounded(entry: Entry) -> Entry:
+    return replace(entry, updated_at=float(math.ceil(entry.updated_at)))
+
+
+async def filled(bench: LedgerBench) -> None:
+    """Let a scope hold some of everything that there can be."""
+    ledger = bench.ledger
+    for version, key in zip(VERSIONS, KEYS, strict=False):
+        await bench.committed(version, key=key, deleted=version % 2 == 0)
+    await bench.committed(None, key="once")
+    failed, unknown, buried = [await bench.take(2**40, key=key) for key in ("failed", "unknown", "buried")]
+    await ledger.fail([Failure(failed, Certainty.ENDED, RETRY_S), Failure(unknown, Certainty.UNKNOWN, RETRY_S)])
+    await bench.take(7, key="abandoned by a worker")
+    late = await bench.take(8, key="taken over")
+    bench.expire()
+    await bench.take(8, key="taken over", owner="w2", alone=True)
+    await ledger.commit([late])
+    bench.expire()
+    await reset(bench, "once")
+    await ledger.bury([Burial(LETTERS[0], buried), *(Burial(letter) for letter in LETTERS[1:])])
+    await ledger.historian.record(LINES)
+
+
+@ARCHIVE_PROMISES.add(PLAIN)
+async def all_of_a_scope_can_be_carried_away_and_back(bench: LedgerBench) -> None:
+    """What is told part by part, forgotten, and taken in again, is what was there before."""
+    await filled(bench)
+    before = joined(await parts_of(archive_of(bench)))
+    known = [*KEYS[: len(VERSIONS)], "once", "failed", "unknown", "abandoned by a worker", "taken over"]
+    same("the keys", sorted(key for key, _ in before.entries), sorted(known))
+    for key, entry in before.entries:
+        same(f"the entry of {key!r}", entry, rounded(await bench.entry(key)))
+    same("the letters", [letter for _, letter in before.letters], LETTERS)
+    same("the lines", before.lines, LINES)
+    for letter in await bench.ledger.letters(10):
+        same("when letters were buried", letter[1] in [at for at, _ in before.letters], True)
+    census = await bench.ledger.census()
+    await archive_of(bench, another=True).clear()
+    same("what is left", joined(await parts_of(archive_of(bench))), Part(entries=[], letters=[], lines=[]))
+    same("an entry that is forgotten", await bench.ledger.inspect("once"), None)
+    for limit in (2, 100):
+        part = joined(await parts_of(archive_of(bench), limit))
+        same("a scope that holds nothing", len(part.entries), 0)
+    for number in range(0, len(before.entries), 2):
+        await archive_of(bench).add(Part(entries=before.entries[number : number + 2]))
+    await archive_of(bench, another=True).add(Part(letters=before.letters, lines=before.lines))
+    for limit in (1, 4, 1000):
+        same("what was taken in", joined(await parts_of(archive_of(bench, another=True), limit)), before)
+    same("the census", await bench.another.census(), census)
+
+
+@ARCHIVE_PROMISES.add(PLAIN)
+async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
+    """Marks, claims, tries, suspicions and doubts that were taken in decide as if they had been made here."""
+    now = await bench.ledger.now()
+    entries = {
+        "marked": Entry(order_of(5), updated_at=now),
+        "gone": Entry(order_of(5), True, now),
+        "held": Entry(None, False, now, 1 << 30, "w9", now + LEASE_S, intent=order_of(3), tried=order_of(3)),
+        "failed": Entry(order_of(1), False, now, tried=order_of(4), tried_at=now, attempts=2, not_before=now + RETRY_S),
+        "unsure": Entry(None, False, now, unknown=order_of(9), unknown_until=now + RETRY_S),
+        "suspect": Entry(order_of(5), False, now, suspect=3, suspect_at=now - 1.0),
+        "reset": Entry(order_of(50), False, now, era=2),
+    }
+    await archive_of(bench).add(Part(entries=list(entries.items())))
+    for key in ("marked", "gone", "suspect"):
+        refused(await bench.ask(5, key=key), Answer.DUPLICATE, mark=order_of(5))
+        refused(await bench.ask(4, "w2", key=key), Answer.STALE, mark=order_of(5))
+    refused(await bench.ask(6, key="held"), Answer.BUSY, wait_s=LEASE_S)
+    refused(await bench.ask(4, key="failed"), Answer.BUSY, wait_s=RETRY_S)
+    refused(await bench.ask(8, "w2", key="unsure"), Answer.DEFERRED, wait_s=RETRY_S)
+    same("the suspects", await bench.another.suspects(10, 0.0), ["suspect"])
+    same("what is held", await bench.another.governor.held("", 10), ["held"])
+    census = await bench.ledger.census()
+    same("the census", (census.keys, census.tombstones, census.claims, census.suspects), (5, 1, 1, 1))
+    same("an order in a new era", granted(await bench.ask(1, key="reset")).order, (2, 1, 0))
+    bench.advance(RETRY_S)
+    same("the failed tries before", granted(await bench.ask(4, key="failed")).attempts, 2)
+    dead = granted(await bench.ask(6, key="held", alone=True))
+    same("whether it was taken over", dead.took_over, True)
+    near("when a claim is told to be doubtful", (await bench.entry("held")).suspect_at, now + RETRY_S, within=CLOCK_S)
+
+
+@ARCHIVE_PROMISES.add(LIMITED)
+async def charges_of_a_rate_are_carried_too(bench: LedgerBench) -> None:
+    """A key that has used up its rate is limited wherever it is taken in, also one that has nothing else."""
+    for version in (1, 2, 3):
+        await bench.committed(version, key="marked")
+        await bench.ledger.release([await bench.take(version, key="charged")])
+    before = joined(await parts_of(archive_of(bench)))
+    same("the keys", [key for key, _ in before.entries], ["charged", "marked"])
+    await archive_of(bench).clear()
+    granted(await bench.ask(4, key="charged"))
+    await archive_of(bench).clear()
+    await archive_of(bench, another=True).add(before)
+    same("what was taken in", joined(await parts_of(archive_of(bench))), before)
+    for key in ("charged", "marked"):
+        refused(await bench.ask(4, key=key), Answer.LIMITED, wait_s=PER_S / 3)
+
+
+@ARCHIVE_PROMISES.add(SAFE)
+async def many_keys_are_told_each_once(bench: LedgerBench) -> None:
+    """However many keys there are, parts tell each of them once, and are not longer than asked for."""
+    entries = [(f"k{number}", Entry(order_of(number), updated_at=float(number))) for number in range(2500)]
+    await archive_of(bench).add(Part(entries=entries[:2000]))
+    await archive_of(bench, another=True).add(Part(entries=entries[2000:]))
+    # No pipeline has such a key; but what is there has to be told.
+    entries.append(("k\0", Entry(order_of(1), updated_at=1.0)))
+    await archive_of(bench).add(Part(entries=entries[-1:]))
+    for limit in (400, 10_000):
+        same("all entries", joined(await parts_of(archive_of(bench), limit)).entries, sorted(entries))
+
+
+@ARCHIVE_PROMISES.add(SAFE)
+async def the_standing_is_replaced_as_a_whole(bench: LedgerBench) -> None:
+    """Pauses and era that were carried over hold at once, for everybody."""
+    await bench.ledger.governor.pause(Pause("b"))
+    standing = Standing(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)))
+    await archive_of(bench).stand(standing)
+    same("the standing", await bench.another.governor.standing(), standing)
+    refused(await bench.ask(1, "w2", key="c"), Answer.PAUSED)
+    await archive_of(bench).clear()
+    same("the standing of a cleared scope", await bench.another.governor.standing(), standing)
+    claim = granted(await asked_despite_pause(bench, Want("c", order_of(1))))
+    same("the order in the era", claim.order, (3, 1, 0))
+    await archive_of(bench, another=True).stand(Standing())
+    same("the standing after it", await bench.ledger.governor.standing(), Standing())
+
+
+@ARCHIVE_PROMISES.add(SAFE)
+async def scopes_are_told_that_hold_something(bench: LedgerBench) -> None:
+    """A scope is listed once something is in it, a pause included, and no more after it was cleared."""
+    archive = archive_of(bench)
+    others = set(await archive.scopes())
+    named = set[str]()
+    for part in (
+        Part(entries=[("a", Entry(order_of(1), updated_at=1.0))]),
+        Part(entries=[("a", Entry(rate_at=2.0**40))]),
+        Part(letters=[(1.0, LETTERS[1])]),
+        Part(lines=LINES[:1]),
+    ):
+        await archive.add(part)
+        found = set(await archive_of(bench, another=True).scopes()) - others
+        same("how many scopes are new", len(found), 1)
+        named |= found
+        await archive.clear()
+        same("whether a cleared scope is listed", named & set(await archive.scopes()), set())
+    await bench.ledger.governor.pause(Pause("a"))
+    same("the new scope", set(await archive.scopes()) - others, named)
+
+
+@ARCHIVE_PROMISES.add(SAFE)
+async def tokens_are_granted_above_a_floor(bench: LedgerBench) -> None:
+    """After a floor was named, every token is above it, and none falls back below those before."""
+    first = (await bench.take(1, key="a")).token
+    ceiling = await archive_of(bench).tokens_above(0)
+    same("whether the earlier token is at or below what is told", first <= ceiling, True)
+    floor = ceiling + 2**44 + 12345
+    told = await archive_of(bench, another=True).tokens_above(floor)
+    same("whether what is told is at or above the floor", told >= floor, True)
+    tokens = [(await bench.take(1, owner, key=f"{owner} {n}")).token for n in range(3) for owner in ("w1", "w2")]
+    same("whether all tokens are above the floor", min(tokens) > floor, True)
+    same("the number of different tokens", len(set(tokens)), len(tokens))
+    await archive_of(bench).tokens_above(first)
+    same("whether a lower floor changes nothing", (await bench.take(1, key="last")).token > max(tokens), True)

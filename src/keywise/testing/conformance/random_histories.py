@@ -1,0 +1,375 @@
+"""Random histories: whatever is asked in whatever order, a ledger answers as the one in memory does."""
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, Order, Want
+from keywise.core.controls import Pause
+from keywise.core.ledger import Burial, Failure, Letter
+from keywise.core.rules import Certainty, Claim, Entry, Policy, Refusal, Terms
+from keywise.testing.conformance.claims import LedgerBench
+from keywise.testing.conformance.promise import Promises
+
+HISTORIES = 40
+"""Of each policy."""
+OPERATIONS = 60
+
+# Time passes in steps of 128 s, and no sum of these durations comes near to a multiple of it:
+# so the few seconds that a store's own clock goes on meanwhile never decide an answer.
+STEP_S = 128.0
+LEASE_S = STEP_S + 10.0
+RETRY_S = (20.0, STEP_S + 20.0)
+REDELIVERY_S = 2 * STEP_S + 40.0
+RETENTION_S = 3 * STEP_S + 60.0
+TOLERANCE_S = 4.0
+
+HISTORY_PROMISES: Promises[LedgerBench] = Promises()
+
+
+class _RolledBack(Exception):
+    """Leaves a transaction or a savepoint on purpose."""
+
+
+PLAIN = Policy(True, REDELIVERY_S, RETENTION_S)
+SAFE = Policy(False, REDELIVERY_S)
+
+
+@HISTORY_PROMISES.add(PLAIN)
+async def random_histories_answer_as_memory_does_for_a_plain_sink(bench: LedgerBench) -> None:
+    """Any history of calls gets the answers of the ledger in memory, and leaves its entries (plain sink)."""
+    await compare(bench, PLAIN, range(HISTORIES))
+
+
+@HISTORY_PROMISES.add(SAFE)
+async def random_histories_answer_as_memory_does_for_a_safe_sink(bench: LedgerBench) -> None:
+    """Any history of calls gets the answers of the ledger in memory, and leaves its entries (safe sink)."""
+    await compare(bench, SAFE, range(1000, 1000 + HISTORIES))
+
+
+async def compare(bench: LedgerBench, policy: Policy, seeds: range) -> None:
+    """Run histories on the ledger under test and on one in memory, side by side."""
+    twins = Twins(bench, policy)
+    for seed in seeds:
+        history = History(twins, seed)
+        try:
+            await history.run()
+        except AssertionError as error:
+            steps = "\n  ".join(history.steps[-25:])
+            raise AssertionError(f"history {seed} went another way: {error}; its last steps:\n  {steps}") from error
+
+
+class Twins:
+    """The ledger under test and one in memory that gets the same calls at the same time."""
+
+    def __init__(self, bench: LedgerBench, policy: Policy) -> None:
+        self.bench = bench
+        self.now = 0.0
+        self._memory = MemoryLedger(MemoryDatabase(clock=lambda: self.now), "twin", policy)
+        self._tokens: dict[int, int] = {0: 0}
+        """From the tokens under test to those in memory."""
+
+    async def ask(self, ledger: Any, act: Callable[[Any, Callable[[Any], Any]], Awaitable[Any]]) -> tuple[Any, Any]:
+        """Do the same on both; `act` gets the ledger, and a function that picks a claim's twin."""
+        self.now = await self.bench.ledger.now()
+        return await act(ledger, lambda pair: pair[0]), await act(self._memory, lambda pair: pair[1])
+
+    def pair(self, claim: Claim, twin: Claim) -> tuple[Claim, Claim]:
+        """Two claims that stand for each other from now on."""
+        if claim.token in self._tokens:
+            raise AssertionError(f"the token {claim.token} was given twice")
+        self._tokens[claim.token] = twin.token
+        agree("the claim", replace(claim, token=twin.token), twin)
+        return claim, twin
+
+    async def agree_on(self, key: str) -> None:
+        """Both remember the same of a key."""
+        seen: Entry | None = await self.bench.ledger.inspect(key)
+        if seen is not None:
+            seen = replace(seen, token=self._tokens.get(seen.token, -1))
+        agree(f"the entry of {key!r}", seen, await self._memory.inspect(key))
+
+
+class History:
+    """One seeded history on keys of its own."""
+
+    def __init__(self, twins: Twins, seed: int) -> None:
+        self._twins = twins
+        self._rng = random.Random(seed)
+        self._keys = [f"{seed} {name}" for name in "abc"]
+        self._claims: list[tuple[Claim, Claim]] = []
+        self._exclusions: list[tuple[Claim, Claim]] = []
+        self.steps: list[str] = []
+
+    async def run(self) -> None:
+        """Forget what other histories left, then do random things, and compare after each of them."""
+        self._twins.bench.advance(STEP_S * 20)
+        await self._prune()
+        for _ in range(OPERATIONS):
+            act = self._rng.choices([act for act, _ in self._acts()], [weight for _, weight in self._acts()])[0]
+            await act()
+            for key in self._keys:
+                await self._twins.agree_on(key)
+        for pause in (await self._twins.bench.ledger.governor.standing()).pauses:
+            await self._ask(("resume", pause), lambda ledger, _: ledger.governor.resume(pause.keys, pause.is_pattern))  # noqa: B023
+        await self._census()
+
+    def _acts(self) -> list[tuple[Callable[[], Awaitable[None]], int]]:
+        return [
+            (self._claim, 30),
+            (self._advance, 14),
+            (self._commit, 12),
+            (self._fail, 10),
+            (self._transact, 14 if self._twins.bench.has_transactions else 0),
+            (self._renew, 5),
+            (self._release, 5),
+            (self._bury, 6),
+            (self._mend, 4),
+            (self._doubt, 2),
+            (self._prune, 3),
+            (self._census, 2),
+            (self._pause, 3),
+            (self._resume, 5),
+            (self._reset, 4),
+        ]
+
+    # What is asked.
+
+    def _order(self) -> Order:
+        if self._rng.random() < 0.06:
+            return (0, 0, UNVERSIONED_GENERATION)
+        version = self._rng.choice((VERSION_MAX, -5)) if self._rng.random() < 0.03 else self._rng.randrange(1, 9)
+        return (int(self._rng.random() < 0.03), version, int(self._rng.random() < 0.1))
+
+    def _want(self, key: str, *, exclusion: float = 0.0) -> Want:
+        order = None if self._rng.random() < exclusion else self._order()
+        age_s = self._rng.choice((0.0, STEP_S, RETENTION_S - STEP_S / 2, RETENTION_S + STEP_S / 2))
+        return Want(key, order, order is not None and self._rng.random() < 0.3, self._twins.now - age_s)
+
+    def _some_keys(self) -> list[str]:
+        return self._rng.sample(self._keys, self._rng.randint(1, 3))
+
+    def _some_claims(self) -> list[tuple[Claim, Claim]]:
+        recent = self._claims[-6:]
+        return self._rng.sample(recent, self._rng.randint(0, min(2, len(recent))))
+
+    def _letter(self, key: str) -> Letter:
+        version = self._rng.choice((None, self._rng.randrange(9)))
+        headers = self._rng.choice((None, {"a": "b"}))
+        return Letter(f"cause {self._rng.random()}", self._rng.randbytes(4), key, version, headers, 1.5, "source")
+
+    async def _ask(self, told: object, act: Callable[[Any, Callable[[Any], Any]], Awaitable[Any]]) -> Any:
+        """Do it on both sides; answers with claims in them are compared by whoever asked."""
+        self.steps.append(repr(told))
+        bench = self._twins.bench
+        return await self._twins.ask(self._rng.choice((bench.ledger, bench.another)), act)
+
+    # What is done.
+
+    async def _claim(self) -> None:
+        wants = [self._want(key, exclusion=0.12) for key in self._some_keys()]
+        owner, alone = self._rng.choice(("w1", "w2")), self._rng.random() < 0.5
+        terms = Terms(owner, LEASE_S, alone, despite_pause=self._rng.random() < 0.2)
+        seen, twin = await self._ask(("claim", wants, terms), lambda ledger, _: ledger.claim(wants, terms))
+        agree("the refusals", seen.refused, twin.refused)
+        found = {claim.key: claim for claim in seen.granted}
+        agree("the keys that were granted", sorted(found), sorted(claim.key for claim in twin.granted))
+        for claim in twin.granted:
+            pair = self._twins.pair(found[claim.key], claim)
+            (self._claims if claim.order is not None else self._exclusions).append(pair)
+
+    async def _advance(self) -> None:
+        steps = self._rng.choice((1, 1, 1, 2, 3, 8))
+        self.steps.append(f"advance {steps}")
+        self._twins.bench.advance(steps * STEP_S)
+
+    async def _commit(self) -> None:
+        claims = self._some_claims()
+        for claim, twin in claims:
+            claim.overdue = twin.overdue = self._rng.random() < 0.15
+        told = ("commit", [twin for _, twin in claims])
+        seen, twin = await self._ask(told, lambda ledger, mine: ledger.commit([mine(pair) for pair in claims]))
+        self._agree_on_claims("the refused commits", seen, twin)
+
+    async def _renew(self) -> None:
+        claims = self._some_claims()
+        told = ("renew", [twin for _, twin in claims])
+        seen, twin = await self._ask(told, lambda ledger, mine: ledger.renew([mine(pair) for pair in claims], LEASE_S))
+        self._agree_on_claims("the lost claims", seen, twin)
+
+    async def _fail(self) -> None:
+        rng = self._rng
+        failures = [(pair, rng.choice(list(Certainty)), rng.choice(RETRY_S)) for pair in self._some_claims()]
+        told = ("fail", [(pair[1], certainty, retry_s) for pair, certainty, retry_s in failures])
+        await self._ask(
+            told,
+            lambda ledger, mine: ledger.fail([Failure(mine(pair), sure, retry_s) for pair, sure, retry_s in failures]),
+        )
+
+    async def _release(self) -> None:
+        claims = self._some_claims() + self._exclusions[-1:]
+        told = ("release", [twin for _, twin in claims])
+        await self._ask(told, lambda ledger, mine: ledger.release([mine(pair) for pair in claims]))
+
+    async def _bury(self) -> None:
+        burials: list[tuple[Any, Certainty, Letter]] = [
+            (pair, self._rng.choice(list(Certainty)), self._letter(pair[1].key)) for pair in self._some_claims()
+        ]
+        if self._rng.random() < 0.3:
+            burials.append((None, Certainty.CLEAN, self._letter("")))
+        told = ("bury", [(pair and pair[1], certainty) for pair, certainty, _ in burials])
+        seen, twin = await self._ask(
+            told,
+            lambda ledger, mine: ledger.bury(
+                [Burial(letter, pair and mine(pair), sure) for pair, sure, letter in burials]
+            ),
+        )
+        self._agree_on_claims("the lost claims", seen, twin)
+
+    async def _doubt(self) -> None:
+        wants = [self._want(key, exclusion=0.1) for key in self._some_keys()]
+        await self._ask(("doubt", wants), lambda ledger, _: ledger.doubt(wants))
+
+    async def _mend(self) -> None:
+        if not self._exclusions:
+            return
+        pair = self._rng.choice(self._exclusions[-2:])
+        written = self._rng.choice((None, Want(pair[1].key, self._order(), self._rng.random() < 0.3)))
+        await self._ask(("mend", pair[1], written), lambda ledger, mine: ledger.mend(mine(pair), written))
+
+    async def _pause(self) -> None:
+        keys, is_pattern = self._pausable()
+        pause = Pause(keys, is_pattern, 1.0, "somebody", "why")
+        await self._ask(pause, lambda ledger, _: ledger.governor.pause(pause))
+        await self._standing()
+
+    async def _resume(self) -> None:
+        keys, is_pattern = self._pausable()
+        told = ("resume", keys, is_pattern)
+        seen, twin = await self._ask(told, lambda ledger, _: ledger.governor.resume(keys, is_pattern))
+        agree("whether there was a pause", seen, twin)
+        await self._standing()
+
+    def _pausable(self) -> tuple[str, bool]:
+        """One key of this history, or all of them; others have theirs."""
+        key = self._rng.choice(self._keys)
+        return self._rng.choice(((key, False), (f"{key[:-1]}[ab]", True), (f"{key[:-1]}*", True)))
+
+    async def _standing(self) -> None:
+        seen, twin = await self._ask("standing", lambda ledger, _: ledger.governor.standing())
+        agree("the standing", seen, twin)
+
+    async def _reset(self) -> None:
+        for pair in self._exclusions[-1:]:
+            seen, twin = await self._ask(("reset", pair[1]), lambda ledger, mine: ledger.governor.reset(mine(pair)))  # noqa: B023
+            agree("the era", seen, twin)
+
+    async def _prune(self) -> None:
+        seen, twin = await self._ask("prune", lambda ledger, _: ledger.prune(RETENTION_S))
+        agree("the number of pruned keys", seen, twin)
+
+    async def _census(self) -> None:
+        seen, twin = await self._ask("census", lambda ledger, _: ledger.census())
+        agree("the census", seen, twin)
+        quiet_s = self._rng.choice((0.0, STEP_S / 2, STEP_S * 2.5))
+        seen, twin = await self._ask("suspects", lambda ledger, _: ledger.suspects(10_000, quiet_s))
+        agree("the suspects", sorted(seen), sorted(twin))
+        seen, twin = await self._ask("letters", lambda ledger, _: ledger.letters(20))
+        agree("the letters", [(at, letter) for _, at, letter in seen], [(at, letter) for _, at, letter in twin])
+
+    # What is done inside a transaction.
+
+    async def _transact(self) -> None:
+        """A few steps in one transaction that may be rolled back, each perhaps in a savepoint that may be."""
+        parts = [self._part() for _ in range(self._rng.randint(1, 3))]
+        rolls_back = self._rng.random() < 0.25
+        told = ("transact", [part[0] for part in parts], "rolled back" if rolls_back else "committed")
+
+        async def act(ledger: Any, mine: Callable[[Any], Any]) -> list[Any]:
+            answers: list[Any] = []
+            try:
+                async with ledger.transaction() as transaction:
+                    for name, arguments, savepoint in parts:
+                        await _within(savepoint, transaction, name, arguments, mine, answers)
+                    if rolls_back:
+                        raise _RolledBack
+            except _RolledBack:
+                pass
+            return answers
+
+        seen, twin = await self._ask(told, act)
+        agree("the answers inside", seen, twin)
+
+    def _part(self) -> tuple[str, Any, str]:
+        """One step: its name, what it is about, and whether it is done in a savepoint that stays or goes."""
+        savepoint = self._rng.choices(("none", "kept", "undone"), (6, 2, 2))[0]
+        name = self._rng.choices(("mark", "fail", "bury", "commit"), (5, 2, 2, 3))[0]
+        if name == "commit":
+            return name, self._some_claims(), savepoint
+        wants = [self._want(key) for key in self._some_keys()]
+        if name == "bury":
+            letters = [(want if self._rng.random() < 0.8 else None, self._letter(want.key)) for want in wants]
+            return name, letters, savepoint
+        return name, wants, savepoint
+
+    def _agree_on_claims(self, what: str, seen: list[Claim], twin: list[Claim]) -> None:
+        agree(what, [(claim.key, claim.order) for claim in seen], [(claim.key, claim.order) for claim in twin])
+
+
+async def _within(
+    savepoint: str, transaction: Any, name: str, arguments: Any, mine: Callable[[Any], Any], answers: list[Any]
+) -> None:
+    if savepoint == "none":
+        await _step(transaction, name, arguments, mine, answers)
+        return
+    try:
+        async with transaction.savepoint():
+            await _step(transaction, name, arguments, mine, answers)
+            if savepoint == "undone":
+                raise _RolledBack
+    except _RolledBack:
+        pass
+
+
+async def _step(transaction: Any, name: str, arguments: Any, mine: Callable[[Any], Any], answers: list[Any]) -> None:
+    """One step of a transaction, as a consumer may do it: only what was just allowed is marked or failed."""
+    if name == "commit":
+        refused = await transaction.commit([mine(pair) for pair in arguments])
+        answers.append([(claim.key, claim.order) for claim in refused])
+        return
+    if name == "bury":
+        await transaction.bury(arguments)
+        return
+    refusals: dict[str, Refusal] = await transaction.decide(arguments)
+    answers.append(refusals)
+    allowed = [want for want in arguments if want.key not in refusals]
+    answers.append(await (transaction.mark if name == "mark" else transaction.fail)(allowed))
+
+
+def agree(what: str, seen: Any, wanted: Any) -> None:
+    """Raise unless both are equal; times may differ by what a store's clock goes on, and by its rounding."""
+    if not _is_like(seen, wanted):
+        raise AssertionError(f"{what} differ: {seen} instead of {wanted}")
+
+
+def _is_like(seen: Any, wanted: Any) -> bool:
+    if isinstance(seen, float) or isinstance(wanted, float):
+        return isinstance(seen, float | int) and abs(seen - wanted) <= TOLERANCE_S
+    if isinstance(wanted, msgspec.Struct):
+        return type(seen) is type(wanted) and all(
+            _is_like(getattr(seen, name), getattr(wanted, name)) for name in wanted.__struct_fields__
+        )
+    if isinstance(wanted, dict):
+        return (
+            isinstance(seen, dict)
+            and seen.keys() == wanted.keys()
+            and all(_is_like(seen[key], wanted[key]) for key in wanted)
+        )
+    if isinstance(wanted, list | tuple):
+        return type(seen) is type(wanted) and len(seen) == len(wanted) and all(map(_is_like, seen, wanted))
+    return bool(seen == wanted)

@@ -1,0 +1,1 @@
+"""Simulates a handler of the user under faults."""

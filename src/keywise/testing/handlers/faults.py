@@ -1,0 +1,107 @@
+"""What goes wrong while a handler is simulated; each seed draws its own kinds, and what really happened is counted."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from keywise.testing.handlers.call_log import Worker
+
+if TYPE_CHECKING:
+    from keywise.testing.handlers.world import OwnWorld
+
+KINDS = {
+    "sent twice": 0.4,
+    "handed over twice": 0.2,
+    "out of order": 0.8,
+    "late": 0.3,
+    "lost before": 0.06,
+    "lost after": 0.06,
+    "death before the handler": 0.2,
+    "death after the handler": 0.25,
+    "death in a call": 0.02,
+    "pause": 0.15,
+    "no answer": 0.25,
+}
+"""Each with its highest rate."""
+ALIVE = 0.4
+"""So likely is each kind in a seed: few at a time make a story that a person can follow."""
+DEATHS_MAX, PAUSES_MAX, NO_ANSWERS_MAX = 6, 4, 2
+
+
+class Trouble:
+    """Draws faults until told to stop. It spares a change that one more fault would make a dead letter."""
+
+    def __init__(self, world: "OwnWorld", rng: random.Random, *, is_ideal: bool) -> None:
+        self._world = world
+        self._rng = rng
+        self._rates = {
+            kind: most * rng.uniform(0.3, 1.0) if not is_ideal and rng.random() < ALIVE else 0.0
+            for kind, most in KINDS.items()
+        }
+        self.injected: Counter[str] = Counter()
+        self.is_over = is_ideal
+        self._falls: Counter[str] = Counter()
+        """Deaths and pauses of workers that held a key alone; so many more would make its change a dead letter."""
+        self._errors: Counter[str] = Counter()
+        """Tries at a key that cost an attempt."""
+
+    def happens(self, kind: str) -> bool:
+        if self.is_over or self._rng.random() >= self._rates[kind]:
+            return False
+        self.injected[kind] += 1
+        return True
+
+    def latency_s(self) -> float:
+        return self._rng.uniform(0.001, 0.02)
+
+    def meanwhile(self, worker: Worker) -> None:
+        """A worker has sent a call: it may die before the answer comes, or stop for longer than its lease."""
+        if worker.process.is_dead or worker.process.is_paused or not worker.handed:
+            return
+        if self._may_die(worker) and self.happens("death in a call"):
+            self._world.kill(worker, [], "dies")
+        elif self._may_pause(worker, worker.inside) and self.happens("pause"):
+            self._world.pause(worker)
+
+    def dies(self, worker: Worker, when: str) -> bool:
+        return self._may_die(worker) and self.happens(f"death {when} the handler")
+
+    def pauses_after(self, worker: Worker, keys: Sequence[str]) -> bool:
+        """Only where no other handler of the worker is at work: it would go on with a write that is too late."""
+        others = [key for key in worker.inside if key not in keys]
+        return self._may_pause(worker, others) and self.happens("pause")
+
+    def pauses_before(self, worker: Worker) -> bool:
+        """A worker that wakes up and writes, long after its claim has ended."""
+        return self._world.zombies and self._may_pause(worker, ()) and self.happens("pause")
+
+    def answer_is_lost(self, keys: Sequence[str]) -> bool:
+        if not self._may_err(keys, NO_ANSWERS_MAX) or not self.happens("no answer"):
+            return False
+        self._errors.update(keys)
+        return True
+
+    def _may_die(self, worker: Worker) -> bool:
+        deaths = sum(count for kind, count in self.injected.items() if kind.startswith("death"))
+        return deaths < DEATHS_MAX and self._may_fall(worker)
+
+    def _may_pause(self, worker: Worker, at_work: Sequence[str]) -> bool:
+        is_late_write = bool(at_work) and not self._world.is_atomic and not self._world.zombies
+        if is_late_write or self.injected["pause"] >= PAUSES_MAX or not self._may_err(worker.inside, NO_ANSWERS_MAX):
+            return False
+        return self._may_fall(worker)
+
+    def _may_fall(self, worker: Worker) -> bool:
+        """Whether a change that runs alone can bear one more death."""
+        return worker.alone is None or self._falls[worker.alone] < self._world.settings.crashes_max - 1
+
+    def fell(self, worker: Worker) -> None:
+        """A worker died or stopped for long."""
+        if worker.alone is not None:
+            self._falls[worker.alone] += 1
+        self._errors.update(worker.inside)
+
+    def _may_err(self, keys: Sequence[str], most: int) -> bool:
+        limit = min(most, self._world.settings.attempts_max - 1)
+        return all(self._errors[key] < limit for key in keys)

@@ -1,0 +1,333 @@
+"""One run of a handler of yours: real consumers on virtual time, with a queue and a ledger that are simulated."""
+
+import asyncio
+import contextvars
+import copy
+import functools
+import inspect
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.source import MemorySource
+from keywise.app import App, PipelineDefinition
+from keywise.core.change import Change, Delivery
+from keywise.core.errors import SettingsError
+from keywise.core.limits import Snooze
+from keywise.core.rules import Policy
+from keywise.flow.consumer import Consumer
+from keywise.flow.pipeline import Pipeline
+from keywise.testing.handlers.call_log import Watch, Worker
+from keywise.testing.handlers.faults import Trouble
+from keywise.testing.handlers.links import ScratchDatabase, Wire, WiredLedger, WiredSource
+from keywise.testing.handlers.messages import Sample, Samples
+from keywise.testing.virtual_loop import Process, VirtualLoop
+
+WORKERS = 3
+TICK_S = 1.0
+SENDING_S = 0.05
+"""Between two messages."""
+HANDED_MAX = 3
+"""A receive gives so few, so that all workers get something."""
+POLL_MIN_S = 5.0
+REST_MAX_S = 6 * 3600.0
+"""How long it may take, in virtual time, until every message has come to its end."""
+STEPS_MAX = 500_000
+"""How many steps of the loop that may take; a run without trouble takes some thousands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What is simulated: a pipeline of an app, sample messages, and how to see and empty the store."""
+
+    make: Callable[[], App]
+    """Called for each worker; it may return the same app each time."""
+    pipeline: str
+    samples: Samples
+    state: Callable[..., Any]
+    reset: Callable[..., Any]
+    zombies: bool = False
+    """Also stop workers inside the handler, until long after their claim has ended."""
+
+    def definition(self) -> PipelineDefinition:
+        return self.make()._definition(self.pipeline)
+
+
+class OwnLoop(VirtualLoop):
+    """A virtual loop without threads: what is sent to one runs at once, in the process that asked for it."""
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class OwnWorld:
+    """All that exists in one run; everything random comes from its seed. Without a seed nothing goes wrong."""
+
+    def __init__(self, trial: Trial, seed: int | None) -> None:
+        self.trial = trial
+        self.is_ideal = seed is None
+        self.rng = random.Random(f"own {seed}")
+        self.loop = OwnLoop()
+        definition = trial.definition()
+        assert definition._handler is not None, "only pipelines with a handler are simulated"
+        self.is_atomic = signature_of(definition._handler).wants_transaction
+        self.zombies = trial.zombies and not self.is_ideal
+        self.settings = replace(
+            definition.settings,
+            poll_s=max(definition.settings.poll_s, POLL_MIN_S),
+            retention_s=None,
+            redelivery_s=max(definition.settings.redelivery_s, 20 * definition.settings.lease_s),
+            history="all",
+        )
+        kind = ScratchDatabase if self.is_atomic else MemoryDatabase
+        self.database = kind(clock=self._store_now, rng=random.Random(self.rng.random()))
+        queue = MemoryDatabase(clock=self._store_now)
+        self.source = MemorySource(queue, "queue", visibility_s=2 * self.settings.lease_s)
+        self._messages = queue.queue("queue")
+        policy = Policy(not self.is_atomic, self.settings.redelivery_s, None, definition.rate)
+        self.ledger = MemoryLedger(self.database, trial.pipeline, policy)
+        self.trouble = Trouble(self, random.Random(self.rng.random()), is_ideal=self.is_ideal)
+        self.watch = Watch(self.loop.time, is_atomic=self.is_atomic, zombies=self.zombies)
+        self.is_drained = True
+        self._workers: list[Worker] = []
+        self._fallen: list[Worker] = []
+        """Kept until the end: collecting the tasks of a killed process would run their cleanup."""
+        self._started = 0
+        self._outside = contextvars.copy_context()
+
+    def _store_now(self) -> float:
+        return 1000.0 + self.loop.time()
+
+    def run(self) -> Any:
+        """Empty the store, run everything, and return what the store holds then."""
+        self.loop.set_exception_handler(self._surprise)
+        try:
+            return self.loop.run_until_complete(self._run())
+        finally:
+            self.loop.end()
+
+    async def _run(self) -> Any:
+        await self._ask(self.trial.reset)
+        for _ in range(1 if self.is_ideal else WORKERS):
+            self._start()
+        if self.is_ideal:
+            for sample in self.trial.samples.ordered:
+                await self.source.send([sample.body])
+                await self._come_to_rest()
+        else:
+            await self._send_all()
+            await self._come_to_rest()
+        return copy.deepcopy(await self._ask(self.trial.state))
+
+    async def _ask(self, function: Callable[..., Any]) -> Any:
+        """Functions that look at a scratch database get its connection, if they take a parameter."""
+        try:
+            wanted = len(inspect.signature(function).parameters)
+        except ValueError:
+            wanted = 0  # Of a built-in, such as the clear of a dictionary.
+        if wanted and not isinstance(self.database, ScratchDatabase):
+            raise SettingsError(
+                f"{getattr(function, '__name__', function)!r} takes a connection, and the handler of pipeline "
+                f"{self.trial.pipeline!r} asks for no Transaction; write it without a parameter"
+            )
+        answer = function(self.database.connection) if wanted else function()  # type: ignore[attr-defined]
+        return await answer if inspect.isawaitable(answer) else answer
+
+    # Messages.
+
+    async def _send_all(self) -> None:
+        for at, sample in self._schedule():
+            await asyncio.sleep(max(0.0, at - self.loop.time()))
+            copies = 2 if self.trouble.happens("sent twice") else 1
+            delay_s = self.rng.uniform(1.0, self.settings.lease_s) if self.trouble.happens("late") else 0.0
+            await self.source.send([sample.body] * copies, delay_s=delay_s)
+
+    def _schedule(self) -> list[tuple[float, Sample]]:
+        planned = []
+        for number, sample in enumerate(self.trial.samples.ordered):
+            late_s = self.rng.uniform(0.0, 2.0) if self.trouble.happens("out of order") else 0.0
+            planned.append((number * SENDING_S + late_s, sample))
+        return sorted(planned, key=lambda one: one[0])
+
+    async def _come_to_rest(self) -> None:
+        """Faults go on for a while, then everything has to come to its end."""
+        calm_at, limit = self.loop.time() + 3 * self.settings.lease_s, self.loop.time() + REST_MAX_S
+        while not self._is_at_rest():
+            if self.loop.time() > limit or self.loop.steps > STEPS_MAX:
+                self.is_drained = False
+                return
+            self.trouble.is_over = self.is_ideal or self.loop.time() > calm_at
+            await asyncio.sleep(TICK_S if not self.is_ideal else TICK_S / 10)
+
+    def _is_at_rest(self) -> bool:
+        is_paused = any(worker.process.is_paused for worker in self._workers)
+        return not self._messages and not is_paused and not self.watch.is_at_work()
+
+    def waiting(self) -> list[str]:
+        """Keys of messages that have not come to their end."""
+        samples = [self.trial.samples.by_body[message.body] for message in self._messages.values()]
+        return sorted({sample.change.key for sample in samples if sample.change is not None})
+
+    # Workers.
+
+    def _start(self) -> None:
+        self._started += 1
+        worker = Worker(Process(self.loop, f"worker {self._started}"))
+        self._workers.append(worker)
+        worker.process.spawn(self._work(worker))
+
+    async def _work(self, worker: Worker) -> None:
+        wire = Wire(self, worker)
+        definition = self.trial.definition()
+        ledger: Any = WiredLedger(wire, self.ledger)
+        source: Any = WiredSource(wire, self.source)
+        handler = self._handler(worker, definition)
+        sink: Any = FunctionSink(handler, threads=1)
+        if self.is_atomic:
+            sink = TransactedFunctionSink(handler, self.database)
+        consumer = Consumer(
+            Pipeline(
+                name=definition.name,
+                sources=[("queue", source)],
+                ledger=ledger,
+                operator=ledger,
+                governor=ledger,
+                historian=ledger,
+                sink=sink,
+                envelope=definition._envelope(),
+                settings=self.settings,
+                owner=worker.name,
+                observers=[self.watch.observer(worker)],
+                debounce=definition.debounce,
+                rate=definition.rate,
+                clock=self.loop.time,
+                rng=random.Random(self.rng.random()),
+            )
+        )
+        try:
+            await consumer.run()
+        except Exception as error:
+            self.watch.broken.append(("", f"{worker.name} ended with {error!r}"))
+
+    def _handler(self, worker: Worker, definition: PipelineDefinition) -> Callable[..., Any]:
+        """The real handler, with trouble before and after it."""
+        handler = definition._handler
+        assert handler is not None
+
+        @functools.wraps(handler)
+        async def troubled(*arguments: Any) -> Any:
+            changes: list[Change[Any]] = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
+            keys = [change.key for change in changes]
+            self.watch.begins(worker, changes)
+            try:
+                await self._before(worker, keys)
+                result = await self._handle(worker, changes, lambda: handler(*arguments))
+                await self._after(worker, keys)
+                return result
+            finally:
+                if not worker.process.is_dead:
+                    self.watch.leaves(worker, changes)
+
+        return troubled
+
+    async def _handle(self, worker: Worker, changes: Sequence[Change[Any]], call: Callable[[], Any]) -> Any:
+        try:
+            result = call()
+            result = await result if inspect.isawaitable(result) else result
+        except SystemExit:
+            self.kill(worker, [change.key for change in changes], "dies: the handler has ended its process")
+            await asyncio.Event().wait()
+        except BaseException as error:
+            if not worker.process.is_dead:
+                self.watch.ends(worker, changes, error)
+            raise
+        self.watch.ends(worker, changes, None, is_snoozed=isinstance(result, Snooze))
+        return result
+
+    async def _before(self, worker: Worker, keys: list[str]) -> None:
+        await asyncio.sleep(self.trouble.latency_s())
+        if self.trouble.dies(worker, "before"):
+            self.kill(worker, keys, "dies before the handler runs")
+            await asyncio.Event().wait()
+        if self.trouble.pauses_before(worker):
+            self.pause(worker)
+            await asyncio.sleep(0)
+
+    async def _after(self, worker: Worker, keys: list[str]) -> None:
+        if self.trouble.dies(worker, "after"):
+            told = "before the transaction is committed" if self.is_atomic else "before it is committed"
+            self.kill(worker, keys, f"dies after the handler has run, {told}")
+            await asyncio.Event().wait()
+        if self.trouble.pauses_after(worker, keys):
+            self.pause(worker)
+            await asyncio.sleep(0)
+        if self.trouble.answer_is_lost(keys):
+            self.watch.note(keys, f"the handler of {worker.name} has run, but the answer of its last call is lost")
+            raise TimeoutError("no answer")
+
+    def kill(self, worker: Worker, keys: Sequence[str], how: str) -> None:
+        """As `kill -9`: its connections end, its leases do not."""
+        self.trouble.fell(worker)
+        worker.process.kill()
+        self._fallen.append(worker)
+        self._workers.remove(worker)
+        self.watch.note(keys, f"{worker.name} {how}")
+        self.watch.note([key for key in worker.handed if key not in keys], f"{worker.name} dies")
+        for session in worker.sessions:
+            session.end()
+        self.loop.call_later(self.rng.uniform(0.1, 5.0), self._start, context=self._outside)
+
+    def pause(self, worker: Worker) -> None:
+        """As SIGSTOP, or a long collection of garbage: its lease runs out meanwhile."""
+        self.trouble.fell(worker)
+        keys = list(worker.handed)
+        pause_s = self.settings.lease_s * self.rng.uniform(1.2, 3.0)
+        worker.process.pause()
+        self.watch.note(keys, f"{worker.name} stops for {pause_s:.0f} s, which is longer than its lease")
+
+        def resume() -> None:
+            self.watch.note(keys, f"{worker.name} goes on")
+            worker.process.resume()
+
+        self.loop.call_later(pause_s, resume, context=self._outside)
+
+    # What is told of messages.
+
+    def handed_max(self) -> int:
+        return self.rng.randint(1, HANDED_MAX)
+
+    def tell_handed(self, worker: Worker, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            sample = self.trial.samples.by_body[delivery.body]
+            if sample.change is not None:
+                worker.handed[sample.change.key] = None
+        self.tell_of(worker, deliveries, "{worker} is handed {label}")
+
+    def given_back(self, worker: Worker, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            sample = self.trial.samples.by_body[delivery.body]
+            if sample.change is not None:
+                worker.handed.pop(sample.change.key, None)
+
+    def tell_of(self, worker: Worker, deliveries: Sequence[Delivery], text: str) -> None:
+        for delivery in deliveries:
+            sample = self.trial.samples.by_body[delivery.body]
+            if sample.change is not None:
+                again = ", again" if delivery.count > 1 else ""
+                told = text.format(worker=worker.name, label=sample.label)
+                self.watch.note([sample.change.key], f"{told}{again}")
+
+    def _surprise(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception") or context["message"]
+        self.watch.broken.append(("", f"an error that nobody handles: {error!r}"))

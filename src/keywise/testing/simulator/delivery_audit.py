@@ -1,0 +1,93 @@
+"""Watches what simulated workers do with the messages that they hold: hide them, ack them, give them back."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from keywise.core.change import Delivery
+from keywise.testing.virtual_loop import Process
+
+if TYPE_CHECKING:
+    from keywise.testing.simulator.world import World
+
+Receipt = str | int
+
+
+class Custody:
+    """Who has received which message, and when it was last asked for to stay hidden."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._receipts: dict[tuple[str, Receipt], tuple[object, float]] = {}
+        """The newest one of each message that a worker has, and when it came."""
+        self._held: dict[str, dict[Receipt, float]] = {}
+        self._handed: dict[Process, set[Receipt]] = {}
+        self._extending: Counter[str] = Counter()
+        self._awake_since: dict[str, float] = {}
+        """When a process could last see to its messages: it was paused, or waited for the source, until then."""
+
+    def handed(self, process: Process, deliveries: list[Delivery]) -> None:
+        """They are on their way to a worker, or lost."""
+        self._handed.setdefault(process, set()).update(delivery.id for delivery in deliveries)
+
+    def is_in_hands(self, key: str) -> bool:
+        """Whether a worker may have a message of a key, even one that somebody else has acked."""
+        bodies, sent = self._world.bodies, self._world.sent_by_body
+        ids = {id for process, ids in self._handed.items() if not process.is_dead for id in ids}
+        return any(sent[bodies[int(id)]].key == key for id in ids)
+
+    def received(self, process: Process, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self._receipts[process.name, delivery.id] = (delivery.receipt, self._world.now())
+        self._hidden(process, deliveries)
+
+    def extending(self, process: Process, deliveries: list[Delivery]) -> None:
+        self._extending[process.name] += 1
+        held = self._held.get(process.name, {})
+        self._hidden(process, [delivery for delivery in deliveries if delivery.id in held])
+
+    def extended(self, process: Process) -> None:
+        self._extending[process.name] -= 1
+        self.awake(process)
+
+    def awake(self, process: Process) -> None:
+        self._awake_since[process.name] = self._world.now()
+
+    def acking(self, process: Process, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            receipt, at = self._receipts.get((process.name, delivery.id), (None, 0.0))
+            # What came in this very moment was too late for an ack that was on its way out.
+            if receipt != delivery.receipt and at < self._world.now():
+                self._world.auditor.violate(f"message {delivery.id} acked with an old receipt")
+            # A message that is gone already may have been set aside, and its letter sent again as another message.
+            is_replayed = delivery.body in self._world.auditor.letters.revived
+            is_gone = int(delivery.id) not in self._world.messages()
+            if not self._world.auditor.has_ended(delivery.body) and not (is_replayed and is_gone):
+                self._world.auditor.violate(f"message {delivery.id} acked before its change has ended")
+        self.giving_back(process, deliveries)
+
+    def giving_back(self, process: Process, deliveries: list[Delivery]) -> None:
+        held, handed = self._held.get(process.name, {}), self._handed.get(process, set())
+        for delivery in deliveries:
+            held.pop(delivery.id, None)
+            handed.discard(delivery.id)
+
+    def left(self, process: Process) -> None:
+        """A worker that was told to stop has ended in time: it acked or gave back whatever it had."""
+        if held := self._held.pop(process.name, None):
+            self._world.auditor.violate(f"{process.name} left with messages {sorted(held, key=str)}")
+
+    def tick(self) -> None:
+        """What waits in a lane must not come back meanwhile, as far as its worker can help it."""
+        now, visibility_s = self._world.now(), self._world.source.visibility_s
+        for name, lanes in self._world.lanes():
+            if self._extending[name]:
+                continue
+            held, awake_since = self._held.get(name, {}), self._awake_since.get(name, 0.0)
+            for ticket in lanes.tickets():
+                since = max(held.get(ticket.delivery.id, now), awake_since)
+                if now - since > visibility_s:
+                    self._world.auditor.violate(f"{name} lets message {ticket.delivery.id} come back")
+
+    def _hidden(self, process: Process, deliveries: list[Delivery]) -> None:
+        held, now = self._held.setdefault(process.name, {}), self._world.now()
+        held.update((delivery.id, now) for delivery in deliveries)

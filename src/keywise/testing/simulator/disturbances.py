@@ -1,0 +1,129 @@
+"""What happens to a simulated world from outside: processes are stopped, clocks jump, people meddle."""
+
+from typing import TYPE_CHECKING
+
+from keywise.core.ledger import Grade
+from keywise.core.rules import Entry
+from keywise.testing.simulator import workload
+from keywise.testing.virtual_loop import Process
+
+if TYPE_CHECKING:
+    from keywise.testing.simulator.world import World
+
+PAUSE_MAX_S = 25.0
+JUMP_MAX_S = 20.0
+
+
+class Trouble:
+    """Draws its moments from the rates of the world."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._snapshot: tuple[dict[str, Entry], int] | None = None
+        self._deaf_until: dict[Process, float] = {}
+
+    def meanwhile(self, process: Process) -> None:
+        """A process has sent a call: the worst moment to be stopped, so it happens more often than by chance."""
+        rates, faults = self._world.faults.rates, self._world.faults
+        if process.is_dead or process.is_paused:
+            return
+        if faults.happens("pause", rates.pause * 0.2):
+            self.pause(process)
+        elif faults.happens("crash", rates.crash * 0.1):
+            self._world.kill(process)
+
+    def disturb(self) -> None:
+        rates, faults = self._world.faults.rates, self._world.faults
+        for process, consumer in list(self._world.workers.items()):
+            if process.is_paused or consumer is None:
+                continue
+            if faults.happens("crash", rates.crash):
+                self._world.kill(process)
+            elif faults.happens("pause", rates.pause):
+                self.pause(process)
+            elif faults.happens("drain", rates.drain):
+                self._world.auditor.note(f"{process.name} drains")
+                self._world.stopped_at.setdefault(process, self._world.now())
+                consumer.stop()
+        if faults.happens("purge", rates.purge):
+            self._purge()
+        if faults.happens("clock jump", rates.jump):
+            self._jump()
+        self._disturb_ledger()
+
+    def begin_late_s(self, process: Process) -> float:
+        """How long a transaction waits for others; sometimes its claims end meanwhile, and nobody tells it."""
+        faults = self._world.faults
+        late_s = faults.begin_s()
+        if late_s and faults.happens("clock jump", faults.rates.jump * 40):
+            self._jump()
+            self._deaf_until[process] = self._world.now() + late_s
+        return late_s
+
+    def loses_renewal(self, process: Process) -> bool:
+        faults = self._world.faults
+        is_deaf = self._world.now() < self._deaf_until.get(process, 0.0)
+        return faults.happens("lost renewal", 1.0 if is_deaf else faults.rates.lost_renewal)
+
+    def _jump(self) -> None:
+        self._world.store_ahead_s += self._world.rng.uniform(1.0, JUMP_MAX_S)
+        self._world.auditor.excused_until = self._world.store_now() + self._world.settings.lease_s + PAUSE_MAX_S
+
+    def _disturb_ledger(self) -> None:
+        if self._world.faults.rates.prune and self._world.faults.happens("prune", 0.05):
+            self._prune()
+        if not self._world.faults.rates.restore or self._world.has_suspects or self._world.grade is Grade.ATOMIC:
+            return
+        if self._snapshot is None and self._world.rng.random() < 0.05:
+            self._snapshot = (dict(self._world.entries()), self._world.database.tokens)
+        elif self._snapshot is not None and self._world.faults.happens("restore", 0.03):
+            entries, tokens = self._snapshot
+            self._world.entries().clear()
+            self._world.entries().update(entries)
+            self._world.database.tokens = tokens
+            self._snapshot = None
+            self._world.auditor.restored()
+            self._world.auditor.excused_until = self._world.store_now() + self._world.settings.lease_s + PAUSE_MAX_S
+
+    def _purge(self) -> None:
+        """Somebody deletes a message from the queue by hand, as people do."""
+        sent = [(number, self._world.sent_by_body[message.body]) for number, message in self._world.messages().items()]
+        candidates = [(number, one) for number, one in sent if not one.malformed and one.key != workload.MEETING]
+        if self._world.queue_database._writer.locked() or not candidates:
+            return
+        number, one = self._world.rng.choice(candidates)
+        one.purged = True
+        self._world.auditor.purged(number)
+        for queue in self._world.queue_database.queues.values():
+            queue.pop(number, None)
+
+    def _prune(self) -> None:
+        retention_s = self._world.settings.retention_s
+        assert retention_s is not None
+        before = dict(self._world.entries())
+        coroutine = self._world.ledger.prune(retention_s)
+        if self._world.database._writer.locked():
+            coroutine.close()
+            return
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            self._world.auditor.pruned(before, self._world.entries(), retention_s)
+
+    def pause(self, process: Process) -> None:
+        process.pause()
+        self._world.paused_at[process] = float("inf")
+        self._world.auditor.note(f"{process.name} pauses")
+        self._world.auditor.process_fell(process)
+
+        def resume() -> None:
+            if not process.is_dead:
+                self._world.auditor.note(f"{process.name} goes on")
+                self._world.paused_at[process] = self._world.store_now()
+                self._world.custody.awake(process)
+                process.resume()
+
+        # Most of what goes wrong needs a pause that is longer than a lease, and than messages stay hidden.
+        shortest_s = self._world.rng.choice((0.5, 14.0))
+        pause_s = self._world.rng.uniform(shortest_s, PAUSE_MAX_S)
+        self._world.loop.call_later(pause_s, resume, context=self._world.outside)

@@ -1,0 +1,384 @@
+"""The simulated network between processes and servers: calls are slow, get lost, or take effect without an answer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
+from keywise.adapters.memory.source import MemorySource
+from keywise.core.change import Delivery, Want
+from keywise.core.errors import UnavailableError
+from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Inlet, Letter, Sought, Transaction
+from keywise.core.rules import Claim, Entry, Refusal, Terms
+from keywise.testing.virtual_loop import Process, outside
+
+if TYPE_CHECKING:
+    from keywise.testing.simulator.world import World
+
+T = TypeVar("T")
+
+
+class WatchedDatabase(MemoryDatabase):
+    """Remembers how the entries looked before the current step, and tells committed from uncommitted."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.before: dict[str, Entry] = {}
+
+    @property
+    def is_dirty(self) -> bool:
+        return self._undo is not None
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        async with super().exclusive():
+            self.before = dict(self.scope("sim").entries)
+            yield
+
+
+class Link:
+    """The connections of one process."""
+
+    def __init__(self, world: "World", process: Process) -> None:
+        self.world = world
+        self.process = process
+
+    async def call(self, act: Callable[[], Awaitable[T]], lost: str = "") -> T:
+        """Run `act` on a server. It may not run, or run without an answer, or long after the caller has gone."""
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        outside(asyncio.get_running_loop(), self._serve(act, answer, lost))
+        self.world.trouble.meanwhile(self.process)
+        return await answer
+
+    async def hop(self) -> None:
+        """A moment in which the process can be stopped."""
+        await asyncio.sleep(self.world.rng.uniform(0.0, 0.002))
+
+    async def _serve(self, act: Callable[[], Awaitable[T]], answer: asyncio.Future[T], lost: str) -> None:
+        faults = self.world.faults
+        await asyncio.sleep(faults.latency_s())
+        if self.is_cut() or faults.happens(lost or "lost before", faults.rates.lost / 2):
+            return await self._stay_silent(answer)
+        try:
+            result = await act()
+        except Exception as error:
+            _fail(answer, error)
+            return
+        finally:
+            self.world.auditor.look()
+        if faults.happens(lost or "lost after", faults.rates.lost / 2):
+            return await self._stay_silent(answer)
+        await asyncio.sleep(faults.latency_s())
+        if self.is_cut():
+            return await self._stay_silent(answer)
+        if not answer.done():
+            answer.set_result(result)
+
+    def is_cut(self) -> bool:
+        """Whether nothing comes through now."""
+        return False
+
+    async def _stay_silent(self, answer: "asyncio.Future[Any]") -> None:
+        await asyncio.sleep(self.world.rng.uniform(0.05, 3.0))
+        _fail(answer, UnavailableError("no answer"))
+
+
+class LedgerLink(Link):
+    """The connections of one process to the ledger, which may be down."""
+
+    def is_cut(self) -> bool:
+        return self.world.blackout.cuts(self.process)
+
+
+class LinkedSource:
+    """A source behind a link."""
+
+    def __init__(self, link: Link, source: MemorySource) -> None:
+        self._link = link
+        self._source = source
+        self.visibility_s = source.visibility_s
+        self.database = source.database
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        deliveries = await self._link.call(lambda: self._receive(limit, wait_s))
+        self._link.world.custody.received(self._link.process, list(deliveries))
+        return deliveries
+
+    async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
+        custody, process = self._link.world.custody, self._link.process
+        custody.extending(process, list(deliveries))
+        try:
+            await self._link.call(lambda: self._source.extend(deliveries, visibility_s))
+        finally:
+            custody.extended(process)
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        self._link.world.custody.acking(self._link.process, list(deliveries))
+        await self._link.call(lambda: self._source.ack(deliveries), lost="lost ack")
+
+    async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        self._link.world.custody.giving_back(self._link.process, list(deliveries))
+        await self._link.call(lambda: self._source.release(deliveries, delay_s))
+
+    async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
+        async def act() -> None:
+            await self._source.send(bodies, delay_s=delay_s)
+            for body in bodies:
+                self._link.world.sent_again(body)
+
+        await self._link.call(act)
+
+    async def depth(self) -> int:
+        return await self._source.depth()
+
+    async def arrived(self, wait_s: float) -> bool:
+        return await self._link.call(lambda: self._source.arrived(wait_s))
+
+    async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
+        return await self._link.call(lambda: self._source.peek(limit, after))
+
+    def inlet(self, connection: MemoryDatabase) -> Inlet:
+        return self._source.inlet(connection)
+
+    async def _receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        deliveries = list(await self._source.receive(limit, wait_s))
+        faults = self._link.world.faults
+        again = [d for d in deliveries if faults.happens("duplicate", faults.rates.duplicate * 0.3)]
+        await self._source.release(again, 0.0)
+        self._link.world.custody.handed(self._link.process, deliveries)
+        faults.rng.shuffle(deliveries)
+        return deliveries
+
+
+class LinkedLedger:
+    """A ledger behind a link, watched by the auditor."""
+
+    def __init__(self, link: Link, ledger: MemoryLedger) -> None:
+        self._link = link
+        self._ledger = ledger
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
+        async def act() -> Answers:
+            answers = await self._ledger.claim(wants, terms)
+            world = self._link.world
+            before = world.database.before
+            for claim in answers.granted:
+                self._auditor.granted(self._link.process, claim, before.get(claim.key), terms.lease_s)
+                world.flow.dispatched(world, claim.key, world.store_now())
+            if not terms.despite_pause:
+                world.flow.started(world, [claim.key for claim in answers.granted])
+            granted.extend(answers.granted)
+            return answers
+
+        granted: list[Claim] = []
+        self._auditor.asked([want.key for want in wants])
+        try:
+            return await self._link.call(act)
+        except UnavailableError:
+            self._auditor.claims_lost(granted)
+            raise
+
+    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+        async def act() -> list[Claim]:
+            lost = await self._ledger.renew(claims, lease_s)
+            self._auditor.renewed([claim for claim in claims if claim not in lost], lease_s)
+            return lost
+
+        world, process = self._link.world, self._link.process
+        world.blackout.renewing(process)
+        if world.trouble.loses_renewal(process):
+            raise UnavailableError("the heartbeat's connection was lost")
+        lost = await self._link.call(act)
+        world.blackout.renewed(process)
+        return lost
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        async def act() -> list[Claim]:
+            refused = await self._ledger.commit(claims)
+            done = [claim for claim in claims if claim not in refused]
+            world = self._link.world
+            self._auditor.committed_by(self._link.process, done, world.database.before)
+            self._auditor.refused(refused, world.database.before, world.entries())
+            return refused
+
+        return await self._link.call(act)
+
+    async def fail(self, failures: Sequence[Failure]) -> None:
+        self._link.world.blackout.failed([failure.claim for failure in failures])
+        await self._link.call(lambda: self._ledger.fail(failures))
+
+    async def release(self, claims: Sequence[Claim]) -> None:
+        async def act() -> None:
+            await self._ledger.release(claims)
+            world = self._link.world
+            self._auditor.released(list(claims), world.database.before, world.entries())
+
+        await self._link.call(act)
+
+    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+        return await self._link.call(lambda: self._ledger.bury(burials))
+
+    async def prune(self, retention_s: float) -> int:
+        async def act() -> int:
+            pruned = await self._ledger.prune(retention_s)
+            world = self._link.world
+            self._auditor.pruned(world.database.before, world.entries(), retention_s)
+            return pruned
+
+        return await self._link.call(act)
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transaction()
+
+    async def inspect(self, key: str) -> Entry | None:
+        return await self._link.call(lambda: self._ledger.inspect(key))
+
+    async def census(self) -> Census:
+        return await self._ledger.census()
+
+    async def suspects(self, limit: int, quiet_s: float) -> list[str]:
+        return await self._link.call(lambda: self._ledger.suspects(limit, quiet_s))
+
+    async def mend(self, claim: Claim, written: Want | None) -> None:
+        async def act() -> None:
+            await self._ledger.mend(claim, written)
+            world = self._link.world
+            self._auditor.mended(claim, world.database.before.get(claim.key), world.entries().get(claim.key))
+
+        await self._link.call(act)
+
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        async def act() -> None:
+            await self._ledger.doubt(wants, resync_due)
+            self._link.world.blackout.doubted(wants)
+
+        await self._link.call(act)
+
+    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
+        return await self._ledger.letters(limit, sought)
+
+    async def drop(self, numbers: Sequence[int]) -> int:
+        return await self._link.call(lambda: self._ledger.drop(numbers))
+
+    async def now(self) -> float:
+        return await self._link.call(self._ledger.now)
+
+    @property
+    def _auditor(self) -> Any:
+        return self._link.world.auditor
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Transaction]:
+        world, process, database = self._link.world, self._link.process, self._ledger.database
+        session = Session(database)
+
+        async def begin() -> None:
+            await asyncio.sleep(world.trouble.begin_late_s(process))
+            await database.begin()
+            session.is_open = True
+            if process.is_dead:
+                session.end()
+
+        async def commit() -> None:
+            if not session.is_open:
+                raise UnavailableError("the connection was lost")
+            session.commit()
+            world.transaction_committed()
+
+        world.sessions.setdefault(process.name, []).append(session)
+        try:
+            await self._link.call(begin)
+            yield LinkedTransaction(self._link, MemoryTransaction(self._ledger))
+            await self._link.call(commit)
+        except asyncio.CancelledError:
+            world.auditor.transaction_cut(process)
+            raise
+        finally:
+            session.give_up()
+
+
+class Session:
+    """A server's side of a transaction: it ends with the connection."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self.is_open = False
+        self._given_up = False
+        self._database = database
+
+    def commit(self) -> None:
+        self.is_open = False
+        self._database.commit()
+
+    def end(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._database.rollback()
+
+    def give_up(self) -> None:
+        """The client has left; a begin that is still on its way must not stay open."""
+        self._given_up = True
+        self.end()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if name == "is_open" and value and getattr(self, "_given_up", False):
+            self.end()
+
+
+class LinkedTransaction:
+    """A transaction whose process can be stopped between any two of its statements."""
+
+    def __init__(self, link: Link, transaction: MemoryTransaction) -> None:
+        self._link = link
+        self._transaction = transaction
+        self.connection = transaction.connection
+
+    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+        world = self._link.world
+        world.auditor.asked([want.key for want in wants])
+        await self._link.hop()
+        refusals = await self._transaction.decide(wants)
+        world.flow.started(world, [want.key for want in wants if want.key not in refusals])
+        return refusals
+
+    async def mark(self, wants: Sequence[Want]) -> None:
+        await self._link.hop()
+        await self._transaction.mark(wants)
+        self._link.world.flow.marked(self._link.world, [want.key for want in wants])
+
+    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        await self._link.hop()
+        before = dict(self._link.world.entries())
+        refused = await self._transaction.commit(claims)
+        done = [claim for claim in claims if claim not in refused]
+        self._link.world.auditor.committed_by(self._link.process, done, before)
+        return refused
+
+    async def fail(self, wants: Sequence[Want]) -> list[int]:
+        return await self._transaction.fail(wants)
+
+    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+        await self._transaction.bury(letters)
+
+    def savepoint(self) -> AbstractAsyncContextManager[None]:
+        return self._transaction.savepoint()
+
+
+def _fail(answer: "asyncio.Future[Any]", error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+        answer.exception()  # Whoever was killed meanwhile does not look at it, and that is no surprise.

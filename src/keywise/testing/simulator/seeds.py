@@ -1,0 +1,244 @@
+"""Runs simulated worlds, many seeds in a row or side by side, and hunts for mutants with them."""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from keywise.core.ledger import Grade
+from keywise.flow.consumer import Way
+from keywise.testing.mutants import MUTANTS, Mutant
+from keywise.testing.simulator.world import World
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+T = TypeVar("T")
+
+SEEDS_A_CHUNK = 25
+SEEDS_A_COLLECTION = 50
+FAILURES_KEPT = 3
+TRACE_LINES_KEPT = 40
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What one seed showed."""
+
+    seed: int
+    grade: Grade
+    variant: str
+    violations: list[str]
+    faults: dict[str, int]
+    trace: list[str]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A seed that broke a promise: its first violation, and the end of its trace."""
+
+    grade: Grade
+    seed: int
+    violation: str
+    trace: list[str]
+
+
+class Tally(msgspec.Struct):
+    """What many seeds of one grade showed together."""
+
+    grade: Grade
+    seeds: int = 0
+    violations: int = 0
+    failing_seeds: list[int] = []
+    seconds: float = 0.0
+    """Of the processor, so it is more than the clock shows when seeds ran side by side."""
+    variants: dict[str, int] = {}
+    faults: dict[str, int] = {}
+    failures: list[Failure] = []
+    """The first few of them."""
+
+    def add(self, other: "Tally") -> None:
+        """Take in what other seeds of the same grade showed."""
+        self.seeds += other.seeds
+        self.violations += other.violations
+        self.failing_seeds = sorted(self.failing_seeds + other.failing_seeds)
+        self.seconds += other.seconds
+        self.variants = dict(Counter(self.variants) + Counter(other.variants))
+        self.faults = dict(Counter(self.faults) + Counter(other.faults))
+        found = sorted(self.failures + other.failures, key=lambda failure: failure.seed)
+        self.failures = found[:FAILURES_KEPT]
+
+
+class Hunt(msgspec.Struct, frozen=True):
+    """How the search for one mutant ended."""
+
+    name: str
+    rule: int
+    grade: Grade
+    seeds: int
+    """How many it took to find it, or how many were tried."""
+    violation: str | None
+    """None: it was not found."""
+    seconds: float
+
+
+def run_seed(seed: int, grade: Grade) -> Run:
+    """One world. Whatever it raises is a violation too."""
+    world: World | None = None
+    violations: list[str] = []
+    try:
+        world = World(seed, grade)
+        world.run()
+    except Exception as error:
+        violations.append(f"the run ended with {type(error).__name__}: {error}")
+    if world is None:
+        return Run(seed, grade, "not built", violations, {}, [])
+    # Copies, because what is left of killed processes may still speak when it is collected.
+    auditor, faults = world.auditor, dict(world.faults.injected)
+    return Run(seed, grade, _variant(world), auditor.violations + violations, faults, list(auditor.trace))
+
+
+def run_seeds(grade: Grade, seeds: Sequence[int], run: Callable[[int, Grade], Run] = run_seed) -> Tally:
+    """Worlds one after another, in this process."""
+    tally, started = Tally(grade), time.process_time()
+    with quiet():
+        for number, seed in enumerate(seeds, start=1):
+            tally.add(_tally_of(run(seed, grade)))
+            if number % SEEDS_A_COLLECTION == 0:
+                gc.collect()
+    tally.seconds = time.process_time() - started
+    return tally
+
+
+def hunt(mutant: Mutant, seeds: Sequence[int], run_one: Callable[[int, Grade], Run] = run_seed) -> Hunt:
+    """Run worlds in which the mutant lives, until one of them shows it and the sound code does well in the same."""
+    started, tried, violation = time.process_time(), 0, None
+    with quiet():
+        for tried, seed in enumerate(seeds, start=1):
+            with mutant.alive():
+                run = run_one(seed, mutant.grade)
+            if (shown := _broken_promise(run)) and not run_one(seed, mutant.grade).violations:
+                violation = shown
+                break
+            if tried % SEEDS_A_COLLECTION == 0:
+                gc.collect()
+    return Hunt(mutant.name, mutant.rule, mutant.grade, tried, violation, time.process_time() - started)
+
+
+def _broken_promise(run: Run) -> str | None:
+    """The first violation, unless the variant simply does not fit the code any more: that shows nothing."""
+    misfits = ("TypeError", "AttributeError", "NameError", "KeyError")
+    if any(word in one for one in run.violations for word in misfits):
+        return None
+    return next(iter(run.violations), None)
+
+
+def simulate(
+    grades: Sequence[Grade], seeds: Sequence[int], jobs: int, work: Callable[..., Tally] = run_seeds
+) -> Iterator[Tally]:
+    """Many worlds on several processes: the tally of each stretch of seeds, as it ends."""
+    chunks = [seeds[start : start + SEEDS_A_CHUNK] for start in range(0, len(seeds), SEEDS_A_CHUNK)]
+    return _side_by_side(work, [(grade, chunk) for grade in grades for chunk in chunks], jobs)
+
+
+def hunt_all(
+    names: Sequence[str], seeds: Sequence[int], jobs: int, work: Callable[..., Hunt] | None = None
+) -> Iterator[Hunt]:
+    """Hunt for mutants on several processes; each hunt is handed out as it ends."""
+    return _side_by_side(work or hunt_named, [(name, seeds) for name in names], jobs)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the collector from running inside a world, and silent about coroutines of killed processes.
+
+    Such a coroutine stays suspended for ever, as its process does, so Python complains when it is collected.
+    """
+    before, was_enabled = sys.unraisablehook, gc.isenabled()
+
+    def hook(unraisable: "UnraisableHookArgs") -> None:
+        if not any(word in str(unraisable.exc_value) for word in ("ignored GeneratorExit", "no running event loop")):
+            before(unraisable)
+
+    gc.disable()
+    sys.unraisablehook = hook
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "coroutine '.*' was never awaited", RuntimeWarning)
+        try:
+            yield
+        finally:
+            # Nothing of a world may be left for a later collection, which would not be silent.
+            gc.collect()
+            sys.unraisablehook = before
+            if was_enabled:
+                gc.enable()
+
+
+def _variant(world: World) -> str:
+    """Which way the batches of a world went, and what else was drawn for it."""
+    if world.grade is Grade.CONDITIONAL:
+        return f"{Way.LEASED}, {'forgets' if world.has_suspects else 'remembers'} deletions"
+    if world.grade is Grade.PLAIN:
+        return Way.LEASED.value
+    if world.runs_user_code:
+        return Way.CLAIMED_TRANSACTION.value
+    same = world.queue_database is world.database
+    return (Way.ONE_TRANSACTION if same else Way.CLAIM_IN_TRANSACTION).value
+
+
+def _tally_of(run: Run) -> Tally:
+    tally = Tally(run.grade, seeds=1, violations=len(run.violations), variants={run.variant: 1}, faults=run.faults)
+    if run.violations:
+        tally.failing_seeds = [run.seed]
+        tally.failures = [Failure(run.grade, run.seed, run.violations[0], run.trace[-TRACE_LINES_KEPT:])]
+    return tally
+
+
+def hunt_named(name: str, seeds: Sequence[int]) -> Hunt:
+    """By name, because a mutant holds functions that cannot be sent to another process."""
+    return hunt(next(mutant for mutant in MUTANTS if mutant.name == name), seeds)
+
+
+def _side_by_side(work: Callable[..., T], arguments: Sequence[tuple[object, ...]], jobs: int) -> Iterator[T]:
+    if jobs == 1:
+        for one in arguments:
+            yield work(*one)
+        return
+    # A fresh interpreter each, because a copy of this one would hold its threads' locks.
+    context = multiprocessing.get_context("spawn")
+    processes = min(jobs, len(arguments) or 1)
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_follow_parent) as pool:
+        futures = [pool.submit(work, *one) for one in arguments]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _follow_parent() -> None:
+    """End with the process that was started by hand, however it ends, and let it speak for all."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this runs in a process of a pool"
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+def cores() -> int:
+    """How many processes can really run side by side here."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,384 @@
+"""One simulated run: a few worker processes, a source, a ledger and a sink, and everything that can go wrong."""
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from keywise.adapters.memory.database import MemoryDatabase, Message
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.sink import MemorySink, MemoryTable
+from keywise.adapters.memory.source import MemorySource
+from keywise.core.change import Change, Delete, Order, Put
+from keywise.core.ledger import APPLIED, Grade, Letter, Result
+from keywise.core.rules import Claim, Entry, Policy, doubtful_since
+from keywise.core.settings import Settings
+from keywise.flow.consumer import Consumer
+from keywise.flow.intake import Envelope, FunctionRoute
+from keywise.flow.lanes import Lanes
+from keywise.flow.pipeline import Pipeline
+from keywise.testing.simulator import workload
+from keywise.testing.simulator.auditor import TICK_S, Auditor
+from keywise.testing.simulator.control_link import LinkedOffice
+from keywise.testing.simulator.delivery_audit import Custody
+from keywise.testing.simulator.disturbances import Trouble
+from keywise.testing.simulator.faults import Faults
+from keywise.testing.simulator.final_checks import Judge
+from keywise.testing.simulator.flow_control import Flow
+from keywise.testing.simulator.gateway import Gateway
+from keywise.testing.simulator.ledger_outages import Blackout
+from keywise.testing.simulator.links import LedgerLink, Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
+from keywise.testing.simulator.replays import Replays
+from keywise.testing.simulator.sinks import LinkedSink, LinkedTable
+from keywise.testing.virtual_loop import Process, VirtualLoop
+
+SAFETY_S = 110.0
+LIVENESS_MAX_S = 3000.0
+FORGET_DELETIONS_S = 30.0
+
+
+class World:
+    """All that exists in one run; everything random comes from its seed."""
+
+    def __init__(self, seed: int, grade: Grade) -> None:
+        self.rng = random.Random(f"{grade.value} {seed}")
+        self.loop = VirtualLoop()
+        self.grade = grade
+        self.faults = Faults(self.rng)
+        self.blackout = Blackout(self, seed)
+        self.gateway = Gateway(self, seed)
+        self.settings = replace(_settings(self.rng, self.faults), **self.blackout.options())
+        self.sink_batch_max = self.rng.choice((1, 3))
+        self.has_threads = self.rng.random() < 0.5
+        """A handler in a thread cannot be cancelled: it goes on when its claim is lost."""
+        self.database = WatchedDatabase(clock=self.store_now, rng=random.Random(self.rng.random()))
+        self.queue_database: MemoryDatabase = (
+            self.database if self.rng.random() < 0.5 else MemoryDatabase(clock=self.store_now)
+        )
+        self.source = MemorySource(self.queue_database, "queue", visibility_s=15.0)
+        self.bulk = MemorySource(self.queue_database, "bulk", visibility_s=15.0)
+        self.flow = Flow(self.rng, grade, prunes=self.faults.rates.prune)
+        forgets = grade is Grade.CONDITIONAL and self.rng.random() < 0.5
+        self.has_suspects = grade is Grade.PLAIN or forgets
+        settings = self.settings
+        self.policy = Policy(self.has_suspects, settings.redelivery_s, settings.retention_s, self.flow.rate)
+        self.sink = MemorySink(grade, forget_deletions_s=FORGET_DELETIONS_S if forgets else None, clock=self.store_now)
+        self.table = MemoryTable(self.database, "sink")
+        self.runs_user_code = grade is not Grade.ATOMIC or self.rng.random() < 0.5
+        self.ledger = MemoryLedger(self.database, "sim", self.policy)
+        self.auditor = Auditor(self)
+        self.custody = Custody(self)
+        self.judge = Judge(self)
+        self.trouble = Trouble(self)
+        self.replays = Replays(self, seed)
+        self.changes = workload.draw(self.faults)
+        self.sent_by_body = {sent.body: sent for sent in self.changes}
+        self.bodies: dict[int, bytes] = {}
+        self.sessions: dict[str, list[Session]] = {}
+        self.sent: dict[str, workload.Sent] = {}
+        self.workers: dict[Process, Consumer | None] = {}
+        self.paused_at: dict[Process, float] = {}
+        self.stopped_at: dict[Process, float] = {}
+        """When processes were told to stop, by the clock of the loop."""
+        self._deadly = {f"key-{i}" for i in range(workload.KEYS) if self.rng.random() < self.faults.rates.deadly_repair}
+        """Keys whose repair takes its process with it."""
+        self._table_writes = 0
+        self.store_ahead_s = 0.0
+        self._restarts = 0
+        self.outside = contextvars.copy_context()
+        """Belongs to no process, so that it outlives them."""
+        self._fallen: list[Process] = []
+        """Kept until the end: collecting the tasks of a killed process would run their cleanup."""
+
+    # What the run looks like from outside.
+
+    def now(self) -> float:
+        return self.loop.time()
+
+    def store_now(self) -> float:
+        """The store's clock: it may jump ahead of the processes' clocks."""
+        return 1000.0 + self.loop.time() + self.store_ahead_s
+
+    def entries(self) -> dict[str, Entry]:
+        return self.database.scope("sim").entries
+
+    def letters(self) -> dict[int, tuple[float, Letter]]:
+        return self.database.scope("sim").letters
+
+    def messages(self) -> dict[int, Message]:
+        return self.queue_database.queue("queue") | self.queue_database.queue("bulk")
+
+    def lanes(self) -> list[tuple[str, Lanes]]:
+        running = [(p, consumer) for p, consumer in self.workers.items() if consumer is not None and not p.is_paused]
+        return [(process.name, consumer._lanes) for process, consumer in running]
+
+    def paused_since(self, process: Process, moment: float) -> bool:
+        return self.paused_at.get(process, -1.0) >= moment
+
+    def was_told_to_stop(self, process: Process) -> bool:
+        """Long enough ago to know it."""
+        stopped_at = self.stopped_at.get(process, self.now())
+        return stopped_at < self.now() and not self.paused_since(process, 1000.0 + stopped_at)
+
+    @property
+    def is_one_transaction(self) -> bool:
+        same = self.queue_database is self.database
+        has_to_wait = self.flow.rate is not None or self.flow.debounce is not None
+        return self.grade is Grade.ATOMIC and same and not self.runs_user_code and not has_to_wait
+
+    def sent_of(self, change: Change[Any]) -> workload.Sent | None:
+        """None for a deletion that a repair made up."""
+        return self.sent_by_body.get(change.body)
+
+    def is_zombie_write(self) -> bool:
+        """Pauses beyond the horizon are outside the promise; only the end has to be right then."""
+        return self.faults.rates.zombies and self.has_suspects
+
+    # The run.
+
+    def run(self) -> None:
+        """A phase with faults, then one without, in which everything has to come to rest."""
+        self.loop.set_exception_handler(self._surprise)
+        try:
+            self.loop.run_until_complete(self._run())
+        finally:
+            self.loop.end()
+
+    def _surprise(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.auditor.violate(f"an error that nobody handles: {context.get('exception') or context['message']!r}")
+
+    async def _run(self) -> None:
+        for number in range(self.rng.randint(3, 4)):
+            self._start(f"w{number}")
+        sending = asyncio.get_running_loop().create_task(self._send_all())
+        operating = asyncio.get_running_loop().create_task(self.flow.operate(self))
+        replaying = asyncio.get_running_loop().create_task(self.replays.operate())
+        while self.now() < SAFETY_S:
+            await asyncio.sleep(TICK_S)
+            self.trouble.disturb()
+            self._tick()
+        await sending
+        self.faults.is_over = True
+        await operating
+        await replaying
+        for process in [p for p in self.workers if p.is_paused]:
+            self.custody.awake(process)
+            process.resume()
+        await self._come_to_rest()
+
+    def _tick(self) -> None:
+        self.auditor.tick()
+        self.custody.tick()
+
+    async def _come_to_rest(self) -> None:
+        deadline = self.now() + LIVENESS_MAX_S
+        while self.now() < deadline and not self._is_at_rest():
+            await asyncio.sleep(TICK_S)
+            self._tick()
+        if not self._is_at_rest():
+            waiting = sorted(self.sent_by_body[m.body].key for m in self.messages().values())
+            spools = [file.name for file in self.blackout.disk.files]
+            self.auditor.violate(f"not drained: messages {waiting}, entries {self._unrest()}, spools {spools}")
+        self.judge.content()
+
+    def _is_at_rest(self) -> bool:
+        if self.messages() or self.blackout.disk.files:
+            return False
+        return not self._unrest() and not any(len(lanes) for _, lanes in self.lanes())
+
+    def _unrest(self) -> list[str]:
+        return [key for key, entry in self.entries().items() if self._is_restless(entry)]
+
+    def _is_restless(self, entry: Entry) -> bool:
+        if entry.token and entry.lease_until > self.store_now():
+            return True
+        gave_up = entry.crashes >= self.settings.crashes_max and entry.tried is None
+        return doubtful_since(entry, self.policy) is not None and not gave_up
+
+    # Processes.
+
+    def _start(self, name: str) -> None:
+        process = Process(self.loop, name)
+        self.workers[process] = None
+        process.spawn(self._work(process))
+
+    async def _work(self, process: Process) -> None:
+        pipeline = self.pipeline(process)
+        pipeline.refetch = self.refetch if self.has_suspects else None
+        consumer = Consumer(pipeline)
+        self.workers[process] = consumer
+        try:
+            await consumer.run()
+        except Exception as error:
+            self.auditor.violate(f"{process.name} died of {error!r}")
+        self.workers.pop(process, None)
+        if self.now() - self.stopped_at.get(process, 0.0) < self.settings.drain_s - 0.1:
+            self.custody.left(process)
+        self._restart_later()
+
+    def pipeline(self, process: Process) -> Pipeline:
+        """Everything as one process sees it."""
+        link = Link(self, process)
+        ledger_link = LedgerLink(self, process)
+        ledger = LinkedLedger(ledger_link, self.ledger)
+        office = LinkedOffice(ledger_link, self.ledger)
+        sink: Any = LinkedSink(link, self.sink)
+        if self.grade is Grade.ATOMIC:
+            sink = LinkedTable(link, self.table, runs_user_code=self.runs_user_code)
+        sources: list[tuple[str, Any]] = [("queue", LinkedSource(link, self.source))]
+        if self.flow.has_bulk:
+            sources.append(("bulk", LinkedSource(link, self.bulk)))
+        skew_s = self.rng.uniform(0.0, 10_000.0)
+        return Pipeline(
+            name="sim",
+            sources=sources,
+            ledger=ledger,
+            operator=ledger,
+            governor=office,
+            historian=office,
+            sink=sink,
+            envelope=Envelope(FunctionRoute(_read), body_max_bytes=1000),
+            settings=self.settings,
+            owner=process.name,
+            bulk=frozenset({1}) if self.flow.has_bulk else frozenset(),
+            debounce=self.flow.debounce,
+            rate=self.flow.rate,
+            shelf=self.blackout.disk.shelf(process) if self.blackout.is_first_wins else None,
+            clock=lambda: self.loop.time() + skew_s,
+            wall=self.store_now,
+            rng=random.Random(self.rng.random()),
+        )
+
+    def kill(self, process: Process) -> None:
+        """As `kill -9`: its connections end, its leases do not."""
+        process.kill()
+        self._fallen.append(process)
+        self.auditor.note(f"{process.name} killed")
+        self.auditor.process_fell(process)
+        self.blackout.disk.crashed(process)
+        self.workers.pop(process, None)
+        for session in self.sessions.pop(process.name, []):
+            session.end()
+        self.auditor.look()
+        self._restart_later()
+
+    def _restart_later(self) -> None:
+        self._restarts += 1
+        name = f"r{self._restarts}"
+        if len(self.workers) < 4:
+            self.loop.call_later(self.rng.uniform(0.1, 10.0), self._start, name, context=self.outside)
+
+    # The workload and its handler.
+
+    async def _send_all(self) -> None:
+        faults = self.faults
+        for sent in list(self.changes):
+            await asyncio.sleep(max(0.0, sent.at - self.now()))
+            delay_s = self._delay_s() if faults.happens("delay", faults.rates.delay) else sent.delay_s
+            await self.send(sent, delay_s)
+
+    async def send(self, sent: workload.Sent, delay_s: float) -> None:
+        copies = 2 if self.faults.happens("duplicate", self.faults.rates.duplicate) else 1
+        self.sent_now(sent)
+        source = self.bulk if self.flow.has_bulk and self.rng.random() < 0.4 else self.source
+        await source.send([sent.body] * copies, delay_s=delay_s)
+        self.sent_now(sent)  # Its key may have been reset before it was in the queue.
+        self.bodies.update((number, message.body) for number, message in self.messages().items())
+        self.auditor.look()
+        self.auditor.sent(sent.key, sent.rank)
+
+    def sent_again(self, body: bytes) -> None:
+        """A dead letter is in the queue once more: it has to end once more."""
+        sent = self.sent_by_body[body]
+        self.sent_now(sent)
+        self.bodies.update((number, message.body) for number, message in self.messages().items())
+        self.auditor.letters.sent_again(sent)
+
+    def _delay_s(self) -> float:
+        """Some stragglers arrive when their key is forgotten."""
+        lowest, highest = self.rng.choice(((1.0, 20.0), (1.0, 20.0), (20.0, 29.0), (60.0, 100.0)))
+        return self.rng.uniform(lowest, highest)
+
+    def sent_now(self, sent: workload.Sent) -> None:
+        sent.era = self.flow.era(sent.key)
+        newest = self.sent.get(sent.key)
+        is_good = not (sent.malformed or sent.poison or sent.killer or sent.flaky > 10 or sent.key == workload.MEETING)
+        if is_good and (newest is None or sent.rank > newest.rank):
+            self.sent[sent.key] = sent
+
+    def refetch(self, key: str) -> bytes | None:
+        sent = self.sent.get(key)
+        return sent.body if sent is not None else None
+
+    async def meet_killers(self, process: Process, changes: Sequence[Change[Any]]) -> None:
+        """A killer takes its process with it."""
+        for change in changes:
+            sent = self.sent_of(change)
+            if sent is not None and sent.killer:
+                self.auditor.kills[change.key, change.order] += 1
+                if self.auditor.kills[change.key, change.order] > self.judge.kills_max(sent):
+                    self.auditor.violate(f"{change.key} v{sent.version} kills one worker after another")
+                self.loop.call_soon(self.kill, process, context=self.outside)
+                await asyncio.Event().wait()
+
+    async def meet_deadly_repairs(self, process: Process, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            if claim.order is None and claim.key in self._deadly:
+                self.faults.injected["deadly repair"] += 1
+                self.auditor.repair_kills(claim.key)
+                self.loop.call_soon(self.kill, process, context=self.outside)
+                await asyncio.Event().wait()
+
+    def write(self, sink: MemorySink, change: Change[Any], token: int) -> Result:
+        accepted = len(sink.writes)
+        result = sink.write(change, token)
+        if result is APPLIED and len(sink.writes) > accepted:
+            self.auditor.write(change.key, self._rank(change), change.deleted)
+        self.blackout.applied(change.key, self._rank(change))
+        return result
+
+    def _rank(self, change: Change[Any]) -> Order:
+        sent = self.sent_of(change)
+        return change.order if sent is None else (sent.era, *change.order[1:])
+
+    def transaction_committed(self) -> None:
+        """Judge the writes of a transaction once they are there to stay."""
+        writes = list(self.table.writes.values())
+        for write in writes[self._table_writes :]:
+            entry = self.entries().get(write.key)
+            era = entry.mark[0] if entry is not None and entry.mark is not None else 0
+            self.auditor.write(write.key, (era, *write.order[1:]), write.deleted)
+            if not self.runs_user_code:
+                self.flow.committed(self, write.key)
+        self._table_writes = len(writes)
+
+
+def _settings(rng: random.Random, faults: Faults) -> Settings:
+    """Small, so that limits are met."""
+    return Settings(
+        batch_max=rng.choice((2, 8)),
+        prefetch=12,
+        concurrency=3,
+        lease_s=10.0,
+        margin_s=1.0,
+        runtime_max_s=40.0,
+        redelivery_s=30.0,
+        retention_s=30.0 if faults.rates.prune else None,
+        horizon_s=8.0 if faults.rates.zombies else 60.0,
+        attempts_max=5,
+        crashes_max=3,
+        backoff_s=0.2,
+        backoff_max_s=5.0,
+        poll_s=2.0,
+        drain_s=15.0,
+        repair_s=5.0,
+        surplus_s=2.0,
+        chores_s=20.0,
+    )
+
+
+def _read(body: dict[str, Any]) -> Put | Delete:
+    kind = Delete if body["state"] == "gone" else Put
+    return kind(body["id"], body["v"])
