@@ -1,7 +1,7 @@
 """Queues deliver twice, late and out of order; keywise makes your store end up right anyway."""
 
 from keywise.app import App
-from keywise.configuration import load
+from keywise.config import load
 from keywise.core.change import Change, Delete, Ignore, Outcome, Put, version_of
 from keywise.core.errors import KeywiseError, OutcomeUnknownError, PermanentError, TransientError
 from keywise.core.events import Figures, Log

@@ -15,7 +15,7 @@ import typer
 
 from keywise.app import App
 from keywise.cli.output import complain, fail, refuse
-from keywise.configuration import load as from_toml
+from keywise.config import load as from_toml
 from keywise.core.errors import KeywiseError
 
 VARIABLE = "KEYWISE_APP"
