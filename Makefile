@@ -40,7 +40,7 @@ check: $(READY) ## Format, lint and types; changes nothing
 	$(BIN)/mypy $(wildcard src examples benchmarks)
 
 # Most tests wait for processes that they start, so a few run side by side; simulated worlds are too slow under coverage.
-# The files go out in their order, so that the many short ones of tests/unit come last and no worker waits for another.
+# The files go out in their order, so that the many short ones of tests/core and tests/flow come last and no worker waits for another.
 coverage: $(READY) ## Tests, under coverage but for the simulator; fails below the threshold in pyproject.toml
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/simulation
 	$(BIN)/coverage erase
@@ -74,7 +74,7 @@ bench-peers: $(READY) $(PEERS) ## Measure the product beside its peers, and rene
 
 chaos: $(READY) ## Kill and stop real workers and restart their servers, a hundred times each, then check the store
 	$(BIN)/python tests/chaos/kill.py
-	$(BIN)/python tests/chaos/merge.py
+	$(BIN)/python tests/chaos/serial_kill.py
 
 # In an environment of its own, so that the tool is no dependency of the project.
 lock: ## Renew requirements.lock from pyproject.toml

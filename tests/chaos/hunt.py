@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+from chaos.final_checks import Verdict, judge_atomic, judge_plain
 from chaos.fleet import Worker, drained, pause, until
-from chaos.judge import Verdict, judge_atomic, judge_plain
 from chaos.store import Shelf, Store
 from keywise.core.clock import boot_time
 

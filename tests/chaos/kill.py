@@ -15,10 +15,10 @@ from rich.table import Column, Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from chaos.hunt import WAYS, Plan, Tally, hunt
-from chaos.on_postgres import PostgresShelf
-from chaos.on_rabbitmq import RabbitShelf
-from chaos.on_redis import RedisShelf
-from chaos.on_sqlite import SqliteShelf
+from chaos.postgres_backend import PostgresShelf
+from chaos.rabbitmq_backend import RabbitShelf
+from chaos.redis_backend import RedisShelf
+from chaos.sqlite_backend import SqliteShelf
 from chaos.store import Shelf
 from keywise.core.clock import boot_time
 from servers.postgres import postgres_server

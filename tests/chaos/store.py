@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 import keywise
-from chaos.judge import Evidence
-from chaos.on_sqlite import SqliteShelf
+from chaos.final_checks import Evidence
+from chaos.sqlite_backend import SqliteShelf
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Census
 from keywise.core.rules import Entry

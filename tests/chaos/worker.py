@@ -10,7 +10,9 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import keywise
-from chaos import on_postgres, on_redis, on_sqlite
+from chaos import postgres_backend as on_postgres
+from chaos import redis_backend as on_redis
+from chaos import sqlite_backend as on_sqlite
 from chaos.witness import Assignment, Witness
 
 

@@ -278,7 +278,7 @@ def test_make_targets_in_prose_exist():
 
 def test_the_page_of_failures_names_every_test_of_them():
     told = re.findall(r"`(test_\d_\w+)`", page("docs/nine-failures.md").text)
-    tests = (ROOT / "tests/conformance/test_nine_failures.py").read_text("utf-8")
+    tests = (ROOT / "tests/adapters/test_nine_failures.py").read_text("utf-8")
     assert told == re.findall(r"^def (test_\d_\w+)", tests, re.MULTILINE)
     assert {name.split("_")[1] for name in told} == set("123456789")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from adapters.postgres.benches import fresh
+from chaos.final_checks import judge_atomic, judge_plain
 from chaos.fleet import Worker, drained, pause, until
 from chaos.hunt import OPTIONS, Plan, hunt
-from chaos.judge import judge_atomic, judge_plain
-from chaos.on_postgres import PostgresShelf
-from chaos.on_redis import RedisShelf
+from chaos.postgres_backend import PostgresShelf
+from chaos.redis_backend import RedisShelf
 from chaos.store import Shelf, Store
-from conformance.postgres_benches import fresh
 from servers import shared
 from servers.faketime import shifted
 from servers.redis import redis_server

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from chaos.hunt import Plan, hunt
-from chaos.on_postgres import PostgresShelf
+from chaos.postgres_backend import PostgresShelf
 from servers.postgres import postgres_server
 
 pytestmark = [pytest.mark.server("postgres"), pytest.mark.timeout(240)]

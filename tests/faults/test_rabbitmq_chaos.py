@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from chaos.hunt import Plan, hunt
-from chaos.on_rabbitmq import RabbitShelf
-from chaos.on_sqlite import SqliteShelf
+from chaos.rabbitmq_backend import RabbitShelf
+from chaos.sqlite_backend import SqliteShelf
 from servers.rabbitmq import rabbit_server
 
 pytestmark = [pytest.mark.server("rabbitmq"), pytest.mark.timeout(240)]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from adapters.postgres.benches import fresh
 from chaos.hunt import Plan, hunt
-from chaos.on_postgres import PostgresShelf
-from chaos.on_redis import RedisShelf
-from conformance.postgres_benches import fresh
+from chaos.postgres_backend import PostgresShelf
+from chaos.redis_backend import RedisShelf
 from servers import shared
 from servers.redis import redis_server
 

@@ -1,0 +1,246 @@
+"""A factory for each plug in the folders of keywise: what the conformance suite makes its benches with."""
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.sink import MemorySink, MemoryTable
+from keywise.adapters.memory.source import MemorySource
+from keywise.adapters.sqlite.database import SqliteDatabase
+from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
+from keywise.adapters.sqlite.sink import SqliteSink
+from keywise.adapters.sqlite.source import SqliteSource
+from keywise.core.change import Change
+from keywise.core.clock import boot_time
+from keywise.core.errors import PermanentError
+from keywise.core.ledger import Grade, Transaction
+from keywise.core.rules import Policy
+from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
+from keywise.testing.conformance.sinks import put
+from servers.machine import IN_MEMORY
+
+VISIBILITY_S = 60.0
+BAD = put("bad", 1)
+
+
+class MovingClock:
+    """Boot time that can be moved ahead."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return boot_time() + self.ahead_s
+
+    def advance(self, seconds: float) -> None:
+        self.ahead_s += seconds
+
+
+@asynccontextmanager
+async def two_databases() -> AsyncIterator[tuple[SqliteDatabase, SqliteDatabase]]:
+    """One new file, opened twice as two processes would."""
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        async with SqliteDatabase(f"{folder}/bench.db") as one, SqliteDatabase(f"{folder}/bench.db") as other:
+            yield one, other
+
+
+def advance_all(*databases: SqliteDatabase):
+    def advance(seconds: float) -> None:
+        for database in databases:
+            database._clock_offset_s += seconds
+
+    return advance
+
+
+# Sources.
+
+
+@asynccontextmanager
+async def memory_source() -> AsyncIterator[SourceBench]:
+    clock = MovingClock()
+    database = MemoryDatabase(clock=clock)
+
+    @asynccontextmanager
+    async def transaction() -> AsyncIterator[MemoryDatabase]:
+        async with database.transaction():
+            yield database
+
+    queue, again = (MemorySource(database, "queue", VISIBILITY_S) for _ in range(2))
+    yield SourceBench(source=queue, another=again, advance=clock.advance, transaction=transaction)
+
+
+@asynccontextmanager
+async def sqlite_source() -> AsyncIterator[SourceBench]:
+    async with two_databases() as (one, other), AsyncExitStack() as stack:
+        # A queue on each side of the one under test, whose messages must stay out of it.
+        for name in ("before", "queue", "after"):
+            source = await stack.enter_async_context(SqliteSource(one, name, VISIBILITY_S))
+            if name != "queue":
+                await source.send([b"of another queue"] * 3)
+                await source.receive(1, 0.0)
+        queue = await stack.enter_async_context(SqliteSource(one, "queue", VISIBILITY_S))
+        again = await stack.enter_async_context(SqliteSource(other, "queue", VISIBILITY_S))
+        yield SourceBench(source=queue, another=again, advance=advance_all(one, other), transaction=one.transaction)
+
+
+# Ledgers.
+
+
+@asynccontextmanager
+async def memory_ledger(policy: Policy) -> AsyncIterator[LedgerBench]:
+    clock = MovingClock()
+    database = MemoryDatabase(clock=clock)
+    ledger, again = (MemoryLedger(database, "scope", policy) for _ in range(2))
+    yield LedgerBench(ledger=ledger, another=again, advance=clock.advance)
+
+
+@asynccontextmanager
+async def sqlite_ledger(policy: Policy) -> AsyncIterator[LedgerBench]:
+    async with (
+        two_databases() as (one, other),
+        SqliteLedger(one, "scope", policy) as ledger,
+        SqliteLedger(other, "scope", policy) as again,
+    ):
+        yield LedgerBench(ledger=ledger, another=again, advance=advance_all(one, other))
+
+
+# Sinks.
+
+
+def memory_sink(grade: Grade, forget_deletions_s: float | None = None):
+    @asynccontextmanager
+    async def make() -> AsyncIterator[SinkBench]:
+        sink = MemorySink(grade, forget_deletions_s=forget_deletions_s)
+
+        async def content() -> dict[str, bytes]:
+            return {key: stored.body for key, stored in sink.stored.items() if not stored.deleted}
+
+        yield SinkBench(sink=sink, content=content)
+
+    return make
+
+
+@asynccontextmanager
+async def memory_table() -> AsyncIterator[SinkBench]:
+    database = MemoryDatabase()
+    sink = MemoryTable(database, "table")
+
+    async def content() -> dict[str, bytes]:
+        return {key: stored.body for key, stored in sink.stored.items() if not stored.deleted}
+
+    ledger = MemoryLedger(database, "scope", Policy())
+    yield SinkBench(sink=sink, content=content, transaction=ledger.transaction)
+
+
+def sqlite_sink(columns: tuple[str, ...] = ()):
+    @asynccontextmanager
+    async def make() -> AsyncIterator[SinkBench]:
+        async with two_databases() as (database, other), SqliteLedger(database, "scope", Policy()) as ledger:
+            await database.write(lambda connection: connection.execute(_TABLE))
+            if columns:
+                sink = SqliteSink(database, "stock", columns=columns)
+                shown = "json_object('key', key, 'version', version, 'text', text)"
+            else:
+                sink, shown = SqliteSink(database, "stock"), "body"
+
+            async def content() -> dict[str, bytes]:
+                return {key: text.encode() for key, text in other.read(f"select key, {shown} from stock")}
+
+            async with sink:
+                yield SinkBench(sink=sink, content=content, transaction=ledger.transaction, bad=BAD)
+
+    return make
+
+
+_TABLE = "create table stock (key text primary key check (key != 'bad'), version integer, body, text)"
+
+
+def function_sink(kind: str):
+    """A handler that writes into a dictionary: async or plain, one change or a batch."""
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[SinkBench]:
+        stored: dict[str, bytes] = {}
+
+        def keep(change: Change) -> None:
+            if change.key == BAD.key:
+                raise PermanentError("this store takes no bad key")
+            if change.deleted:
+                stored.pop(change.key, None)
+            else:
+                stored[change.key] = change.body
+
+        async def keep_async(change: Change) -> None:
+            keep(change)
+
+        def keep_all(changes: list[Change]) -> None:
+            for change in changes:
+                keep(change)
+
+        async def keep_all_async(changes: list[Change]) -> None:
+            keep_all(changes)
+
+        handlers = {"plain": keep, "async": keep_async, "plain batch": keep_all, "async batch": keep_all_async}
+
+        async def content() -> dict[str, bytes]:
+            return stored
+
+        async with FunctionSink(handlers[kind], threads=2) as sink:
+            yield SinkBench(sink=sink, content=content, bad=BAD)
+
+    return make
+
+
+def transacted_sink(kind: str):
+    """A handler that writes into a table with the connection of the transaction."""
+
+    @asynccontextmanager
+    async def make() -> AsyncIterator[SinkBench]:
+        def keep(change: Change, transaction: Transaction) -> None:
+            if change.key == BAD.key:
+                transaction.connection.execute("delete from stock")
+                raise PermanentError("this store takes no bad key")
+            if change.deleted:
+                transaction.connection.execute("delete from stock where key = ?", (change.key,))
+                return
+            row = (change.key, change.version, change.body)
+            transaction.connection.execute("insert or replace into stock (key, version, body) values (?, ?, ?)", row)
+
+        async def keep_async(change: Change, transaction: Transaction) -> None:
+            keep(change, transaction)
+
+        async def keep_all_async(changes: list[Change], transaction: Transaction) -> None:
+            for change in changes:
+                keep(change, transaction)
+
+        handlers = {"plain": keep, "async": keep_async, "async batch": keep_all_async}
+        async with two_databases() as (database, other), SqliteLedger(database, "scope", Policy()) as ledger:
+            await database.write(lambda connection: connection.execute(_TABLE))
+
+            async def content() -> dict[str, bytes]:
+                return dict(other.read("select key, body from stock"))
+
+            async with TransactedFunctionSink(handlers[kind], database) as sink:
+                yield SinkBench(sink=sink, content=content, transaction=ledger.transaction, bad=BAD)
+
+    return make
+
+
+SOURCES = {"memory.source": {"memory": memory_source}, "sqlite.source": {"sqlite": sqlite_source}}
+LEDGERS = {"memory.ledger": {"memory": memory_ledger}, "sqlite.ledger.ledger": {"sqlite": sqlite_ledger}}
+SINKS = {
+    "memory.sink": {
+        "memory plain": memory_sink(Grade.PLAIN),
+        "memory conditional": memory_sink(Grade.CONDITIONAL),
+        "memory conditional that forgets deletions": memory_sink(Grade.CONDITIONAL, 60.0),
+        "memory table": memory_table,
+    },
+    "sqlite.sink": {"sqlite": sqlite_sink(), "sqlite with columns": sqlite_sink(("text",))},
+    "function.sink": {
+        **{f"{kind} function": function_sink(kind) for kind in ("plain", "async", "plain batch", "async batch")},
+        **{f"{kind} transacted function": transacted_sink(kind) for kind in ("plain", "async", "async batch")},
+    },
+}

@@ -1,0 +1,73 @@
+"""A handler that hangs loses its claim and nobody else's."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from adapters.function.handler_shop import SHORT, bodies, handle_until, keys, shop_with
+from app.shop import Shop
+from keywise import Change
+from running import run
+
+COUNT = 20
+HUNG = {**SHORT, "runtime_max": "500ms", "drain": "100ms", "attempts_max": 2}
+
+
+@pytest.fixture
+def never() -> Iterator[threading.Event]:
+    """What a hanging thread waits for; it ends with the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def work_beside_a_hung_change(shop: Shop, applied: list[str]) -> tuple[str, int, int]:
+    """Send one that hangs and many after it: its cause of death, its suspicion, and how many died besides."""
+
+    async def is_over() -> bool:
+        return len(set(applied)) == COUNT and bool(await shop.letters())
+
+    await handle_until(shop, is_over, {"key": "hung", "version": 1}, *bodies(COUNT))
+    letters, entry = await shop.letters(), await shop.entry("hung")
+    cause = next(letter.cause for letter in letters if letter.key == "hung")
+    return cause, entry.suspect, len(letters) - 1
+
+
+def test_a_plain_handler_that_hangs_keeps_its_slot_and_the_others_go_on(tmp_path, never):
+    begun: list[str] = []
+    applied: list[str] = []
+
+    def handle(change: Change) -> None:
+        begun.append(change.key)
+        if change.key == "hung":
+            never.wait()
+        applied.append(change.key)
+
+    shop = shop_with(handle, tmp_path, concurrency=4, **HUNG)
+    cause, suspect, others = run(work_beside_a_hung_change(shop, applied))
+    assert cause == "the outcome of the last of 2 tries is unknown"
+    assert suspect > 0, "it may write whenever it wakes up"
+    assert (begun.count("hung"), others) == (1, 0), "a second thread would hang as well"
+    assert sorted(applied) == sorted(keys(COUNT))
+
+
+def test_an_async_handler_that_hangs_is_cancelled_and_its_slot_is_free(tmp_path):
+    """There is only one slot, so the others could not go on without it."""
+    applied: list[str] = []
+    cancelled: list[str] = []
+
+    async def handle(change: Change) -> None:
+        try:
+            if change.key == "hung":
+                await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            cancelled.append(change.key)
+            raise
+        applied.append(change.key)
+
+    shop = shop_with(handle, tmp_path, concurrency=1, **HUNG)
+    cause, suspect, others = run(work_beside_a_hung_change(shop, applied))
+    assert cause == "the outcome of the last of 2 tries is unknown"
+    assert (suspect > 0, cancelled, others) == (True, ["hung"] * 2, 0)

@@ -1,0 +1,40 @@
+"""The plugs on Postgres keep the promises of their protocols, on a real server."""
+
+import pytest
+
+from adapters.postgres.benches import LEDGERS, SINKS, SOURCES
+from keywise.testing.conformance import ledger_promises
+from keywise.testing.conformance.sinks import ATOMIC_PROMISES, READING_PROMISES
+from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES
+from keywise.testing.conformance.transactional_queues import INLET_PROMISES
+from running import run
+
+pytestmark = pytest.mark.server("postgres")
+
+# Said here and not asked from the plugs, so that nothing is started while tests are collected.
+INLINE_PROMISES = [*SOURCE_PROMISES, *VISIBILITY_PROMISES, *INLET_PROMISES]
+TABLE_PROMISES = [*ATOMIC_PROMISES, *READING_PROMISES]
+
+
+def pairs(files: dict, promises: list) -> list:
+    return [
+        pytest.param(make, promise, id=f"{name}-{promise.name}")
+        for makes in files.values()
+        for name, make in makes.items()
+        for promise in promises
+    ]
+
+
+@pytest.mark.parametrize(("make", "promise"), pairs(SOURCES, INLINE_PROMISES))
+def test_a_source_keeps_its_promises(make, promise):
+    run(promise(make))
+
+
+@pytest.mark.parametrize(("make", "promise"), pairs(LEDGERS, ledger_promises()))
+def test_a_ledger_keeps_its_promises(make, promise):
+    run(promise(make), limit_s=110)
+
+
+@pytest.mark.parametrize(("make", "promise"), pairs(SINKS, TABLE_PROMISES))
+def test_a_sink_keeps_its_promises(make, promise):
+    run(promise(make))

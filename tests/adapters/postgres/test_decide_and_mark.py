@@ -1,0 +1,105 @@
+"""Deciding and marking in one step answers as two steps do, and leaves the same entries."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+
+from adapters.postgres.benches import postgres_ledger
+from keywise.core.change import Want, order_of
+from keywise.core.controls import Pause
+from keywise.core.rules import Policy
+from keywise.testing.conformance.random_histories import HISTORY_PROMISES, agree
+from running import run
+
+pytestmark = pytest.mark.server("postgres")
+
+
+class _Undone(Exception):
+    """Leaves a savepoint on purpose."""
+
+
+class Hasty:
+    """A transaction that also tries the one step wherever two steps are taken."""
+
+    def __init__(self, transaction) -> None:
+        self._transaction = transaction
+        self._decided = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._transaction, name)
+
+    async def decide(self, wants):
+        try:
+            async with self._transaction.savepoint():
+                at_once = await self._transaction.decide_at_once(wants)
+                raise _Undone
+        except _Undone:
+            pass
+        refusals = await self._transaction.decide(wants)
+        agree("the refusals at once", at_once, refusals)
+        self._decided = wants
+        return refusals
+
+    async def mark(self, wants) -> None:
+        await self._transaction.decide_at_once(self._decided)
+        await self._transaction.mark(wants)
+
+
+class HastyLedger:
+    """A ledger whose transactions are hasty."""
+
+    def __init__(self, ledger) -> None:
+        self._ledger = ledger
+
+    def __getattr__(self, name: str):
+        return getattr(self._ledger, name)
+
+    @asynccontextmanager
+    async def transaction(self):
+        async with self._ledger.transaction() as transaction:
+            yield Hasty(transaction)
+
+
+@asynccontextmanager
+async def hasty(policy: Policy):
+    async with postgres_ledger(policy) as bench:
+        bench.ledger, bench.another = HastyLedger(bench.ledger), HastyLedger(bench.another)
+        yield bench
+
+
+@pytest.mark.parametrize("promise", HISTORY_PROMISES, ids=lambda promise: promise.name)
+def test_random_histories_answer_as_memory_does_also_at_once(promise):
+    run(promise(hasty), limit_s=110)
+
+
+def test_what_an_operator_set_is_heeded_at_once():
+    async def main() -> None:
+        async with postgres_ledger(Policy()) as bench:
+            await bench.ledger.governor.pause(Pause("a"))
+            async with bench.ledger.transaction() as transaction:
+                refusals = await transaction.decide_at_once([Want("a", order_of(1)), Want("b", order_of(1))])
+                assert {key: refusal.answer.value for key, refusal in refusals.items()} == {"a": "paused"}
+                await transaction.mark([Want("b", order_of(1))])
+            assert await bench.ledger.inspect("a") is None
+            assert (await bench.entry("b")).mark == order_of(1)
+
+    run(main())
+
+
+def test_deletions_and_late_changes_are_judged_at_once():
+    async def main() -> None:
+        async with postgres_ledger(Policy(retention_s=100.0)) as bench:
+            now = await bench.ledger.now()
+            wants = [
+                Want("a", order_of(1), True, now),
+                Want("b", order_of(1), False, now),
+                Want("c", order_of(1), sent_at=0.0),
+            ]
+            for batch, refused in ((wants[:2], []), (wants[2:], ["c"])):
+                async with bench.ledger.transaction() as transaction:
+                    assert list(await transaction.decide_at_once(batch)) == refused
+                    await transaction.mark([want for want in batch if want.key not in refused])
+            assert [(await bench.entry(key)).deleted for key in "ab"] == [True, False]
+            assert await bench.ledger.inspect("c") is None
+
+    run(main())

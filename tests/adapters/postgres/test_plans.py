@@ -1,0 +1,179 @@
+"""No hot statement on Postgres reads a whole table, however large the batch and however full the tables."""
+
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import pytest
+
+from adapters.postgres.benches import fresh
+from keywise.adapters.postgres import database as postgres
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.ledger import dump as archive_statements
+from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.adapters.postgres.sink import PostgresSink
+from keywise.adapters.postgres.source import PostgresSource
+from keywise.core.change import Want, order_of
+from keywise.core.ledger import Burial, Failure, Letter, Part
+from keywise.core.rules import Certainty, Entry, Policy, Terms
+from keywise.testing.conformance.sinks import gone, put
+from running import run
+from servers import shared
+
+pytestmark = pytest.mark.server("postgres")
+
+BATCHES = (1, 100, 500, 1000, 2000)
+CROWD = 100_000
+SCAN = re.compile(r"Seq Scan on (keywise_\w+|stock_\w+)")
+SMALL = {"keywise_scopes", "keywise_queues"}
+"""One row for each pipeline or queue: an index would be slower."""
+EXPLAINED = {"session_preload_libraries": "auto_explain", "auto_explain.log_min_duration": "0"}
+"""Have the plan of every statement written into the log of the server."""
+
+
+class Parts:
+    """A queue, a ledger and a table in one database, and what a consumer does with them."""
+
+    def __init__(self, database: PostgresDatabase, source, ledger, sink) -> None:
+        self.database, self.source, self.ledger, self.sink = database, source, ledger, sink
+
+    async def one_transaction(self, batch: int, version: int) -> None:
+        """Receive, decide, write, mark, fail, bury, release and ack in one transaction; then with what was peeked."""
+        changes = [put(f"k{number}", version) for number in range(batch)]
+        async with self.ledger.transaction() as transaction:
+            inlet = self.source.inlet(transaction.connection)
+            deliveries = await inlet.receive(batch)
+            await transaction.decide(changes)
+            async with transaction.savepoint():
+                await self.sink.write(transaction, [*changes, gone("gone", version)])
+            await transaction.mark(changes)
+            await transaction.fail([Want("failed", order_of(version))])
+            await transaction.bury([(Want("failed", order_of(version)), Letter("cause", b""))])
+            await inlet.release(deliveries[:1], 0.0)
+            await inlet.ack(deliveries[2:])
+        async with self.ledger.transaction() as transaction:
+            inlet = self.source.inlet(transaction.connection)
+            await inlet.ack(await inlet.receive(10))
+        peeked = await self.source.peek(batch, deliveries[-1])
+        async with self.ledger.transaction() as transaction:
+            inlet = self.source.inlet(transaction.connection)
+            await inlet.ack(await inlet.receive(batch, peeked))
+            await transaction.decide_at_once([put(f"k{number}", version + 1) for number in range(batch)])
+
+    async def leased(self, batch: int, version: int) -> None:
+        """Receive, claim, renew, commit, fail, release, bury, extend, release and ack, each on its own."""
+        deliveries = await self.source.receive(batch, 0.0)
+        wants = [Want(f"k{number}", order_of(version)) for number in range(max(4, batch))]
+        answers = await self.ledger.claim(wants, Terms("w1", 60.0))
+        await self.ledger.renew(answers.granted, 60.0)
+        *rest, failed, released, buried = answers.granted
+        await self.ledger.commit(rest)
+        await self.ledger.fail([Failure(failed, Certainty.CLEAN, 0.0)])
+        await self.ledger.release([released])
+        await self.ledger.bury([Burial(Letter("cause", b""), buried)])
+        await self.source.extend(deliveries, 60.0)
+        await self.source.release(deliveries[:1], 0.0)
+        await self.source.ack(deliveries[1:])
+        await self.ledger.suspects(10, 0.0)
+        await self.ledger.letters(10)
+        await self.ledger.inspect("k1")
+        await self.source.arrived(0.0)
+
+
+@asynccontextmanager
+async def opened(url: str):
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(PostgresDatabase(url))
+        source = await stack.enter_async_context(PostgresSource(database, fresh("queue")))
+        ledger = await stack.enter_async_context(PostgresLedger(database, fresh("scope"), Policy(intents=True)))
+        sink = await stack.enter_async_context(PostgresSink(database, fresh("stock")))
+        yield Parts(database, source, ledger, sink)
+
+
+async def crowd(parts: Parts) -> None:
+    """Fill the tables with what a batch has nothing to do with, and with the messages it receives."""
+    bodies = [msgspec.json.encode({"key": f"k{number}"}) for number in range(CROWD)]
+    await parts.source.send(bodies)
+    scope, queue = parts.ledger.scope.number, parts.source._queue
+    for statement in (
+        f"insert into keywise_marks (scope, key, version, updated_at) "
+        f"select {scope}, convert_to('k' || n, 'UTF8'), 1, 0 from generate_series(1, {CROWD}) n",
+        f"insert into keywise_active (scope, key, token, lease_until, suspect, entry) "
+        f"select {scope}, convert_to('x' || n, 'UTF8'), 1, 1, 0, '{{}}' from generate_series(1, {CROWD}) n",
+        f"insert into keywise_held (id, queue, visible_at, receipt, count, sent_at, body) "
+        f"select nextval('keywise_messages'), {queue}, 1e12, 1, 1, 1, '' from generate_series(1, {CROWD})",
+        f"insert into {parts.sink._table} select 'k' || n, 0, '' from generate_series(1, {CROWD}) n",
+        f"insert into keywise_letters (scope, buried_at, key, cause, body, sent_at, source) "
+        f"select {scope}, n, '', '', '', 0, '' from generate_series(1, {CROWD}) n",
+    ):
+        await parts.database.write(statement)
+    for table in ("marks", "active", "held", "ready", "letters"):
+        await parts.database.write(f"analyze keywise_{table}")
+    await parts.database.write(f"analyze {parts.sink._table}")
+
+
+def plans_of(name: str, steps: Callable[[Parts], Awaitable[None]]) -> list[str]:
+    """The plans of all statements of some steps."""
+    url = shared.postgres().create_database(name, **EXPLAINED)
+
+    async def main() -> list[str]:
+        async with opened(url) as parts:
+            before = len(shared.postgres().log)
+            await steps(parts)
+        return shared.postgres().log[before:].split("LOG:  duration:")[1:]
+
+    plans = run(main(), limit_s=110)
+    assert len(plans) > 100, "too few plans were seen to prove anything"
+    return plans
+
+
+def scans(plans: list[str]) -> set[str]:
+    return {plan[:300] for plan in plans for table in SCAN.findall(plan) if table not in SMALL}
+
+
+def test_no_hot_statement_scans_a_table(monkeypatch: pytest.MonkeyPatch):
+    """With plans that the server is free to choose: else a statement that suits no index would not be noticed."""
+    allowed = postgres._SESSION.replace("enable_seqscan = off", "enable_seqscan = on")
+    assert allowed != postgres._SESSION
+    monkeypatch.setattr(postgres, "_SESSION", allowed)
+
+    async def steps(parts: Parts) -> None:
+        await crowd(parts)
+        for number, batch in enumerate(BATCHES * 2):
+            await parts.one_transaction(batch, 10 + 4 * number)
+            await parts.leased(batch, 12 + 4 * number)
+
+    assert scans(plans_of("plans", steps)) == set()
+
+
+def test_no_plan_for_a_table_that_is_still_empty_scans_it():
+    """It would be kept while the table grows, until somebody analyzes it."""
+
+    async def steps(parts: Parts) -> None:
+        # As the server does by itself some time after the first messages came and went.
+        await parts.database.write("vacuum analyze")
+        for number in range(10):
+            await parts.source.send([b"{}"] * 4)
+            await parts.leased(4, 1 + number)
+
+    assert scans(plans_of("early_plans", steps)) == set()
+
+
+@pytest.mark.parametrize("is_analyzed", [False, True])
+def test_a_part_of_a_scope_is_read_without_the_rest_of_it(is_analyzed):
+    """Else a copy would take longer for each key the more keys there are."""
+
+    async def main() -> list[tuple[int, int]]:
+        async with PostgresLedger(PostgresDatabase(shared.postgres().url), fresh("scope"), Policy()) as ledger:
+            entries = [(f"k{number:06}", Entry(order_of(1), suspect=number % 9)) for number in range(20_000)]
+            await ledger.archive.add(Part(entries=entries))
+            if is_analyzed:
+                await ledger.database.write("analyze keywise_marks")
+            explain = "explain (analyze) " + archive_statements._ENTRIES
+            lines = await ledger.archive._read(explain, ledger.scope.number, b"k010000", 100)
+            scans = [re.search(r"Scan.*actual.* rows=(\d+) loops=(\d+)", line) for (line,) in lines]
+            return [(int(scan[1]), int(scan[2])) for scan in scans if scan]
+
+    seen = run(main())
+    assert len(seen) >= 5 and max(rows * loops for rows, loops in seen) <= 100

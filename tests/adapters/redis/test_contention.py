@@ -1,0 +1,118 @@
+"""Many who change the same things of one Redis ledger at once, and more keys at once than one step tells."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.exceptions import RedisError
+
+from adapters.redis.benches import fresh
+from keywise.adapters.redis.database import RedisDatabase, redis_errors
+from keywise.adapters.redis.ledger import ledger as redis_ledger
+from keywise.adapters.redis.ledger import scope as redis_scope
+from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.core.change import Want, order_of
+from keywise.core.controls import Pause
+from keywise.core.errors import UnavailableError
+from keywise.core.rules import Policy, Terms
+from running import run
+from servers import shared
+
+pytestmark = pytest.mark.server("redis")
+
+TERMS = Terms("w1", 60.0)
+
+
+@asynccontextmanager
+async def two_ledgers() -> AsyncIterator[tuple[RedisLedger, RedisLedger]]:
+    name, url = fresh("crowd"), shared.redis().url
+    async with (
+        RedisLedger(RedisDatabase(url), name, Policy()) as one,
+        RedisLedger(RedisDatabase(url), name, Policy()) as other,
+    ):
+        yield one, other
+
+
+def wants(*keys: str, version: int = 1) -> list[Want]:
+    return [Want(key, order_of(version)) for key in keys]
+
+
+def test_what_many_set_at_once_is_all_there():
+    async def story() -> None:
+        async with two_ledgers() as ledgers:
+            pausing = [ledgers[n % 2].governor.pause(Pause(f"k{n}")) for n in range(30)]
+            raising = [ledgers[n % 2].governor.raise_era() for n in range(6)]
+            told = await asyncio.gather(*pausing, *raising)
+            standing = await ledgers[0].governor.standing()
+            assert {pause.keys for pause in standing.pauses} == {f"k{n}" for n in range(30)}
+            assert sorted(told[30:]) == [1, 2, 3, 4, 5, 6], "each raised it for itself"
+            assert standing.era == 6
+
+    run(story())
+
+
+def test_more_keys_than_one_step_tells_are_told_and_pruned():
+    keys = [str(uuid.uuid4()) for _ in range(700)]
+
+    async def story() -> None:
+        async with two_ledgers() as (ledger, other):
+            held = (await ledger.claim(wants(*keys), TERMS)).granted
+            assert len(await other.governor.held("", 1000)) == 700
+            found, after = [], ""
+            while page := await other.governor.keys(after, 300):
+                found += page
+                after = page[-1]
+            assert sorted(found) == sorted(keys)
+            assert await ledger.commit(held) == []
+            assert (await other.census()).keys == 700
+            for one in (ledger, other):
+                one.advance(10_000_000.0)
+            assert await other.prune(1.0) == 700
+            assert (await ledger.census()).keys == 0
+
+    run(story())
+
+
+def test_a_worker_that_remembers_few_of_its_claims_looks_for_the_others(monkeypatch):
+    monkeypatch.setattr(redis_ledger, "KNOWN_MAX", 2)
+
+    async def story() -> None:
+        async with two_ledgers() as (ledger, _):
+            held = (await ledger.claim(wants(*"abcde"), TERMS)).granted
+            assert await ledger.commit(held) == []
+            assert (await ledger.census()).keys == 5
+
+    run(story())
+
+
+def test_a_scope_that_is_forgotten_leaves_nothing_behind():
+    async def story() -> None:
+        async with two_ledgers() as (ledger, _):
+            await ledger.commit((await ledger.claim(wants("a", "k" * 300), TERMS)).granted)
+            await ledger.claim(wants("b"), TERMS)
+            await ledger.governor.pause(Pause("a"))
+            name = ledger._scope.name
+            await ledger.forget(name)
+            server = shared.redis()
+            assert server.command("KEYS", f"keywise:{{{name}}}:*") == "*0\r\n"
+            assert name not in server.command("SMEMBERS", "keywise:scopes")
+
+    run(story())
+
+
+def test_a_server_that_loses_everything_again_and_again_counts_as_unavailable(monkeypatch):
+    monkeypatch.setattr(redis_scope, "RECOVERIES_MAX", 0)
+
+    async def story() -> None:
+        async with two_ledgers() as (ledger, _):
+            with pytest.raises(UnavailableError, match="keeps losing"):
+                await ledger.census()
+
+    run(story())
+
+
+def test_what_the_client_library_cannot_explain_may_pass():
+    with pytest.raises(UnavailableError, match="odd"), redis_errors("redis://…"):
+        raise RedisError("odd")

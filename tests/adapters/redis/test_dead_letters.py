@@ -1,0 +1,83 @@
+"""Dead letters in Redis: more and larger ones at once than a server takes in one step."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from adapters.redis.benches import fresh
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger import ledger as redis_ledger
+from keywise.adapters.redis.ledger import working_set as redis_book
+from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.core.change import Want, order_of
+from keywise.core.ledger import Burial, Letter, Part
+from keywise.core.rules import Policy, Terms
+from running import run
+from servers import shared
+from servers.redis import RedisServer, redis_server
+
+pytestmark = pytest.mark.server("redis")
+
+LARGE = Letter(cause="broken", body=b"b" * 600_000, key="a")
+SMALL = Letter(cause="broken", body=b"", key="a")
+
+
+@pytest.fixture
+def narrow(monkeypatch) -> Iterator[RedisServer]:
+    """One that takes 1 MB in one argument."""
+    monkeypatch.setattr(redis_book, "LETTER_BYTES_MAX", 1_000_000)
+    with redis_server(**{"proto-max-bulk-len": "1mb"}) as server:
+        yield server
+
+
+@asynccontextmanager
+async def ledger_on(server: RedisServer, name: str = "shop") -> AsyncIterator[RedisLedger]:
+    async with RedisLedger(RedisDatabase(server.url), name, Policy()) as ledger:
+        yield ledger
+
+
+def test_large_letters_are_kept_a_few_at_a_time(narrow):
+    async def story() -> None:
+        async with ledger_on(narrow) as ledger:
+            assert await ledger.bury([Burial(LARGE)] * 4) == []
+            claims = (await ledger.claim([Want(key, order_of(1)) for key in "abcd"], Terms("w1", 60.0))).granted
+            assert await ledger.bury([Burial(LARGE, claim) for claim in claims]) == []
+            assert (await ledger.census()).dead == 8
+            await ledger.archive.add(Part(letters=[(1.0, LARGE)] * 3))
+            assert (await ledger.census()).dead == 11
+            assert [letter for _, _, letter in await ledger.letters(20)] == [LARGE] * 11
+
+    run(story())
+
+
+def test_many_letters_are_kept_and_dropped_a_few_at_a_time(narrow, monkeypatch):
+    monkeypatch.setattr(redis_book, "LETTERS_MAX", 7)
+    monkeypatch.setattr(redis_ledger, "DROP_AT_ONCE", 7)
+
+    async def story() -> None:
+        async with ledger_on(narrow) as ledger:
+            assert await ledger.bury([Burial(SMALL)] * 30) == []
+            assert (await ledger.census()).dead == 30
+            assert await ledger.drop(range(1, 50)) == 30
+            assert (await ledger.census()).dead == 0
+
+    run(story())
+
+
+def test_a_letter_that_is_dropped_while_letters_are_carried_off_is_left_out():
+    async def story() -> None:
+        async with ledger_on(shared.redis(), fresh("scope")) as ledger:
+            await ledger.bury([Burial(SMALL)] * 3)
+            real = ledger._server.run
+
+            async def run(*command):
+                if command[0] == "HMGET":
+                    await ledger.drop([2])
+                return await real(*command)
+
+            ledger._server.run = run
+            part = await ledger.archive.part("letters:0", 10)
+            assert [letter for _, letter in part.letters] == [SMALL] * 2
+
+    run(story())

@@ -1,0 +1,195 @@
+"""What a Redis server has lost is noted once and for all, whatever happens to whoever finds it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from adapters.redis.benches import fresh
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger import scope as redis_scope
+from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.core.change import Want, order_of
+from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.entry import Entry
+from keywise.core.errors import UnavailableError
+from keywise.core.rules import Policy, Terms
+from running import run
+from servers.redis import RedisServer, redis_server
+
+pytestmark = pytest.mark.server("redis")
+
+TERMS = Terms("w1", 60.0)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """One of its own, which may lose what it likes."""
+    with redis_server() as server:
+        yield server
+
+
+@asynccontextmanager
+async def ledger_on(server: RedisServer, name: str = "shop", **options) -> AsyncIterator[RedisLedger]:
+    async with RedisLedger(RedisDatabase(server.url), name, Policy(intents=True), **options) as ledger:
+        yield ledger
+
+
+async def committed(ledger: RedisLedger, key: str, version: int) -> None:
+    [claim] = (await ledger.claim([Want(key, order_of(version))], TERMS)).granted
+    assert await ledger.commit([claim]) == []
+
+
+async def reached(ledger: RedisLedger) -> None:
+    """Ask until the server answers again."""
+    while True:
+        try:
+            await ledger.census()
+        except UnavailableError:
+            continue
+        return
+
+
+async def is_due(ledger: RedisLedger) -> bool:
+    return (await ledger.governor.standing()).resync_at > 0
+
+
+@pytest.mark.parametrize("end", [ConnectionResetError, asyncio.CancelledError], ids=["cut off", "cancelled"])
+def test_a_loss_is_noted_though_whoever_finds_it_does_not_come_to_its_end(server, end):
+    """After however many of the commands that it takes."""
+
+    async def story() -> None:
+        for commands in range(8):
+            async with ledger_on(server, fresh("scope")) as ledger:
+                await committed(ledger, "a", 5)
+                server.command("FLUSHALL")
+                asked = await _ended_after(ledger, commands, end)
+                await committed(ledger, "a", 4)
+                assert await is_due(ledger)
+                assert ledger.losses == 1, "it is told once"
+        assert asked < commands, "all commands were tried"
+
+    run(story())
+
+
+async def _ended_after(ledger: RedisLedger, commands: int, end: type[BaseException]) -> int:
+    """Let a call end after so many commands, the last of which arrives; how many there were."""
+    real, asked = ledger._server._ask, 0
+
+    async def ask(*command):
+        nonlocal asked
+        asked += 1
+        answer = await real(*command)
+        if asked > commands:
+            raise end
+        return answer
+
+    ledger._server._ask = ask
+    with suppress(UnavailableError, asyncio.CancelledError):
+        await ledger.census()
+    ledger._server._ask = real
+    return asked
+
+
+def test_many_who_find_a_loss_at_once_tell_it_once(server):
+    async def story() -> None:
+        async with ledger_on(server) as ledger:
+            await committed(ledger, "a", 5)
+            server.command("FLUSHALL")
+            await asyncio.gather(*(ledger.census() for _ in range(8)))
+            assert (ledger.losses, await is_due(ledger)) == (1, True)
+
+    run(story())
+
+
+def test_what_was_set_before_a_loss_was_noted_stays_set(server, monkeypatch):
+    async def story() -> None:
+        async with ledger_on(server) as ledger, ledger_on(server) as other:
+            await committed(ledger, "a", 5)
+            server.command("FLUSHALL")
+            noted = ledger._scope.on_loss
+            await other.census()
+
+            def slow(standing: bytes, now: float) -> bytes:
+                ledger._scope.on_loss = noted
+                server.command("SET", "keywise:{shop}:standing", '{"era":3}')
+                return noted(standing, now)
+
+            ledger._scope.on_loss = slow
+            await ledger.census()
+            assert (await ledger.governor.standing()).era == 3
+            assert await is_due(ledger)
+            server.command("FLUSHALL")
+            monkeypatch.setattr(redis_scope, "NOTES_MAX", 0)
+            with pytest.raises(UnavailableError, match="others keep changing"):
+                await ledger.census()
+
+    run(story())
+
+
+@pytest.mark.parametrize("what", ["pause", "era"])
+def test_a_pause_and_an_era_that_are_lost_are_found_out(server, what):
+    """By whoever set it, and by whoever has seen it."""
+
+    async def story() -> None:
+        async with ledger_on(server) as ledger, ledger_on(server) as other:
+            await committed(ledger, "a", 5)
+            before = server.read_file()
+            if what == "pause":
+                await ledger.governor.pause(Pause(EVERYTHING, is_pattern=True))
+            else:
+                assert await ledger.governor.raise_era() == 1
+            await other.inspect("a")
+            server.stop()
+            server.write_file(before)
+            server.start()
+            for one in (other, ledger):
+                await reached(one)
+                assert one.losses == 1
+            assert await is_due(ledger)
+
+    run(story())
+
+
+def test_a_quiet_worker_is_not_taken_for_one_whose_writes_are_gone(server):
+    """So many wrote after it that its number is kept no more."""
+
+    async def story() -> None:
+        async with ledger_on(server) as quiet:
+            await committed(quiet, "a", 5)
+            crowd = [word for number in range(5000) for word in ("3", f"worker{number}")]
+            server.command("ZADD", "keywise:{shop}:workers", *crowd)
+            async with ledger_on(server):
+                assert int(server.command("ZCARD", "keywise:{shop}:workers")[1:]) == redis_scope.WORKERS_MAX
+            await quiet.census()
+            assert (quiet.losses, await is_due(quiet)) == (0, False)
+            await committed(quiet, "c", 5)
+            server.command("DEL", "keywise:{shop}:workers")
+            await quiet.census()
+            assert quiet.losses == 1, "what is lost after that is found out"
+
+    run(story())
+
+
+def test_what_was_to_be_written_elsewhere_is_not_written_after_a_loss(server):
+    """Keys may lie in other places of a ledger that was made anew."""
+
+    async def story() -> None:
+        async with ledger_on(server, buckets=7):
+            pass
+        async with ledger_on(server) as ledger:
+            await committed(ledger, "a", 5)
+            page = await ledger._book.read(["key"])
+            server.command("FLUSHALL")
+            async with ledger_on(server) as other:
+                await committed(other, "key", 9)
+            wrong = Entry(order_of(8), False, page.now)
+            with pytest.raises(UnavailableError, match="buckets"):
+                await ledger._book.work(page, lambda page, key: page.entries[key] or wrong)
+            assert (await ledger.inspect("key")).mark == order_of(9)
+            assert (ledger.losses, await is_due(ledger)) == (1, True)
+            await ledger._book.work(page, lambda page, key: page.entries[key] or wrong)
+            assert (await ledger.inspect("key")).mark == order_of(9)
+
+    run(story())

@@ -1,0 +1,44 @@
+"""One ledger under two spellings of its address: a copy that is to replace it with itself is refused."""
+
+import pytest
+from msgspec.structs import replace
+
+from adapters.postgres.benches import fresh
+from keywise.adapters.postgres.database import PostgresDatabase
+from keywise.adapters.postgres.ledger.ledger import PostgresLedger
+from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.errors import ActError
+from keywise.operate.admin import Mandate
+from keywise.operate.copy_ledger import Found, Move, Place
+from keywise.testing.conformance.claims import PLAIN, LedgerBench
+from keywise.testing.conformance.dumps import filled, joined, parts_of
+from running import run
+from servers import shared
+
+KINDS = {"postgres": (PostgresDatabase, PostgresLedger), "redis": (RedisDatabase, RedisLedger)}
+
+
+@pytest.mark.parametrize("server", [pytest.param(name, marks=pytest.mark.server(name)) for name in KINDS])
+def test_a_ledger_is_not_replaced_by_itself_under_another_spelling_of_its_host(server):
+    """As after a comparison during which something was written."""
+    url, scope = getattr(shared, server)().url, fresh("same")
+
+    async def main() -> None:
+        database, ledger = KINDS[server]
+        databases = [database(each) for each in (url, url.replace("127.0.0.1", "localhost"))]
+        async with ledger(databases[0], scope, PLAIN) as one, ledger(databases[1], scope, PLAIN) as other:
+            clocks = [each.advance for each in databases]
+            await filled(LedgerBench(ledger=one, another=one, advance=lambda seconds: [go(seconds) for go in clocks]))
+            await one.governor.pause(Pause(EVERYTHING, True))
+            before, standing = joined(await parts_of(one.archive, 100)), await one.governor.standing()
+            move = Move(scope, Place("here", one), Place("there", other), lambda what, done: None)
+            plan = await move.plan()
+            assert plan.found is Found.SAME
+            with pytest.raises(ActError, match="here and there are the same ledger"):
+                await move.run(replace(plan, found=Found.OTHER), Mandate("ada"))
+            assert joined(await parts_of(one.archive, 100)) == before
+            assert await other.governor.standing() == standing
+
+    run(main())

@@ -1,0 +1,122 @@
+"""`keywise run` as an operator meets it: what it promises, how it drains, and how it ends."""
+
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from cli.command import LIMIT_S, Folder
+from keywise.app import SAME_WISH_S
+
+HANGING = """
+import threading
+import keywise
+from keywise import Change
+
+app = keywise.App("sqlite:///shop.db")
+slow = app.pipeline("slow", key="id", version="v", drain="{drain}", poll="50ms")
+slow.source("sqlite:///shop.db")
+
+
+@slow.apply
+def hang(change: Change[dict]) -> None:
+    print("begun", flush=True)
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def line(process: subprocess.Popen[str], word: str) -> str:
+    """Wait for a line on stderr."""
+    for said in process.stderr:
+        if word in said:
+            return said
+    pytest.fail(f"the command ended without saying {word!r}")
+
+
+def test_grade_promise_and_way_of_each_source_are_said_at_the_start(folder):
+    answer = folder.keywise("run", "shop:app", "--until-empty")
+    assert answer.status == 0
+    for said in (
+        "pages: atomic (each effect exactly once), one transaction, from sqlite:///shop.db\n",
+        "pages: atomic (each effect exactly once), one transaction, from sqlite:///shop.db?queue=bulk\n",
+        "mails: plain (at least once, ends at the newest), leased, from sqlite:///shop.db\n",
+    ):
+        assert said in answer.err
+    assert [row.split()[0] for row in answer.out.splitlines()] == ["pipeline", "pages", "mails"]
+    assert "\x1b" not in answer.out + answer.err
+
+
+def test_only_the_named_pipelines_run(folder):
+    for pipeline in ("pages", "mails"):
+        folder.keywise("send", pipeline, '{"id": "a", "v": 1}')
+    answer = folder.keywise("run", "shop:app", "mails", "--until-empty", "--json")
+    assert list(answer.json["pipelines"]) == ["mails"]
+    assert answer.json["pipelines"]["mails"]["outcomes"]["applied"] == 1
+    pages, mails = folder.keywise("status", "--json").json["pipelines"]
+    assert (pages["sources"][0]["depth"], mails["sources"][0]["depth"]) == (1, 0)
+
+
+def test_until_empty_waits_for_retries(folder):
+    folder.keywise("send", "mails", '{"id": "a", "v": 1, "broken": true}')
+    answer = folder.keywise("run", "shop:app", "--until-empty", "--json")
+    told = answer.json["pipelines"]["mails"]
+    assert (told["failed_tries"], told["outcomes"]["dead"]) == (1, 1)
+    assert "WARNING failed" in answer.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_and_the_summary_follows(folder, number):
+    process = folder.start("run", "shop:app")
+    line(process, "mails: plain")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    assert "stopped pipeline='mails'" in err
+    assert out.startswith("pipeline ")
+
+
+def test_a_hung_handler_does_not_keep_the_process(folder):
+    folder.write("shop.py", HANGING.format(drain="100ms"))
+    folder.keywise("send", "slow", '{"id": "a", "v": 1}')
+    process = folder.start("run", "shop:app")
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    assert out.startswith("pipeline "), err
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(folder):
+    """As GNU timeout sends it: to the process, and to its group."""
+    folder.write("shop.py", HANGING.format(drain="100ms"))
+    folder.keywise("send", "slow", '{"id": "a", "v": 1}')
+    process = folder.start("run", "shop:app")
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+    assert out.startswith("pipeline "), err
+
+
+def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
+    folder.write("shop.py", HANGING.format(drain="10m"))
+    folder.keywise("send", "slow", '{"id": "a", "v": 1}')
+    process = folder.start("run", "shop:app")
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(signal.SIGTERM)
+    line(process, "draining")
+    threading.Timer(SAME_WISH_S, process.send_signal, [signal.SIGTERM]).start()
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    [story] = folder.keywise("why", "a", "--json").json["pipelines"]
+    assert story["holder"] is not None
+    text = folder.keywise("why", "a").out
+    assert "held by" in text and "intent  version 1" in text and "waits for the key" in text

@@ -1,0 +1,257 @@
+"""A ledger that moves: what is carried, what is refused, and what the target may hold."""
+
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from keywise.core.change import Want, order_of
+from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.entry import Entry, Policy
+from keywise.core.errors import ActError
+from keywise.core.ledger import Letter, Line, Part
+from keywise.core.limits import Rate
+from keywise.operate.copy_ledger import Found, Plan, Tallies, Tally
+from keywise.testing.conformance.dumps import joined, parts_of
+from operate.copy_rig import EVERY_KEY, TERMS, Road
+from running import run
+
+
+def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
+    road = Road()
+
+    async def main() -> None:
+        await road.fill()
+        await road.source.archive.stand(Standing(2, (EVERY_KEY, Pause("a")), 7.0))
+        before = joined(await parts_of(road.source.archive, 100))
+        tallies = await road.copy()
+        mine, theirs = await road.content()
+        assert theirs.entries == mine.entries == before.entries and len(mine.entries) > 10
+        assert theirs.letters == mine.letters and len(mine.letters) == 3
+        assert theirs.lines[:-1] == mine.lines[:-1] == before.lines
+        assert (tallies.keys.count, tallies.letters.count) == (len(mine.entries), 3)
+        assert await road.target.standing() == Standing(2, (EVERY_KEY, Pause("a")), 7.0)
+        assert (await road.target.claim([Want("new", order_of(1))], TERMS)).granted == []
+
+    run(main())
+    assert {what for what, _ in road.told} == {"copying", "checking the copy", "checking the original"}
+
+
+def test_both_histories_say_who_copied_and_why():
+    road = Road()
+
+    async def main() -> tuple[Line, Line]:
+        await road.fill()
+        await road.copy()
+        return (await road.source.history(None, 1))[0], (await road.target.history(None, 1))[0]
+
+    mine, theirs = run(main())
+    assert (mine.what, mine.by, theirs.what, theirs.by) == ("copied", "ada@desk", "copied", "ada@desk")
+    assert mine.detail == "to new://: 14 keys, 3 dead letters; ticket 7"
+    assert theirs.detail == "from old://: 14 keys, 3 dead letters; ticket 7"
+
+
+def test_tokens_of_the_target_are_above_all_of_the_source():
+    road = Road()
+
+    async def main() -> None:
+        for number in range(50):
+            await road.source.release((await road.source.claim([Want(f"k{number}", order_of(1))], TERMS)).granted)
+        [old] = (await road.source.claim([Want("a", order_of(1))], TERMS)).granted
+        await road.source.commit([old])
+        await road.source.governor.pause(EVERY_KEY)
+        await road.copy()
+        await road.target.governor.resume(EVERYTHING, True)
+        [new] = (await road.target.claim([Want("a", order_of(2))], TERMS)).granted
+        assert new.token > old.token
+
+    run(main())
+
+
+@pytest.mark.parametrize("ahead_s", [3600.5, -3600.5])
+def test_moments_are_carried_to_the_clock_of_the_target(ahead_s):
+    road = Road()
+
+    async def main() -> None:
+        await road.fill()
+        soon = Entry(tried=order_of(1), attempts=1, not_before=road.clock() + 9.0)
+        await road.source.archive.add(Part(entries=[("soon", soon)]))
+        road.there.advance(ahead_s)
+        plan = await road.move.plan()
+        assert plan.shift_s == math.ceil(ahead_s)
+        await road.copy()
+        mine, theirs = await road.content()
+        assert len(mine.entries) == len(theirs.entries) == 15
+        for (key, here), (_, there) in zip(mine.entries, theirs.entries, strict=True):
+            for name in ("updated_at", "lease_until", "tried_at", "unknown_until", "not_before", "suspect_at"):
+                at = getattr(here, name)
+                assert getattr(there, name) == (at + plan.shift_s if at else 0.0), (key, name)
+        assert [at for at, _ in theirs.letters] == [at + plan.shift_s for at, _ in mine.letters]
+        assert [one.at for one in theirs.lines[:-1]] == [one.at + plan.shift_s for one in mine.lines[:-1]]
+        assert (await road.target.standing()).pauses == (replace(EVERY_KEY, at=5.0 + plan.shift_s),)
+        left_s = (await road.target.inspect("soon")).not_before - road.there()
+        assert 9.0 <= left_s < 10.0, "never sooner, and at most a second later"
+
+    run(main())
+
+
+def test_a_resync_that_is_due_stays_due_on_the_other_clock():
+    road = Road(ahead_s=99.5)
+
+    async def main() -> None:
+        await road.source.doubt([], True)
+        since = (await road.source.standing()).resync_at
+        await road.source.governor.pause(EVERY_KEY)
+        await road.copy()
+        assert (await road.target.standing()).resync_at == since + 100.0
+
+    run(main())
+
+
+def test_clocks_that_nearly_agree_count_as_one():
+    road = Road(ahead_s=1.9)
+
+    async def main() -> None:
+        await road.source.governor.pause(EVERY_KEY)
+        assert (await road.move.plan()).shift_s == 0.0
+
+    run(main())
+
+
+def test_only_charges_that_still_limit_a_key_are_carried():
+    road = Road(policy=Policy(rate=Rate(1, per=100.0)))
+
+    async def main() -> None:
+        for key in ("old", "new"):
+            claims = (await road.source.claim([Want(key, order_of(1))], TERMS)).granted
+            await road.source.release(claims)
+            if key == "old":
+                road.clock.advance(150.0)
+                road.there.advance(150.0)
+        await road.source.governor.pause(EVERY_KEY)
+        assert (await road.copy()).keys.count == 1
+        assert await road.target.inspect("old") is None
+        assert (await road.target.inspect("new")).rate_at > road.clock()
+
+    run(main())
+
+
+def test_texts_that_not_every_store_takes_are_carried_as_it_would_take_them():
+    road = Road()
+    letter = Letter("a\0cause", b"\0", "k", 1, {}, 1.0, "so\0urce")
+
+    async def main() -> None:
+        await road.source.governor.pause(EVERY_KEY)
+        await road.source.archive.add(
+            Part(letters=[(1.0, letter)], lines=[Line(1.0, "stale", "k", 1, "de\0tail", "b\0y")])
+        )
+        await road.copy()
+        _, theirs = await road.content()
+        carried = replace(letter, cause="a\ufffdcause", source="so\ufffdurce", headers=None)
+        assert theirs.letters == [(1.0, carried)]
+        assert theirs.lines[0] == Line(1.0, "stale", "k", 1, "de\ufffdtail", "b\ufffdy")
+
+    run(main())
+
+
+def test_a_pipeline_that_is_not_paused_is_refused():
+    road = Road()
+    assert road.refusal() == (
+        "pipeline 'pages' is not paused in old://, so a worker could change it meanwhile; "
+        "first keywise pause --all --wait --pipeline pages"
+    )
+    run(road.source.governor.pause(Pause("a*", True)))
+    assert "is not paused in old://" in road.refusal(), "some keys are not all"
+
+
+def test_a_claim_that_is_held_is_refused():
+    road = Road()
+
+    async def main() -> None:
+        await road.source.claim([Want("it's", order_of(1))], TERMS)
+        await road.source.governor.pause(EVERY_KEY)
+
+    run(main())
+    assert "\"it's\" of pipeline 'pages' is still held by w1 in old://" in road.refusal()
+    road.clock.advance(61.0)
+    assert run(road.move.plan()).found is Found.NOTHING, "a lease that ran out is carried as it is"
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 100.0])
+def test_the_same_content_is_not_copied_again(ahead_s):
+    road = Road()
+
+    async def main() -> Plan:
+        await road.fill()
+        road.there.advance(ahead_s)
+        await road.copy()
+        road.there.advance(1.5)
+        return await road.move.plan()
+
+    assert run(main()).found is Found.SAME, "also if the clocks have drifted since"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (Part(entries=[("more", Entry(order_of(1)))]), "15 keys instead of 14"),
+        (Part(entries=[("a", Entry(order_of(99)))]), "14 keys, and some of them are different"),
+        (Part(letters=[(1.0, Letter("cause", b""))]), "4 dead letters instead of 3"),
+        (Part(lines=[Line(1.0, "stale")]), "6 lines of history instead of 5"),
+    ],
+)
+def test_what_the_target_holds_besides_is_told_and_replaced_only_while_nobody_uses_it(change, told):
+    road = Road()
+
+    async def main() -> None:
+        await road.fill()
+        await road.copy()
+        await road.target.archive.add(change)
+        plan = await road.move.plan()
+        assert (plan.found, plan.difference) == (Found.OTHER, told)
+        await road.move.check_replaceable()
+        await road.target.governor.resume(EVERYTHING, True)
+        with pytest.raises(ActError, match="is not paused in new://, so it may be in use"):
+            await road.move.check_replaceable()
+        [claim] = (await road.target.claim([Want("held", order_of(1))], TERMS)).granted
+        await road.target.governor.pause(EVERY_KEY)
+        with pytest.raises(ActError, match="'held' of pipeline 'pages' is still held by w1 in new://"):
+            await road.move.check_replaceable()
+        await road.target.release([claim])
+        await road.copy()
+        assert (await road.move.plan()).found is Found.SAME
+
+    run(main())
+
+
+def test_a_target_with_nothing_but_a_pause_holds_something():
+    road = Road()
+
+    async def main() -> Plan:
+        await road.fill()
+        await road.target.governor.pause(Pause("a"))
+        return await road.move.plan()
+
+    assert run(main()).difference == "0 keys instead of 14"
+
+
+def test_a_tally_tells_what_there_is_whatever_the_order():
+    one, other, third = Tally(), Tally(), Tally()
+    for thing in ("a", "b", "b"):
+        one.add(thing, 1)
+    for thing in ("b", "a", "b"):
+        other.add(thing, 1)
+    for thing in ("b", "a", "a"):
+        third.add(thing, 1)
+    assert one == other != third
+    assert len(str(one)) == 32
+
+
+def test_the_order_of_lines_counts_and_that_of_letters_does_not():
+    """Letters are told by when they were buried, and each says so."""
+    letters, lines = [(1.0, Letter("one", b"")), (2.0, Letter("two", b""))], [Line(1.0, "one"), Line(1.0, "two")]
+    one, other = Tallies(), Tallies()
+    one.add(Part(letters=letters, lines=lines))
+    other.add(Part(letters=letters[::-1], lines=lines[::-1]))
+    assert one.letters == other.letters
+    assert one.difference(other) == "2 lines of history, and some of them are different"

@@ -1,0 +1,176 @@
+"""A copy that is cut off, or whose source or target changes meanwhile: it is noticed, and begun anew."""
+
+import pytest
+from msgspec.structs import replace
+
+from keywise.adapters.memory.dump import MemoryArchive
+from keywise.core.change import Want, order_of
+from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.entry import Entry
+from keywise.core.errors import ActError
+from keywise.core.ledger import Part
+from keywise.operate.copy_ledger import UNFINISHED, Found
+from operate.copy_rig import EVERY_KEY, TERMS, WHO, Road
+from running import run
+
+
+class CutOff(Exception):
+    """The command was killed."""
+
+
+@pytest.mark.parametrize("stage", ["copying", "checking the copy", "checking the original"])
+def test_a_copy_that_was_cut_off_is_begun_anew(stage):
+    road = Road()
+
+    def cut(what: str) -> None:
+        if what == stage:
+            raise CutOff
+
+    async def main() -> None:
+        await road.fill()
+        road.meanwhile = cut
+        with pytest.raises(CutOff):
+            await road.copy()
+        [*_, mark] = (await road.target.standing()).pauses
+        assert (mark.keys, mark.is_pattern, mark.by) == (UNFINISHED, True, "ada@desk")
+        assert mark.why == "keywise ledger copy from old:// is not finished"
+        await road.target.governor.resume(EVERYTHING, True)
+        assert (await road.target.claim([Want("x\ny", order_of(1))], TERMS)).granted == [], "a resume does not end it"
+        road.meanwhile = lambda what: None
+        assert (await road.move.plan()).found is Found.UNFINISHED
+        await road.copy()
+        assert (await road.move.plan()).found is Found.SAME
+        assert UNFINISHED not in [pause.keys for pause in (await road.target.standing()).pauses]
+
+    run(main())
+
+
+def test_a_copy_that_was_cut_off_is_neither_copied_from_nor_mixed_with_another():
+    road = Road()
+    mark = Pause(UNFINISHED, True, why="keywise ledger copy from older:// is not finished")
+
+    async def main() -> None:
+        await road.fill()
+        await road.target.governor.pause(mark)
+        plan = await road.move.plan()
+        assert (plan.found, plan.difference) == (Found.OTHER, f"a copy that was cut off: {mark.why}")
+        await road.move.check_replaceable()
+        await road.source.governor.pause(mark)
+
+    run(main())
+    assert "old:// holds a copy of pipeline 'pages' that was cut off" in road.refusal()
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"),
+    [("copying", "15 keys instead of 14"), ("checking the copy", "15 keys instead of 14"), ("pause", "its pauses")],
+)
+def test_a_source_that_changes_meanwhile_is_noticed(stage, told):
+    road = Road()
+
+    def change(what: str) -> None:
+        scope = road.source.database.scope("pages")
+        if what == stage:
+            # All entries were read by now, as one part.
+            scope.entries["more"] = Entry(order_of(1))
+        elif stage == "pause":
+            scope.standings[""] = Standing(1, (EVERY_KEY,))
+
+    async def main() -> None:
+        await road.fill()
+        road.meanwhile = change
+        with pytest.raises(ActError, match="old:// was changed while it was copied") as error:
+            await road.copy()
+        assert told in str(error.value) and "stays paused in new://" in str(error.value)
+        assert (await road.source.history(None, 1))[0].what != "copied"
+
+    run(main())
+
+
+def test_a_pipeline_that_is_resumed_meanwhile_is_noticed():
+    road = Road()
+
+    async def main() -> None:
+        await road.fill()
+        road.meanwhile = lambda what: road.source.database.scope("pages").standings.clear()
+        with pytest.raises(ActError, match="is not paused in old://"):
+            await road.copy()
+
+    run(main())
+
+
+def test_a_target_that_holds_something_else_after_the_copy_is_noticed():
+    road = Road()
+
+    def change(what: str) -> None:
+        if what == "copying":
+            road.target.database.scope("pages").entries["of somebody"] = Entry(order_of(1))
+
+    async def main() -> None:
+        await road.fill()
+        road.meanwhile = change
+        with pytest.raises(ActError, match="new:// does not hold what was copied to it: 15 keys instead of 14"):
+            await road.copy()
+        assert (await road.move.plan()).found is Found.UNFINISHED
+
+    run(main())
+
+
+def test_a_target_that_somebody_begins_to_use_is_left_as_it_was():
+    road = Road()
+
+    async def main() -> None:
+        await road.fill()
+        move = road.move
+        plan = await move.plan()
+        await road.target.claim([Want("a", order_of(1))], TERMS)
+        with pytest.raises(ActError, match="new:// is being worked with"):
+            await move.run(plan, WHO)
+        assert await road.target.standing() == Standing()
+        assert (await road.target.inspect("a")).token
+
+    run(main())
+
+
+def test_what_a_ledger_counts_and_does_not_tell_is_noticed():
+    road = Road()
+
+    class Forgetful(MemoryArchive):
+        async def part(self, cursor: str, limit: int) -> Part:
+            told = await super().part(cursor, limit)
+            return replace(told, entries=[(key, entry) for key, entry in told.entries if key != "🦉"])
+
+    async def main() -> None:
+        await road.fill()
+        road.source.archive = Forgetful(road.source.database, road.source.database.scope("pages"))
+        with pytest.raises(ActError, match=r"counts was told to new:// \(keys: 9 instead of 10"):
+            await road.copy()
+        await road.target.archive.stand(Standing(0, (EVERY_KEY,)))
+        plan = await road.move.plan()
+        assert (plan.found, plan.difference) == (Found.OTHER, "keys: 9 instead of 10")
+
+    run(main())
+
+
+def test_a_ledger_that_is_known_by_two_names_is_not_replaced_by_itself():
+    """Something is written while both sides are compared, so that they seem to differ."""
+    road = Road()
+    road.target = road.source
+
+    def write(what: str) -> None:
+        road.source.database.scope("pages").entries["more"] = Entry(order_of(1))
+
+    async def main() -> None:
+        await road.fill()
+        standing = await road.source.standing()
+        road.meanwhile = write
+        move, (before, _) = road.move, await road.content()
+        plan = await move.plan()
+        assert plan.found is Found.OTHER
+        with pytest.raises(ActError, match="old:// and new:// are the same ledger"):
+            await move.run(plan, WHO)
+        after, _ = await road.content()
+        assert (len(after.entries), after.letters, after.lines) == (15, before.letters, before.lines)
+        assert await road.source.standing() == standing
+
+    run(main())

@@ -1,0 +1,262 @@
+"""The suites tell promise by promise what is kept, broken, or cannot be checked, and leave nothing behind."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from adapters.benches import SINKS, SOURCES, memory_ledger
+from keywise import adapters
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.ledger import MemoryLedger
+from keywise.adapters.memory.sink import MemorySink
+from keywise.adapters.memory.source import MemorySource
+from keywise.core.change import Delivery
+from keywise.core.errors import SettingsError
+from keywise.core.ledger import APPLIED, Burial, Letter
+from keywise.core.rules import Policy
+from keywise.testing import (
+    BrokenPromiseError,
+    SourceBench,
+    UncheckedError,
+    Verdict,
+    check_ledger,
+    check_sink,
+    check_source,
+)
+from keywise.testing.conformance import Playground, source_promises
+from running import run
+
+
+class Forgetful:
+    """A queue that drops every second message."""
+
+    visibility_s = None
+    database = None
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def send(self, bodies, *, delay_s: float = 0.0) -> None:
+        self.bodies += bodies[::2]
+
+    async def receive(self, limit: int, wait_s: float):
+        return [Delivery(number, 0, body, 0.0) for number, body in enumerate(self.bodies)]
+
+
+@asynccontextmanager
+async def forgetful():
+    yield SourceBench(source=Forgetful(), another=Forgetful(), advance=lambda seconds: None)
+
+
+def broken(coroutine) -> dict[str, str]:
+    """What was seen instead, by the name of each promise that is broken."""
+    with pytest.raises(BrokenPromiseError) as error:
+        run(coroutine)
+    return {one.name: one.why for one in error.value.report.of(Verdict.BROKEN)}
+
+
+@pytest.fixture
+def mutate() -> Iterator:
+    """Replaces a method of a class until the test is over."""
+    patch = pytest.MonkeyPatch()
+    yield patch.setattr
+    patch.undo()
+
+
+def test_all_promises_are_told_with_their_verdicts():
+    told = []
+    report = run(check_sink(SINKS["memory.py"]["memory conditional"], tell=told.append))
+    assert report
+    assert report.checked == told
+    assert {one.verdict for one in told} == {Verdict.KEPT}
+    assert report.summary == f"{len(told)} promises kept, 0 broken"
+    lines = str(report).splitlines()
+    assert lines[0] == "kept       A change that counts as applied can be read from the store, with its whole body."
+    assert len(lines) == len(told) + 1
+
+
+def test_a_broken_promise_is_told_with_what_was_seen_and_the_others_are_checked_all_the_same():
+    """The error names the promise first, so that an adapter's author knows what to read in the protocol."""
+    with pytest.raises(BrokenPromiseError, match=r"^A body is any bytes.* But the set of bodies was \[") as error:
+        run(check_source(forgetful))
+    report = error.value.report
+    assert not report
+    assert len(report.checked) == len(run(source_promises(forgetful)))
+    [empty] = [one for one in report.checked if one.name == "an_empty_queue_gives_nothing"]
+    assert (empty.verdict, empty.why) == (Verdict.KEPT, "")
+    [unsupported] = [one for one in report.checked if one.name == "a_call_about_nothing_does_nothing"]
+    assert unsupported.why == "AttributeError was raised: 'Forgetful' object has no attribute 'ack'"
+
+
+def test_a_promise_about_time_is_unchecked_where_time_cannot_be_moved():
+    def advance(seconds: float) -> None:
+        raise UncheckedError("this clock cannot be moved")
+
+    @asynccontextmanager
+    async def timeless():
+        async with SOURCES["memory.py"]["memory"]() as bench:
+            bench.advance = advance
+            yield bench
+
+    report = run(check_source(timeless))
+    assert report
+    unchecked = {one.name for one in report.of(Verdict.UNCHECKED)}
+    assert "a_released_message_stays_away_for_its_delay" in unchecked
+    assert "bodies_arrive_as_they_were_sent" not in unchecked
+    assert report.summary.endswith(f" 0 broken, {len(unchecked)} not checked")
+
+
+def test_a_source_that_acks_too_little_is_caught_by_its_url(mutate):
+    async def ack(self, deliveries) -> None:
+        pass
+
+    mutate(MemorySource, "ack", ack)
+    assert "what came after the ack" in broken(check_source("memory://"))["an_acked_message_never_comes_back"]
+
+
+def test_a_ledger_that_releases_for_anybody_is_caught(mutate):
+    async def release(self, claims) -> None:
+        for claim in claims:
+            self._set(claim.key, None)
+
+    mutate(MemoryLedger, "release", release)
+    found = broken(check_ledger(memory_ledger))
+    assert "random_histories_answer_as_memory_does_for_a_plain_sink" not in found
+    assert found
+
+
+def test_a_sink_that_says_applied_and_writes_nothing_is_caught_by_its_url(mutate):
+    honest = MemorySink.write
+
+    def write(self, change, token):
+        return APPLIED if change.deleted else honest(self, change, token)
+
+    mutate(MemorySink, "write", write)
+    found = broken(check_sink("memory://?grade=plain"))
+    assert "a_deletion_removes_the_key" in found
+
+
+def test_a_check_leaves_a_file_as_it_found_it(tmp_path: Path):
+    path = tmp_path / "shop.db"
+    url = f"sqlite:///{path}"
+    run(check_sink(url))
+    assert list(tmp_path.iterdir()) == []
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table own (a)")
+        connection.execute("insert into own values (1)")
+    run(check_sink(url))
+    assert rows(path) == {"own": 1}
+
+
+def test_a_bench_of_a_source_leaves_nothing_of_its_queue(tmp_path: Path):
+    path = tmp_path / "shop.db"
+    sqlite3.connect(path).execute("create table own (a)").connection.close()
+
+    async def use() -> None:
+        async with Playground("sources", f"sqlite:///{path}").source() as bench:
+            await bench.handed_over(b"held")
+            await bench.source.send([b"ready"])
+            assert rows(path)
+
+    run(use())
+    assert rows(path) == {}
+
+
+def test_a_bench_of_a_ledger_leaves_nothing_of_its_scope(tmp_path: Path):
+    path = tmp_path / "shop.db"
+    sqlite3.connect(path).execute("create table own (a)").connection.close()
+    playground = Playground("ledgers", f"sqlite:///{path}")
+
+    async def use() -> None:
+        async with playground.ledger(Policy(intents=True)) as bench:
+            await bench.committed(1)
+            await bench.take(2, key="held")
+            await bench.ledger.bury([Burial(Letter("bad", b""))])
+            assert rows(path)
+        await playground.clean()
+
+    run(use())
+    assert rows(path) == {}
+
+
+def rows(path: Path) -> dict[str, int]:
+    """How many rows the tables of a file have, without those that every file of keywise has."""
+    connection = sqlite3.connect(path)
+    tables = [name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")]
+    counts = {name: connection.execute(f"select count(*) from {name}").fetchone()[0] for name in tables}
+    connection.close()
+    return {name: count for name, count in counts.items() if count and name not in ("keywise_meta", "sqlite_sequence")}
+
+
+@pytest.mark.parametrize(
+    ("check", "url", "told"),
+    [
+        (check_source, "sqlite:///shop.db?queue=live", "names a queue that may hold what you need; leave queue= out"),
+        (check_sink, "sqlite:///shop.db?table=pages", "names a table that may hold what you need; leave table= out"),
+        (check_sink, "sqlite:///shop.db?columns=text", "keeps only some fields"),
+        (check_source, "carrier-pigeon://loft", "no source understands"),
+    ],
+)
+def test_what_could_be_somebody_elses_is_refused(check, url: str, told: str, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=told):
+        run(check(url))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_adapter_that_takes_no_notice_of_the_pipelines_name_is_refused(monkeypatch):
+    """Its queue is whatever its URL says, so it may be somebody else's."""
+    monkeypatch.setattr(adapters, "_finder", lambda role, address: lambda address: Forgetful())
+    with pytest.raises(SettingsError, match="broker://host/orders says itself which queue is used"):
+        run(check_source("broker://host/orders"))
+
+
+def test_a_sink_that_cannot_be_read_is_refused_by_its_url(monkeypatch):
+    class Blind:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def __aenter__(self) -> "Blind":
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+    monkeypatch.setattr(adapters, "_finder", lambda role, address: lambda address: Blind(address.name))
+    with pytest.raises(SettingsError, match="cannot be read, so nobody can tell what it holds"):
+        run(check_sink("search://host"))
+
+
+@pytest.mark.parametrize("is_movable", [True, False])
+def test_promises_about_time_are_checked_if_a_plug_can_move_its_clock(monkeypatch, is_movable):
+    class Remote:
+        """A queue whose database is nobody's business."""
+
+        database = None
+
+        def __init__(self, address) -> None:
+            self.source = MemorySource(address.shared(MemoryDatabase), address.name)
+
+        async def __aenter__(self) -> "Remote":
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+        def __getattr__(self, name: str):
+            return getattr(self.source, name)
+
+    def advance(self, seconds: float) -> None:
+        now = self.source.database.clock
+        self.source.database.clock = lambda: now() + seconds / 2  # It is opened twice, and both are told.
+
+    if is_movable:
+        Remote.advance = advance
+    monkeypatch.setattr(adapters, "_finder", lambda role, address: Remote)
+    monkeypatch.setattr(Playground, "_second", lambda self, shared: shared)
+    report = run(check_source("queue://host"))
+    assert report, str(report)
+    assert bool(report.of(Verdict.UNCHECKED)) is not is_movable
