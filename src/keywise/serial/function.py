@@ -17,11 +17,12 @@ from keywise.core.errors import ExpiredError, LostError, RefusedError, SettingsE
 from keywise.core.events import Alarmed, Event, Observer, tell
 from keywise.core.serial.contract import EVERY_RUN, Ending, Mode, Request, Switch, TurnPolicy
 from keywise.core.settings import SerialSettings, seconds
+from keywise.core.transaction_context import open_transactions
 from keywise.core.url import Address
 from keywise.options import named_settings
 from keywise.serial.client import Merge
 from keywise.serial.codec import Serial, checked
-from keywise.serial.grants import be_alone, writing
+from keywise.serial.grants import be_alone
 from keywise.serial.modes import Asked, Modes, mode_from
 from keywise.serial.pending import NOT_ASKED, Scene
 from keywise.serial.runner import Runner, within
@@ -139,7 +140,7 @@ class SerialFunction:
 
     def _refuse_within(self) -> None:
         """Refuse a call that its own caller's transaction holds up, or a pool that is empty because of such callers."""
-        open_ones = [one.database for one in writing.get() if one.database is not None and not one.is_over]
+        open_ones = [one.database for one in open_transactions.get() if one.database is not None and not one.is_over]
         if not open_ones:
             return
         turns = self.connect() if self._turns is None else self._turns

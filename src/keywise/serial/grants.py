@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -98,33 +98,6 @@ async def be_alone() -> None:
     bundle = company.get()
     if bundle is not None and not bundle.over.is_set():
         await bundle.part()
-
-
-class Writing:
-    """A transaction of a store, in which functions write."""
-
-    __slots__ = ("database", "is_over")
-
-    def __init__(self, database: Any) -> None:
-        self.database = database
-        self.is_over = False
-
-
-writing: ContextVar[tuple[Writing, ...]] = ContextVar("writing", default=())
-"""The transactions that the running code was called in."""
-
-
-@asynccontextmanager
-async def transaction_of(plug: Any, *tokens: int) -> AsyncIterator[Any]:
-    """One of the store of turns, or of a ledger; calls from within it know of it."""
-    own, outer = Writing(getattr(plug, "database", None)), writing.get()
-    writing.set((*outer, own))
-    try:
-        async with plug.transaction(*tokens) as transaction:
-            yield transaction
-    finally:
-        own.is_over = True
-        writing.set(outer)
 
 
 class Holds:

@@ -16,8 +16,9 @@ from keywise.core.failures import cause_of_error
 from keywise.core.serial.contract import Ending, Reply
 from keywise.core.serial.rules import TOO_LATE
 from keywise.core.settings import SerialSettings
+from keywise.core.transaction_context import open_transactions, transaction_of
 from keywise.serial.codec import Serial
-from keywise.serial.grants import Bundle, Due, Held, company, known_or, reply_to, transaction_of, writing
+from keywise.serial.grants import Bundle, Due, Held, company, known_or, reply_to
 from keywise.serial.threads import Threads
 
 RUN_MAX = 256
@@ -76,7 +77,7 @@ class Runner:
     async def run(self, bundle: Bundle, tell: Tell) -> None:
         """Run the turns of each token in their order. There is a reply to each, told as soon as it is known."""
         # The context is that of whoever called first.
-        writing.set(())
+        open_transactions.set(())
         try:
             await self._run_all(bundle, tell)
         finally:

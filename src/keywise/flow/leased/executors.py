@@ -13,11 +13,11 @@ from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.ledger import APPLIED, AtomicSink, Result, Sink, Transaction
 from keywise.core.limits import Snooze
 from keywise.core.rules import Certainty, Claim
+from keywise.core.transaction_context import transaction_of
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ticket
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.transactional import BULK_PART, write_all
-from keywise.serial.grants import transaction_of
 
 FIRST_SLICE = 8
 AWAY_ROUNDS_MAX = 4

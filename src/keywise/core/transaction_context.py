@@ -1,0 +1,36 @@
+"""Which transactions of a store the running code was called in.
+
+A call that waits for a transaction of its own caller would wait for ever; it is refused with the help of this.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+
+class OpenTransaction:
+    """A transaction of a store, in which user code writes."""
+
+    __slots__ = ("database", "is_over")
+
+    def __init__(self, database: Any) -> None:
+        self.database = database
+        self.is_over = False
+
+
+open_transactions: ContextVar[tuple[OpenTransaction, ...]] = ContextVar("open_transactions", default=())
+"""Those that the running code was called in, the outermost first."""
+
+
+@asynccontextmanager
+async def transaction_of(store: Any, *tokens: int) -> AsyncIterator[Any]:
+    """Open a transaction of a ledger or of a store of serial functions, and make it known to the code inside."""
+    opened, outer = OpenTransaction(getattr(store, "database", None)), open_transactions.get()
+    open_transactions.set((*outer, opened))
+    try:
+        async with store.transaction(*tokens) as transaction:
+            yield transaction
+    finally:
+        opened.is_over = True
+        open_transactions.set(outer)
