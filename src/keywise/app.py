@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from keywise import adapters
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
-from keywise.core.bodies import encoded
+from keywise.core.bodies import decoder, encoded
 from keywise.core.clock import boot_time
 from keywise.core.errors import SettingsError
 from keywise.core.events import Log, Observer
@@ -23,7 +23,7 @@ from keywise.core.url import Address, shown
 from keywise.flow.consumer import Consumer, Way, way_of
 from keywise.flow.degraded.journal_files import FileShelf
 from keywise.flow.degraded.lazy_ledger import Late
-from keywise.flow.intake import Envelope, FieldRoute, Fields, FunctionRoute, Read, decoder
+from keywise.flow.intake import Envelope, FieldRoute, Fields, FunctionRoute, Read
 from keywise.flow.pipeline import Pipeline, is_atomic, may_show_older
 from keywise.observe.history import History
 from keywise.options import Retry, check_limits, check_types, settings_from

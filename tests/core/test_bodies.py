@@ -8,10 +8,10 @@ import msgspec
 import pydantic
 import pytest
 
-from keywise.core.bodies import encoded, is_model
+from keywise.core.bodies import decoder, encoded, is_model
 from keywise.core.change import Delivery, Put
 from keywise.core.errors import SettingsError
-from keywise.flow.intake import Envelope, FunctionRoute, decoder
+from keywise.flow.intake import Envelope, FunctionRoute
 
 SECRET = "hunter2"
 
@@ -208,6 +208,6 @@ def imported_by(script: str) -> bool:
 
 
 def test_pydantic_is_not_imported_by_those_who_do_not_use_it():
-    use = "import keywise\nfrom keywise.flow.intake import decoder\ndecoder(dict)"
+    use = "import keywise\nfrom keywise.core.bodies import decoder\ndecoder(dict)"
     assert not imported_by(use)
     assert imported_by(f"{use}\nimport pydantic")

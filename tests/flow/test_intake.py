@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from keywise.core.change import VERSION_MAX, VERSION_MIN, Delivery, order_of
+from keywise.core.change import KEY_MAX_BYTES, VERSION_MAX, VERSION_MIN, Delivery, order_of
 from keywise.core.errors import MalformedError, SettingsError
-from keywise.flow.intake import KEY_MAX_BYTES, Envelope, FieldRoute, Fields, Readings
+from keywise.flow.intake import Envelope, FieldRoute, Fields, Readings
 
 GOOD = b'{"id": "good", "v": 1}'
 LIMIT = 2000

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from keywise.core.bodies import decoder, first_parameter_type
 from keywise.core.change import VERSION_MAX, Delete, Delivery, Ignore, Put, order_of
 from keywise.core.errors import MalformedError, SettingsError
-from keywise.flow.intake import Envelope, FunctionRoute, Readings, decoder, first_parameter_type
+from keywise.flow.intake import Envelope, FunctionRoute, Readings
 
 
 class Page(msgspec.Struct):

@@ -1,13 +1,44 @@
-"""Bodies as pydantic models: how they are read and written, and what is said of a body that a model refuses."""
+"""Bodies of messages: how they are read as a type, written as JSON, and reported when a type refuses them."""
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from keywise.core.errors import SettingsError
 
 FAULTS_SHOWN = 5
+
+
+def decoder(kind: Any) -> Callable[[bytes], Any]:
+    """A function from bytes to the type: a pydantic model, or any type that msgspec understands."""
+    if is_model(kind):
+        return model_decoder(kind)
+    try:
+        return msgspec.json.Decoder(kind).decode
+    except (TypeError, NameError) as error:
+        raise SettingsError(
+            f"bodies cannot be read as {kind!r}: {error}; use a msgspec.Struct, a model or dict"
+        ) from error
+
+
+def first_parameter_type(function: Callable[..., Any]) -> Any:
+    """The annotation of the first parameter; Any if it has none."""
+    plain = function.func if isinstance(function, functools.partial) else function
+    annotated = plain if inspect.isroutine(plain) else type(plain).__call__
+    try:
+        parameters = list(inspect.signature(function).parameters)
+        hints = get_type_hints(annotated)
+    except (NameError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"the parameters of {function!r} cannot be read: {error}; write a function whose annotations are "
+            "names of its module"
+        ) from error
+    if not parameters:
+        raise SettingsError(f"{function!r} takes no parameter; it has to take the message")
+    return hints.get(parameters[0], Any)
 
 
 def is_model(kind: Any) -> bool:

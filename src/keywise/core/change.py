@@ -8,13 +8,14 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from keywise.core.errors import VersionError
+from keywise.core.errors import MalformedError, VersionError
 
 T = TypeVar("T")
 
 Order: TypeAlias = tuple[int, int, int]
 """(era, version, generation), compared left to right."""
 
+KEY_MAX_BYTES = 512
 VERSION_MIN, VERSION_MAX = -(2**63), 2**63 - 1
 UNVERSIONED_GENERATION = -1
 """No reindex reaches it, so `(era, 0, -1)` can stand for a change that has no version."""
@@ -132,3 +133,17 @@ def _microseconds(moment: datetime) -> int:
             f"version {moment.isoformat()} has no time zone: two hosts would read it differently; add one"
         )
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def check_key(key: str) -> None:
+    """Raise `MalformedError` for a key that not every ledger can store."""
+    if not key:
+        raise MalformedError("key is empty")
+    if "\0" in key:
+        raise MalformedError(f"key {key[:40]!r} contains NUL")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise MalformedError(f"key {key[:40]!r} contains a lone surrogate") from None
+    if size > KEY_MAX_BYTES:
+        raise MalformedError(f"key {key[:40]!r}… has {size} bytes, the limit is {KEY_MAX_BYTES}")

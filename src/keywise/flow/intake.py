@@ -1,15 +1,15 @@
 """From a delivery to a change: reads just what is needed to route it, and says what is wrong with the rest."""
 
-import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias, get_type_hints
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from keywise.core.bodies import is_model, model_decoder
+from keywise.core.bodies import decoder, first_parameter_type
 from keywise.core.change import (
+    KEY_MAX_BYTES,
     VERSION_MAX,
     VERSION_MIN,
     Change,
@@ -18,12 +18,11 @@ from keywise.core.change import (
     Ignore,
     Order,
     Put,
+    check_key,
     order_of,
 )
 from keywise.core.errors import MalformedError, SettingsError, VersionError
 from keywise.flow.lanes import Ticket
-
-KEY_MAX_BYTES = 512
 
 Read: TypeAlias = Callable[[Any], Put | Delete | Ignore]
 Route: TypeAlias = tuple[str, Order, bool]
@@ -73,7 +72,7 @@ class Envelope:
                     raise MalformedError(f"body of {len(body)} bytes is over the limit of {body_max}")
                 key, order, deleted = route(body)
                 if not (key.isascii() and 0 < len(key) <= KEY_MAX_BYTES and "\0" not in key):
-                    _check_key(key)
+                    check_key(key)
             except _Ignored as ignored:
                 readings.ignored.append((delivery, str(ignored)))
             except (MalformedError, VersionError) as error:
@@ -168,35 +167,6 @@ class FunctionRoute:
                 raise MalformedError(f"read returned {said!r}; return Put, Delete or Ignore")
 
 
-def decoder(kind: Any) -> Callable[[bytes], Any]:
-    """A function from bytes to the type: a pydantic model, or any type that msgspec understands."""
-    if is_model(kind):
-        return model_decoder(kind)
-    try:
-        return msgspec.json.Decoder(kind).decode
-    except (TypeError, NameError) as error:
-        raise SettingsError(
-            f"bodies cannot be read as {kind!r}: {error}; use a msgspec.Struct, a model or dict"
-        ) from error
-
-
-def first_parameter_type(function: Callable[..., Any]) -> Any:
-    """The annotation of the first parameter; Any if it has none."""
-    plain = function.func if isinstance(function, functools.partial) else function
-    annotated = plain if inspect.isroutine(plain) else type(plain).__call__
-    try:
-        parameters = list(inspect.signature(function).parameters)
-        hints = get_type_hints(annotated)
-    except (NameError, TypeError, ValueError) as error:
-        raise SettingsError(
-            f"the parameters of {function!r} cannot be read: {error}; write a function whose annotations are "
-            "names of its module"
-        ) from error
-    if not parameters:
-        raise SettingsError(f"{function!r} takes no parameter; it has to take the message")
-    return hints.get(parameters[0], Any)
-
-
 class _Ignored(Exception):
     """The read function said Ignore."""
 
@@ -223,16 +193,3 @@ def _check_fields(fields: Fields) -> None:
 def _is_among(value: Any, values: Sequence[Any]) -> bool:
     """As `in`, but true is not 1 and false is not 0."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)
-
-
-def _check_key(key: str) -> None:
-    if not key:
-        raise MalformedError("key is empty")
-    if "\0" in key:
-        raise MalformedError(f"key {key[:40]!r} contains NUL")
-    try:
-        size = len(key.encode())
-    except UnicodeEncodeError:
-        raise MalformedError(f"key {key[:40]!r} contains a lone surrogate") from None
-    if size > KEY_MAX_BYTES:
-        raise MalformedError(f"key {key[:40]!r}… has {size} bytes, the limit is {KEY_MAX_BYTES}")

@@ -10,12 +10,12 @@ from typing import Any, get_type_hints
 import msgspec
 
 from keywise.core import errors
-from keywise.core.bodies import encoded
+from keywise.core.bodies import decoder, encoded
+from keywise.core.change import KEY_MAX_BYTES
 from keywise.core.entry import Claim
 from keywise.core.errors import RefusedError, SettingsError
 from keywise.core.ledger import Transaction
 from keywise.core.serial.contract import Ending, Reply
-from keywise.flow.intake import KEY_MAX_BYTES, decoder
 
 PARTS = str | int | datetime.date | uuid.UUID
 
