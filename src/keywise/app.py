@@ -18,6 +18,7 @@ from keywise.core.events import Log, Observer
 from keywise.core.ledger import AtomicSink, Ledger, Sink, Source
 from keywise.core.limits import Debounce, Rate
 from keywise.core.rules import Policy
+from keywise.core.serial.contract import TurnPolicy
 from keywise.core.settings import Settings, seconds
 from keywise.core.url import Address, shown
 from keywise.flow.consumer import Consumer, Way, way_of
@@ -180,7 +181,12 @@ class App:
             raise SettingsError(f"a serial function needs a name of its own, and {name!r} is taken or empty")
 
         def decorate(function: Callable[..., Any]) -> SerialFunction:
-            wiring = Wiring(ledger=self.ledger_url, turns=turns, shared=self._shared, observers=self.observers)
+            def connect(owner: str, policy: TurnPolicy) -> Any:
+                is_url = "://" in turns
+                address = self._address(turns if is_url else self.ledger_url, name)
+                return adapters.connect("turns", address, owner, policy, backend="" if is_url else turns)
+
+            wiring = Wiring(connect=connect, observers=self.observers)
             self.serials[name] = define(name, function, wiring, {"key": key, **options})
             return self.serials[name]
 

@@ -1,6 +1,5 @@
 """The words that a pipeline is defined with, checked and turned into settings."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -9,7 +8,7 @@ import msgspec
 
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Debounce, Rate
-from keywise.core.settings import Settings, seconds
+from keywise.core.settings import Settings, named_settings
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -42,20 +41,3 @@ def check_limits(retry: object, debounce: object, rate: object) -> None:
 def settings_from(options: Mapping[str, Any]) -> Settings:
     """Settings by name; `lease="30s"` and `lease_s=30` mean the same."""
     return Settings(**named_settings(options, {field.name for field in fields(Settings)}))
-
-
-def named_settings(options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """Options under the names that settings have; an unknown one is refused with the nearest known one."""
-    given: dict[str, Any] = {}
-    for name, value in options.items():
-        if name.endswith("_s") and name.removesuffix("_s") in options:
-            raise SettingsError(f"{name.removesuffix('_s')} and {name} are one setting; keep one of them")
-        if f"{name}_s" in known:
-            given[f"{name}_s"] = None if value is None else seconds(value)
-        elif name in known:
-            given[name] = value
-        else:
-            near = difflib.get_close_matches(name, [*known, *(one.removesuffix("_s") for one in known)], 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(sorted(known))}"
-            raise SettingsError(f"unknown setting {name!r}; {hint}")
-    return given

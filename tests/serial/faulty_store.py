@@ -57,7 +57,7 @@ def serial(function: Callable[..., Any], database: MemoryDatabase | None = None,
         return turns
 
     clock = options.pop("clock", boot_time)
-    wiring = Wiring(ledger="memory://", turns="", shared={}, observers=observers, connect=connect, clock=clock)
+    wiring = Wiring(observers=observers, connect=connect, clock=clock)
     return define("f", function, wiring, {"key": lambda request: request["k"], "poll": "20ms", **options})
 
 

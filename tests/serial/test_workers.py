@@ -26,7 +26,7 @@ def process(database: MemoryDatabase, ran: list, go_on: asyncio.Event | None = N
         turns.is_shared = True
         return turns
 
-    wiring = Wiring(ledger="memory://", turns="", shared={}, observers=(), connect=connect)
+    wiring = Wiring(observers=(), connect=connect)
     return define("f", f, wiring, {"key": lambda request: "a", "poll": "20ms", **options})
 
 

@@ -55,10 +55,13 @@ ADAPTERS = {
 EXTRAS = {"postgres", "redis", "rabbitmq", "opensearch", "http"}
 
 
-def connect(role: str, address: Address, *arguments: Any) -> Any:
-    """Make the adapter for an address; it is opened later, by `async with`."""
+def connect(role: str, address: Address, *arguments: Any, backend: str = "") -> Any:
+    """Make the adapter for an address; it is opened later, by `async with`.
+
+    `backend` names one of several adapters for the address, in place of its scheme.
+    """
     try:
-        return _finder(role, address)(address, *arguments)
+        return _finder(role, address, backend or address.scheme)(address, *arguments)
     except SettingsError as error:
         if (message := address.discreet(str(error))) == str(error):
             raise
@@ -71,13 +74,13 @@ def schemes(role: str) -> dict[str, str]:
     return ADAPTERS[role] | {point.name: point.value for point in points}
 
 
-def _finder(role: str, address: Address) -> Callable[..., Any]:
+def _finder(role: str, address: Address, name: str) -> Callable[..., Any]:
     known = schemes(role)
-    module = known.get(address.scheme)
+    module = known.get(name)
     if module is None:
-        near = difflib.get_close_matches(address.scheme, known, 1)
+        near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}://?" if near else f"known are: {', '.join(sorted(known))}"
-        raise AddressError(f"no {role[:-1]} understands {address.scheme}:// in {shown(address.url)}; {hint}")
+        raise AddressError(f"no {role[:-1]} understands {name}:// in {shown(address.url)}; {hint}")
     return load(module)
 
 

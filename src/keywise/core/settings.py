@@ -1,8 +1,11 @@
 """Every limit and duration, in one frozen value that is checked once."""
 
+import difflib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from keywise.core.errors import SettingsError
 
@@ -172,6 +175,23 @@ class SerialSettings:
             if field.type in (int, "int") and not isinstance(value, int):
                 raise SettingsError(f"{field.name}={value} must be a whole number")
         _check_margin(self.lease_s, self.margin_s)
+
+
+def named_settings(options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    """Options under the names that settings have; an unknown one is refused with the nearest known one."""
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        if name.endswith("_s") and name.removesuffix("_s") in options:
+            raise SettingsError(f"{name.removesuffix('_s')} and {name} are one setting; keep one of them")
+        if f"{name}_s" in known:
+            given[f"{name}_s"] = None if value is None else seconds(value)
+        elif name in known:
+            given[name] = value
+        else:
+            near = difflib.get_close_matches(name, [*known, *(one.removesuffix("_s") for one in known)], 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(sorted(known))}"
+            raise SettingsError(f"unknown setting {name!r}; {hint}")
+    return given
 
 
 def _check_margin(lease_s: float, margin_s: float) -> None:

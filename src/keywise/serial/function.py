@@ -11,15 +11,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from keywise import adapters
 from keywise.core.clock import Clock, boot_time
 from keywise.core.errors import ExpiredError, LostError, RefusedError, SettingsError
 from keywise.core.events import Alarmed, Event, Observer, tell
 from keywise.core.serial.contract import EVERY_RUN, Ending, Mode, Request, Switch, TurnPolicy
-from keywise.core.settings import SerialSettings, seconds
+from keywise.core.settings import SerialSettings, named_settings, seconds
 from keywise.core.transaction_context import open_transactions
-from keywise.core.url import Address
-from keywise.options import named_settings
 from keywise.serial.client import Merge
 from keywise.serial.codec import Serial, checked
 from keywise.serial.grants import be_alone
@@ -38,18 +35,13 @@ PASSED = "its deadline passed in the middle of it"
 class Wiring:
     """Where a serial function finds its store, and who watches it."""
 
-    ledger: str
-    """The URL of the app's ledger, where requests are kept too."""
-    turns: str
-    """The URL of another store, or the name of one of the backends for the ledger's; empty: neither."""
-    shared: dict[tuple[Any, ...], Any]
+    connect: Callable[[str, TurnPolicy], Any]
+    """Makes the store for an owner; it is opened later, by `async with`."""
     observers: Sequence[Observer]
     runs_here: bool = False
     """Callers run requests too, where any process may."""
     clock: Clock = boot_time
     rng: random.Random = field(default_factory=random.Random)
-    connect: Callable[[str, TurnPolicy], Any] | None = None
-    """Makes the turns for an owner, in place of a URL."""
 
 
 class SerialFunction:
@@ -130,13 +122,7 @@ class SerialFunction:
         """The turns of this function; not opened yet."""
         wiring, settings = self._wiring, self.settings
         policy = TurnPolicy(lease_s=settings.lease_s, atomic=self._serial.is_atomic, attempts_max=settings.attempts_max)
-        if wiring.connect is not None:
-            return wiring.connect(self.owner, policy)
-        is_url = "://" in wiring.turns
-        address = Address(wiring.turns if is_url else wiring.ledger, self.name, wiring.shared)
-        if wiring.turns and not is_url:
-            return adapters.load(adapters.ADAPTERS["turns"][wiring.turns])(address, self.owner, policy)
-        return adapters.connect("turns", address, self.owner, policy)
+        return wiring.connect(self.owner, policy)
 
     def _refuse_within(self) -> None:
         """Refuse a call that its own caller's transaction holds up, or a pool that is empty because of such callers."""

@@ -196,9 +196,6 @@ class MergeWorld:
             return LinkedTurns(self, process, MemoryTurns(self.database, "sim", serial.owner, policy))
 
         wiring = Wiring(
-            ledger="memory://",
-            turns="",
-            shared={},
             observers=(self._observe,),
             clock=lambda: self.loop.time() + skew_s,
             rng=random.Random(self.rng.random()),
