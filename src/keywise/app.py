@@ -15,7 +15,7 @@ from keywise.core.bodies import decoder, encoded
 from keywise.core.clock import boot_time
 from keywise.core.errors import SettingsError
 from keywise.core.events import Log, Observer
-from keywise.core.ledger import AtomicSink, Ledger, Sink, Source
+from keywise.core.ledger import AtomicSink, Ledger, LosesWrites, Sink, Source
 from keywise.core.limits import Debounce, Rate
 from keywise.core.rules import Policy
 from keywise.core.serial.contract import TurnPolicy
@@ -291,7 +291,7 @@ class App:
                 settings=definition.settings,
                 owner=owner,
                 observers=self.observers,
-                history=History(owner, keeps=definition.settings.history) if work else None,
+                reporters=[_history(definition.settings, owner, ledger)] if work else [],
                 refetch=definition._refetch,
                 lookup=definition._lookup,
                 pulse=self._pulse(name, policy) if work else None,
@@ -390,6 +390,10 @@ class App:
             known = ", ".join(self.pipelines) or "none"
             raise SettingsError(f"no pipeline is called {name!r}; this app has: {known}")
         return self.pipelines[name]
+
+
+def _history(settings: Settings, owner: str, ledger: Ledger) -> History:
+    return History(owner, keeps=settings.history, ledger=ledger if isinstance(ledger, LosesWrites) else None)
 
 
 def _itself(plug: Any) -> Any:

@@ -13,7 +13,7 @@ from keywise.observe.history import History
 
 def rig_with_history(way: str = "leased", **settings: Any) -> Rig:
     rig = Rig(way, **settings)
-    rig.more["history"] = History("w1", keeps=rig.settings.history, clock=rig.loop.time)
+    rig.more["reporters"] = [History("w1", keeps=rig.settings.history, clock=rig.loop.time)]
     return rig
 
 

@@ -13,7 +13,8 @@ from keywise.core.change import Change, Outcome, order_of
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Line
 from keywise.core.rules import Policy
-from keywise.observe.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, History, standing_alarm
+from keywise.observe.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, History
+from keywise.operate.inspect import standing_alarm
 
 STORE_AHEAD_S = 1000.0
 

@@ -9,13 +9,14 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import msgspec
 
 from keywise.core.change import Change, Delivery, Outcome, Want
 from keywise.core.controls import Pause, Standing
 from keywise.core.entry import Certainty, Claim, Entry, Refusal, Terms
+from keywise.core.events import Event
 
 
 class Grade(enum.StrEnum):
@@ -129,7 +130,7 @@ class Ledger(Opened, Protocol):
 
     A ledger that plugs in also has the attributes `operator`, `governor` and `historian`, perhaps all itself,
     `archive` if it can be copied, and `database`: the one that an atomic sink can share, None if it has no
-    transactions. If its store may lose what it had confirmed, `losses` counts how often this opening has found that.
+    transactions.
     """
 
     async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
@@ -361,6 +362,32 @@ class Historian(Protocol):
 
     async def trim(self, age_s: float, lines_max: int) -> int:
         """Forget old lines, and the oldest above a count; return how many."""
+
+
+ALARM, CALM = "alarm", "alarm over"
+ENDS_ALARM = (CALM, "era raised", "resynced")
+"""An operator who raises the era, or says that everything was written again, has done what an alarm asks for."""
+
+
+class Reporter(Protocol):
+    """An observer that also reports by itself, and keeps what it has seen in the ledger. Maintenance runs it."""
+
+    def __call__(self, event: Event) -> None: ...
+
+    def due(self, pipeline: str, now: float) -> Sequence[Event]:
+        """What it has to say to all observers now; most of the time nothing."""
+
+    async def flush(self, historian: Historian, operator: Operator, *, is_last: bool = False) -> None:
+        """Write what has gathered. What cannot be written waits for the next time."""
+
+
+@runtime_checkable
+class LosesWrites(Protocol):
+    """What a ledger has besides if its store may lose what it had confirmed."""
+
+    @property
+    def losses(self) -> int:
+        """How often this opening has found that."""
 
 
 class Part(msgspec.Struct, frozen=True):

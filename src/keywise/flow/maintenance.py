@@ -6,7 +6,6 @@ from contextlib import suppress
 from keywise.core import events
 from keywise.core.errors import UnavailableError
 from keywise.flow.pipeline import Pipeline
-from keywise.observe.alarms import Losses
 
 FLUSH_S = 0.5
 
@@ -17,7 +16,6 @@ class Chores:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._stop = asyncio.Event()
-        self._losses = Losses()
 
     def stop(self) -> None:
         """Write what has gathered, and end."""
@@ -26,27 +24,23 @@ class Chores:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             tidying = group.create_task(self._tidy())
-            await self._keep_history()
+            await self._report()
             tidying.cancel()
 
-    async def _keep_history(self) -> None:
-        pipeline, history = self._pipeline, self._pipeline.history
-        if history is None:
+    async def _report(self) -> None:
+        pipeline = self._pipeline
+        if not pipeline.reporters:
             await self._stop.wait()
-            return
         while not self._stop.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_S):
                     await self._stop.wait()
-            for event in (
-                history.restarts.look(pipeline.name, pipeline.clock()),
-                self._losses.look(pipeline.name, getattr(pipeline.ledger, "losses", 0)),
-            ):
-                if event is not None:
+            for reporter in pipeline.reporters:
+                for event in reporter.due(pipeline.name, pipeline.clock()):
                     pipeline.emit(event)
-            # The lines wait; whatever else cannot reach the ledger says so.
-            with suppress(UnavailableError):
-                await history.flush(pipeline.historian, pipeline.operator, is_last=self._stop.is_set())
+                # What it keeps waits; whatever else cannot reach the ledger says so.
+                with suppress(UnavailableError):
+                    await reporter.flush(pipeline.historian, pipeline.operator, is_last=self._stop.is_set())
 
     async def _tidy(self) -> None:
         pipeline, every_s = self._pipeline, self._pipeline.settings.chores_s

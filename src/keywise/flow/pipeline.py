@@ -16,7 +16,7 @@ from keywise.core.clock import Clock, boot_time
 from keywise.core.controls import PLAIN, Standing
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import storable
-from keywise.core.ledger import AtomicSink, Governor, Grade, Historian, Ledger, Letter, Operator, Sink, Source
+from keywise.core.ledger import AtomicSink, Governor, Grade, Historian, Ledger, Letter, Operator, Reporter, Sink, Source
 from keywise.core.limits import Debounce, Rate
 from keywise.core.rules import Answer
 from keywise.core.settings import Settings
@@ -25,7 +25,6 @@ from keywise.flow.degraded.journal import Shelf
 from keywise.flow.intake import Envelope, Readings
 from keywise.flow.lanes import Ended, Endings, Ticket
 from keywise.flow.outage import Outage
-from keywise.observe.history import History
 
 T = TypeVar("T")
 
@@ -49,8 +48,8 @@ class Pipeline:
     settings: Settings
     owner: str
     observers: Sequence[events.Observer] = ()
-    history: History | None = None
-    """It watches besides the observers, and is written by the consumer; None: nothing is kept."""
+    reporters: Sequence[Reporter] = ()
+    """They watch besides the observers, and maintenance runs them."""
     refetch: Callable[[str], Any] | None = None
     """Reads the current body of a key from the source of truth; None from it means that the key is gone."""
     lookup: Callable[[str], Any] | None = None
@@ -102,10 +101,7 @@ class Pipeline:
                 database.give_way()
 
     def emit(self, event: events.Event) -> None:
-        observers: list[events.Observer] = [*self.observers]
-        if self.history is not None:
-            observers.append(self.history)
-        events.tell(observers, event)
+        events.tell((*self.observers, *self.reporters), event)
 
     @contextmanager
     def batch(self, changes: int) -> Iterator[None]:

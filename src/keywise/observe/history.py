@@ -1,15 +1,15 @@
 """The history of a pipeline: an observer gathers what happened as lines, and they are written in batches."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from keywise.core import events
 from keywise.core.change import Outcome, Want, is_unversioned
 from keywise.core.clock import Clock, boot_time
 from keywise.core.failures import storable
-from keywise.core.ledger import Historian, Line, Operator
-from keywise.observe.alarms import Restarts
+from keywise.core.ledger import ALARM, CALM, Historian, Line, LosesWrites, Operator
+from keywise.observe.alarms import Losses, Restarts
 
 LINES_MAX = 10_000
 """Lines that wait to be written, at the most."""
@@ -21,10 +21,6 @@ WAIT_AGAIN_S = 60.0
 WAITS_MAX = 10_000
 LEFT_OUT_AGAIN_S = 10.0
 
-ALARM, CALM = "alarm", "alarm over"
-ENDS_ALARM = (CALM, "era raised", "resynced")
-"""An operator who raises the era, or says that everything was written again, has done what an alarm asks for."""
-
 Told: TypeAlias = tuple[str, str, int | None, str]
 """What, key, version and detail."""
 
@@ -35,8 +31,12 @@ class History:
     `keeps` is the setting `history`. Refusals and waits are told within an allowance, unless all is kept.
     """
 
-    def __init__(self, owner: str, *, keeps: str = "events", clock: Clock = boot_time) -> None:
+    def __init__(
+        self, owner: str, *, keeps: str = "events", clock: Clock = boot_time, ledger: LosesWrites | None = None
+    ) -> None:
         self.restarts = Restarts()
+        self._losses = Losses()
+        self._ledger = ledger
         self._owner = owner
         self._keeps = keeps
         self._clock = clock
@@ -56,6 +56,12 @@ class History:
             self._waits_for(event)
         elif (tell := _TELL.get(type(event))) is not None:
             self._add(self._clock(), tell(event))
+
+    def due(self, pipeline: str, now: float) -> list[events.Event]:
+        """Alarms that begin or end now."""
+        losses = 0 if self._ledger is None else self._ledger.losses
+        said = (self.restarts.look(pipeline, now), self._losses.look(pipeline, losses))
+        return [event for event in said if event is not None]
 
     async def flush(self, historian: Historian, operator: Operator, *, is_last: bool = False) -> None:
         """Write what has gathered, by the store's clock. What cannot be written waits for the next time."""
@@ -120,12 +126,6 @@ class History:
             detail = f"{self._left_out:,} lines: more happened than the history tells one by one"
             self._left_out, self._left_out_at = 0, now
             self._add(now, ("left out", "", None, detail))
-
-
-def standing_alarm(lines: Sequence[Line], since: float) -> Line | None:
-    """The newest alarm of a pipeline's lines, newest first; None if it is over, or older than that."""
-    newest = next((line for line in lines if line.what in (ALARM, *ENDS_ALARM)), None)
-    return newest if newest is not None and newest.what == ALARM and newest.at >= since else None
 
 
 def _outcome(outcome: Outcome, want: Want) -> Told:

@@ -8,13 +8,12 @@ from msgspec.structs import replace
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Order, Want, is_unversioned, order_of
 from keywise.core.controls import PLAIN, Pause, Standing
-from keywise.core.ledger import Grade, Line
+from keywise.core.ledger import ALARM, ENDS_ALARM, Grade, Line
 from keywise.core.rules import Entry, Policy, Terms, decide_under, era_of
 from keywise.core.settings import Settings
 from keywise.flow.consumer import way_of
 from keywise.flow.degraded.journal_files import notes_in
 from keywise.flow.pipeline import Pipeline, is_atomic
-from keywise.observe.history import standing_alarm
 
 Dated = TypeVar("Dated", Pause, Line)
 
@@ -370,3 +369,9 @@ def _on_the_wall(dated: Sequence[Dated], ahead_s: float) -> list[Dated]:
 
 def _version(order: Order | None) -> int | None:
     return None if order is None or is_unversioned(order) else order[1]
+
+
+def standing_alarm(lines: Sequence[Line], since: float) -> Line | None:
+    """The newest alarm of a pipeline's lines, newest first; None if it is over, or older than that."""
+    newest = next((line for line in lines if line.what in (ALARM, *ENDS_ALARM)), None)
+    return newest if newest is not None and newest.what == ALARM and newest.at >= since else None
