@@ -18,7 +18,7 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Lane, Lanes, State, Ticket
 from keywise.flow.leased.executors import Job
 from keywise.flow.leased.worker import Leased
-from keywise.testing.mutants import MUTANTS, Mutant
+from mutants import MUTANTS, Mutant
 
 _decide, _work_on, _take_in = rules.decide, Leased._work_on, Consumer._take_in
 

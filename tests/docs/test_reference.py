@@ -13,7 +13,7 @@ from keywise.cli import app as command_line
 from keywise.core import errors, events
 from keywise.core.settings import SerialSettings, Settings
 from keywise.observe import history
-from keywise.testing.mutants import MUTANTS
+from mutants import MUTANTS
 from tidy.tree import expect_none
 
 WORDS = (

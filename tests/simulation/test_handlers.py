@@ -7,7 +7,8 @@ import pytest
 
 import keywise
 from keywise import Change, Claim, Debounce, Rate, Snooze, Transaction
-from keywise.testing import MUTANTS, simulate
+from keywise.testing import simulate
+from mutants import MUTANTS
 from simulation.handler_shop import Shop, expect_nothing
 
 

@@ -5,9 +5,10 @@ from collections import Counter
 import pytest
 
 from keywise.core.ledger import Grade
-from keywise.testing.merge_queue.mutants import MERGE_MUTANTS
 from keywise.testing.simulator.serial.faults import KINDS
-from keywise.testing.simulator.serial.seeds import GRADES, hunt_merge, run_merge_seed, run_merge_seeds
+from keywise.testing.simulator.serial.seeds import GRADES, run_merge_seed, run_merge_seeds
+from mutants.hunt import hunt_serial
+from mutants.serial import MERGE_MUTANTS
 
 FIRST_SEEDS = range(120)
 SEEDS_A_MUTANT = range(600)
@@ -27,7 +28,7 @@ def test_no_promise_is_broken_under_faults(grade):
 
 @pytest.mark.parametrize("mutant", MERGE_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_found(mutant):
-    hunt = hunt_merge(mutant.name, SEEDS_A_MUTANT)
+    hunt = hunt_serial(mutant, SEEDS_A_MUTANT)
     assert hunt.violation is not None, f"{mutant.name} was not found in {hunt.seeds} seeds"
 
 

@@ -10,14 +10,16 @@ import pytest
 
 from keywise.core.ledger import Grade
 from keywise.flow.consumer import Way
-from keywise.testing import MUTANTS, Mutant, World, hunt, run_seed, run_seeds
+from keywise.testing import World, run_seed, run_seeds
 from keywise.testing.simulator.faults import KINDS
 from keywise.testing.simulator.seeds import SEEDS_A_CHUNK, Tally, quiet, simulate
+from mutants import MUTANTS, Mutant
+from mutants.hunt import hunt
 
 FIRST_SEEDS = range(60)
 REMEMBERED = Path(__file__).with_name("seeds.txt")
 
-# Each is found within so many seeds; `keywise simulate --mutants` hunts for all of them.
+# Each is found within so many seeds; `make mutants` hunts for all of them.
 QUICK_MUTANTS = {
     "looks first and takes later": 20,
     "a takeover keeps the old token": 40,

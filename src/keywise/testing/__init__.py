@@ -20,23 +20,19 @@ from keywise.testing.conformance import (
 )
 from keywise.testing.handlers.report import Difference, Finding, Report
 from keywise.testing.handlers.simulate import simulate
-from keywise.testing.mutants import MUTANTS, Mutant
 from keywise.testing.simulator.faults import Faults
-from keywise.testing.simulator.seeds import Hunt, Run, Tally, hunt, run_seed, run_seeds
+from keywise.testing.simulator.seeds import Run, Tally, run_seed, run_seeds
 from keywise.testing.simulator.world import World
 from keywise.testing.virtual_loop import Process, VirtualLoop
 
 __all__ = [
-    "MUTANTS",
     "BrokenPromiseError",
     "Checked",
     "Conformance",
     "Difference",
     "Faults",
     "Finding",
-    "Hunt",
     "LedgerBench",
-    "Mutant",
     "Process",
     "Report",
     "Run",
@@ -52,7 +48,6 @@ __all__ = [
     "check_sink",
     "check_source",
     "check_turns",
-    "hunt",
     "run_seed",
     "run_seeds",
     "simulate",

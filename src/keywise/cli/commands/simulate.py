@@ -1,16 +1,16 @@
-"""`keywise simulate`: real consumers on virtual time with faults, and the hunt for mutants."""
+"""`keywise simulate`: real consumers on virtual time with faults."""
 
 import enum
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from keywise.cli.app_loader import JsonOption
-from keywise.cli.output import cell, complain, count, display, fail, plain, progress, refuse, screen, table, tell_json
+from keywise.cli.output import cell, complain, count, display, fail, progress, refuse, screen, table, tell_json
 from keywise.cli.simulate_handler import SEEDS as SEEDS_OF_OWN
 from keywise.cli.simulate_handler import (
     AppArgument,
@@ -26,12 +26,12 @@ from keywise.cli.simulate_handler import (
 from keywise.core.ledger import Grade
 
 if TYPE_CHECKING:
-    from keywise.testing.simulator.seeds import Hunt, Tally
+    from keywise.testing.simulator.seeds import Tally
 
 T = TypeVar("T")
 
-SEEDS, SEEDS_A_MUTANT = 200, 2000
-WITHOUT = "a handler is simulated without --merge, --mutants, --replay, --jobs and --grade; --seed 17 shows one seed"
+SEEDS = 200
+WITHOUT = "a handler is simulated without --merge, --replay, --jobs and --grade; --seed 17 shows one seed"
 
 
 class Choice(enum.StrEnum):
@@ -47,14 +47,11 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     app: AppArgument = None,
     seeds: Annotated[
         int | None,
-        typer.Option(
-            min=1, help=f"Per grade ({SEEDS}), at most per mutant ({SEEDS_A_MUTANT}), or of a handler ({SEEDS_OF_OWN})."
-        ),
+        typer.Option(min=1, help=f"Per grade ({SEEDS}), or of a handler ({SEEDS_OF_OWN})."),
     ] = None,
     first_seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="Where to begin.")] = 0,
     grade: Annotated[Choice, typer.Option(help="What the simulated sink can promise.")] = Choice.ALL,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores without it.")] = None,
-    mutants: Annotated[bool, typer.Option("--mutants", help="Break each rule on purpose; it must be noticed.")] = False,
     replay: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="Print the trace of one seed; needs --grade.")
     ] = None,
@@ -73,7 +70,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     With APP, its handler runs in them, and its store has to end up as it does without faults;
     the names messages, state and reset in the module of the app say with what, if no option does.
 
-    Exits with status 1 if a promise was broken, if a mutant was not found, or if the store did not end up right.
+    Exits with status 1 if a promise was broken, or if the store did not end up right.
 
     \b
     Example:
@@ -81,12 +78,11 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
       keywise simulate shop:app --seed 17
       keywise simulate --seeds 500
       keywise simulate --replay 17 --grade plain
-      keywise simulate --mutants
       keywise simulate --merge
     """
     grades = _grades(grade, merge)
     if app is not None:
-        if merge or mutants or replay is not None or jobs is not None or len(grades) == 1:
+        if merge or replay is not None or jobs is not None or len(grades) == 1:
             refuse(WITHOUT)
         first, number = (first_seed, seeds or SEEDS_OF_OWN) if seed is None else (seed, 1)
         wanted = Wanted(app, pipeline, messages, state, reset, zombies)
@@ -98,8 +94,6 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
         if len(grades) > 1:
             refuse("a seed is replayed on one grade; add --grade atomic, --grade conditional or --grade plain")
         _replay(replay, grades[0], json, merge)
-    elif mutants:
-        _hunt(grades, range(first_seed, first_seed + (seeds or SEEDS_A_MUTANT)), jobs, json, merge)
     else:
         _simulate(grades, range(first_seed, first_seed + (seeds or SEEDS)), jobs, json, merge)
 
@@ -215,63 +209,6 @@ def _faults(tallies: Iterable["Tally"], merge: bool) -> dict[str, int]:
     for tally in tallies:
         together.update(tally.faults)
     return {kind: together.pop(kind, 0) for kind in (MERGE_KINDS if merge else KINDS)} | dict(together)
-
-
-def _hunt(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool, merge: bool) -> None:
-    from keywise.testing.merge_queue.mutants import MERGE_MUTANTS
-    from keywise.testing.mutants import MUTANTS
-    from keywise.testing.simulator.seeds import cores, hunt_all
-    from keywise.testing.simulator.serial.seeds import hunt_any
-
-    all_of_them = (*(() if merge else MUTANTS), *MERGE_MUTANTS)
-    names = [mutant.name for mutant in all_of_them if mutant.grade in grades]
-    hunts: list[Hunt] = []
-    with _bar() as bar:
-        task = bar.add_task("mutants", total=len(names))
-        for hunt in _in_order(names, hunt_all(names, seeds, jobs or cores(), hunt_any)):
-            hunts.append(hunt)
-            bar.advance(task)
-            if not json:
-                print(plain(_line(hunt)))
-    escaped = [hunt.name for hunt in hunts if hunt.violation is None]
-    if json:
-        tell_json({"found": len(hunts) - len(escaped), "escaped": escaped, "mutants": [_hunt_told(h) for h in hunts]})
-    else:
-        print(f"found {len(hunts) - len(escaped)} of {count(len(hunts), 'mutant')}")
-    if escaped:
-        fail(f"not found in {count(len(seeds), 'seed')}: {', '.join(escaped)}")
-
-
-def _in_order(names: Sequence[str], hunts: Iterable["Hunt"]) -> Iterator["Hunt"]:
-    """Hunts in the order of the names, each as early as that allows."""
-    waiting: dict[str, Hunt] = {}
-    following = iter(names)
-    name = next(following, "")
-    for hunt in hunts:
-        waiting[hunt.name] = hunt
-        while name in waiting:
-            yield waiting.pop(name)
-            name = next(following, "")
-
-
-def _line(hunt: "Hunt") -> str:
-    rule = f"rule {hunt.rule:>2}" if hunt.rule else "merge  "
-    if hunt.violation is None:
-        return f"{rule}  {hunt.grade:<11}  NOT FOUND              {hunt.name}"
-    found = f"found after {count(hunt.seeds, 'seed')}"
-    return f"{rule}  {hunt.grade:<11}  {found:<22} {hunt.name}: {hunt.violation}"
-
-
-def _hunt_told(hunt: "Hunt") -> dict[str, Any]:
-    return {
-        "name": hunt.name,
-        "rule": hunt.rule,
-        "grade": hunt.grade.value,
-        "found": hunt.violation is not None,
-        "seeds": hunt.seeds,
-        "violation": hunt.violation,
-        "cpu_seconds": round(hunt.seconds, 3),
-    }
 
 
 def _bar() -> Progress:

@@ -1,4 +1,4 @@
-"""Runs simulated worlds, many seeds in a row or side by side, and hunts for mutants with them."""
+"""Runs simulated worlds, many seeds in a row or side by side."""
 
 import contextlib
 import gc
@@ -18,7 +18,6 @@ import msgspec
 
 from keywise.core.ledger import Grade
 from keywise.flow.consumer import Way
-from keywise.testing.mutants import MUTANTS, Mutant
 from keywise.testing.simulator.world import World
 
 if TYPE_CHECKING:
@@ -78,19 +77,6 @@ class Tally(msgspec.Struct):
         self.failures = found[:FAILURES_KEPT]
 
 
-class Hunt(msgspec.Struct, frozen=True):
-    """How the search for one mutant ended."""
-
-    name: str
-    rule: int
-    grade: Grade
-    seeds: int
-    """How many it took to find it, or how many were tried."""
-    violation: str | None
-    """None: it was not found."""
-    seconds: float
-
-
 def run_seed(seed: int, grade: Grade) -> Run:
     """One world. Whatever it raises is a violation too."""
     world: World | None = None
@@ -119,42 +105,12 @@ def run_seeds(grade: Grade, seeds: Sequence[int], run: Callable[[int, Grade], Ru
     return tally
 
 
-def hunt(mutant: Mutant, seeds: Sequence[int], run_one: Callable[[int, Grade], Run] = run_seed) -> Hunt:
-    """Run worlds in which the mutant lives, until one of them shows it and the sound code does well in the same."""
-    started, tried, violation = time.process_time(), 0, None
-    with quiet():
-        for tried, seed in enumerate(seeds, start=1):
-            with mutant.alive():
-                run = run_one(seed, mutant.grade)
-            if (shown := _broken_promise(run)) and not run_one(seed, mutant.grade).violations:
-                violation = shown
-                break
-            if tried % SEEDS_A_COLLECTION == 0:
-                gc.collect()
-    return Hunt(mutant.name, mutant.rule, mutant.grade, tried, violation, time.process_time() - started)
-
-
-def _broken_promise(run: Run) -> str | None:
-    """The first violation, unless the variant simply does not fit the code any more: that shows nothing."""
-    misfits = ("TypeError", "AttributeError", "NameError", "KeyError")
-    if any(word in one for one in run.violations for word in misfits):
-        return None
-    return next(iter(run.violations), None)
-
-
 def simulate(
     grades: Sequence[Grade], seeds: Sequence[int], jobs: int, work: Callable[..., Tally] = run_seeds
 ) -> Iterator[Tally]:
     """Many worlds on several processes: the tally of each stretch of seeds, as it ends."""
     chunks = [seeds[start : start + SEEDS_A_CHUNK] for start in range(0, len(seeds), SEEDS_A_CHUNK)]
-    return _side_by_side(work, [(grade, chunk) for grade in grades for chunk in chunks], jobs)
-
-
-def hunt_all(
-    names: Sequence[str], seeds: Sequence[int], jobs: int, work: Callable[..., Hunt] | None = None
-) -> Iterator[Hunt]:
-    """Hunt for mutants on several processes; each hunt is handed out as it ends."""
-    return _side_by_side(work or hunt_named, [(name, seeds) for name in names], jobs)
+    return side_by_side(work, [(grade, chunk) for grade in grades for chunk in chunks], jobs)
 
 
 @contextlib.contextmanager
@@ -203,12 +159,8 @@ def _tally_of(run: Run) -> Tally:
     return tally
 
 
-def hunt_named(name: str, seeds: Sequence[int]) -> Hunt:
-    """By name, because a mutant holds functions that cannot be sent to another process."""
-    return hunt(next(mutant for mutant in MUTANTS if mutant.name == name), seeds)
-
-
-def _side_by_side(work: Callable[..., T], arguments: Sequence[tuple[object, ...]], jobs: int) -> Iterator[T]:
+def side_by_side(work: Callable[..., T], arguments: Sequence[tuple[object, ...]], jobs: int) -> Iterator[T]:
+    """Call a function with many arguments on several processes, and hand out the results as they come."""
     if jobs == 1:
         for one in arguments:
             yield work(*one)

@@ -1,10 +1,9 @@
-"""Runs simulated merge queues, and hunts for their mutants."""
+"""Runs simulated serial functions."""
 
 from collections.abc import Sequence
 
 from keywise.core.ledger import Grade
-from keywise.testing.merge_queue.mutants import MERGE_MUTANTS
-from keywise.testing.simulator.seeds import Hunt, Run, Tally, hunt, hunt_named, run_seeds
+from keywise.testing.simulator.seeds import Run, Tally, run_seeds
 from keywise.testing.simulator.serial.world import MergeWorld
 
 GRADES = (Grade.PLAIN, Grade.ATOMIC)
@@ -28,14 +27,3 @@ def run_merge_seed(seed: int, grade: Grade) -> Run:
 def run_merge_seeds(grade: Grade, seeds: Sequence[int]) -> Tally:
     """Worlds one after another, in this process."""
     return run_seeds(grade, seeds, run_merge_seed)
-
-
-def hunt_merge(name: str, seeds: Sequence[int]) -> Hunt:
-    """Hunt for one mutant, by its name."""
-    return hunt(next(mutant for mutant in MERGE_MUTANTS if mutant.name == name), seeds, run_merge_seed)
-
-
-def hunt_any(name: str, seeds: Sequence[int]) -> Hunt:
-    """Hunt for a mutant of the merge queue or of the rest."""
-    is_merge = any(mutant.name == name for mutant in MERGE_MUTANTS)
-    return hunt_merge(name, seeds) if is_merge else hunt_named(name, seeds)

@@ -16,7 +16,7 @@ from keywise.serial.grants import Bundle, Due, Held
 from keywise.serial.outbox import Outbox, Send
 from keywise.serial.pending import closed
 from keywise.serial.runner import Runner, Tell
-from keywise.testing.mutants.mutant import Mutant
+from mutants.mutant import Mutant
 
 _arrival, _word_on, _run_of, _circle = rules.arrival, rules.word_on, rules.run_of, rules.circle
 _mode_of = rules.mode_of

@@ -14,7 +14,7 @@ from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ticket
 from keywise.flow.leased.executors import Doubts, Job, SinkWork
 from keywise.flow.pipeline import LEDGER
-from keywise.testing.mutants.mutant import Mutant
+from mutants.mutant import Mutant
 
 _note = FirstWins._note
 

@@ -5,8 +5,8 @@ from keywise.core.ledger import Grade, Letter
 from keywise.core.rules import Refusal
 from keywise.flow.pipeline import Pipeline
 from keywise.operate import replay
-from keywise.testing.mutants.mutant import Mutant
 from keywise.testing.simulator import replays
+from mutants.mutant import Mutant
 
 _judge = replay._judge
 

@@ -19,7 +19,7 @@ from keywise.flow.leased.worker import Leased
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.repair import Repair
 from keywise.flow.transactional import ClaimInTransaction, OneTransaction, Worked
-from keywise.testing.mutants.mutant import Mutant
+from mutants.mutant import Mutant
 
 _take, _finish, _add = Lanes.take, Lanes.finish, Lanes.add
 _claim, _conclude, _fail, _hold = Leased._claim, Leased._conclude, Leased._fail, Heartbeat.hold

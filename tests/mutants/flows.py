@@ -16,7 +16,7 @@ from keywise.flow.leased.executors import Job, TransactedWork
 from keywise.flow.leased.worker import Leased
 from keywise.flow.repair import Repair
 from keywise.flow.transactional import Ahead, OneTransaction
-from keywise.testing.mutants.mutant import Mutant
+from mutants.mutant import Mutant
 
 _do_in, _do_some, _finish_job = TransactedWork._do_in, TransactedWork._do_some, Leased._finish_job
 _transact, _end, _truth, _begin = OneTransaction._transact, OneTransaction._end, Repair._truth, Heartbeat.begin

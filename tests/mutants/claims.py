@@ -11,7 +11,7 @@ from keywise.core import rules
 from keywise.core.change import Want
 from keywise.core.ledger import Answers, Grade
 from keywise.core.rules import Answer, Claim, Entry, Policy, Refusal, Terms
-from keywise.testing.mutants.mutant import Mutant
+from mutants.mutant import Mutant
 
 _decide, _grant = rules.decide, rules.grant
 

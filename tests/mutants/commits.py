@@ -9,7 +9,7 @@ from keywise.core import rules
 from keywise.core.change import Want
 from keywise.core.ledger import Burial, Grade
 from keywise.core.rules import Certainty, Claim, Entry, Policy, Verdict
-from keywise.testing.mutants.mutant import Mutant
+from mutants.mutant import Mutant
 
 _commit, _mark, _fail, _release = rules.commit, rules.mark, rules.fail, rules.release
 _bury, _mend, _is_prunable = rules.bury, rules.mend, rules.is_prunable

@@ -14,7 +14,7 @@ from keywise.core.rules import Claim, Entry, Policy, Refusal
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Ended
 from keywise.operate import force
-from keywise.testing.mutants.mutant import Mutant
+from mutants.mutant import Mutant
 
 _decide_under, _take_in = rules.decide_under, Consumer._take_in
 

@@ -1,0 +1,14 @@
+"""Broken variants, at least one for each rule of the protocol; the simulator must find every one of them."""
+
+from mutants.claims import CLAIMS
+from mutants.commits import COMMITS
+from mutants.flows import FLOWS
+from mutants.limits import LIMITS
+from mutants.mutant import Mutant
+from mutants.outages import OUTAGES
+from mutants.replays import REPLAYS
+from mutants.timing import ACTS
+
+MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *FLOWS, *LIMITS, *OUTAGES, *REPLAYS)
+
+__all__ = ["MUTANTS", "Mutant"]
