@@ -13,7 +13,7 @@ from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import Want, order_of
 from keywise.core.entry import Entry, Policy, Terms
-from keywise.core.ledger import Part
+from keywise.core.transfer import Part
 
 sys.path.insert(0, str(ROOT / "tests"))
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from keywise.adapters.http.client import HttpClient, server_at
-from keywise.core.ledger import Readable
+from keywise.core.sink import Readable
 from keywise.core.url import Address
 
 

@@ -3,12 +3,14 @@
 from keywise.app import App
 from keywise.config import load
 from keywise.core.change import Change, Delete, Ignore, Outcome, Put, version_of
+from keywise.core.entry import Claim
 from keywise.core.errors import KeywiseError, OutcomeUnknownError, PermanentError, TransientError
-from keywise.core.events import Figures, Log
-from keywise.core.ledger import Grade, Transaction
 from keywise.core.limits import Debounce, Rate, Snooze
-from keywise.core.rules import Claim
 from keywise.core.settings import Settings
+from keywise.core.sink import Grade
+from keywise.core.transaction import Transaction
+from keywise.observe.counters import Figures
+from keywise.observe.log import Log
 from keywise.options import Retry
 
 __version__ = "0.1.0"

@@ -13,20 +13,24 @@ from keywise import adapters
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
 from keywise.core.bodies import decoder, encoded
 from keywise.core.clock import boot_time
+from keywise.core.entry import Policy
 from keywise.core.errors import SettingsError
-from keywise.core.events import Log, Observer
-from keywise.core.ledger import AtomicSink, Ledger, LosesWrites, Sink, Source
+from keywise.core.events import Observer
+from keywise.core.ledger import Ledger, LosesWrites
 from keywise.core.limits import Debounce, Rate
-from keywise.core.rules import Policy
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.settings import Settings, seconds
+from keywise.core.sink import AtomicSink, Sink
+from keywise.core.source import Source
 from keywise.core.url import Address, shown
-from keywise.flow.consumer import Consumer, Way, way_of
+from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import FileShelf
 from keywise.flow.degraded.lazy_ledger import Late
 from keywise.flow.intake import Envelope, FieldRoute, Fields, FunctionRoute, Read
 from keywise.flow.pipeline import Pipeline, is_atomic, may_show_older
+from keywise.flow.strategy import Way, way_of
 from keywise.observe.history import History
+from keywise.observe.log import Log
 from keywise.options import Retry, check_limits, check_types, settings_from
 from keywise.serial.function import SerialFunction, Wiring, Worker, define
 

@@ -15,9 +15,10 @@ from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import Change
 from keywise.core.clock import boot_time
+from keywise.core.entry import Policy
 from keywise.core.errors import PermanentError
-from keywise.core.ledger import Grade, Transaction
-from keywise.core.rules import Policy
+from keywise.core.sink import Grade
+from keywise.core.transaction import Transaction
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
 from keywise.testing.conformance.sinks import put
 from servers.machine import IN_MEMORY

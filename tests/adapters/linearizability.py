@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from keywise.core.change import Want, order_of
-from keywise.core.rules import Refusal, Terms
+from keywise.core.entry import Refusal, Terms
 
 CONNECTIONS, KEYS, ROUNDS, LEASE_S = 8, 12, 30, 60.0
 

@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 from adapters.test_nine_failures import on_every_ledger
 from keywise.core.change import Want, order_of
-from keywise.core.rules import Policy, Terms
+from keywise.core.entry import Policy, Terms
 from running import run
 
 TURNS = 60

@@ -14,9 +14,11 @@ from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import Entry, Policy, Terms
-from keywise.core.ledger import Letter, Line, Part
+from keywise.core.history import Line
 from keywise.core.limits import Rate
+from keywise.core.transfer import Part
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Found, Move, Place, carried
 from keywise.testing.conformance.claims import PLAIN, LedgerBench

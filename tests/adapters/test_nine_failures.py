@@ -15,10 +15,10 @@ from adapters.test_conformance import FACTORIES
 from adapters.two_workers import LEASE_S, POLICIES, VISIBILITY_S, Gate, Shop, breathe
 from keywise.core import events
 from keywise.core.change import Change, Want, order_of
+from keywise.core.entry import Answer, Terms
 from keywise.core.errors import PermanentError, TransientError
-from keywise.core.ledger import Grade
 from keywise.core.limits import Debounce
-from keywise.core.rules import Answer, Terms
+from keywise.core.sink import Grade
 from keywise.testing.conformance.claims import refused
 from running import run
 

@@ -12,8 +12,8 @@ from adapters import two_workers
 from adapters.benches import memory_ledger
 from keywise.core import rules
 from keywise.core.change import Outcome, Want
-from keywise.core.ledger import Grade
-from keywise.core.rules import Answer, Entry, Policy, Refusal, Terms
+from keywise.core.entry import Answer, Entry, Policy, Refusal, Terms
+from keywise.core.sink import Grade
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Lane, Lanes, State, Ticket
 from keywise.flow.leased.executors import Job

@@ -12,12 +12,12 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.sink import Stored, Write
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change
-from keywise.core.entry import Entry
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Claim, Entry, Policy
 from keywise.core.events import Event
-from keywise.core.ledger import Grade, Letter, Result
 from keywise.core.limits import Debounce
-from keywise.core.rules import Claim, Policy
 from keywise.core.settings import Settings
+from keywise.core.sink import Grade, Result
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import Envelope, FieldRoute, Fields
 from keywise.flow.pipeline import Pipeline

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import keywise
 from keywise import Change, Transaction
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Entry
 from keywise.core.events import Event
-from keywise.core.ledger import Letter
-from keywise.core.rules import Entry
 from keywise.flow.pipeline import Pipeline
 
 WAYS = ("one transaction", "claim in the transaction", "claimed, then one transaction", "leased")

@@ -10,8 +10,8 @@ from chaos.postgres_backend import PostgresShelf
 from chaos.witness import Witness
 from keywise import Change, adapters
 from keywise.core import events
+from keywise.core.entry import Policy
 from keywise.core.errors import UnavailableError
-from keywise.core.rules import Policy
 from keywise.core.url import Address
 from servers.redis import RedisServer
 

@@ -11,9 +11,9 @@ import msgspec
 import keywise
 from chaos.final_checks import Evidence
 from chaos.sqlite_backend import SqliteShelf
+from keywise.core.admin import Census
+from keywise.core.entry import Entry
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Census
-from keywise.core.rules import Entry
 
 T = TypeVar("T")
 

@@ -13,6 +13,7 @@ import msgspec
 
 from keywise import Change
 from keywise.core import events
+from keywise.observe.log import described
 
 INSIDE, STARTED = 0, 1
 """The bytes of the flags file."""
@@ -80,7 +81,7 @@ class Witness:
                 self._flags[STARTED] = 1
         self._flags[INSIDE] = self._open > 0
         if not isinstance(event, QUIET):
-            self.note(events.described(event))
+            self.note(described(event))
         if isinstance(event, events.BatchOpened):
             self._batches += 1
             if self._batches == 1:

@@ -2,7 +2,7 @@
 
 from keywise.core import rules
 from keywise.core.change import Want, order_of
-from keywise.core.rules import Certainty, Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.core.entry import Certainty, Claim, Entry, Policy, Refusal, Terms, Verdict
 
 LEASE_S = 10.0
 REDELIVERY_S = 100.0

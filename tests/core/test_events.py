@@ -6,7 +6,8 @@ import pytest
 
 from keywise.core import events
 from keywise.core.change import Outcome
-from keywise.core.events import Figures, Log, described
+from keywise.observe.counters import Figures
+from keywise.observe.log import Log, described
 
 LEVELS = {
     events.Started(pipeline="p", way="leased", grade="plain", source="queue"): logging.INFO,

@@ -5,6 +5,7 @@ import random
 import msgspec
 import pytest
 
+from keywise.core.entry import Answer, Refusal
 from keywise.core.errors import PermanentError, TransientError
 from keywise.core.failures import (
     BUSY_LOOK_S,
@@ -15,7 +16,6 @@ from keywise.core.failures import (
     look_again_s,
     storable,
 )
-from keywise.core.rules import Answer, Refusal
 
 
 def test_a_refusal_that_buries_says_what_to_do():

@@ -5,7 +5,7 @@ import pytest
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 from keywise.core import rules
 from keywise.core.change import Want, order_of
-from keywise.core.rules import Answer, Certainty, Claim, Entry, Policy, Refusal, Verdict
+from keywise.core.entry import Answer, Certainty, Claim, Entry, Policy, Refusal, Verdict
 
 
 def test_an_unknown_key_is_granted_with_a_fresh_deadline():

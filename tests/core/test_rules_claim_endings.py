@@ -5,7 +5,7 @@ import pytest
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, SAFE, OneKey, committed
 from keywise.core import rules
 from keywise.core.change import order_of
-from keywise.core.rules import Answer, Certainty, Claim, Entry, Refusal, Verdict
+from keywise.core.entry import Answer, Certainty, Claim, Entry, Refusal, Verdict
 
 CERTAINTIES = list(Certainty)
 

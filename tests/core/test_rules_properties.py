@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE
 from core.reference_model import SecondBook
-from keywise.core.rules import Certainty, Policy
+from keywise.core.entry import Certainty, Policy
 
 VERSIONS = st.sampled_from([3, 2, 1, 4, 3, 2, 1, None])
 OWNERS = st.sampled_from(["w1", "w2", "w3"])

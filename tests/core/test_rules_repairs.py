@@ -5,7 +5,7 @@ import pytest
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 from keywise.core import rules
 from keywise.core.change import Want, order_of
-from keywise.core.rules import Answer, Certainty, Claim, Entry, Refusal, Verdict
+from keywise.core.entry import Answer, Certainty, Claim, Entry, Refusal, Verdict
 
 
 def test_a_repair_clears_a_suspicion_and_keeps_the_mark():

@@ -3,8 +3,8 @@
 import pytest
 
 from keywise import adapters
+from keywise.core.entry import Policy
 from keywise.core.errors import AddressError, SettingsError
-from keywise.core.rules import Policy
 from keywise.core.url import Address, Filled, shown
 
 SECRET = "s3cret"

@@ -12,15 +12,18 @@ from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core import events
 from keywise.core.change import Change, Outcome
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Certainty, Claim, Entry, Policy
 from keywise.core.errors import TransientError
-from keywise.core.events import Event, Figures
+from keywise.core.events import Event
 from keywise.core.failures import cause_of_error, is_permanent
-from keywise.core.ledger import Grade, Letter, Result, Transaction
-from keywise.core.rules import Certainty, Claim, Entry, Policy
 from keywise.core.settings import Settings
+from keywise.core.sink import Grade, Result
+from keywise.core.transaction import Transaction
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import Envelope, FieldRoute, Fields
 from keywise.flow.pipeline import Pipeline
+from keywise.observe.counters import Figures
 from keywise.testing.virtual_loop import VirtualLoop
 
 ONE_TRANSACTION = "one transaction"

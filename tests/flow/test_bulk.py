@@ -15,8 +15,8 @@ from keywise.adapters.memory.database import Message
 from keywise.adapters.memory.source import MemorySource
 from keywise.core import events
 from keywise.core.change import Change
+from keywise.core.entry import Entry
 from keywise.core.errors import UnavailableError
-from keywise.core.rules import Entry
 from keywise.flow.transactional import BULK_PART
 
 TAKES_S = 0.1

@@ -17,9 +17,9 @@ from flow.unreachable_adapters import Unreachable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core import events
 from keywise.core.change import Change, Want, order_of
+from keywise.core.entry import Certainty, Terms
 from keywise.core.errors import PermanentError, TransientError
 from keywise.core.ledger import Failure
-from keywise.core.rules import Certainty, Terms
 
 LOST_CALLS = [
     ("transaction", [ONE_TRANSACTION, CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION]),

@@ -14,8 +14,8 @@ from flow.test_consumer_shutdown import Gate, claiming_ways
 from flow.unreachable_adapters import Unreachable
 from keywise.core import events
 from keywise.core.change import Change, order_of
+from keywise.core.entry import Claim, Entry
 from keywise.core.errors import PermanentError, UnavailableError
-from keywise.core.rules import Claim, Entry
 
 THIEF = 12345
 

@@ -8,7 +8,7 @@ from flow.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_C
 from flow.test_consumer import every_way, page
 from keywise.core import events
 from keywise.core.change import Change
-from keywise.core.rules import Claim
+from keywise.core.entry import Claim
 
 waiting_ways = pytest.mark.parametrize("way", WAYS[1:])
 claiming_ways = pytest.mark.parametrize("way", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL])

@@ -10,8 +10,8 @@ import pytest
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import Want, order_of
+from keywise.core.entry import Claim, Policy, Terms
 from keywise.core.errors import UnavailableError
-from keywise.core.rules import Claim, Policy, Terms
 from keywise.flow.heartbeat import Heartbeat, Pulse
 from keywise.testing.virtual_loop import VirtualLoop
 

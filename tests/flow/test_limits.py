@@ -11,9 +11,9 @@ from flow.test_consumer_shutdown import Gate, waiting_ways
 from keywise.core import events
 from keywise.core.change import Change
 from keywise.core.controls import Pause
+from keywise.core.entry import Entry
 from keywise.core.errors import TransientError
 from keywise.core.limits import Debounce, Rate
-from keywise.core.rules import Entry
 
 
 def gaps(times: list[float]) -> list[float]:

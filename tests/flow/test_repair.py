@@ -13,8 +13,8 @@ from flow.test_consumer import page
 from flow.unreachable_adapters import Unreachable
 from keywise.core import events
 from keywise.core.change import Change, Want, order_of
+from keywise.core.entry import Claim, Terms
 from keywise.core.errors import TransientError
-from keywise.core.rules import Claim, Terms
 from keywise.flow.repair import Repair
 from keywise.operate.waiting import beating
 

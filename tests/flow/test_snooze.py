@@ -12,8 +12,8 @@ from keywise.adapters.function.sink import FunctionSink
 from keywise.core import events
 from keywise.core.change import Change
 from keywise.core.errors import TransientError
-from keywise.core.ledger import Transaction
 from keywise.core.limits import Snooze
+from keywise.core.transaction import Transaction
 
 atomic_ways = pytest.mark.parametrize("way", [ONE_TRANSACTION, CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION])
 both_words = pytest.mark.parametrize("word", ["return", "raise"])

@@ -9,8 +9,9 @@ from keywise.adapters.memory.database import TOKEN_NONCE_BITS, MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core import rules
 from keywise.core.change import Want
-from keywise.core.ledger import Answers, Grade
-from keywise.core.rules import Answer, Claim, Entry, Policy, Refusal, Terms
+from keywise.core.entry import Answer, Claim, Entry, Policy, Refusal, Terms
+from keywise.core.ledger import Answers
+from keywise.core.sink import Grade
 from mutants.mutant import Mutant
 
 _decide, _grant = rules.decide, rules.grant

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.core import rules
 from keywise.core.change import Want
-from keywise.core.ledger import Burial, Grade
-from keywise.core.rules import Certainty, Claim, Entry, Policy, Verdict
+from keywise.core.dead_letter import Burial
+from keywise.core.entry import Certainty, Claim, Entry, Policy, Verdict
+from keywise.core.sink import Grade
 from mutants.mutant import Mutant
 
 _commit, _mark, _fail, _release = rules.commit, rules.mark, rules.fail, rules.release

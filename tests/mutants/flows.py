@@ -7,8 +7,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from keywise.core.change import Change
-from keywise.core.ledger import APPLIED, Grade, Ledger, Result
-from keywise.core.rules import Claim, Entry
+from keywise.core.entry import Claim, Entry
+from keywise.core.ledger import Ledger
+from keywise.core.sink import APPLIED, Grade, Result
 from keywise.flow.consumer import Consumer
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, Ticket

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from keywise.core.ledger import Grade
+from keywise.core.sink import Grade
 from keywise.testing.simulator.seeds import SEEDS_A_COLLECTION, Run, quiet, run_seed, side_by_side
 from keywise.testing.simulator.serial.seeds import run_merge_seed
 from mutants import MUTANTS

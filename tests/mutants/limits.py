@@ -9,8 +9,8 @@ from keywise.adapters.memory.ledger import MemoryTransaction
 from keywise.core import rules
 from keywise.core.change import Order, Outcome, Want
 from keywise.core.controls import Standing
-from keywise.core.ledger import Grade
-from keywise.core.rules import Claim, Entry, Policy, Refusal
+from keywise.core.entry import Claim, Entry, Policy, Refusal
+from keywise.core.sink import Grade
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Ended
 from keywise.operate import force

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from keywise.core.ledger import Grade
+from keywise.core.sink import Grade
 
 EVERYWHERE = (Grade.PLAIN, Grade.CONDITIONAL, Grade.ATOMIC)
 LEASED = (Grade.PLAIN, Grade.CONDITIONAL)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from keywise.core import events
+from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Grade, Result
-from keywise.core.rules import Claim
+from keywise.core.sink import Grade, Result
 from keywise.flow.degraded.journal import Spool
 from keywise.flow.degraded.writer import FirstWins
 from keywise.flow.heartbeat import Heartbeat

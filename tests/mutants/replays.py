@@ -1,8 +1,9 @@
 """Variants of the replay of a dead letter that apply what is old, or lose what is not."""
 
 from keywise.core.change import Want
-from keywise.core.ledger import Grade, Letter
-from keywise.core.rules import Refusal
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Refusal
+from keywise.core.sink import Grade
 from keywise.flow.pipeline import Pipeline
 from keywise.operate import replay
 from keywise.testing.simulator import replays

@@ -7,10 +7,10 @@ from typing import Any
 
 from keywise.adapters.memory.serial_book import MemoryTurnBook
 from keywise.core.errors import DatabaseError, UnavailableError
-from keywise.core.ledger import Grade
 from keywise.core.serial import rules
 from keywise.core.serial import steps as turnkeeping
 from keywise.core.serial.contract import Ending, Mode, Record, Reply, Request, TurnPolicy
+from keywise.core.sink import Grade
 from keywise.serial.client import Merge
 from keywise.serial.grants import Bundle, Due, Held
 from keywise.serial.outbox import Outbox, Send

@@ -6,9 +6,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from keywise.core.change import Outcome
+from keywise.core.entry import Certainty, Entry
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Failure, Grade
-from keywise.core.rules import Certainty, Entry
+from keywise.core.ledger import Failure
+from keywise.core.sink import Grade
 from keywise.flow import transactional as transacted
 from keywise.flow.coalesce import Fold
 from keywise.flow.consumer import Consumer

@@ -10,9 +10,9 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core import events
 from keywise.core.change import Change, Outcome, order_of
+from keywise.core.entry import Policy
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Line
-from keywise.core.rules import Policy
+from keywise.core.history import Line
 from keywise.observe.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, History
 from keywise.operate.inspect import standing_alarm
 

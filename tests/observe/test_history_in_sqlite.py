@@ -10,7 +10,7 @@ from app.shop import WAYS, Shop
 from cli.command import Folder
 from keywise import App
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.ledger import Line
+from keywise.core.history import Line
 from running import run
 
 ODD = 'it\'s "odd"\n\x1b[31m🦉 [bold]'

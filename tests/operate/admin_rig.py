@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from flow.rig import Rig
-from keywise.core.ledger import Line
+from keywise.core.history import Line
 from keywise.operate.admin import Acts, Mandate
 from keywise.operate.waiting import Grip, Patience, beating
 

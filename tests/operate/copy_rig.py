@@ -10,7 +10,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Policy, Terms
 from keywise.core.errors import ActError
-from keywise.core.ledger import Part
+from keywise.core.transfer import Part
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Move, Place, Tallies
 from keywise.testing.conformance.claims import PLAIN, LedgerBench

@@ -9,8 +9,8 @@ from flow.rig import LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, WAYS, Rig, Run
 from flow.test_consumer import page
 from keywise.core.change import Change, Want, order_of
 from keywise.core.controls import Pause
+from keywise.core.entry import Claim, Terms
 from keywise.core.errors import ActError, SettingsError
-from keywise.core.rules import Claim, Terms
 from keywise.operate.admin import keys_like
 from operate.admin_rig import WHO, WHY, Desk
 

@@ -7,10 +7,12 @@ from msgspec.structs import replace
 
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import Entry, Policy
 from keywise.core.errors import ActError
-from keywise.core.ledger import Letter, Line, Part
+from keywise.core.history import Line
 from keywise.core.limits import Rate
+from keywise.core.transfer import Part
 from keywise.operate.copy_ledger import Found, Plan, Tallies, Tally
 from keywise.testing.conformance.dumps import joined, parts_of
 from operate.copy_rig import EVERY_KEY, TERMS, Road

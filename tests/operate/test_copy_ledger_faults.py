@@ -8,7 +8,7 @@ from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.entry import Entry
 from keywise.core.errors import ActError
-from keywise.core.ledger import Part
+from keywise.core.transfer import Part
 from keywise.operate.copy_ledger import UNFINISHED, Found
 from operate.copy_rig import EVERY_KEY, TERMS, WHO, Road
 from running import run

@@ -10,9 +10,9 @@ from flow.rig import CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, WAYS, Rig, Ru
 from flow.test_consumer import page
 from keywise.core.change import VERSION_MIN, Want, order_of
 from keywise.core.controls import Pause
+from keywise.core.entry import Policy, Terms
 from keywise.core.errors import ActError
 from keywise.core.limits import Rate
-from keywise.core.rules import Policy, Terms
 from keywise.flow.intake import Envelope, FieldRoute, Fields
 from operate.admin_rig import WHO, WHY, Desk
 

@@ -10,9 +10,9 @@ from flow.rig import LEASED, LEASED_CONDITIONAL, WAYS, Rig, Running
 from flow.test_consumer import page
 from flow.unreachable_adapters import Unreachable
 from keywise.core.change import Want, order_of
+from keywise.core.entry import Certainty, Terms
 from keywise.core.errors import ActError, PermanentError, SettingsError, TransientError, UnavailableError
 from keywise.core.ledger import Failure
-from keywise.core.rules import Certainty, Terms
 from operate.admin_rig import Desk
 from operate.test_force import desk_with
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from keywise import App, Change, Grade
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Want, order_of
-from keywise.core.ledger import Burial, Letter
-from keywise.core.rules import Entry, Policy, Terms, decide
+from keywise.core.dead_letter import Burial, Letter
+from keywise.core.entry import Entry, Policy, Terms
+from keywise.core.rules import decide
 from keywise.operate.inspect import Figures, Meeting, SourceFigures, Spooled, Story, figures_of, meetings, story_of
 from running import run
 

@@ -5,8 +5,8 @@ from typing import Any
 from keywise import App, Rate
 from keywise.core.change import VERSION_MAX
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.ledger import Line
-from keywise.core.rules import Entry
+from keywise.core.entry import Entry
+from keywise.core.history import Line
 from keywise.operate.inspect import ALARM_S, Figures, Limit, Story, figures_of, story_of
 from running import run
 

@@ -9,9 +9,9 @@ import pytest
 from flow.rig import LEASED, ONE_TRANSACTION, Rig, Running
 from flow.test_consumer import page
 from keywise.core.change import Change, Want, order_of
+from keywise.core.entry import EMPTY, Entry, Terms
 from keywise.core.errors import SettingsError
-from keywise.core.ledger import Content
-from keywise.core.rules import EMPTY, Entry, Terms
+from keywise.core.sink import Content
 from keywise.operate.reconcile import LOOK_AGAIN_S, PAGE, Difference, Kind, Reconcile, difference, differing
 from operate.admin_rig import Desk
 

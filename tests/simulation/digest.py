@@ -7,7 +7,7 @@ import argparse
 import hashlib
 from collections.abc import Iterator
 
-from keywise.core.ledger import Grade
+from keywise.core.sink import Grade
 from keywise.testing.simulator.seeds import quiet
 from keywise.testing.simulator.serial.world import MergeWorld
 from keywise.testing.simulator.world import World

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from keywise.core.ledger import Grade
+from keywise.core.sink import Grade
 from keywise.testing.simulator.world import World
 
 KEY = "key-0"

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from keywise.core.ledger import Grade
+from keywise.core.sink import Grade
 from keywise.testing.simulator.serial.faults import KINDS
 from keywise.testing.simulator.serial.seeds import GRADES, run_merge_seed, run_merge_seeds
 from mutants.hunt import hunt_serial

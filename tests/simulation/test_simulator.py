@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from keywise.core.ledger import Grade
-from keywise.flow.consumer import Way
+from keywise.core.sink import Grade
+from keywise.flow.strategy import Way
 from keywise.testing import World, run_seed, run_seeds
 from keywise.testing.simulator.faults import KINDS
 from keywise.testing.simulator.seeds import SEEDS_A_CHUNK, Tally, quiet, simulate

@@ -1,19 +1,13 @@
-"""Nothing grows past what one reader holds in mind: files, functions, protocols."""
+"""Functions and protocols stay as small as one reader holds in mind."""
 
 import ast
 
 from tidy.tree import PYTHON_FOLDERS, Module, expect_none, modules
 
-FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 PROTOCOL_METHODS_MAX = 8
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def file_faults(module: Module) -> list[str]:
-    lines = len(module.text.splitlines())
-    return [f"{module.path}: {lines} lines, at most {FILE_LINES_MAX}"] if lines > FILE_LINES_MAX else []
 
 
 def function_faults(module: Module) -> list[str]:
@@ -27,11 +21,16 @@ def function_faults(module: Module) -> list[str]:
 
 def protocol_faults(module: Module) -> list[str]:
     classes = {node.name: node for node in module.tree.body if isinstance(node, ast.ClassDef)}
+    protocols = {name: node for name, node in classes.items() if _is_protocol(node)}
     return [
         f"{module.path}:{node.lineno}: {name} has {len(methods)} public methods, at most {PROTOCOL_METHODS_MAX}"
-        for name, node in classes.items()
+        for name, node in protocols.items()
         if len(methods := _public_methods(node, classes)) > PROTOCOL_METHODS_MAX
     ]
+
+
+def _is_protocol(node: ast.ClassDef) -> bool:
+    return any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
 
 
 def _public_methods(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
@@ -39,10 +38,6 @@ def _public_methods(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set
     own = {item.name for item in node.body if isinstance(item, Function) and not item.name.startswith("_")}
     bases = [classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
     return own.union(*(_public_methods(base, classes) for base in bases))
-
-
-def test_files_are_short():
-    expect_none(fault for module in modules(*PYTHON_FOLDERS) for fault in file_faults(module))
 
 
 def test_functions_are_short():
@@ -53,11 +48,6 @@ def test_protocols_are_narrow():
     protocols = [module for module in modules("src") if module.path == "src/keywise/core/ledger.py"]
     assert protocols, "src/keywise/core/ledger.py is missing"
     expect_none(fault for module in protocols for fault in protocol_faults(module))
-
-
-def test_a_long_file_is_reported():
-    assert file_faults(Module.of("src/a.py", "x = 1\n" * 400)) == []
-    assert file_faults(Module.of("src/a.py", "x = 1\n" * 401)) == ["src/a.py: 401 lines, at most 400"]
 
 
 def test_a_long_function_is_reported_also_inside_a_class():

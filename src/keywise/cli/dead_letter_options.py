@@ -9,8 +9,8 @@ import msgspec
 import typer
 
 from keywise.cli.output import fail, iso, refuse
+from keywise.core.dead_letter import Letter, Sought
 from keywise.core.errors import SettingsError
-from keywise.core.ledger import Letter, Sought
 from keywise.core.settings import seconds
 from keywise.flow.pipeline import Pipeline
 

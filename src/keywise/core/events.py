@@ -1,7 +1,6 @@
 """What can be watched: the flow emits one event per step, and logs, figures and views are observers of it."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -252,41 +251,3 @@ def tell(observers: Iterable[Observer], event: Event) -> None:
             observer(event)
         except Exception:
             logging.getLogger("keywise").exception("an observer failed at %s", type(event).__name__)
-
-
-_OF_CALLS = (CallRefused, Overlapped, TurnLost, SessionLost)
-_WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, LedgerDown, Doubted, Unrepairable, Alarmed, *_OF_CALLS)
-_NOTICES = (Started, Repaired, LedgerBack, Paused, Resumed, Pruned, Calmed, Draining, Stopped)
-
-
-class Log:
-    """An observer that writes what a person should read later; a batch that went well is no news."""
-
-    def __init__(self, logger: logging.Logger | None = None) -> None:
-        self._logger = logger or logging.getLogger("keywise")
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, _WARNINGS):
-            self._logger.warning("%s", described(event))
-        elif isinstance(event, _NOTICES):
-            self._logger.info("%s", described(event))
-
-
-class Figures:
-    """An observer that counts outcomes."""
-
-    def __init__(self) -> None:
-        self.outcomes: Counter[str] = Counter()
-        self.events: Counter[str] = Counter()
-
-    def __call__(self, event: Event) -> None:
-        self.events[type(event).__name__] += 1
-        if isinstance(event, Settled):
-            self.outcomes[event.outcome.value] += event.changes
-
-
-def described(event: Event) -> str:
-    """One line of text: the event's name and its fields; control characters of keys and causes are escaped."""
-    told = msgspec.structs.asdict(event)
-    parts = (f"{name}={value!r}" for name, value in told.items())
-    return f"{type(event).__name__.lower()} {' '.join(parts)}"

@@ -4,8 +4,8 @@ import random
 
 import msgspec
 
+from keywise.core.entry import Answer, Refusal
 from keywise.core.errors import PermanentError
-from keywise.core.rules import Answer, Refusal
 
 BUSY_LOOK_S = 0.5
 """A holder is usually done long before its lease: look again after so long, with jitter."""

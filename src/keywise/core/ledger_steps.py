@@ -9,8 +9,9 @@ from typing import Protocol
 from keywise.core import rules
 from keywise.core.change import Order, Want
 from keywise.core.controls import Standing
+from keywise.core.dead_letter import Burial, Letter
 from keywise.core.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
-from keywise.core.ledger import Answers, Burial, Failure, Letter
+from keywise.core.ledger import Answers, Failure
 
 EVEN_IF_REPEATED = (Verdict.COMMITTED, Verdict.ALREADY)
 """What a commit may come to if its answer can have been lost."""

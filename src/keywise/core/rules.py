@@ -23,8 +23,6 @@ from keywise.core.entry import (
 PAUSE_LOOK_S = 2.0
 """How soon a paused key is asked for again."""
 
-__all__ = ["EMPTY", "Answer", "Certainty", "Claim", "Entry", "Policy", "Refusal", "Terms", "Verdict"]
-
 
 def decide(entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None) -> Refusal | None:
     """Say why a claim cannot be granted; None grants it. Without terms, a transaction asks that takes no claim."""

@@ -1,15 +1,14 @@
 """Runs one pipeline: receive, read, wait in lanes, work the way that fits the sink, settle; until told to stop."""
 
 import asyncio
-import enum
 from collections.abc import Sequence
 from typing import Protocol
 
 from keywise.core import events
 from keywise.core.change import Delivery
+from keywise.core.dead_letter import Burial
+from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Burial, Source
-from keywise.core.rules import Claim
 from keywise.flow.heartbeat import Heartbeat, Pulse
 from keywise.flow.intake import Readings
 from keywise.flow.lanes import Lanes
@@ -17,33 +16,12 @@ from keywise.flow.leased.executors import SinkWork, TransactedWork, Work
 from keywise.flow.leased.worker import Leased
 from keywise.flow.maintenance import Chores
 from keywise.flow.pipeline import LEDGER, Pipeline, is_atomic
+from keywise.flow.strategy import Way, way_of
 from keywise.flow.transactional import ClaimInTransaction, OneTransaction
 from keywise.flow.wakeup import News
 
 LOOK_S = 1.0
 """How often an operator's word is looked for."""
-
-
-class Way(enum.StrEnum):
-    """How batches go; decided once, at start, and printed."""
-
-    ONE_TRANSACTION = "one transaction"
-    CLAIM_IN_TRANSACTION = "claim in the transaction"
-    CLAIMED_TRANSACTION = "claimed, then one transaction"
-    LEASED = "leased"
-
-
-def way_of(pipeline: Pipeline, source: Source) -> Way:
-    """The strongest way that source, ledger and sink allow together."""
-    sink = pipeline.sink
-    if not is_atomic(sink):
-        return Way.LEASED
-    if sink.runs_user_code:
-        return Way.CLAIMED_TRANSACTION
-    has_to_wait = pipeline.debounce is not None or pipeline.rate is not None
-    if source.database is sink.database and not has_to_wait:
-        return Way.ONE_TRANSACTION
-    return Way.CLAIM_IN_TRANSACTION
 
 
 class Worker(Protocol):

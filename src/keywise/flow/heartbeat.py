@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from keywise.core.clock import Clock
+from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Ledger
-from keywise.core.rules import Claim
 
 ROUNDING_S = 1e-6
 """A timer that was set for a deadline may go off this much before it, by the rounding of floats."""

@@ -10,16 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar
 
 from keywise.core import events
+from keywise.core.admin import Governor, Operator
 from keywise.core.backoff import backoff_s
 from keywise.core.change import Delivery, Outcome
 from keywise.core.clock import Clock, boot_time
 from keywise.core.controls import PLAIN, Standing
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Answer
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import storable
-from keywise.core.ledger import AtomicSink, Governor, Grade, Historian, Ledger, Letter, Operator, Reporter, Sink, Source
+from keywise.core.history import Historian, Reporter
+from keywise.core.ledger import Ledger
 from keywise.core.limits import Debounce, Rate
-from keywise.core.rules import Answer
 from keywise.core.settings import Settings
+from keywise.core.sink import AtomicSink, Grade, Sink
+from keywise.core.source import Source
 from keywise.flow.coalesce import grouped
 from keywise.flow.degraded.journal import Shelf
 from keywise.flow.intake import Envelope, Readings

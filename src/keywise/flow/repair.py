@@ -5,10 +5,12 @@ from typing import Any
 
 from keywise.core import events
 from keywise.core.change import VERSION_MIN, Change, Order, Outcome, Want
+from keywise.core.entry import EMPTY, Certainty, Claim, Entry, Terms
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error
-from keywise.core.ledger import Failure, Sink
-from keywise.core.rules import EMPTY, Certainty, Claim, Entry, Terms, in_era
+from keywise.core.ledger import Failure
+from keywise.core.rules import in_era
+from keywise.core.sink import Sink
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.refetch import is_same_version, truth_of

@@ -10,11 +10,13 @@ import msgspec
 from keywise.core import events
 from keywise.core.backoff import shortened
 from keywise.core.change import Change, Delivery, Outcome
+from keywise.core.entry import Answer, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
-from keywise.core.ledger import AtomicSink, Inlet, InlineSource, Transaction
 from keywise.core.limits import Snooze
-from keywise.core.rules import Answer, Refusal
+from keywise.core.sink import AtomicSink
+from keywise.core.source import Inlet, InlineSource
+from keywise.core.transaction import Transaction
 from keywise.flow.coalesce import Fold, fold
 from keywise.flow.intake import Readings
 from keywise.flow.lanes import LIVE_BEFORE_BULK, Ended, Endings, Lanes, Ticket

@@ -5,10 +5,12 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from keywise.core import events
+from keywise.core.admin import Operator
 from keywise.core.change import Outcome, Want, is_unversioned
 from keywise.core.clock import Clock, boot_time
 from keywise.core.failures import storable
-from keywise.core.ledger import ALARM, CALM, Historian, Line, LosesWrites, Operator
+from keywise.core.history import ALARM, CALM, Historian, Line
+from keywise.core.ledger import LosesWrites
 from keywise.observe.alarms import Losses, Restarts
 
 LINES_MAX = 10_000

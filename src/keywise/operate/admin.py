@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 from keywise.core.change import VERSION_MIN, Change, Want
 from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.entry import EMPTY, Policy, Refusal
 from keywise.core.errors import ActError, UnavailableError
 from keywise.core.failures import storable
-from keywise.core.ledger import Grade, Line
-from keywise.core.rules import EMPTY, Policy, Refusal, doubtful_since
+from keywise.core.history import Line
+from keywise.core.rules import doubtful_since
+from keywise.core.sink import Grade
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.refetch import needs_refetch
 from keywise.flow.repair import Repair

@@ -15,11 +15,14 @@ import msgspec
 from msgspec.structs import replace
 
 from keywise.core import rules
+from keywise.core.admin import Census
 from keywise.core.controls import PLAIN, Pause, Standing
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import EMPTY, Entry
 from keywise.core.errors import ActError
 from keywise.core.failures import storable
-from keywise.core.ledger import Census, Letter, Line, Part
+from keywise.core.history import Line
+from keywise.core.transfer import Part
 from keywise.operate.admin import Mandate
 
 UNFINISHED = "**"

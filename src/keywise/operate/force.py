@@ -10,10 +10,12 @@ from typing import Any
 
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MIN, Change, Order, Outcome, is_unversioned
 from keywise.core.controls import Standing
+from keywise.core.entry import EMPTY, Answer, Certainty, Claim, Entry, Refusal
 from keywise.core.errors import ActError, KeywiseError, MalformedError, UnavailableError
 from keywise.core.failures import cause_of_error
-from keywise.core.ledger import Failure, Result, Sink
-from keywise.core.rules import EMPTY, Answer, Certainty, Claim, Entry, Refusal, era_of, in_era
+from keywise.core.ledger import Failure
+from keywise.core.rules import era_of, in_era
+from keywise.core.sink import Result, Sink
 from keywise.flow.pipeline import Pipeline, is_atomic
 from keywise.flow.refetch import is_same_version, needs_refetch, truth_of
 from keywise.flow.transactional import write_all

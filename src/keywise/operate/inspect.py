@@ -8,12 +8,14 @@ from msgspec.structs import replace
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Order, Want, is_unversioned, order_of
 from keywise.core.controls import PLAIN, Pause, Standing
-from keywise.core.ledger import ALARM, ENDS_ALARM, Grade, Line
-from keywise.core.rules import Entry, Policy, Terms, decide_under, era_of
+from keywise.core.entry import Entry, Policy, Terms
+from keywise.core.history import ALARM, ENDS_ALARM, Line
+from keywise.core.rules import decide_under, era_of
 from keywise.core.settings import Settings
-from keywise.flow.consumer import way_of
+from keywise.core.sink import Grade
 from keywise.flow.degraded.journal_files import notes_in
 from keywise.flow.pipeline import Pipeline, is_atomic
+from keywise.flow.strategy import way_of
 
 Dated = TypeVar("Dated", Pause, Line)
 

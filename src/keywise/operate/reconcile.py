@@ -11,10 +11,10 @@ import msgspec
 
 from keywise.core.bodies import encoded
 from keywise.core.change import Change, Order, is_unversioned
+from keywise.core.entry import EMPTY, Entry
 from keywise.core.errors import KeywiseError, MalformedError, SettingsError, UnavailableError
 from keywise.core.failures import cause_of_error
-from keywise.core.ledger import Content
-from keywise.core.rules import EMPTY, Entry
+from keywise.core.sink import Content
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.refetch import needs_refetch, truth_of
 

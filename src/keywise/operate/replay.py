@@ -3,9 +3,10 @@
 import math
 
 from keywise.core.change import Want
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Answer, Policy, Refusal, Terms
 from keywise.core.errors import LetterError, MalformedError
-from keywise.core.ledger import Letter
-from keywise.core.rules import Answer, Policy, Refusal, Terms, decide_under
+from keywise.core.rules import decide_under
 from keywise.flow.pipeline import Pipeline
 
 

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from keywise.core.change import Want
+from keywise.core.entry import EMPTY, Answer, Claim, Refusal, Terms
 from keywise.core.errors import ActError
 from keywise.core.failures import look_again_s
-from keywise.core.rules import EMPTY, Answer, Claim, Refusal, Terms
 from keywise.flow.heartbeat import Heartbeat, Pulse
 from keywise.flow.pipeline import Pipeline
 

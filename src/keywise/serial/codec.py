@@ -14,8 +14,8 @@ from keywise.core.bodies import decoder, encoded
 from keywise.core.change import KEY_MAX_BYTES
 from keywise.core.entry import Claim
 from keywise.core.errors import RefusedError, SettingsError
-from keywise.core.ledger import Transaction
 from keywise.core.serial.contract import Ending, Reply
+from keywise.core.transaction import Transaction
 
 PARTS = str | int | datetime.date | uuid.UUID
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from app.shop import QUICK, Shop
-from keywise.core.ledger import Letter
+from keywise.core.dead_letter import Letter
 
 SHORT = {"lease": "500ms", "margin": "100ms"}
 """Leases that run out while a test waits; with a source of the same visibility."""

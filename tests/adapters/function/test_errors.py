@@ -10,8 +10,8 @@ from adapters.function.handler_shop import SHORT, bodies, handle_all, keys, logg
 from app.shop import Shop
 from keywise import Change, Claim, OutcomeUnknownError, PermanentError, Transaction, TransientError
 from keywise.core.clock import boot_time
+from keywise.core.entry import Entry
 from keywise.core.events import Failed, Refused, TookOver
-from keywise.core.rules import Entry
 from running import run
 
 ERRORS: dict[str, Callable[[], Exception]] = {

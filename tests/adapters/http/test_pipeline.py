@@ -14,9 +14,10 @@ from cli.command import Folder
 from flow.test_rates_across_processes import VERSIONS, send_for_a_second
 from keywise.adapters.http.sink import FEW, connect
 from keywise.core.change import Change, order_of
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Claim
 from keywise.core.events import Failed, Repaired, Snoozed, Unavailable
-from keywise.core.ledger import APPLIED, Letter
-from keywise.core.rules import Claim
+from keywise.core.sink import APPLIED
 from keywise.core.url import Address
 from running import awaited, run
 from servers import machine, shared

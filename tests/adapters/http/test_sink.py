@@ -15,9 +15,9 @@ from keywise.adapters.http.client import (
 )
 from keywise.adapters.http.sink import FEW, Asked, Contract, HttpSink, Lull, held_order, judged, misfit_of
 from keywise.core.change import Outcome, order_of
+from keywise.core.entry import Certainty
 from keywise.core.errors import AddressError
-from keywise.core.ledger import APPLIED, SUPERSEDED, Grade, Result
-from keywise.core.rules import Certainty
+from keywise.core.sink import APPLIED, SUPERSEDED, Grade, Result
 from keywise.core.url import Address
 
 PUT = Asked(order_of(5), deleted=False)

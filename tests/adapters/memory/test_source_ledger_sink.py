@@ -14,10 +14,13 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
+from keywise.core.admin import Census
 from keywise.core.change import Change, Want, order_of
+from keywise.core.dead_letter import Burial, Letter
+from keywise.core.entry import Answer, Certainty, Claim, Policy, Terms
 from keywise.core.errors import AddressError
-from keywise.core.ledger import APPLIED, SUPERSEDED, Burial, Census, Failure, Grade, Letter
-from keywise.core.rules import Answer, Certainty, Claim, Policy, Terms
+from keywise.core.ledger import Failure
+from keywise.core.sink import APPLIED, SUPERSEDED, Grade
 from keywise.core.url import Address
 from keywise.testing.virtual_loop import VirtualLoop
 

@@ -29,7 +29,7 @@ from keywise.adapters.opensearch.documents import (
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Outcome, order_of
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError
-from keywise.core.ledger import APPLIED, SUPERSEDED, Result
+from keywise.core.sink import APPLIED, SUPERSEDED, Result
 
 BODIES = st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.text(), st.lists), max_size=5)
 

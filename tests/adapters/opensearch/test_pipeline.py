@@ -13,7 +13,7 @@ from keywise.adapters.opensearch.sink import connect
 from keywise.core import events
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Order, Outcome, Want, order_of
 from keywise.core.entry import Claim, Terms
-from keywise.core.ledger import APPLIED, SUPERSEDED, Result
+from keywise.core.sink import APPLIED, SUPERSEDED, Result
 from keywise.core.url import Address
 from running import run
 from servers import shared

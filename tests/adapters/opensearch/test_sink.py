@@ -11,7 +11,7 @@ from keywise.adapters.opensearch.sink import OpenSearchSink, connect
 from keywise.core.change import Change, Outcome, order_of
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
-from keywise.core.ledger import APPLIED, SUPERSEDED
+from keywise.core.sink import APPLIED, SUPERSEDED
 from keywise.core.url import Address
 from running import awaited
 from servers.machine import free_port

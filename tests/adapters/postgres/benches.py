@@ -11,7 +11,7 @@ from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
-from keywise.core.rules import Policy
+from keywise.core.entry import Policy
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
 from servers import shared
 

@@ -9,7 +9,7 @@ from adapters.postgres.benches import fresh
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.source import PostgresSource
-from keywise.core.rules import Policy
+from keywise.core.entry import Policy
 from running import run
 from servers import shared
 

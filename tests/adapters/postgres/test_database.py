@@ -17,9 +17,9 @@ from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import POLL_S, PostgresSource
 from keywise.core.change import Want, order_of
+from keywise.core.entry import Policy
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.rules import Policy
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address
 from keywise.testing import Verdict, check_sink, check_source

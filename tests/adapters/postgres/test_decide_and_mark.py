@@ -7,7 +7,7 @@ import pytest
 from adapters.postgres.benches import postgres_ledger
 from keywise.core.change import Want, order_of
 from keywise.core.controls import Pause
-from keywise.core.rules import Policy
+from keywise.core.entry import Policy
 from keywise.testing.conformance.random_histories import HISTORY_PROMISES, agree
 from running import run
 

@@ -15,8 +15,10 @@ from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.change import Want, order_of
-from keywise.core.ledger import Burial, Failure, Letter, Part
-from keywise.core.rules import Certainty, Entry, Policy, Terms
+from keywise.core.dead_letter import Burial, Letter
+from keywise.core.entry import Certainty, Entry, Policy, Terms
+from keywise.core.ledger import Failure
+from keywise.core.transfer import Part
 from keywise.testing.conformance.sinks import gone, put
 from running import run
 from servers import shared

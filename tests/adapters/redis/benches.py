@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.core.rules import Policy
+from keywise.core.entry import Policy
 from keywise.testing.conformance import LedgerBench
 from servers import shared
 

@@ -6,7 +6,7 @@ from adapters.linearizability import agree, claimed
 from adapters.redis.benches import fresh
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.core.rules import Policy
+from keywise.core.entry import Policy
 from running import run
 from servers import shared
 

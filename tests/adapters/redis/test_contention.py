@@ -15,8 +15,8 @@ from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import Want, order_of
 from keywise.core.controls import Pause
+from keywise.core.entry import Policy, Terms
 from keywise.core.errors import UnavailableError
-from keywise.core.rules import Policy, Terms
 from running import run
 from servers import shared
 

@@ -11,8 +11,9 @@ from keywise.adapters.redis.ledger import ledger as redis_ledger
 from keywise.adapters.redis.ledger import working_set as redis_book
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import Want, order_of
-from keywise.core.ledger import Burial, Letter, Part
-from keywise.core.rules import Policy, Terms
+from keywise.core.dead_letter import Burial, Letter
+from keywise.core.entry import Policy, Terms
+from keywise.core.transfer import Part
 from running import run
 from servers import shared
 from servers.redis import RedisServer, redis_server

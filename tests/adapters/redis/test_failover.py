@@ -11,8 +11,8 @@ from keywise.adapters.redis import database as redis_module
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import Want, order_of
+from keywise.core.entry import Policy, Terms
 from keywise.core.errors import UnavailableError
-from keywise.core.rules import Policy, Terms
 from running import run
 from servers.redis import RedisServer, redis_server
 

@@ -10,8 +10,8 @@ from chaos.fleet import until
 from cli.command import Folder
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.core.entry import Policy
 from keywise.core.errors import UnavailableError
-from keywise.core.rules import Policy
 from running import run
 from servers.redis import RedisServer, redis_server
 

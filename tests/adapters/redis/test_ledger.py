@@ -13,9 +13,9 @@ from keywise.adapters.redis.ledger import working_set as redis_book
 from keywise.adapters.redis.ledger.ledger import RedisLedger, connect
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.entry import Answer, Policy, Terms
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
-from keywise.core.ledger import Line
-from keywise.core.rules import Answer, Policy, Terms
+from keywise.core.history import Line
 from keywise.core.url import Address
 from running import run
 from servers import machine, shared

@@ -12,9 +12,8 @@ from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import Entry
+from keywise.core.entry import Entry, Policy, Terms
 from keywise.core.errors import UnavailableError
-from keywise.core.rules import Policy, Terms
 from running import run
 from servers.redis import RedisServer, redis_server
 

@@ -11,7 +11,7 @@ from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import Want, order_of
-from keywise.core.rules import Policy, Terms
+from keywise.core.entry import Policy, Terms
 
 KEYS, ROUNDS, LEASE_S = 20, 25, 60.0
 

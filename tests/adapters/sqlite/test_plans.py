@@ -13,8 +13,9 @@ from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import Want, order_of
-from keywise.core.ledger import Burial, Failure, Letter
-from keywise.core.rules import Certainty, Policy, Terms
+from keywise.core.dead_letter import Burial, Letter
+from keywise.core.entry import Certainty, Policy, Terms
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.sinks import gone, put
 from running import run
 

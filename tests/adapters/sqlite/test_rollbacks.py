@@ -8,8 +8,8 @@ import pytest
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import Want, order_of
+from keywise.core.entry import Policy
 from keywise.core.errors import UnavailableError
-from keywise.core.rules import Policy
 
 
 def run(scenario, tmp_path):

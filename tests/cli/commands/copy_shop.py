@@ -13,7 +13,7 @@ from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry, Policy
-from keywise.core.ledger import Part
+from keywise.core.transfer import Part
 from running import run
 
 OLD = "sqlite:///old.db"

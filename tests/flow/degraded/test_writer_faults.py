@@ -11,7 +11,7 @@ from keywise.core import events
 from keywise.core.change import Outcome, Want, order_of
 from keywise.core.entry import Terms
 from keywise.core.errors import PermanentError, TransientError
-from keywise.core.ledger import APPLIED, Result
+from keywise.core.sink import APPLIED, Result
 from keywise.flow.degraded.writer import PROBE_MAX_S
 
 FLYING = b'{"since": 5.0, "begun": [["b", [0, 1, 0], false]]}\n'

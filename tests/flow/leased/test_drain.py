@@ -4,8 +4,8 @@ from flow.rig import LEASED, Rig, Running
 from flow.test_consumer import page
 from flow.test_consumer_shutdown import Gate
 from keywise.core.change import Want, order_of
+from keywise.core.entry import Certainty, Terms
 from keywise.core.ledger import Failure
-from keywise.core.rules import Certainty, Terms
 
 
 def test_a_drain_gives_back_a_retry_that_was_put_behind_the_sign_to_stop():

@@ -5,8 +5,8 @@ import pytest
 from flow.rig import Rig, Running, Store
 from flow.test_consumer import page
 from keywise.core.change import Outcome
-from keywise.core.ledger import Grade, Result
-from keywise.core.rules import Certainty
+from keywise.core.entry import Certainty
+from keywise.core.sink import Grade, Result
 
 
 class Gateway(Store):

@@ -10,10 +10,10 @@ from flow.rig import LEASED, LEASED_CONDITIONAL, Rig, Running, Store
 from flow.test_consumer import page
 from flow.test_repair import HORIZON_S, Ward
 from keywise.core.change import Change, Outcome
+from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import ActError
 from keywise.core.events import Doubted, Failed, Unavailable
-from keywise.core.ledger import Grade, Result
-from keywise.core.rules import Certainty, Claim
+from keywise.core.sink import Grade, Result
 from keywise.flow.repair import Repair
 from keywise.operate.waiting import beating
 from operate.test_force import desk_with

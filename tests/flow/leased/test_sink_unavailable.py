@@ -6,9 +6,9 @@ from typing import Any
 from flow.rig import Rig, Running, Store
 from flow.test_consumer import page
 from keywise.core.change import Change, Outcome
+from keywise.core.entry import Claim
 from keywise.core.events import Failed, Handled, Unavailable
-from keywise.core.ledger import Grade, Result
-from keywise.core.rules import Claim
+from keywise.core.sink import Grade, Result
 
 AWAY_S = 120.0
 

@@ -14,9 +14,10 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.sink import MemorySink
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Delivery
+from keywise.core.dead_letter import Burial, Letter
+from keywise.core.entry import Policy
 from keywise.core.errors import SettingsError
-from keywise.core.ledger import APPLIED, Burial, Letter
-from keywise.core.rules import Policy
+from keywise.core.sink import APPLIED
 from keywise.testing import (
     BrokenPromiseError,
     SourceBench,

@@ -10,10 +10,11 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 import msgspec
 
 from keywise.core.change import Change, Outcome
+from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import OutcomeUnknownError, PermanentError, SettingsError, TransientError
-from keywise.core.ledger import APPLIED, Grade, Result, Transaction
 from keywise.core.limits import Snooze
-from keywise.core.rules import Certainty, Claim
+from keywise.core.sink import APPLIED, Grade, Result
+from keywise.core.transaction import Transaction
 
 BATCH_MAX = 1000
 

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from keywise.adapters.http.client import OPTIONS, WORDS_MAX, Answer, HttpClient, one_line, retry_after_s, server_at
 from keywise.core.change import Change, Order, Outcome
 from keywise.core.clock import Clock, boot_time
+from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, OutcomeUnknownError, UnavailableError
-from keywise.core.ledger import APPLIED, SUPERSEDED, Grade, Result
-from keywise.core.rules import Certainty, Claim
 from keywise.core.settings import seconds
+from keywise.core.sink import APPLIED, SUPERSEDED, Grade, Result
 from keywise.core.url import Address, shown
 
 ANSWER_MAX = 64 * 1024

@@ -11,8 +11,9 @@ import msgspec
 
 from keywise.core.clock import Clock, boot_time
 from keywise.core.controls import Standing
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import Entry
-from keywise.core.ledger import Letter, Line
+from keywise.core.history import Line
 
 TOKEN_NONCE_BITS = 24
 

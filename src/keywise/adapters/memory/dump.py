@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from keywise.adapters.memory.database import MemoryDatabase, Scope
 from keywise.core.controls import PLAIN, Standing
-from keywise.core.ledger import Part
+from keywise.core.transfer import Part
 
 
 class MemoryArchive:

@@ -9,10 +9,14 @@ from msgspec.structs import replace
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.dump import MemoryArchive
 from keywise.core import rules
+from keywise.core.admin import Census
 from keywise.core.change import Want
 from keywise.core.controls import PLAIN, Pause, Standing
+from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
 from keywise.core.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
-from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Line, Sought, Transaction
+from keywise.core.history import Line
+from keywise.core.ledger import Answers, Failure
+from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
 

@@ -8,10 +8,11 @@ import msgspec
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.core.change import Change, Order, is_unversioned
 from keywise.core.clock import Clock, boot_time
+from keywise.core.entry import Claim
 from keywise.core.errors import AddressError
-from keywise.core.ledger import APPLIED, SUPERSEDED, Content, Grade, Result, Transaction
-from keywise.core.rules import Claim
 from keywise.core.settings import seconds
+from keywise.core.sink import APPLIED, SUPERSEDED, Content, Grade, Result
+from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
 

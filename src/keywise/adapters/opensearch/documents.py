@@ -13,7 +13,7 @@ from keywise.core.change import VERSION_MIN, Change, Outcome
 from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError
-from keywise.core.ledger import APPLIED, SUPERSEDED, Result
+from keywise.core.sink import APPLIED, SUPERSEDED, Result
 
 NEWER, NOT_OLDER = b"external", b"external_gte"
 """What the engine lets pass: a version above the one that it holds, or one that is not below it."""

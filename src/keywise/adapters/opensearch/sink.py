@@ -34,8 +34,8 @@ from keywise.adapters.opensearch.documents import (
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, OutcomeUnknownError, UnavailableError
-from keywise.core.ledger import APPLIED, Content, Grade, Result
 from keywise.core.settings import seconds
+from keywise.core.sink import APPLIED, Content, Grade, Result
 from keywise.core.url import Address
 
 PORT = 9200

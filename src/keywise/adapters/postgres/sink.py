@@ -12,7 +12,8 @@ from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, databa
 from keywise.adapters.postgres.schema.install import LOCKS
 from keywise.core.change import Change
 from keywise.core.errors import PermanentError, SettingsError
-from keywise.core.ledger import Content, Transaction
+from keywise.core.sink import Content
+from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
 

@@ -10,7 +10,8 @@ import msgspec
 from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
 from keywise.core.change import Change
 from keywise.core.errors import PermanentError, SettingsError
-from keywise.core.ledger import Content, Transaction
+from keywise.core.sink import Content
+from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
 

@@ -41,7 +41,7 @@ from keywise.cli.output import (
     tell_json,
 )
 from keywise.core.errors import LetterError
-from keywise.core.ledger import Line
+from keywise.core.history import Line
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import Mandate, record
 from keywise.operate.replay import replay as send_again

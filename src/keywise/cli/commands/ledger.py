@@ -19,10 +19,10 @@ from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, con
 from keywise.cli.app_loader import AppOption, JsonOption, load
 from keywise.cli.commands.pause import note_that
 from keywise.cli.output import cell, complain, count, display, duration, fail, plain, progress, refuse, table, tell_json
+from keywise.core.admin import Census
 from keywise.core.controls import Standing
+from keywise.core.entry import Policy
 from keywise.core.errors import ActError, KeywiseError
-from keywise.core.ledger import Census
-from keywise.core.rules import Policy
 from keywise.core.url import Address, shown
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Found, Move, Place, Plan, Tallies, resting

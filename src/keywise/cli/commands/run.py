@@ -19,7 +19,8 @@ from keywise.cli.live.show import shown
 from keywise.cli.output import cell, complain, display, plain, screen, table, tell_json
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
-from keywise.core.ledger import Source
+from keywise.core.source import Source
+from keywise.observe.log import Log
 from keywise.observe.run_view import Sight, View
 
 LOOK_S = 0.1
@@ -140,7 +141,7 @@ def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[Non
 
 def _without_starts(observer: events.Observer) -> events.Observer:
     """A log needs no second line about what is announced anyway."""
-    if not isinstance(observer, events.Log):
+    if not isinstance(observer, Log):
         return observer
     return lambda event: None if isinstance(event, events.Started) else observer(event)
 

@@ -23,7 +23,7 @@ from keywise.cli.simulate_handler import (
     Zombies,
     simulate_own,
 )
-from keywise.core.ledger import Grade
+from keywise.core.sink import Grade
 
 if TYPE_CHECKING:
     from keywise.testing.simulator.seeds import Tally

@@ -27,7 +27,7 @@ from keywise.cli.output import (
     tell_json,
     with_moments,
 )
-from keywise.core.ledger import Line
+from keywise.core.history import Line
 from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, Meeting, Story, story_of
 
 LETTERS_SHOWN = 10

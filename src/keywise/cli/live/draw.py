@@ -7,6 +7,7 @@ from rich.text import Text
 
 from keywise.cli.output import count, duration, plain, stamp
 from keywise.core import events
+from keywise.observe.log import described
 from keywise.observe.run_view import WINDOW_S, Notice, Sight
 
 SLOW_SHOWN = 3
@@ -164,7 +165,7 @@ def _told(event: events.Event) -> str:
             return "there is no refetch, so keys that an outage makes suspect are not repaired"
         case events.Alarmed():
             return f"{_cause(event.cause)}; {_cause(event.advice)}"
-    return plain(events.described(event))
+    return plain(described(event))
 
 
 def _key(key: str) -> str:

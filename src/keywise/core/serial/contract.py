@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from keywise.core.ledger import Opened
+from keywise.core.resource import Opened
 
 EVERY_RUN = ""
 """The runner of a request that any process may run."""

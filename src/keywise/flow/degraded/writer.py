@@ -10,10 +10,11 @@ from contextlib import suppress
 
 from keywise.core import events
 from keywise.core.change import Outcome
+from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Result, Sink
 from keywise.core.limits import Pace
-from keywise.core.rules import PAUSE_LOOK_S, Certainty, Claim
+from keywise.core.rules import PAUSE_LOOK_S
+from keywise.core.sink import Result, Sink
 from keywise.flow.degraded.journal import Notes, Shelf, Spool
 from keywise.flow.lanes import Ended, Lanes, Ticket
 from keywise.flow.leased.executors import Job, Work, unknown_result

@@ -8,11 +8,12 @@ from msgspec.structs import replace
 
 from keywise.core import events
 from keywise.core.change import Order, Outcome
+from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error, is_permanent
-from keywise.core.ledger import APPLIED, AtomicSink, Result, Sink, Transaction
 from keywise.core.limits import Snooze
-from keywise.core.rules import Certainty, Claim
+from keywise.core.sink import APPLIED, AtomicSink, Result, Sink
+from keywise.core.transaction import Transaction
 from keywise.core.transaction_context import transaction_of
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ticket

@@ -9,10 +9,12 @@ from collections.abc import Awaitable, Callable
 
 from keywise.core import events
 from keywise.core.change import Outcome
+from keywise.core.dead_letter import Burial
+from keywise.core.entry import Answer, Certainty, Claim, Refusal, Terms
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_refusal, concerns_key, look_again_s
-from keywise.core.ledger import Burial, Failure, Result
-from keywise.core.rules import Answer, Certainty, Claim, Refusal, Terms
+from keywise.core.ledger import Failure
+from keywise.core.sink import Result
 from keywise.flow.degraded.writer import FirstWins
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ended, Lanes, Ticket

@@ -13,8 +13,8 @@ What is returned tells promise by promise which are kept; the error has it as it
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from keywise.core.ledger import Grade
 from keywise.core.serial.contract import TurnPolicy
+from keywise.core.sink import Grade
 from keywise.testing.conformance.claim_endings import ENDING_PROMISES
 from keywise.testing.conformance.claims import CLAIM_PROMISES, SAFE, LedgerBench, MakeLedger
 from keywise.testing.conformance.controls import (

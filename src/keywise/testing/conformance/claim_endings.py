@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from keywise.core.change import Want, order_of
-from keywise.core.ledger import Burial, Failure, Letter, Sought
-from keywise.core.rules import Answer, Certainty, Terms
+from keywise.core.dead_letter import Burial, Letter, Sought
+from keywise.core.entry import Answer, Certainty, Terms
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
     LEASE_S,

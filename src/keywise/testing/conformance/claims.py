@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Order, Want, order_of
-from keywise.core.ledger import Failure, Letter
-from keywise.core.rules import Answer, Certainty, Claim, Entry, Policy, Refusal, Terms
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Answer, Certainty, Claim, Entry, Policy, Refusal, Terms
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.promise import Promises, near, same
 
 LEASE_S = 60.0

@@ -6,7 +6,8 @@ from typing import Any
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.entry import Answer, Certainty, Claim, Policy, Refusal, Terms
-from keywise.core.ledger import Failure, Line
+from keywise.core.history import Line
+from keywise.core.ledger import Failure
 from keywise.core.limits import Rate
 from keywise.testing.conformance.claims import (
     KEYS,

@@ -7,8 +7,10 @@ from msgspec.structs import replace
 
 from keywise.core.change import Want, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.dead_letter import Burial, Letter
 from keywise.core.entry import Answer, Certainty, Entry
-from keywise.core.ledger import Archive, Burial, Failure, Letter, Part
+from keywise.core.ledger import Failure
+from keywise.core.transfer import Archive, Part
 from keywise.testing.conformance.claims import (
     CLOCK_S,
     KEYS,

@@ -11,8 +11,9 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, Order, Want
 from keywise.core.controls import Pause
-from keywise.core.ledger import Burial, Failure, Letter
-from keywise.core.rules import Certainty, Claim, Entry, Policy, Refusal, Terms
+from keywise.core.dead_letter import Burial, Letter
+from keywise.core.entry import Certainty, Claim, Entry, Policy, Refusal, Terms
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.promise import Promises
 

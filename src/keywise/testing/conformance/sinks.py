@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from keywise.core.change import Change, Outcome, order_of
-from keywise.core.ledger import Result
-from keywise.core.rules import Claim
+from keywise.core.entry import Claim
+from keywise.core.sink import Result
 from keywise.testing.conformance.promise import Promises, same
 
 

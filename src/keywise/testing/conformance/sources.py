@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from keywise.core.change import Delivery
-from keywise.core.ledger import Source
+from keywise.core.source import Source
 from keywise.testing.conformance.promise import Promises, same
 
 LATER_S = 1.0

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from keywise.core.change import Delivery
-from keywise.core.ledger import Inlet
+from keywise.core.source import Inlet
 from keywise.testing.conformance.promise import Promises, same
 from keywise.testing.conformance.sources import LATER_S, SourceBench, ids, taken
 

@@ -3,8 +3,9 @@
 import asyncio
 
 from keywise.core.change import Want, order_of
-from keywise.core.ledger import Failure, Letter
-from keywise.core.rules import Answer, Certainty, Refusal
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Answer, Certainty, Refusal
+from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
     FORGETTING,

@@ -12,8 +12,8 @@ from typing import Any
 from keywise import adapters
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.sqlite.database import SqliteDatabase
+from keywise.core.entry import Policy
 from keywise.core.errors import SettingsError
-from keywise.core.rules import Policy
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address, shown
 from keywise.flow.pipeline import is_atomic

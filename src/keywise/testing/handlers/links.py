@@ -10,9 +10,11 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Delivery, Want
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Claim, Refusal, Terms
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Answers, Letter, Transaction
-from keywise.core.rules import Claim, Refusal, Terms
+from keywise.core.ledger import Answers
+from keywise.core.transaction import Transaction
 from keywise.testing.simulator.links import Session
 from keywise.testing.virtual_loop import outside
 

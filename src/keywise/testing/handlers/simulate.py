@@ -11,7 +11,7 @@ import msgspec
 from keywise.adapters.function.sink import signature_of
 from keywise.app import App, PipelineDefinition
 from keywise.core.errors import SettingsError
-from keywise.core.ledger import Grade
+from keywise.core.sink import Grade
 from keywise.testing.handlers.messages import samples_of
 from keywise.testing.handlers.report import Finding, Report, differences, told_of
 from keywise.testing.handlers.world import OwnWorld, Trial

@@ -16,9 +16,9 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.source import MemorySource
 from keywise.app import App, PipelineDefinition
 from keywise.core.change import Change, Delivery
+from keywise.core.entry import Policy
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Snooze
-from keywise.core.rules import Policy
 from keywise.flow.consumer import Consumer
 from keywise.flow.pipeline import Pipeline
 from keywise.testing.handlers.call_log import Watch, Worker

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from keywise.core.change import VERSION_MIN, Change, Order, is_unversioned
-from keywise.core.ledger import Grade
-from keywise.core.rules import Claim, Entry
+from keywise.core.entry import Claim, Entry
+from keywise.core.sink import Grade
 from keywise.testing.simulator.dead_letter_audit import Letters
 from keywise.testing.virtual_loop import Process
 

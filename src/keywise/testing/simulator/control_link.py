@@ -6,7 +6,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.controls import Pause, Standing
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Line
+from keywise.core.history import Line
 from keywise.testing.simulator.links import Link
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from keywise.core.change import Order, order_of
-from keywise.core.ledger import Letter
+from keywise.core.dead_letter import Letter
 
 if TYPE_CHECKING:
     from keywise.testing.simulator.auditor import Auditor

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from keywise.core.ledger import Grade
-from keywise.core.rules import Entry
+from keywise.core.entry import Entry
+from keywise.core.sink import Grade
 from keywise.testing.simulator import workload
 from keywise.testing.virtual_loop import Process
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keywise.core.change import Order
-from keywise.core.ledger import Grade
+from keywise.core.sink import Grade
 from keywise.testing.simulator import workload
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from keywise.core import rules
 from keywise.core.change import Want
 from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.entry import Terms
 from keywise.core.errors import ActError, UnavailableError
-from keywise.core.ledger import Grade
 from keywise.core.limits import Debounce, Rate
-from keywise.core.rules import Terms
+from keywise.core.sink import Grade
 from keywise.operate.force import Force
 from keywise.operate.waiting import Grip, Patience, beating
 from keywise.testing.simulator import workload

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from keywise.adapters.memory.sink import MemorySink
 from keywise.core.change import Change, Order, Outcome
-from keywise.core.ledger import APPLIED, Result
-from keywise.core.rules import Certainty, Claim
+from keywise.core.entry import Certainty, Claim
+from keywise.core.sink import APPLIED, Result
 
 if TYPE_CHECKING:
     from keywise.testing.simulator.world import World

@@ -9,7 +9,7 @@ import msgspec
 
 from keywise.core.change import Change, Order, Want
 from keywise.core.entry import Claim
-from keywise.core.ledger import Grade
+from keywise.core.sink import Grade
 from keywise.flow.degraded.journal import Line
 from keywise.testing.simulator.disk import Disk, DiskFile
 from keywise.testing.virtual_loop import Process

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.adapters.memory.source import MemorySource
+from keywise.core.admin import Census
 from keywise.core.change import Delivery, Want
+from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
+from keywise.core.entry import Claim, Entry, Refusal, Terms
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Inlet, Letter, Sought, Transaction
-from keywise.core.rules import Claim, Entry, Refusal, Terms
+from keywise.core.ledger import Answers, Failure
+from keywise.core.source import Inlet
+from keywise.core.transaction import Transaction
 from keywise.testing.virtual_loop import Process, outside
 
 if TYPE_CHECKING:

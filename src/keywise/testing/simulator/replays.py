@@ -5,8 +5,8 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from keywise.core.dead_letter import Letter
 from keywise.core.errors import LetterError, UnavailableError
-from keywise.core.ledger import Letter
 from keywise.operate.replay import replay
 from keywise.testing.virtual_loop import Process
 

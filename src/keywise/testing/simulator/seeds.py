@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from keywise.core.ledger import Grade
-from keywise.flow.consumer import Way
+from keywise.core.sink import Grade
+from keywise.flow.strategy import Way
 from keywise.testing.simulator.world import World
 
 if TYPE_CHECKING:

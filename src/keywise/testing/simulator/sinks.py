@@ -6,9 +6,10 @@ from typing import Any, Self
 
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.core.change import Change, Outcome
+from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import PermanentError, TransientError
-from keywise.core.ledger import Result, Transaction
-from keywise.core.rules import Certainty, Claim
+from keywise.core.sink import Result
+from keywise.core.transaction import Transaction
 from keywise.testing.simulator.gateway import Blame
 from keywise.testing.simulator.links import Link
 

@@ -12,9 +12,11 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change, Delete, Order, Put
-from keywise.core.ledger import APPLIED, Grade, Letter, Result
-from keywise.core.rules import Claim, Entry, Policy, doubtful_since
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Claim, Entry, Policy
+from keywise.core.rules import doubtful_since
 from keywise.core.settings import Settings
+from keywise.core.sink import APPLIED, Grade, Result
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import Envelope, FunctionRoute
 from keywise.flow.lanes import Lanes

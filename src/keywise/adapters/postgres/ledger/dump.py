@@ -19,10 +19,12 @@ from keywise.adapters.postgres.ledger.working_set import (
     text_of,
 )
 from keywise.core.controls import Standing
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import Entry, Policy
+from keywise.core.history import Line
 from keywise.core.key_encoding import decoded
-from keywise.core.ledger import Letter, Line, Part
 from keywise.core.limits import Rate
+from keywise.core.transfer import Part
 
 LETTERS_AT_ONCE = 50
 """Their bodies may be large."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.working_set import Scope
+from keywise.core.history import Line
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.ledger import Line
 
 
 class PostgresHistorian:

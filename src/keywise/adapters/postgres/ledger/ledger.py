@@ -17,10 +17,13 @@ from keywise.adapters.postgres.ledger.history import PostgresHistorian
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import Book, Scope, entry_of, headers_of
 from keywise.core import ledger_steps as bookkeeping
+from keywise.core.admin import Census
 from keywise.core.change import Want
+from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
 from keywise.core.entry import Claim, Entry, Policy, Terms
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
+from keywise.core.ledger import Answers, Failure
+from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ from keywise.adapters.postgres.ledger.working_set import MARK, MARK_NEWER, Book,
 from keywise.adapters.postgres.savepoints import Savepoints
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.change import Want
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import Claim, Entry, Policy, Refusal, Verdict
 from keywise.core.key_encoding import encoded
-from keywise.core.ledger import Letter
 
 
 class PostgresTransaction:

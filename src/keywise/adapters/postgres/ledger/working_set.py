@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from keywise.core import rules
 from keywise.core.change import Order
 from keywise.core.controls import PLAIN, Standing
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import EMPTY, Entry, Policy
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.ledger import Letter
 
 TOKEN_NONCE_BITS = 24
 

@@ -14,10 +14,11 @@ from keywise.adapters.redis.ledger.scope import SCOPES, RedisScope, prefix_of
 from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS, Book, Page, stretches
 from keywise.adapters.redis.scripts import FLOOR, HOLDING, KEEP
 from keywise.core.controls import Standing
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import Policy
 from keywise.core.key_encoding import decoded
-from keywise.core.ledger import Letter, Part
 from keywise.core.limits import Rate
+from keywise.core.transfer import Part
 
 LETTERS_AT_ONCE = 50
 """Their bodies may be large."""

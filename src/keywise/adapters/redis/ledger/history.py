@@ -7,8 +7,8 @@ import msgspec
 
 from keywise.adapters.redis.ledger.scope import RedisScope
 from keywise.adapters.redis.scripts import LINES_OF, RECORD, RECORD_ONE, TRIM
+from keywise.core.history import Line
 from keywise.core.key_encoding import encoded
-from keywise.core.ledger import Line
 
 TRIM_AT_ONCE = 500
 """Nobody has to wait for longer than such a stretch takes."""

@@ -19,11 +19,14 @@ from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
 from keywise.adapters.redis.ledger.working_set import Book, Page, standing_of, stretches, text_of
 from keywise.adapters.redis.scripts import COUNT, DROP, WALK
 from keywise.core import rules
+from keywise.core.admin import Census
 from keywise.core.change import Want
+from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
 from keywise.core.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
 from keywise.core.errors import AddressError, SettingsError
 from keywise.core.key_encoding import decoded
-from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
+from keywise.core.ledger import Answers, Failure
+from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
 T = TypeVar("T")

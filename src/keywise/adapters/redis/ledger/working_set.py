@@ -20,10 +20,10 @@ from keywise.adapters.redis.ledger.scope import RedisScope
 from keywise.adapters.redis.scripts import READ, SWAP, SWAP_FREEING
 from keywise.core import rules
 from keywise.core.controls import PLAIN, Standing
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import EMPTY, Entry, Policy
 from keywise.core.errors import UnavailableError
 from keywise.core.key_encoding import encoded
-from keywise.core.ledger import Letter
 
 TRIES_MAX = 50
 """How often keys that others keep changing are decided again before the ledger counts as unreachable."""

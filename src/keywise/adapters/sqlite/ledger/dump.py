@@ -16,9 +16,11 @@ from keywise.adapters.sqlite.ledger.working_set import (
     store_standing,
 )
 from keywise.core.controls import Standing
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import EMPTY, Policy
-from keywise.core.ledger import Letter, Line, Part
+from keywise.core.history import Line
 from keywise.core.limits import Rate
+from keywise.core.transfer import Part
 
 LETTERS_AT_ONCE = 50
 """Their bodies may be large."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.working_set import Scope
-from keywise.core.ledger import Line
+from keywise.core.history import Line
 
 
 class SqliteHistorian:

@@ -15,9 +15,12 @@ from keywise.adapters.sqlite.ledger.history import SqliteHistorian
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import Book, Scope, headers_of
 from keywise.core import ledger_steps as bookkeeping
+from keywise.core.admin import Census
 from keywise.core.change import Want
+from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
 from keywise.core.entry import Claim, Entry, Policy, Terms
-from keywise.core.ledger import EVERY_LETTER, Answers, Burial, Census, Failure, Letter, Sought, Transaction
+from keywise.core.ledger import Answers, Failure
+from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from keywise.adapters.sqlite.database import DISK, SqliteDatabase, sqlite_errors
 from keywise.adapters.sqlite.ledger.working_set import MARK, SELECTED, Book, load_active
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.change import Order, Want
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import Claim, Entry, Policy, Refusal, Verdict
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Letter
 
 
 class SqliteTransaction:

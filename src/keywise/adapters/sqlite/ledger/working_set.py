@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from keywise.core import rules
 from keywise.core.controls import PLAIN, Standing
+from keywise.core.dead_letter import Letter
 from keywise.core.entry import EMPTY, Entry, Policy
-from keywise.core.ledger import Letter
 
 TOKEN_NONCE_BITS = 24
 PRUNE_AT_ONCE = 10_000

@@ -7,9 +7,9 @@ import msgspec
 
 from keywise.core import errors
 from keywise.core.entry import Claim
-from keywise.core.ledger import Grade
 from keywise.core.serial.contract import Ending, Mode, TurnPolicy
 from keywise.core.serial.rules import circle
+from keywise.core.sink import Grade
 from keywise.serial.pending import NOT_ASKED, NOT_ASKED_ANY_MORE
 from keywise.testing.virtual_loop import Process
 

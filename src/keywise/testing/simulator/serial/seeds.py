@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from keywise.core.ledger import Grade
+from keywise.core.sink import Grade
 from keywise.testing.simulator.seeds import Run, Tally, run_seeds
 from keywise.testing.simulator.serial.world import MergeWorld
 

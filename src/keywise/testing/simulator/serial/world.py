@@ -14,8 +14,9 @@ from keywise.adapters.memory.serial import MemoryTurns
 from keywise.adapters.memory.serial_book import Lines, lines_of
 from keywise.core.entry import Claim
 from keywise.core.events import Alarmed, Event
-from keywise.core.ledger import Grade, Transaction
 from keywise.core.serial.contract import Ending, Mode, Record, Switch, TurnPolicy
+from keywise.core.sink import Grade
+from keywise.core.transaction import Transaction
 from keywise.serial.function import SerialFunction, Wiring, define
 from keywise.testing.simulator.links import Session
 from keywise.testing.simulator.serial.auditor import Auditor

@@ -1,0 +1,78 @@
+"""The contract of an operator's hand on a ledger."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from keywise.core.change import Want
+from keywise.core.controls import Pause, Standing
+from keywise.core.dead_letter import EVERY_LETTER, Letter, Sought
+from keywise.core.entry import Claim, Entry
+
+
+class Census(msgspec.Struct, frozen=True):
+    """A ledger's scope in figures."""
+
+    keys: int
+    tombstones: int
+    claims: int
+    suspects: int
+    dead: int
+
+
+class Operator(Protocol):
+    """The operator's hand on one ledger scope."""
+
+    async def inspect(self, key: str) -> Entry | None:
+        """What the ledger remembers of a key."""
+
+    async def census(self) -> Census: ...
+
+    async def suspects(self, limit: int, quiet_s: float) -> list[str]:
+        """Keys whose content in the sink has been in doubt for a while, and has not become more so since."""
+
+    async def mend(self, claim: Claim, written: Want | None) -> None:
+        """End a repair under an exclusion."""
+
+    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+        """Make keys suspect that were written without a claim; each want says the newest order that was. It may be
+        asked with none. True notes besides that a full resync is due since now, unless it is already; False ends that.
+        """
+
+    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
+        """Dead letters, newest first: number, when it was buried, and what."""
+
+    async def drop(self, numbers: Sequence[int]) -> int:
+        """Forget dead letters; return how many there were."""
+
+    async def now(self) -> float:
+        """The store's clock, to say how long ago something was."""
+
+
+class Governor(Protocol):
+    """What an operator sets in one ledger scope, and what workers of it agree on."""
+
+    async def standing(self) -> Standing:
+        """What holds for all keys now."""
+
+    async def pause(self, pause: Pause) -> None:
+        """From now on no claim on these keys is granted; claims that are held go on. Pausing again renews it."""
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        """End one pause, named as it was made; False if there is none."""
+
+    async def reset(self, claim: Claim) -> int | None:
+        """End an exclusion and raise the era of its key; return it, or None if the claim is lost."""
+
+    async def raise_era(self) -> int | None:
+        """Raise the era of all keys above any that one of them has; None while a claim is held."""
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        """Known keys after one, in an order of the ledger's own that never changes; all are after an empty one."""
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        """Keys after one that a claim is held on now, in their order."""
+
+    async def turn(self, chore: str, every_s: float) -> bool:
+        """True for one worker per interval: it has the turn at a chore. Without an interval, each call has to write."""

@@ -1,0 +1,48 @@
+"""The contract of a ledger that can be copied."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from keywise.core.controls import Standing
+from keywise.core.dead_letter import Letter
+from keywise.core.entry import Entry
+from keywise.core.history import Line
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Some of what a ledger keeps of one scope."""
+
+    entries: Sequence[tuple[str, Entry]] = ()
+    letters: Sequence[tuple[float, Letter]] = ()
+    """Each with when it was buried; the oldest first, by that moment or by its number."""
+    lines: Sequence[Line] = ()
+    """The oldest first."""
+    cursor: str = ""
+    """Where to go on; empty at the end."""
+
+
+class Archive(Protocol):
+    """All of one ledger scope, to be carried to another ledger while nobody works on it."""
+
+    async def scopes(self) -> list[str]:
+        """All scopes of this store that hold something, in their order."""
+
+    async def part(self, cursor: str, limit: int) -> Part:
+        """Up to `limit` things behind a cursor: first entries, whatever the policy is, then letters, then lines."""
+
+    async def add(self, part: Part) -> None:
+        """Take in what another ledger told: keys that are not known here, and letters and lines behind those that are.
+
+        Only `updated_at` may change, to the next whole second. Half of a part may be there after an error.
+        """
+
+    async def clear(self) -> None:
+        """Forget everything of this scope but its standing."""
+
+    async def stand(self, standing: Standing) -> None:
+        """Replace what holds for all keys."""
+
+    async def tokens_above(self, floor: int) -> int:
+        """Grant only tokens above this one from now on; return one that no earlier token is above."""

@@ -1,0 +1,55 @@
+"""The log: an observer that writes what a person should read later."""
+
+import logging
+
+import msgspec
+
+from keywise.core.events import (
+    Alarmed,
+    Buried,
+    CallRefused,
+    Calmed,
+    ClaimLost,
+    Doubted,
+    Draining,
+    Event,
+    Failed,
+    LedgerBack,
+    LedgerDown,
+    Overlapped,
+    Paused,
+    Pruned,
+    Repaired,
+    Resumed,
+    SessionLost,
+    Started,
+    Stopped,
+    TookOver,
+    TurnLost,
+    Unavailable,
+    Unrepairable,
+)
+
+_OF_CALLS = (CallRefused, Overlapped, TurnLost, SessionLost)
+_WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, LedgerDown, Doubted, Unrepairable, Alarmed, *_OF_CALLS)
+_NOTICES = (Started, Repaired, LedgerBack, Paused, Resumed, Pruned, Calmed, Draining, Stopped)
+
+
+class Log:
+    """An observer that writes what a person should read later; a batch that went well is no news."""
+
+    def __init__(self, logger: logging.Logger | None = None) -> None:
+        self._logger = logger or logging.getLogger("keywise")
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, _WARNINGS):
+            self._logger.warning("%s", described(event))
+        elif isinstance(event, _NOTICES):
+            self._logger.info("%s", described(event))
+
+
+def described(event: Event) -> str:
+    """One line of text: the event's name and its fields; control characters of keys and causes are escaped."""
+    told = msgspec.structs.asdict(event)
+    parts = (f"{name}={value!r}" for name, value in told.items())
+    return f"{type(event).__name__.lower()} {' '.join(parts)}"
