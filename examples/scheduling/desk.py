@@ -1,6 +1,6 @@
 """The desk: accept a care request if it is feasible, one at a time per market and day.
 
-`keywise merge status`, `history` and the others work on it too: `--app examples/scheduling/desk.py:app`.
+`keywise serial status`, `history` and the others work on it too: `--app examples/scheduling/desk.py:app`.
 """
 
 import asyncio

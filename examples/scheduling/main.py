@@ -99,7 +99,7 @@ def _tell_answer(console: Console, asked_for: str, told: Told) -> None:
 
 def _tell_commands(console: Console, store: str) -> None:
     console.print("\nAsk in which order the requests of a market and day were answered, and by whom:")
-    command = f".venv/bin/keywise merge history {SMALL}/{DAYS[0]} --app examples/scheduling/desk.py:app"
+    command = f".venv/bin/keywise serial history {SMALL}/{DAYS[0]} --app examples/scheduling/desk.py:app"
     place = "" if store == file_in(FOLDER) else f"{STORE_VARIABLE}={store} "
     console.print(f"  {place}{command}", style="cyan")
 

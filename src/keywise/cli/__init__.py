@@ -38,7 +38,7 @@ for command in (run, send, status, why, pause, resume, reset, force, remove, rep
     app.command()(command)
 app.add_typer(dead, name="dead")
 app.add_typer(ledger, name="ledger")
-app.add_typer(merge, name="merge")
+app.add_typer(serial, name="serial")
 app.add_typer(check, name="check")
 app.command()(simulate)
 

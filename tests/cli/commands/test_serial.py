@@ -1,4 +1,4 @@
-"""`keywise merge`, as a process of its own, beside callers that wait."""
+"""`keywise serial`, as a process of its own, beside callers that wait."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def merge(folder, *words):
-    return folder.keywise("merge", *words)
+    return folder.keywise("serial", *words)
 
 
 @awaited

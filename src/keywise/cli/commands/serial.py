@@ -1,4 +1,4 @@
-"""`keywise merge`: what waits and runs one at a time per key, its history, its switches, and taking a request out."""
+"""`keywise serial`: what waits and runs one at a time per key, its history, its switches, and taking a request out."""
 
 import asyncio
 import base64
@@ -52,8 +52,8 @@ def status(
 
     \b
     Example:
-      keywise merge status --app clinic:app
-      keywise merge status --function accept --json --app clinic:app
+      keywise serial status --app clinic:app
+      keywise serial status --function accept --json --app clinic:app
     """
 
     async def look(operator: Any, turns: Any) -> tuple[float, list[KeyState], list[Switch], int]:
@@ -108,10 +108,10 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
 
     \b
     Example:
-      keywise merge switch observe --all --app clinic:app
-      keywise merge switch on Denver/2026-12-01 --app clinic:app
-      keywise merge switch off --pattern 'Denver/*' --app clinic:app
-      keywise merge switch default --all --app clinic:app
+      keywise serial switch observe --all --app clinic:app
+      keywise serial switch on Denver/2026-12-01 --app clinic:app
+      keywise serial switch off --pattern 'Denver/*' --app clinic:app
+      keywise serial switch default --all --app clinic:app
     """
     keys, is_pattern = meant(key, pattern, every)
     if settle is not None and mode in (Choice.OFF, Choice.OBSERVE):
@@ -158,8 +158,8 @@ def history(
 
     \b
     Example:
-      keywise merge history --app clinic:app
-      keywise merge history Denver/2026-12-01 --limit 5 --json --app clinic:app
+      keywise serial history --app clinic:app
+      keywise serial history Denver/2026-12-01 --limit 5 --json --app clinic:app
     """
 
     if key is not None:
@@ -187,7 +187,7 @@ def history(
 
 @app.command()
 def cancel(
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="As shown by keywise merge history.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="As shown by keywise serial history.")],
     *,
     function: FunctionOption = None,
     app: AppOption = None,
@@ -201,7 +201,7 @@ def cancel(
 
     \b
     Example:
-      keywise merge cancel request-17 --why 'wrong market' --app clinic:app
+      keywise serial cancel request-17 --why 'wrong market' --app clinic:app
     """
     for id in ids:
         checked_text(id, "an id")

@@ -136,7 +136,7 @@ def test_a_lost_session_breaks_off_what_runs_within_a_second(url, tmp_path):
         f"import keywise\napp = keywise.App({url!r})\n"
         "@app.serial('accept', key=str)\nasync def accept(claim: keywise.Claim, request: str) -> str: ...\n"
     )
-    command = [sys.executable, "-m", "keywise", "merge", "status", "--json", "--app", "clinic:app"]
+    command = [sys.executable, "-m", "keywise", "serial", "status", "--json", "--app", "clinic:app"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
     assert json.loads(said)["sessions_lost"] == 1
 
