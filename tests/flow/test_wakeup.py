@@ -2,15 +2,15 @@
 
 import asyncio
 
-from keywise.flow.wakeup import News
+from keywise.flow.wakeup import Wakeup
 from keywise.testing.virtual_loop import VirtualLoop
 
 
 def test_a_ring_wakes_who_waits():
     async def wait_for_it() -> float:
-        news, loop = News(), asyncio.get_running_loop()
-        loop.call_later(3.0, news.tell)
-        await news.wait()
+        wakeup, loop = Wakeup(), asyncio.get_running_loop()
+        loop.call_later(3.0, wakeup.notify)
+        await wakeup.wait()
         return loop.time()
 
     assert VirtualLoop().run_until_complete(wait_for_it()) == 3.0
@@ -18,11 +18,11 @@ def test_a_ring_wakes_who_waits():
 
 def test_a_ring_while_nobody_waits_is_kept_once():
     async def wait_twice() -> float:
-        news = News()
-        news.tell()
-        news.tell()
-        await news.wait(10.0)
-        await news.wait(10.0)
+        wakeup = Wakeup()
+        wakeup.notify()
+        wakeup.notify()
+        await wakeup.wait(10.0)
+        await wakeup.wait(10.0)
         return asyncio.get_running_loop().time()
 
     assert VirtualLoop().run_until_complete(wait_twice()) == 10.0
@@ -30,7 +30,7 @@ def test_a_ring_while_nobody_waits_is_kept_once():
 
 def test_nothing_but_the_limit_ends_a_silent_wait():
     async def wait_for_nothing() -> float:
-        await News().wait(7.0)
+        await Wakeup().wait(7.0)
         return asyncio.get_running_loop().time()
 
     assert VirtualLoop().run_until_complete(wait_for_nothing()) == 7.0
@@ -38,7 +38,7 @@ def test_nothing_but_the_limit_ends_a_silent_wait():
 
 def test_a_limit_of_nothing_returns_at_once():
     async def look() -> float:
-        await News().wait(0.0)
+        await Wakeup().wait(0.0)
         return asyncio.get_running_loop().time()
 
     assert VirtualLoop().run_until_complete(look()) == 0.0

@@ -18,7 +18,7 @@ from keywise.flow.maintenance import Chores
 from keywise.flow.pipeline import LEDGER, Pipeline, is_atomic
 from keywise.flow.strategy import Way, way_of
 from keywise.flow.transactional import ClaimInTransaction, OneTransaction
-from keywise.flow.wakeup import News
+from keywise.flow.wakeup import Wakeup
 
 LOOK_S = 1.0
 """How often an operator's word is looked for."""
@@ -39,7 +39,7 @@ class Consumer:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._lanes = Lanes(pipeline.settings.prefetch, bulk=pipeline.bulk, debounce=pipeline.debounce)
-        self._news, self._room = News(), News()
+        self._wakeup, self._room = Wakeup(), Wakeup()
         self._stop = asyncio.Event()
         self._going = asyncio.Event()
         """Set, unless an operator has paused the whole pipeline, or nobody could tell yet."""
@@ -60,7 +60,7 @@ class Consumer:
         """Take no more, finish what has begun, give the rest back."""
         self._stop.set()
         self._going.set()
-        self._room.tell()
+        self._room.notify()
 
     async def run(self) -> None:
         """Work until stopped. Cancelling it leaves at once: nothing is released, leases run out by themselves."""
@@ -104,10 +104,10 @@ class Consumer:
         workers: list[Worker] = [OneTransaction(self._pipeline, inline, self._going)] if inline else []
         shared = next((way for way in ways if way is not Way.ONE_TRANSACTION), None)
         if shared is Way.CLAIM_IN_TRANSACTION:
-            workers.append(ClaimInTransaction(self._pipeline, self._lanes, self._news, self._room))
+            workers.append(ClaimInTransaction(self._pipeline, self._lanes, self._wakeup, self._room))
         elif shared is not None:
             work = self._work()
-            workers.append(Leased(self._pipeline, self._lanes, self._heartbeat, work, self._news, self._room))
+            workers.append(Leased(self._pipeline, self._lanes, self._heartbeat, work, self._wakeup, self._room))
         return workers
 
     def _work(self) -> Work:
@@ -137,7 +137,7 @@ class Consumer:
                 self._asked[index] = 0
             await self._take_in(index, deliveries)
             if len(self._asked) > 1:
-                self._room.tell()
+                self._room.notify()
 
     def _room_to_ask_for(self, index: int) -> int:
         """What others are asking for may arrive as well, and all of it together has to find room."""
@@ -155,7 +155,7 @@ class Consumer:
         pipeline = self._pipeline
         readings = pipeline.envelope.read(deliveries, index, pipeline.clock())
         self._lanes.add(readings.tickets)
-        self._news.tell()
+        self._wakeup.notify()
         if readings.malformed or readings.ignored:
             await self._set_aside(index, readings)
 

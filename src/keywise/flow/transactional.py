@@ -21,7 +21,7 @@ from keywise.flow.coalesce import Fold, fold
 from keywise.flow.intake import Readings
 from keywise.flow.lanes import LIVE_BEFORE_BULK, Ended, Endings, Lanes, Ticket
 from keywise.flow.pipeline import Pipeline
-from keywise.flow.wakeup import News
+from keywise.flow.wakeup import Wakeup
 
 BULK_PART = 12
 """A batch of bulk changes is a part of this size of the largest batch: live changes may have to wait for its end."""
@@ -40,7 +40,7 @@ class Worked(msgspec.Struct):
     paused: bool = False
     """Some of those that wait do so because an operator said so."""
     buried: list[Ticket] = []
-    news: list[events.Event] = []
+    to_emit: list[events.Event] = []
     """To be told once the transaction has committed."""
 
 
@@ -164,7 +164,7 @@ class OneTransaction:
                 raise _AllPausedError
             ended = await self._end(index, transaction, inlet, readings, folded, worked)
             await inlet.ack(_gone(deliveries, ended, readings))
-        for event in worked.news:
+        for event in worked.to_emit:
             pipeline.emit(event)
         pipeline.tell_unread(readings)
         pipeline.tell_ended(ended)
@@ -232,16 +232,16 @@ def _gone(deliveries: Sequence[Delivery], ended: Endings, readings: Readings) ->
 class ClaimInTransaction:
     """Decide, write and mark in one transaction; the ack follows it, because the queue is elsewhere."""
 
-    def __init__(self, pipeline: Pipeline, lanes: Lanes, news: News, room: News) -> None:
+    def __init__(self, pipeline: Pipeline, lanes: Lanes, wakeup: Wakeup, room: Wakeup) -> None:
         self._pipeline = pipeline
         self._lanes = lanes
-        self._news = news
+        self._wakeup = wakeup
         self._room = room
         self._stopping = False
 
     def stop(self) -> None:
         self._stopping = True
-        self._news.tell()
+        self._wakeup.notify()
 
     async def run(self) -> None:
         unreachable = 0
@@ -250,7 +250,7 @@ class ClaimInTransaction:
             bulk_limit = max(1, limit // BULK_PART) if self._pipeline.has_both_lanes else limit
             tickets = self._lanes.take(limit, self._pipeline.clock(), bulk_limit)
             if not tickets:
-                await self._news.wait(self._pipeline.until(self._lanes.next_due()))
+                await self._wakeup.wait(self._pipeline.until(self._lanes.next_due()))
                 continue
             try:
                 await self._batch(tickets)
@@ -275,11 +275,11 @@ class ClaimInTransaction:
         with pipeline.batch(len(tickets)):
             async with pipeline.ledger.transaction() as transaction:
                 worked = await transact(pipeline, transaction, tickets, careful=careful)
-        for event in worked.news:
+        for event in worked.to_emit:
             pipeline.emit(event)
         ended = self._finish(worked)
         await pipeline.settle(ended)
-        self._room.tell()
+        self._room.notify()
 
     def _finish(self, worked: Worked) -> list[Ended]:
         lanes, ended = self._lanes, list[Ended]()
@@ -391,7 +391,7 @@ async def _fail(pipeline: Pipeline, transaction: Transaction, worked: Worked, ti
         return
     retry_s = pipeline.retry_s(attempts)
     worked.waiting.append((ticket, retry_s))
-    worked.news.append(pipeline.failed(ticket, cause, attempts, retry_s))
+    worked.to_emit.append(pipeline.failed(ticket, cause, attempts, retry_s))
 
 
 async def _bury(
@@ -399,4 +399,4 @@ async def _bury(
 ) -> None:
     await transaction.bury([(ticket.change if tried else None, pipeline.letter(ticket, cause))])
     worked.buried.append(ticket)
-    worked.news.append(pipeline.buried(ticket, cause))
+    worked.to_emit.append(pipeline.buried(ticket, cause))

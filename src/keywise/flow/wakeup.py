@@ -3,20 +3,20 @@
 import asyncio
 
 
-class News:
-    """A bell for one waiting loop. A ring while nobody waits is kept."""
+class Wakeup:
+    """An auto-reset event for one waiting loop. A notification while nobody waits is kept."""
 
     def __init__(self) -> None:
-        self._rung = asyncio.Event()
+        self._event = asyncio.Event()
 
-    def tell(self) -> None:
-        self._rung.set()
+    def notify(self) -> None:
+        self._event.set()
 
     async def wait(self, limit_s: float | None = None) -> None:
-        """Return at the next ring, or after the limit."""
+        """Return at the next notification, or after the limit."""
         try:
             async with asyncio.timeout(limit_s):
-                await self._rung.wait()
+                await self._event.wait()
         except TimeoutError:
             pass
-        self._rung.clear()
+        self._event.clear()

@@ -19,7 +19,7 @@ from keywise.flow.degraded.journal import Notes, Shelf, Spool
 from keywise.flow.lanes import Ended, Lanes, Ticket
 from keywise.flow.leased.executors import Job, Work, unknown_result
 from keywise.flow.pipeline import LEDGER, Pipeline
-from keywise.flow.wakeup import News
+from keywise.flow.wakeup import Wakeup
 
 PROBE_MAX_S = 5.0
 """So often at the least it is tried whether the ledger is back."""
@@ -39,7 +39,9 @@ Ending = tuple[Ticket, Result]
 class FirstWins:
     """What one worker does without the ledger, and how the ledger is told of it."""
 
-    def __init__(self, pipeline: Pipeline, lanes: Lanes, work: Work, shelf: Shelf, news: News, room: News) -> None:
+    def __init__(
+        self, pipeline: Pipeline, lanes: Lanes, work: Work, shelf: Shelf, wakeup: Wakeup, room: Wakeup
+    ) -> None:
         self.due = pipeline.clock()
         """When to look for what dead workers have left behind."""
         self.is_at_work = False
@@ -49,7 +51,7 @@ class FirstWins:
         self._work = work
         self._spool = Spool(shelf, pipeline.settings.spool_keys_max)
         self._pace = Pace(pipeline.rate)
-        self._news = news
+        self._wakeup = wakeup
         self._room = room
         self._running = 0
         self._stopping = False
@@ -104,7 +106,7 @@ class FirstWins:
                     self._running += 1
                     group.create_task(self._call(call))
                 if not tickets:
-                    await self._news.wait(self._pipeline.until(self._lanes.next_due() if free > 0 else None))
+                    await self._wakeup.wait(self._pipeline.until(self._lanes.next_due() if free > 0 else None))
             probing.cancel()
 
     @property
@@ -166,8 +168,8 @@ class FirstWins:
             results = await self._applied(tickets)
             await self._conclude(list(zip(tickets, results, strict=True)))
         self._running -= 1
-        self._news.tell()
-        self._room.tell()
+        self._wakeup.notify()
+        self._room.notify()
 
     async def _applied(self, tickets: list[Ticket]) -> Sequence[Result]:
         pipeline, started = self._pipeline, self._pipeline.clock()
@@ -234,7 +236,7 @@ class FirstWins:
                 self._pipeline.outage.failed(str(error))
             else:
                 self._pipeline.outage.answered()
-        self._news.tell()
+        self._wakeup.notify()
 
     async def _find(self) -> None:
         """What cannot be found stops nothing."""

@@ -22,21 +22,21 @@ from keywise.flow.leased.dispatch import RESERVED_PART, Ahead, Jobs, Rests
 from keywise.flow.leased.executors import Job, Work, dead_result
 from keywise.flow.pipeline import LEDGER, Pipeline
 from keywise.flow.repair import Repair
-from keywise.flow.wakeup import News
+from keywise.flow.wakeup import Wakeup
 
 
 class Leased:
     """Claims in batches, works side by side, commits in batches."""
 
     def __init__(
-        self, pipeline: Pipeline, lanes: Lanes, heartbeat: Heartbeat, work: Work, news: News, room: News
+        self, pipeline: Pipeline, lanes: Lanes, heartbeat: Heartbeat, work: Work, wakeup: Wakeup, room: Wakeup
     ) -> None:
         self._pipeline = pipeline
         self._lanes = lanes
         self._heartbeat = heartbeat
         self._work = work
         self._repair = Repair(pipeline, heartbeat)
-        self._news = news
+        self._wakeup = wakeup
         self._room = room
         self._stopping = False
         self._open = 0
@@ -47,18 +47,18 @@ class Leased:
         self._claimed: Jobs[Job] = Jobs(1 if work.batch_max > 1 else work.side_by_side, pipeline.clock)
         self._rests = Rests(work.side_by_side)
         self._done: list[Job] = []
-        self._done_news = News()
+        self._done_wakeup = Wakeup()
         self._calls = 0
         self._first_wins: FirstWins | None = None
         if pipeline.shelf is not None:
-            self._first_wins = FirstWins(pipeline, lanes, work, pipeline.shelf, news, room)
+            self._first_wins = FirstWins(pipeline, lanes, work, pipeline.shelf, wakeup, room)
 
     def stop(self) -> None:
         self._stopping = True
         self._rests.end()
         if self._first_wins is not None:
             self._first_wins.stop()
-        self._news.tell()
+        self._wakeup.notify()
 
     async def run(self) -> None:
         try:
@@ -99,7 +99,7 @@ class Leased:
             else:
                 due = self._lanes.next_due() if free and self._is_due(free) else None
                 look_at = self._first_wins.due if self._first_wins is not None else _NEVER
-                await self._news.wait(self._pipeline.until(min(due or _NEVER, self._repair.due, look_at)))
+                await self._wakeup.wait(self._pipeline.until(min(due or _NEVER, self._repair.due, look_at)))
 
     def _is_due(self, free: int) -> bool:
         """A live change has to pass the bulk ones that wait for a worker, so it is claimed at once."""
@@ -124,7 +124,7 @@ class Leased:
 
     async def _until_idle(self) -> None:
         while self._open:
-            await self._news.wait()
+            await self._wakeup.wait()
 
     async def _claim(self, tickets: list[Ticket], *, alone: bool) -> None:
         pipeline = self._pipeline
@@ -183,7 +183,7 @@ class Leased:
         if refused:
             await pipeline.settle(ended)
             await self._bury_unclaimed(hopeless)
-            self._room.tell()
+            self._room.notify()
 
     async def _bury_unclaimed(self, hopeless: list[tuple[Ticket, str]]) -> None:
         pipeline, ended = self._pipeline, list[Ended]()
@@ -214,7 +214,7 @@ class Leased:
             self._claimed.done(is_bulk=self._is_bulk(job))
             if rest_s:
                 await self._rests.rest(rest_s, lambda: self._undo(self._claimed.take_all()))
-                self._news.tell()
+                self._wakeup.notify()
 
     def _beside(self, job: Job) -> list[Job]:
         """What can go into the same call. A change that failed before goes alone, or it would take others along."""
@@ -251,20 +251,20 @@ class Leased:
     def _finish_job(self, job: Job, result: Result) -> None:
         job.result = result
         self._done.append(job)
-        self._done_news.tell()
+        self._done_wakeup.notify()
 
     # Commit.
 
     async def _commit_until_told(self) -> None:
         while True:
-            await self._done_news.wait()
+            await self._done_wakeup.wait()
             if jobs := self._done:
                 self._done = []
                 await self._conclude(jobs)
                 self._count(jobs, -1)
                 self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(jobs)))
-                self._news.tell()
-                self._room.tell()
+                self._wakeup.notify()
+                self._room.notify()
 
     async def _conclude(self, jobs: list[Job]) -> None:
         undone = [job for job in jobs if job.undone]
