@@ -29,10 +29,10 @@ def measure(scale: Scale) -> list[Figure]:
     making = statistics.median(one.layers["decode"] - one.decode for one in profiles)
     return [
         Figure(
-            "fold and scheduling, one transaction",
+            "coalescing and scheduling, queue_transaction",
             statistics.median(map(own_us, profiles)),
             "µs of CPU/change",
-            "fold, outcomes, events, observers, asyncio; not SQL, plugs or decoding",
+            "coalescing, outcomes, events, observers, asyncio; not SQL, plugs or decoding",
             at_most=TARGET_US,
             detail={"job": job, "profiles": profiles},
         ),
@@ -44,7 +44,7 @@ def measure(scale: Scale) -> list[Figure]:
 def own_us(profile: Profile) -> float:
     """All CPU time of the event loop's thread that is not spent inside a plug or SQLite."""
     between = sum(profile.layers.get(layer, 0.0) - profile.in_sqlite.get(layer, 0.0) for layer in HALF_OURS)
-    return between + sum(profile.layers.get(layer, 0.0) for layer in ("fold", REST, WAIT))
+    return between + sum(profile.layers.get(layer, 0.0) for layer in ("coalesce", REST, WAIT))
 
 
 def lanes_us(job: Job) -> float:

@@ -22,7 +22,7 @@ LAYERS = {
     "begin": "begin the transaction",
     "queue read": "read a batch from the queue",
     "decode": "bodies to changes and tickets",
-    "fold": "one change per key",
+    "coalesce": "one change per key",
     "decide": "read the marks and compare",
     "sink write": "write the table",
     "mark": "raise the marks",

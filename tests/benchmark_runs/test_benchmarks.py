@@ -40,7 +40,7 @@ def test_a_profile_names_every_layer_in_its_page(tmp_path: Path):
     path = tmp_path / "profile.md"
     run("profile.py", "--changes", "3000", "--keys", "300", "--rounds", "1", "--write", str(path))
     page = path.read_text()
-    for layer in ("queue read", "decode", "fold", "decide", "sink write", "mark", "ack", "commit", "rest"):
+    for layer in ("queue read", "decode", "coalesce", "decide", "sink write", "mark", "ack", "commit", "rest"):
         assert page.count(f"| {layer} |") == 2
 
 

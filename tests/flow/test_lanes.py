@@ -2,7 +2,7 @@
 
 from flow.tickets import endings, names, ticket
 from keywise.core.change import Outcome, order_of
-from keywise.flow.coalesce import fold
+from keywise.flow.coalesce import coalesce
 from keywise.flow.lanes import Lanes
 
 
@@ -50,8 +50,8 @@ def test_a_change_that_cannot_be_compared_follows_nobody():
         [taken] = lanes.take(10, 0.0)
         assert len(lanes.finish(taken, Outcome.APPLIED, taken.change.order)) == 1
         assert len(lanes.take(10, 0.0)) == 1
-        folded = fold([ticket("a", first), ticket("a", second)])
-        assert folded.followed(()) == {}
+        coalesced = coalesce([ticket("a", first), ticket("a", second)])
+        assert coalesced.followed(()) == {}
 
 
 def test_a_change_that_joined_meanwhile_and_is_newer_has_its_turn_afterwards():
@@ -247,15 +247,15 @@ def test_a_drained_key_may_come_again():
 
 def test_a_fold_keeps_the_newest_of_each_key_and_knows_its_followers():
     """Rules 2 and 4, for a batch that waits for nothing."""
-    folded = fold([ticket("a", 1), ticket("b", 1), ticket("a", 3), ticket("a", 2)])
-    assert names(folded.survivors) == [("a", 3), ("b", 1)]
-    followed = folded.followed(())
+    coalesced = coalesce([ticket("a", 1), ticket("b", 1), ticket("a", 3), ticket("a", 2)])
+    assert names(coalesced.survivors) == [("a", 3), ("b", 1)]
+    followed = coalesced.followed(())
     assert {outcome: names(ended) for outcome, ended in followed.items()} == {Outcome.SUPERSEDED: [("a", 1), ("a", 2)]}
-    assert folded.followed({"a"}) == {}
+    assert coalesced.followed({"a"}) == {}
 
 
 def test_a_fold_knows_duplicates():
-    folded = fold([ticket("a", 3, number=number) for number in (1, 2, 3)])
-    assert [one.delivery.id for one in folded.survivors] == [1]
-    [(outcome, followers)] = folded.followed(()).items()
+    coalesced = coalesce([ticket("a", 3, number=number) for number in (1, 2, 3)])
+    assert [one.delivery.id for one in coalesced.survivors] == [1]
+    [(outcome, followers)] = coalesced.followed(()).items()
     assert (outcome, [one.delivery.id for one in followers]) == (Outcome.DUPLICATE, [2, 3])

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from flow.tickets import ticket
 from keywise.core.change import Outcome
 from keywise.core.limits import Debounce
-from keywise.flow.coalesce import fold
+from keywise.flow.coalesce import coalesce
 from keywise.flow.lanes import LIVE_BEFORE_BULK, Lanes, Ticket
 
 KEYS = st.sampled_from("abc")
@@ -223,8 +223,8 @@ def test_neither_line_starves_the_other(changes: list[tuple[bool, int]], limits:
 @given(st.lists(st.tuples(KEYS, VERSIONS), max_size=12))
 def test_a_fold_neither_loses_nor_doubles_a_ticket(changes: list[tuple[str, int]]):
     tickets = [ticket(key, version, number) for number, (key, version) in enumerate(changes)]
-    folded = fold(tickets)
-    kept = [*folded.survivors, *(one for some in folded.followers.values() for one in some)]
+    coalesced = coalesce(tickets)
+    kept = [*coalesced.survivors, *(one for some in coalesced.followers.values() for one in some)]
     assert sorted(one.delivery.id for one in kept) == list(range(len(changes)))
     newest = {one.change.key: one.change.order for one in sorted(tickets, key=lambda one: one.change.order)}
-    assert {one.change.key: one.change.order for one in folded.survivors} == newest
+    assert {one.change.key: one.change.order for one in coalesced.survivors} == newest

@@ -11,7 +11,7 @@ from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Failure
 from keywise.core.sink import Grade
 from keywise.flow import transactional as transacted
-from keywise.flow.coalesce import Fold
+from keywise.flow.coalesce import Coalesced
 from keywise.flow.consumer import Consumer
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ended, Endings, Lanes, Ticket
@@ -35,8 +35,8 @@ def _two_of_one_key(self: Lanes, limit: int, now: float, bulk_limit: int | None 
     return taken
 
 
-def _no_fold(tickets: Sequence[Ticket]) -> Fold:
-    return Fold(list(tickets), {})
+def _no_coalescing(tickets: Sequence[Ticket]) -> Coalesced:
+    return Coalesced(list(tickets), {})
 
 
 def _newer_ends_too(self: Lanes, ticket: Ticket, outcome: Outcome, upto: Any) -> list[Ended]:
@@ -179,7 +179,7 @@ _NOBODY = _Nobody()
 
 ACTS = (
     Mutant("a batch takes two changes of one key", 2, Lanes, "take", _two_of_one_key),
-    Mutant("a transaction takes two changes of one key", 2, transacted, "fold", _no_fold, Grade.ATOMIC),
+    Mutant("a transaction takes two changes of one key", 2, transacted, "coalesce", _no_coalescing, Grade.ATOMIC),
     Mutant("a commit ends newer changes too", 4, Lanes, "finish", _newer_ends_too),
     Mutant("followers end with a poisonous survivor", 4, Lanes, "bury", _buried_together),
     Mutant("followers are acked at the claim", 4, Leased, "_claim", _followers_at_claim),

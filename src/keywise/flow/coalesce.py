@@ -8,7 +8,7 @@ from keywise.core.change import Order, Outcome
 from keywise.flow.lanes import Ended, Endings, Ticket, is_at_or_below
 
 
-class Fold(msgspec.Struct):
+class Coalesced(msgspec.Struct):
     """A batch with one change per key, and who follows whom."""
 
     survivors: list[Ticket]
@@ -29,7 +29,7 @@ class Fold(msgspec.Struct):
         return {outcome: tickets for outcome, tickets in ended.items() if tickets}
 
 
-def fold(tickets: Sequence[Ticket]) -> Fold:
+def coalesce(tickets: Sequence[Ticket]) -> Coalesced:
     """The newest change of each key, for a batch that waits for nothing."""
     newest: dict[str, Ticket] = {}
     followers: dict[str, list[Ticket]] = {}
@@ -46,7 +46,7 @@ def fold(tickets: Sequence[Ticket]) -> Fold:
     for key, tickets_of_key in followers.items():
         # A change that cannot be compared with the survivor follows nobody; it stays for the next batch.
         followers[key] = [ticket for ticket in tickets_of_key if is_at_or_below(ticket, upto[key])]
-    return Fold(list(newest.values()), followers, upto)
+    return Coalesced(list(newest.values()), followers, upto)
 
 
 def grouped(ended: Iterable[Ended]) -> Endings:

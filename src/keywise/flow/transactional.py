@@ -17,7 +17,7 @@ from keywise.core.limits import Snooze
 from keywise.core.sink import AtomicSink
 from keywise.core.source import Inlet, InlineSource
 from keywise.core.transaction import Transaction
-from keywise.flow.coalesce import Fold, fold
+from keywise.flow.coalesce import Coalesced, coalesce
 from keywise.flow.intake import Readings
 from keywise.flow.lanes import LIVE_BEFORE_BULK, Ended, Endings, Lanes, Ticket
 from keywise.flow.pipeline import Pipeline
@@ -155,14 +155,14 @@ class OneTransaction:
             self._live_in_row = self._live_in_row + 1 if index in self._live else 0
             batch.enter_context(pipeline.batch(len(deliveries)))
             readings = ahead.readings if deliveries is ahead.deliveries else self._read(index, deliveries)
-            folded = fold(readings.tickets)
+            coalesced = coalesce(readings.tickets)
             if len(deliveries) == limit and self._ahead is None:
                 # The next batch is read and decoded while the database is busy with this one.
                 self._ahead = asyncio.create_task(self._peek(index, deliveries[-1]))
-            worked = await transact(pipeline, transaction, folded.survivors, careful=careful)
+            worked = await transact(pipeline, transaction, coalesced.survivors, careful=careful)
             if worked.paused and (await pipeline.governor.standing()).is_paused:
                 raise _AllPausedError
-            ended = await self._end(index, transaction, inlet, readings, folded, worked)
+            ended = await self._end(index, transaction, inlet, readings, coalesced, worked)
             await inlet.ack(_gone(deliveries, ended, readings))
         for event in worked.to_emit:
             pipeline.emit(event)
@@ -191,12 +191,18 @@ class OneTransaction:
         return ahead if ahead.source == index else Ahead(index)
 
     async def _end(
-        self, index: int, transaction: Transaction, inlet: Inlet, readings: Readings, folded: Fold, worked: Worked
+        self,
+        index: int,
+        transaction: Transaction,
+        inlet: Inlet,
+        readings: Readings,
+        coalesced: Coalesced,
+        worked: Worked,
     ) -> Endings:
         """Say what has ended, and put off the rest; followers of a buried change stay for the next batch."""
-        ended = _endings(folded, worked)
+        ended = _endings(coalesced, worked)
         for ticket, wait_s in worked.waiting:
-            together = [ticket, *folded.followers.get(ticket.change.key, ())]
+            together = [ticket, *coalesced.followers.get(ticket.change.key, ())]
             await inlet.release([one.delivery for one in together], wait_s)
         if readings.malformed:
             unread = [self._pipeline.unread_letter(*bad, index) for bad in readings.malformed]
@@ -204,16 +210,16 @@ class OneTransaction:
         return ended
 
 
-def _endings(folded: Fold, worked: Worked) -> Endings:
+def _endings(coalesced: Coalesced, worked: Worked) -> Endings:
     """What ended together in a transaction: survivors, and whoever followed them."""
     others: list[Ended] = [(ticket, Outcome.DEAD) for ticket in worked.buried]
     for ticket, refusal in worked.refused:
         others.append((ticket, Outcome(refusal.answer.value)))
-        for other in folded.followers.get(ticket.change.key, ()):
+        for other in coalesced.followers.get(ticket.change.key, ()):
             is_same = other.change.order == refusal.mark
             others.append((other, Outcome.DUPLICATE if is_same else Outcome.STALE))
     apart = {ticket.change.key for ticket, _ in (*others, *worked.waiting)}
-    ended = folded.followed(apart)
+    ended = coalesced.followed(apart)
     for ticket, outcome in others:
         ended.setdefault(outcome, []).append(ticket)
     if worked.applied:
