@@ -3,7 +3,7 @@
 import asyncio
 
 from keywise.flow.lanes import LIVE_BEFORE_BULK
-from keywise.flow.leased.dispatch import AHEAD_S, LIVE_S, Ahead, Jobs
+from keywise.flow.leased.dispatch import CLAIM_WINDOW_S, LIVE_S, ClaimWindow, DispatchQueue
 from running import run
 
 
@@ -13,8 +13,8 @@ async def steps(count: int = 5) -> None:
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0)
 
 
-def filled(live: int, bulk: int) -> Jobs[str]:
-    jobs: Jobs[str] = Jobs()
+def filled(live: int, bulk: int) -> DispatchQueue[str]:
+    jobs: DispatchQueue[str] = DispatchQueue()
     for number in range(bulk):
         jobs.put(f"bulk {number}", is_bulk=True)
     for number in range(live):
@@ -58,7 +58,7 @@ def test_while_live_jobs_come_so_many_bulk_calls_run_and_no_more():
 
     async def story() -> None:
         nonlocal now
-        jobs: Jobs[str] = Jobs(1, lambda: now)
+        jobs: DispatchQueue[str] = DispatchQueue(1, lambda: now)
         for name in ("bulk 0", "bulk 1", "bulk 2", "bulk 3"):
             jobs.put(name, is_bulk=True)
         jobs.put("live 0")
@@ -84,7 +84,7 @@ def test_a_worker_that_waits_notices_by_itself_that_no_live_jobs_come_any_more(m
     monkeypatch.setattr("keywise.flow.leased.dispatch.LIVE_S", 0.01)
 
     async def story() -> None:
-        jobs: Jobs[str] = Jobs(1)
+        jobs: DispatchQueue[str] = DispatchQueue(1)
         for name in ("bulk 0", "bulk 1"):
             jobs.put(name, is_bulk=True)
         jobs.put("live")
@@ -95,7 +95,7 @@ def test_a_worker_that_waits_notices_by_itself_that_no_live_jobs_come_any_more(m
 
 def test_after_the_close_bulk_jobs_are_handed_out_though_live_ones_came():
     async def story() -> None:
-        jobs: Jobs[str] = Jobs(1)
+        jobs: DispatchQueue[str] = DispatchQueue(1)
         for name in ("bulk 0", "bulk 1"):
             jobs.put(name, is_bulk=True)
         jobs.put("live")
@@ -132,7 +132,7 @@ def test_a_worker_for_live_jobs_does_not_wait_for_bulk_after_the_close():
 
 def test_the_close_tells_everybody_who_waits():
     async def story() -> None:
-        jobs: Jobs[str] = Jobs()
+        jobs: DispatchQueue[str] = DispatchQueue()
         waiting = [asyncio.ensure_future(jobs.get(live_only=live_only)) for live_only in (True, False, False)]
         await steps()
         jobs.close()
@@ -143,7 +143,7 @@ def test_the_close_tells_everybody_who_waits():
 
 def test_each_job_wakes_a_worker():
     async def story() -> None:
-        jobs: Jobs[str] = Jobs()
+        jobs: DispatchQueue[str] = DispatchQueue()
         waiting = [asyncio.ensure_future(jobs.get()) for _ in range(3)]
         await steps()
         for name in "abc":
@@ -157,7 +157,7 @@ def test_a_bulk_job_does_not_lie_there_while_a_worker_is_idle():
     """The one that was woken for it took the live job that came right after; another has to be woken."""
 
     async def story() -> None:
-        jobs: Jobs[str] = Jobs()
+        jobs: DispatchQueue[str] = DispatchQueue()
         waiting = [asyncio.ensure_future(jobs.get(live_only=live_only)) for live_only in (False, True, False)]
         await steps()
         jobs.put("bulk", is_bulk=True)
@@ -174,7 +174,7 @@ def test_a_bulk_job_does_not_lie_there_while_a_worker_is_idle():
 
 def test_a_worker_that_is_cancelled_while_it_waits_takes_nothing_along():
     async def story() -> None:
-        jobs: Jobs[str] = Jobs()
+        jobs: DispatchQueue[str] = DispatchQueue()
         gone, stays = (asyncio.ensure_future(jobs.get()) for _ in range(2))
         await steps()
         gone.cancel()
@@ -187,7 +187,7 @@ def test_a_worker_that_is_cancelled_while_it_waits_takes_nothing_along():
 
 def test_a_worker_that_is_cancelled_just_after_it_was_woken_wakes_another():
     async def story() -> None:
-        jobs: Jobs[str] = Jobs()
+        jobs: DispatchQueue[str] = DispatchQueue()
         gone, stays = (asyncio.ensure_future(jobs.get()) for _ in range(2))
         await steps()
         jobs.put("a")
@@ -200,7 +200,7 @@ def test_a_worker_that_is_cancelled_just_after_it_was_woken_wakes_another():
 
 def test_a_job_for_which_a_cancelled_worker_was_woken_is_not_left_to_one_that_may_not_take_it():
     async def story() -> None:
-        jobs: Jobs[str] = Jobs()
+        jobs: DispatchQueue[str] = DispatchQueue()
         gone, for_live, stays = (asyncio.ensure_future(jobs.get(live_only=one)) for one in (False, True, False))
         await steps()
         jobs.put("a", is_bulk=True)
@@ -213,7 +213,7 @@ def test_a_job_for_which_a_cancelled_worker_was_woken_is_not_left_to_one_that_ma
 
 def test_workers_that_come_and_go_leave_nothing_behind():
     async def story() -> None:
-        jobs: Jobs[str] = Jobs()
+        jobs: DispatchQueue[str] = DispatchQueue()
         for _ in range(100):
             waiting = asyncio.ensure_future(jobs.get())
             await steps(1)
@@ -225,44 +225,44 @@ def test_workers_that_come_and_go_leave_nothing_behind():
 
 
 def test_quick_work_is_claimed_further_ahead_up_to_a_limit():
-    ahead = Ahead(workers=4, batch_max=1, most=1000)
-    assert ahead.limit == 8
+    window = ClaimWindow(workers=4, batch_max=1, most=1000)
+    assert window.limit == 8
     limits = []
     for moment in range(5):
-        ahead.look(waiting=0, now=moment * AHEAD_S / 2)
-        limits.append(ahead.limit)
+        window.adapt(waiting=0, now=moment * CLAIM_WINDOW_S / 2)
+        limits.append(window.limit)
     assert limits == [8, 16, 32, 64, 64], "the first look has nothing to compare with"
 
 
 def test_slow_work_is_claimed_less_far_ahead_but_never_less_than_workers_need():
-    ahead = Ahead(workers=4, batch_max=1, most=1000)
+    window = ClaimWindow(workers=4, batch_max=1, most=1000)
     for moment in range(5):
-        ahead.look(waiting=0, now=moment * AHEAD_S / 2)
+        window.adapt(waiting=0, now=moment * CLAIM_WINDOW_S / 2)
     limits = []
     for moment in range(4):
-        ahead.look(waiting=30, now=10.0 + moment * 2 * AHEAD_S)
-        limits.append(ahead.limit)
+        window.adapt(waiting=30, now=10.0 + moment * 2 * CLAIM_WINDOW_S)
+        limits.append(window.limit)
     assert limits == [32, 16, 8, 8]
 
 
 def test_a_quiet_source_changes_nothing_and_nor_do_workers_that_have_enough():
-    ahead = Ahead(workers=4, batch_max=1, most=1000)
-    ahead.look(waiting=0, now=0.0)
-    ahead.look(waiting=0, now=60.0)
-    ahead.look(waiting=6, now=60.0 + AHEAD_S / 2)
-    assert ahead.limit == 8
+    window = ClaimWindow(workers=4, batch_max=1, most=1000)
+    window.adapt(waiting=0, now=0.0)
+    window.adapt(waiting=0, now=60.0)
+    window.adapt(waiting=6, now=60.0 + CLAIM_WINDOW_S / 2)
+    assert window.limit == 8
 
 
 def test_no_more_is_claimed_ahead_than_a_batch_may_hold():
-    ahead = Ahead(workers=1, batch_max=1000, most=1000)
+    window = ClaimWindow(workers=1, batch_max=1000, most=1000)
     for moment in range(3):
-        ahead.look(waiting=0, now=moment * AHEAD_S / 2)
-    assert ahead.limit == 1000
-    assert Ahead(workers=16, batch_max=1, most=5).limit == 5
+        window.adapt(waiting=0, now=moment * CLAIM_WINDOW_S / 2)
+    assert window.limit == 1000
+    assert ClaimWindow(workers=16, batch_max=1, most=5).limit == 5
 
 
 def test_it_is_time_to_claim_when_half_of_the_room_is_free_or_a_worker_may_soon_have_nothing():
-    ahead = Ahead(workers=4, batch_max=1, most=1000)
-    assert not ahead.is_due(free=3, waiting=4)
-    assert ahead.is_due(free=4, waiting=4)
-    assert ahead.is_due(free=1, waiting=3)
+    window = ClaimWindow(workers=4, batch_max=1, most=1000)
+    assert not window.is_due(free=3, waiting=4)
+    assert window.is_due(free=4, waiting=4)
+    assert window.is_due(free=1, waiting=3)

@@ -11,9 +11,9 @@ from keywise.flow.lanes import LIVE_BEFORE_BULK
 
 T = TypeVar("T")
 
-AHEAD_S = 0.1
+CLAIM_WINDOW_S = 0.1
 """What is claimed ahead should be through in about this time: if this worker dies, others wait for its claims."""
-AHEAD_MAX = 16
+CLAIM_WINDOW_MAX = 16
 """Changes claimed for each worker, at the most: after a death they are run one at a time."""
 RESERVED_PART = 4
 """Bulk changes leave one part in so many of all workers to live ones."""
@@ -22,7 +22,7 @@ LIVE_S = 1.0
 """So long after the last live job it counts that live ones come."""
 
 
-class Ahead:
+class ClaimWindow:
     """How many changes are claimed before a worker is free for them: the quicker the work, the more at once.
 
     A claim of many costs little more than a claim of one, so it waits until half of them are through.
@@ -32,7 +32,7 @@ class Ahead:
         self._workers = workers * batch_max
         self.least = min(2 * self._workers, most)
         """Of bulk changes never more are claimed beside live ones, whose turn would come late."""
-        self._most = min(AHEAD_MAX * self._workers, most)
+        self._most = min(CLAIM_WINDOW_MAX * self._workers, most)
         self._looked_at = -math.inf
         self.limit = self.least
         """Changes that are claimed and not committed, at the most."""
@@ -41,16 +41,16 @@ class Ahead:
         """Whether to claim, with so much room and so many that wait for a worker."""
         return 2 * free >= self.limit or waiting < self._workers
 
-    def look(self, waiting: int, now: float) -> None:
+    def adapt(self, waiting: int, now: float) -> None:
         """Before a claim: were the workers through early, or do the last ones still wait?"""
         took_s, self._looked_at = now - self._looked_at, now
-        if took_s < AHEAD_S and waiting < self._workers:
+        if took_s < CLAIM_WINDOW_S and waiting < self._workers:
             self.limit = min(2 * self.limit, self._most)
-        elif took_s >= AHEAD_S and waiting:
+        elif took_s >= CLAIM_WINDOW_S and waiting:
             self.limit = max(self.limit // 2, self.least)
 
 
-class Jobs(Generic[T]):
+class DispatchQueue(Generic[T]):
     """Two lines of jobs, and the workers that wait for one.
 
     While live jobs come, at most `bulk_max` calls for bulk jobs run: whatever is called has to serve the live ones too.
@@ -160,7 +160,7 @@ class Jobs(Generic[T]):
                 return
 
 
-class Rests:
+class WorkerBackoff:
     """Workers that begin nothing for a while."""
 
     def __init__(self, workers: int) -> None:
@@ -169,7 +169,7 @@ class Rests:
         self._is_over = asyncio.Event()
 
     @property
-    def are_all(self) -> bool:
+    def all_resting(self) -> bool:
         """Whether nobody is left who would begin something."""
         return self._resting == self._workers
 
@@ -177,10 +177,10 @@ class Rests:
         """Wake those that rest; nobody rests from now on."""
         self._is_over.set()
 
-    async def rest(self, seconds: float, last: Callable[[], None]) -> None:
+    async def wait(self, seconds: float, last: Callable[[], None]) -> None:
         """`last` is called before if all the others rest already."""
         self._resting += 1
-        if self.are_all:
+        if self.all_resting:
             last()
         try:
             async with asyncio.timeout(seconds):

@@ -18,7 +18,7 @@ from keywise.core.sink import Result
 from keywise.flow.degraded.writer import FirstWins
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ended, Lanes, Ticket
-from keywise.flow.leased.dispatch import RESERVED_PART, Ahead, Jobs, Rests
+from keywise.flow.leased.dispatch import RESERVED_PART, ClaimWindow, DispatchQueue, WorkerBackoff
 from keywise.flow.leased.executors import Job, Work, dead_result
 from keywise.flow.pipeline import LEDGER, Pipeline
 from keywise.flow.repair import Repair
@@ -40,12 +40,14 @@ class Leased:
         self._room = room
         self._stopping = False
         self._open = 0
-        self._ahead = Ahead(work.side_by_side, work.batch_max, pipeline.settings.batch_max)
+        self._window = ClaimWindow(work.side_by_side, work.batch_max, pipeline.settings.batch_max)
         self._open_bulk = 0
         self._live_workers = work.side_by_side // RESERVED_PART if pipeline.has_both_lanes else 0
         # A call for many changes keeps a sink busy by itself; another beside it would only make live ones wait.
-        self._claimed: Jobs[Job] = Jobs(1 if work.batch_max > 1 else work.side_by_side, pipeline.clock)
-        self._rests = Rests(work.side_by_side)
+        self._claimed: DispatchQueue[Job] = DispatchQueue(
+            1 if work.batch_max > 1 else work.side_by_side, pipeline.clock
+        )
+        self._backoff = WorkerBackoff(work.side_by_side)
         self._done: list[Job] = []
         self._done_wakeup = Wakeup()
         self._calls = 0
@@ -55,7 +57,7 @@ class Leased:
 
     def stop(self) -> None:
         self._stopping = True
-        self._rests.end()
+        self._backoff.end()
         if self._first_wins is not None:
             self._first_wins.stop()
         self._wakeup.notify()
@@ -91,10 +93,10 @@ class Leased:
             if self._repair.due <= self._pipeline.clock() and (suspects := await self._repair.suspects()):
                 await self._until_idle()
                 await self._repair.run(suspects)
-            free, now = self._ahead.limit - self._open, self._pipeline.clock()
+            free, now = self._window.limit - self._open, self._pipeline.clock()
             tickets = self._lanes.take(free, now, self._bulk_free(free)) if self._is_due(free) else []
             if tickets:
-                self._ahead.look(len(self._claimed), now)
+                self._window.adapt(len(self._claimed), now)
                 await self._claim(tickets, alone=False)
             else:
                 due = self._lanes.next_due() if free and self._is_due(free) else None
@@ -103,13 +105,13 @@ class Leased:
 
     def _is_due(self, free: int) -> bool:
         """A live change has to pass the bulk ones that wait for a worker, so it is claimed at once."""
-        is_due = self._pipeline.has_both_lanes or self._ahead.is_due(free, len(self._claimed))
-        return is_due and not self._rests.are_all
+        is_due = self._pipeline.has_both_lanes or self._window.is_due(free, len(self._claimed))
+        return is_due and not self._backoff.all_resting
 
     def _bulk_free(self, free: int) -> int:
         if not self._pipeline.has_both_lanes:
             return free
-        bulk_max = max(1, self._ahead.least - self._ahead.least // RESERVED_PART)
+        bulk_max = max(1, self._window.least - self._window.least // RESERVED_PART)
         return min(free, bulk_max - self._open_bulk)
 
     async def _claim_alone(self) -> bool:
@@ -213,7 +215,7 @@ class Leased:
                 rest_s = await self._work_on(jobs)
             self._claimed.done(is_bulk=self._is_bulk(job))
             if rest_s:
-                await self._rests.rest(rest_s, lambda: self._undo(self._claimed.take_all()))
+                await self._backoff.wait(rest_s, lambda: self._undo(self._claimed.take_all()))
                 self._wakeup.notify()
 
     def _beside(self, job: Job) -> list[Job]:
