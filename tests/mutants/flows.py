@@ -13,13 +13,13 @@ from keywise.core.sink import APPLIED, Grade, Result
 from keywise.flow.consumer import Consumer
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, Ticket
-from keywise.flow.leased.executors import Job, TransactedWork
+from keywise.flow.leased.executors import Job, TransactionExecutor
 from keywise.flow.leased.worker import Leased
 from keywise.flow.repair import Repair
 from keywise.flow.transactional import Ahead, OneTransaction
 from mutants.mutant import Mutant
 
-_do_in, _do_some, _finish_job = TransactedWork._do_in, TransactedWork._do_some, Leased._finish_job
+_do_in, _do_some, _finish_job = TransactionExecutor._do_in, TransactionExecutor._do_some, Leased._finish_job
 _transact, _end, _truth, _begin = OneTransaction._transact, OneTransaction._end, Repair._truth, Heartbeat.begin
 
 
@@ -37,17 +37,17 @@ class _Agreeable:
         return []
 
 
-async def _refusal_ignored(self: TransactedWork, transaction: Any, jobs: list[Job]) -> None:
+async def _refusal_ignored(self: TransactionExecutor, transaction: Any, jobs: list[Job]) -> None:
     await _do_in(self, _Agreeable(transaction), jobs)
 
 
-async def _refused_is_committed(self: TransactedWork, pending: list[Job]) -> None:
+async def _refused_is_committed(self: TransactionExecutor, pending: list[Job]) -> None:
     await _do_some(self, pending)
     for job in pending:
         job.committed = job.committed or (job.result is APPLIED and not job.undone)
 
 
-async def _lost_is_committed(self: TransactedWork, pending: list[Job]) -> None:
+async def _lost_is_committed(self: TransactionExecutor, pending: list[Job]) -> None:
     await _do_some(self, pending)
     for job in pending:
         if job.undone and job.result is APPLIED:
@@ -76,7 +76,7 @@ def _never_overdue(self: Leased, job: Job, result: Result) -> None:
 
 
 def _failed_together(self: Leased, job: Job) -> list[Job]:
-    return self._claimed.take_beside(lambda one: True, self._work.batch_max - 1, is_bulk=self._is_bulk(job))
+    return self._claimed.take_beside(lambda one: True, self._executor.batch_max - 1, is_bulk=self._is_bulk(job))
 
 
 async def _work_on_and_on(self: Leased, *, live_only: bool) -> None:
@@ -101,9 +101,11 @@ async def _never_extend(self: Consumer) -> None:
 
 
 FLOWS = (
-    Mutant("a refused commit in a transaction is ignored", 9, TransactedWork, "_do_in", _refusal_ignored, Grade.ATOMIC),
-    Mutant("a refused change counts as done", 5, TransactedWork, "_do_some", _refused_is_committed, Grade.ATOMIC),
-    Mutant("a lost transaction counts as done", 5, TransactedWork, "_do_some", _lost_is_committed, Grade.ATOMIC),
+    Mutant(
+        "a refused commit in a transaction is ignored", 9, TransactionExecutor, "_do_in", _refusal_ignored, Grade.ATOMIC
+    ),
+    Mutant("a refused change counts as done", 5, TransactionExecutor, "_do_some", _refused_is_committed, Grade.ATOMIC),
+    Mutant("a lost transaction counts as done", 5, TransactionExecutor, "_do_some", _lost_is_committed, Grade.ATOMIC),
     Mutant(
         "what was read ahead is worked on later", 5, OneTransaction, "_transact", _reads_ahead_blindly, Grade.ATOMIC
     ),

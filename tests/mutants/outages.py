@@ -12,7 +12,7 @@ from keywise.flow.degraded.journal import Spool
 from keywise.flow.degraded.writer import FirstWins
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ticket
-from keywise.flow.leased.executors import Doubts, Job, SinkWork
+from keywise.flow.leased.executors import Job, SinkExecutor, SinkHealth
 from keywise.flow.pipeline import LEDGER
 from mutants.mutant import Mutant
 
@@ -56,11 +56,11 @@ async def _known_without_doubt(self: FirstWins, notes: Any) -> None:
     await self._pipeline.operator.doubt([])
 
 
-def _untouched(self: SinkWork, job: Job, result: Result) -> None:
+def _untouched(self: SinkExecutor, job: Job, result: Result) -> None:
     job.result = result
 
 
-def _never_away(self: Doubts, claim: Claim) -> bool:
+def _never_away(self: SinkHealth, claim: Claim) -> bool:
     return False
 
 
@@ -70,6 +70,6 @@ OUTAGES = (
     Mutant("noted keys do not become suspect", 22, FirstWins, "_doubt", _known_without_doubt),
     Mutant("what a dead worker has noted is left", 22, Spool, "find", _find_nothing, Grade.CONDITIONAL),
     Mutant("an outage costs an attempt", 22, Heartbeat, "is_cut_off", _never_cut_off),
-    Mutant("a sink that is away counts as untouched", 6, SinkWork, "_judge", _untouched),
-    Mutant("a sink that is away costs an attempt", 10, Doubts, "are_of_sink", _never_away),
+    Mutant("a sink that is away counts as untouched", 6, SinkExecutor, "_judge", _untouched),
+    Mutant("a sink that is away costs an attempt", 10, SinkHealth, "is_away", _never_away),
 )

@@ -12,7 +12,7 @@ from keywise.core.errors import UnavailableError
 from keywise.flow.heartbeat import Heartbeat, Pulse
 from keywise.flow.intake import Readings
 from keywise.flow.lanes import Lanes
-from keywise.flow.leased.executors import SinkWork, TransactedWork, Work
+from keywise.flow.leased.executors import Executor, SinkExecutor, TransactionExecutor
 from keywise.flow.leased.worker import Leased
 from keywise.flow.maintenance import Chores
 from keywise.flow.pipeline import LEDGER, Pipeline, is_atomic
@@ -110,11 +110,11 @@ class Consumer:
             workers.append(Leased(self._pipeline, self._lanes, self._heartbeat, work, self._wakeup, self._room))
         return workers
 
-    def _work(self) -> Work:
+    def _work(self) -> Executor:
         sink = self._pipeline.sink
         if is_atomic(sink):
-            return TransactedWork(self._pipeline, sink, self._heartbeat)
-        return SinkWork(self._pipeline, sink, self._heartbeat)  # type: ignore[arg-type]
+            return TransactionExecutor(self._pipeline, sink, self._heartbeat)
+        return SinkExecutor(self._pipeline, sink, self._heartbeat)  # type: ignore[arg-type]
 
     async def _feed(self, index: int) -> None:
         """Keep the lanes filled from one source, within their capacity."""

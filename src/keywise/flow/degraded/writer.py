@@ -17,7 +17,7 @@ from keywise.core.rules import PAUSE_LOOK_S
 from keywise.core.sink import Result, Sink
 from keywise.flow.degraded.journal import Notes, Shelf, Spool
 from keywise.flow.lanes import Ended, Lanes, Ticket
-from keywise.flow.leased.executors import Job, Work, unknown_result
+from keywise.flow.leased.executors import Executor, Job, unknown_result
 from keywise.flow.pipeline import LEDGER, Pipeline
 from keywise.flow.wakeup import Wakeup
 
@@ -40,7 +40,7 @@ class FirstWins:
     """What one worker does without the ledger, and how the ledger is told of it."""
 
     def __init__(
-        self, pipeline: Pipeline, lanes: Lanes, work: Work, shelf: Shelf, wakeup: Wakeup, room: Wakeup
+        self, pipeline: Pipeline, lanes: Lanes, executor: Executor, shelf: Shelf, wakeup: Wakeup, room: Wakeup
     ) -> None:
         self.due = pipeline.clock()
         """When to look for what dead workers have left behind."""
@@ -48,7 +48,7 @@ class FirstWins:
         self._trouble_due = self.due
         self._pipeline = pipeline
         self._lanes = lanes
-        self._work = work
+        self._executor = executor
         self._spool = Spool(shelf, pipeline.settings.spool_keys_max)
         self._pace = Pace(pipeline.rate)
         self._wakeup = wakeup
@@ -100,8 +100,8 @@ class FirstWins:
         async with asyncio.TaskGroup() as group:
             probing = group.create_task(self._probe())
             while self._goes_on:
-                free = self._work.side_by_side - calls() - self._running
-                tickets = self._lanes.take(max(0, free) * self._work.batch_max, self._pipeline.clock())
+                free = self._executor.side_by_side - calls() - self._running
+                tickets = self._lanes.take(max(0, free) * self._executor.batch_max, self._pipeline.clock())
                 for call in await self._prepared(tickets):
                     self._running += 1
                     group.create_task(self._call(call))
@@ -130,7 +130,7 @@ class FirstWins:
             self._put_back(ready)
             await self._ended([], ready)
             return []
-        size = self._work.batch_max
+        size = self._executor.batch_max
         return [ready[start : start + size] for start in range(0, len(ready), size)]
 
     def _let_through(self, tickets: Sequence[Ticket]) -> list[Ticket]:

@@ -23,7 +23,7 @@ from keywise.flow.transactional import BULK_PART, write_all
 FIRST_SLICE = 8
 AWAY_ROUNDS_MAX = 4
 """A sink that is away is asked less and less often, up to this step of the backoff."""
-DOUBTS_MAX = 10_000
+REMEMBERED_MAX = 10_000
 """Changes of which a worker remembers that the sink seemed to be away."""
 SLICE_S = 0.1
 """A transaction of handlers that takes longer than this gets fewer of them next time."""
@@ -45,7 +45,7 @@ class Job(msgspec.Struct):
     """It ended with its claim, which could not be renewed, or the sink is away: that is nothing to blame it for."""
 
 
-class Work(Protocol):
+class Executor(Protocol):
     """What is done with claimed changes."""
 
     side_by_side: int
@@ -58,11 +58,11 @@ class Work(Protocol):
     def goes_alone(self, claim: Claim) -> bool:
         """Whether a change may take others along if it fails again."""
 
-    async def do(self, jobs: Sequence[Job]) -> float:
+    async def execute(self, jobs: Sequence[Job]) -> float:
         """Set each job's result, and tell that they were handled. Return how long nothing should be begun after it."""
 
 
-class SinkWork:
+class SinkExecutor:
     """Calls a plain or conditional sink, for no longer than the claims last."""
 
     def __init__(self, pipeline: Pipeline, sink: Sink, heartbeat: Heartbeat) -> None:
@@ -73,16 +73,16 @@ class SinkWork:
         self._heartbeat = heartbeat
         self._refusals = 0
         """Calls in a row that the sink took nothing of."""
-        self._doubts = Doubts()
+        self._health = SinkHealth()
 
     @property
     def short_max(self) -> int:
         return max(1, self.batch_max // BULK_PART)
 
     def goes_alone(self, claim: Claim) -> bool:
-        return claim.attempts > 0 or claim in self._doubts
+        return claim.attempts > 0 or claim in self._health
 
-    async def do(self, jobs: Sequence[Job]) -> float:
+    async def execute(self, jobs: Sequence[Job]) -> float:
         claims, started = [job.claim for job in jobs], self._pipeline.clock()
         try:
             async with self._heartbeat.limit(claims):
@@ -105,9 +105,9 @@ class SinkWork:
         if result.outcome is Outcome.BUSY and result.certainty is not Certainty.CLEAN:
             # The sink seems to be away, and may have written it all the same: its claim must not be given back.
             job.result = replace(result, outcome=Outcome.FAILED, wait_s=None)
-            job.cut_off = self._doubts.are_of_sink(job.claim)
+            job.cut_off = self._health.is_away(job.claim)
         elif result.outcome is not Outcome.BUSY and result.outcome is not Outcome.FAILED:
-            self._doubts.taken(job.claim)
+            self._health.succeeded(job.claim)
 
     def _rest_s(self, results: Sequence[Result]) -> float:
         if all(result.outcome is Outcome.BUSY and result.wait_s is None for result in results):
@@ -120,7 +120,7 @@ class SinkWork:
         return 0.0
 
 
-class Doubts:
+class SinkHealth:
     """Whether the sink is away, or one change makes it look so: then others pass between its tries."""
 
     def __init__(self) -> None:
@@ -132,16 +132,16 @@ class Doubts:
     def __contains__(self, claim: Claim) -> bool:
         return (claim.key, claim.order) in self._seen
 
-    def taken(self, claim: Claim) -> None:
+    def succeeded(self, claim: Claim) -> None:
         self._taken += 1
         if self._seen:
             self._seen.pop((claim.key, claim.order), None)
 
-    def are_of_sink(self, claim: Claim) -> bool:
+    def is_away(self, claim: Claim) -> bool:
         """Of a change whose outcome is unknown because the sink seems to be away."""
         seen = self._seen.pop((claim.key, claim.order), self._taken)
         self._seen[claim.key, claim.order] = self._taken
-        if len(self._seen) > DOUBTS_MAX:
+        if len(self._seen) > REMEMBERED_MAX:
             del self._seen[next(iter(self._seen))]
         return seen == self._taken
 
@@ -157,7 +157,7 @@ def unknown_result(error: Exception) -> Result:
     return Result(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
 
 
-class TransactedWork:
+class TransactionExecutor:
     """Runs handlers one after another inside a transaction that also holds their commit."""
 
     side_by_side = 1
@@ -177,7 +177,7 @@ class TransactedWork:
     def goes_alone(self, claim: Claim) -> bool:
         return claim.attempts > 0
 
-    async def do(self, jobs: Sequence[Job]) -> float:
+    async def execute(self, jobs: Sequence[Job]) -> float:
         """Slow handlers get short transactions: others wait for the database meanwhile."""
         rest, begun = list(jobs), self._pipeline.clock()
         while rest:

@@ -1,7 +1,7 @@
 """The leased way of a batch: claim, work side by side under claims that are kept alive, commit, ack.
 
 A claim is also the note that its change is in flight, so user code that writes inside the ledger's
-transaction (`TransactedWork`) goes this way too: only its commit is part of the transaction.
+transaction (`TransactionExecutor`) goes this way too: only its commit is part of the transaction.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from keywise.flow.degraded.writer import FirstWins
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ended, Lanes, Ticket
 from keywise.flow.leased.dispatch import RESERVED_PART, ClaimWindow, DispatchQueue, WorkerBackoff
-from keywise.flow.leased.executors import Job, Work, dead_result
+from keywise.flow.leased.executors import Executor, Job, dead_result
 from keywise.flow.pipeline import LEDGER, Pipeline
 from keywise.flow.repair import Repair
 from keywise.flow.wakeup import Wakeup
@@ -29,31 +29,31 @@ class Leased:
     """Claims in batches, works side by side, commits in batches."""
 
     def __init__(
-        self, pipeline: Pipeline, lanes: Lanes, heartbeat: Heartbeat, work: Work, wakeup: Wakeup, room: Wakeup
+        self, pipeline: Pipeline, lanes: Lanes, heartbeat: Heartbeat, executor: Executor, wakeup: Wakeup, room: Wakeup
     ) -> None:
         self._pipeline = pipeline
         self._lanes = lanes
         self._heartbeat = heartbeat
-        self._work = work
+        self._executor = executor
         self._repair = Repair(pipeline, heartbeat)
         self._wakeup = wakeup
         self._room = room
         self._stopping = False
         self._open = 0
-        self._window = ClaimWindow(work.side_by_side, work.batch_max, pipeline.settings.batch_max)
+        self._window = ClaimWindow(executor.side_by_side, executor.batch_max, pipeline.settings.batch_max)
         self._open_bulk = 0
-        self._live_workers = work.side_by_side // RESERVED_PART if pipeline.has_both_lanes else 0
+        self._live_workers = executor.side_by_side // RESERVED_PART if pipeline.has_both_lanes else 0
         # A call for many changes keeps a sink busy by itself; another beside it would only make live ones wait.
         self._claimed: DispatchQueue[Job] = DispatchQueue(
-            1 if work.batch_max > 1 else work.side_by_side, pipeline.clock
+            1 if executor.batch_max > 1 else executor.side_by_side, pipeline.clock
         )
-        self._backoff = WorkerBackoff(work.side_by_side)
+        self._backoff = WorkerBackoff(executor.side_by_side)
         self._done: list[Job] = []
         self._done_wakeup = Wakeup()
         self._calls = 0
         self._first_wins: FirstWins | None = None
         if pipeline.shelf is not None:
-            self._first_wins = FirstWins(pipeline, lanes, work, pipeline.shelf, wakeup, room)
+            self._first_wins = FirstWins(pipeline, lanes, executor, pipeline.shelf, wakeup, room)
 
     def stop(self) -> None:
         self._stopping = True
@@ -74,7 +74,7 @@ class Leased:
             committing = group.create_task(self._commit_until_told())
             workers = [
                 group.create_task(self._work_until_told(live_only=number < self._live_workers))
-                for number in range(self._work.side_by_side)
+                for number in range(self._executor.side_by_side)
             ]
             await self._claim_until_stopped()
             self._claimed.close()
@@ -220,12 +220,14 @@ class Leased:
 
     def _beside(self, job: Job) -> list[Job]:
         """What can go into the same call. A change that failed before goes alone, or it would take others along."""
-        if self._work.goes_alone(job.claim):
+        if self._executor.goes_alone(job.claim):
             return []
         is_bulk = self._is_bulk(job)
         is_short = is_bulk and self._pipeline.has_both_lanes
-        limit = self._work.short_max if is_short else self._work.batch_max
-        return self._claimed.take_beside(lambda one: not self._work.goes_alone(one.claim), limit - 1, is_bulk=is_bulk)
+        limit = self._executor.short_max if is_short else self._executor.batch_max
+        return self._claimed.take_beside(
+            lambda one: not self._executor.goes_alone(one.claim), limit - 1, is_bulk=is_bulk
+        )
 
     async def _work_on(self, jobs: list[Job]) -> float:
         """How long nothing should be begun after it."""
@@ -236,7 +238,7 @@ class Leased:
         self._undo([job for job in jobs if job.claim.token not in timely])
         self._calls += 1
         try:
-            rest_s = await self._work.do(in_time) if in_time else 0.0
+            rest_s = await self._executor.execute(in_time) if in_time else 0.0
         finally:
             self._calls -= 1
         for job in in_time:
