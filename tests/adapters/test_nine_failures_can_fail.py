@@ -17,10 +17,10 @@ from keywise.core.sink import Grade
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Lane, Lanes, State, Ticket
 from keywise.flow.leased.executors import Job
-from keywise.flow.leased.worker import Leased
+from keywise.flow.leased.worker import LeasedWorker
 from mutants import MUTANTS, Mutant
 
-_decide, _work_on, _take_in = rules.decide, Leased._work_on, Consumer._take_in
+_decide, _work_on, _take_in = rules.decide, LeasedWorker._work_on, Consumer._take_in
 
 
 def _held_for_ever(entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None) -> Any:
@@ -43,17 +43,17 @@ def _nothing_before_the_retry(
     return _decide(entry, want, now, policy, terms)
 
 
-async def _two_under_one_claim(self: Leased, jobs: list[Job]) -> None:
+async def _two_under_one_claim(self: LeasedWorker, jobs: list[Job]) -> None:
     more = [Job(lane.waiting[-1], job.claim) for job in jobs if (lane := self._lanes._lanes[job.claim.key]).waiting]
     await _work_on(self, [*jobs, *more])
 
 
-async def _marked_first(self: Leased, jobs: list[Job]) -> None:
+async def _marked_first(self: LeasedWorker, jobs: list[Job]) -> None:
     await self._pipeline.ledger.commit([job.claim for job in jobs])
     await _work_on(self, jobs)
 
 
-async def _acked_first(self: Leased, jobs: list[Job]) -> None:
+async def _acked_first(self: LeasedWorker, jobs: list[Job]) -> None:
     await self._pipeline.settle([(job.ticket, Outcome.APPLIED) for job in jobs])
     await _work_on(self, jobs)
 
@@ -72,9 +72,9 @@ OWN = [
     Mutant("a lease never runs out", 8, rules, "decide", _held_for_ever),
     Mutant("what was tried counts as done", 10, rules, "decide", _tried_is_done),
     Mutant("a retry blocks what is newer", 15, rules, "decide", _nothing_before_the_retry),
-    Mutant("two changes under one claim", 2, Leased, "_work_on", _two_under_one_claim),
-    Mutant("marked before the work", 3, Leased, "_work_on", _marked_first),
-    Mutant("acked before the work", 5, Leased, "_work_on", _acked_first),
+    Mutant("two changes under one claim", 2, LeasedWorker, "_work_on", _two_under_one_claim),
+    Mutant("marked before the work", 3, LeasedWorker, "_work_on", _marked_first),
+    Mutant("acked before the work", 5, LeasedWorker, "_work_on", _acked_first),
     Mutant("the last to arrive is taken", 12, Lanes, "_start", _last_to_arrive),
     Mutant("acked when it is gathered", 5, Consumer, "_take_in", _acked_when_gathered),
 ]

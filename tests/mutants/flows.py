@@ -14,12 +14,12 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, Ticket
 from keywise.flow.leased.executors import Job, TransactionExecutor
-from keywise.flow.leased.worker import Leased
+from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.repair import Repair
 from keywise.flow.transactional import Ahead, OneTransaction
 from mutants.mutant import Mutant
 
-_do_in, _do_some, _finish_job = TransactionExecutor._do_in, TransactionExecutor._do_some, Leased._finish_job
+_do_in, _do_some, _finish_job = TransactionExecutor._do_in, TransactionExecutor._do_some, LeasedWorker._finish_job
 _transact, _end, _truth, _begin = OneTransaction._transact, OneTransaction._end, Repair._truth, Heartbeat.begin
 
 
@@ -70,16 +70,16 @@ async def _reads_ahead_blindly(
         vars(self).pop("_end", None)
 
 
-def _never_overdue(self: Leased, job: Job, result: Result) -> None:
+def _never_overdue(self: LeasedWorker, job: Job, result: Result) -> None:
     job.claim.overdue = False
     _finish_job(self, job, result)
 
 
-def _failed_together(self: Leased, job: Job) -> list[Job]:
+def _failed_together(self: LeasedWorker, job: Job) -> list[Job]:
     return self._claimed.take_beside(lambda one: True, self._executor.batch_max - 1, is_bulk=self._is_bulk(job))
 
 
-async def _work_on_and_on(self: Leased, *, live_only: bool) -> None:
+async def _work_on_and_on(self: LeasedWorker, *, live_only: bool) -> None:
     while (job := await self._claimed.get(live_only=live_only)) is not None:
         await self._work_on([job, *self._beside(job)])
 
@@ -109,9 +109,9 @@ FLOWS = (
     Mutant(
         "what was read ahead is worked on later", 5, OneTransaction, "_transact", _reads_ahead_blindly, Grade.ATOMIC
     ),
-    Mutant("a holder does not see its deadline pass", 7, Leased, "_finish_job", _never_overdue),
-    Mutant("a change that failed takes others along", 17, Leased, "_beside", _failed_together),
-    Mutant("new work begins after the stop", 18, Leased, "_work_until_told", _work_on_and_on),
+    Mutant("a holder does not see its deadline pass", 7, LeasedWorker, "_finish_job", _never_overdue),
+    Mutant("a change that failed takes others along", 17, LeasedWorker, "_beside", _failed_together),
+    Mutant("new work begins after the stop", 18, LeasedWorker, "_work_until_told", _work_on_and_on),
     Mutant("a repair goes below an unknown write", 6, Repair, "_truth", _nothing_is_unknown),
     Mutant("a repair begins unnoticed", 18, Heartbeat, "begin", _begin_unnoticed),
     Mutant("a drain gives nothing back", 15, Lanes, "drain", _keep_all),

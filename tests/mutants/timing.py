@@ -16,15 +16,15 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ended, Endings, Lanes, Ticket
 from keywise.flow.leased.executors import Job
-from keywise.flow.leased.worker import Leased
+from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.repair import Repair
 from keywise.flow.transactional import ClaimInTransaction, OneTransaction, Worked
 from mutants.mutant import Mutant
 
 _take, _finish, _add = Lanes.take, Lanes.finish, Lanes.add
-_claim, _conclude, _fail, _hold = Leased._claim, Leased._conclude, Leased._fail, Heartbeat.hold
-_batch, _end, _until_idle = ClaimInTransaction._batch, OneTransaction._end, Leased._until_idle
+_claim, _conclude, _fail, _hold = LeasedWorker._claim, LeasedWorker._conclude, LeasedWorker._fail, Heartbeat.hold
+_batch, _end, _until_idle = ClaimInTransaction._batch, OneTransaction._end, LeasedWorker._until_idle
 
 
 def _two_of_one_key(self: Lanes, limit: int, now: float, bulk_limit: int | None = None) -> list[Ticket]:
@@ -55,7 +55,7 @@ def _no_surplus(self: Lanes) -> list[Ticket]:
     return []
 
 
-async def _followers_at_claim(self: Leased, tickets: list[Ticket], *, alone: bool) -> None:
+async def _followers_at_claim(self: LeasedWorker, tickets: list[Ticket], *, alone: bool) -> None:
     early: list[Ended] = []
     for ticket in tickets:
         lane = self._lanes._lanes[ticket.change.key]
@@ -64,7 +64,7 @@ async def _followers_at_claim(self: Leased, tickets: list[Ticket], *, alone: boo
     await self._pipeline.settle(early)
 
 
-async def _ack_first(self: Leased, jobs: list[Job]) -> None:
+async def _ack_first(self: LeasedWorker, jobs: list[Job]) -> None:
     await self._pipeline.settle([(job.ticket, Outcome.APPLIED) for job in jobs if not job.undone])
     await _conclude(self, jobs)
 
@@ -84,13 +84,13 @@ async def _malformed_acked(self: Consumer, index: int, readings: Any) -> None:
     await self._pipeline.ack(index, [delivery for delivery, _ in (*readings.malformed, *readings.ignored)])
 
 
-async def _unknown_is_clean(self: Leased, jobs: list[Job]) -> None:
+async def _unknown_is_clean(self: LeasedWorker, jobs: list[Job]) -> None:
     for job in jobs:
         job.result = replace(job.result, certainty=Certainty.CLEAN)
     await _fail(self, jobs)
 
 
-async def _retry_for_ever(self: Leased, jobs: list[Job]) -> None:
+async def _retry_for_ever(self: LeasedWorker, jobs: list[Job]) -> None:
     failures = [Failure(job.claim, job.result.certainty, 0.5) for job in jobs]
     await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.fail(failures))
     self._heartbeat.drop(job.claim for job in jobs)
@@ -98,7 +98,7 @@ async def _retry_for_ever(self: Leased, jobs: list[Job]) -> None:
         self._lanes.hold(job.ticket, self._pipeline.clock() + 0.5)
 
 
-async def _failed_acked(self: Leased, jobs: list[Job]) -> None:
+async def _failed_acked(self: LeasedWorker, jobs: list[Job]) -> None:
     claims = [job.claim for job in jobs]
     await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.release(claims))
     self._heartbeat.drop(claims)
@@ -138,7 +138,7 @@ async def _renew_blindly(self: Heartbeat, ledger: Any) -> None:
         self._move(held)
 
 
-async def _never_wait(self: Leased) -> None:
+async def _never_wait(self: LeasedWorker) -> None:
     return None
 
 
@@ -182,22 +182,22 @@ ACTS = (
     Mutant("a transaction takes two changes of one key", 2, transacted, "coalesce", _no_coalescing, Grade.ATOMIC),
     Mutant("a commit ends newer changes too", 4, Lanes, "finish", _newer_ends_too),
     Mutant("followers end with a poisonous survivor", 4, Lanes, "bury", _buried_together),
-    Mutant("followers are acked at the claim", 4, Leased, "_claim", _followers_at_claim),
-    Mutant("acked before the commit", 5, Leased, "_conclude", _ack_first),
+    Mutant("followers are acked at the claim", 4, LeasedWorker, "_claim", _followers_at_claim),
+    Mutant("acked before the commit", 5, LeasedWorker, "_conclude", _ack_first),
     Mutant("acked before the transaction", 5, ClaimInTransaction, "_batch", _ack_before_transaction, Grade.ATOMIC),
     Mutant("acked with an old receipt", 5, Lanes, "add", _old_receipt),
-    Mutant("an unknown outcome is taken for a clean one", 6, Leased, "_fail", _unknown_is_clean),
+    Mutant("an unknown outcome is taken for a clean one", 6, LeasedWorker, "_fail", _unknown_is_clean),
     Mutant("the deadline is read after the answer", 7, Heartbeat, "hold", _deadline_after_answer),
     Mutant("the deadline is later than the lease", 7, Heartbeat, "_deadline", _deadline_too_late),
     Mutant("a refused renewal is not noticed", 7, Heartbeat, "beat", _renew_blindly),
     Mutant("a malformed delivery is just acked", 13, Consumer, "_set_aside", _malformed_acked),
-    Mutant("a failed change is just acked", 13, Leased, "_fail", _failed_acked),
+    Mutant("a failed change is just acked", 13, LeasedWorker, "_fail", _failed_acked),
     Mutant("a failed change is acked in its transaction", 13, OneTransaction, "_end", _all_acked, Grade.ATOMIC),
     Mutant("a failed change is marked", 3, transacted, "transact", _marked_though_failed, Grade.ATOMIC),
-    Mutant("a change is retried for ever", 13, Leased, "_fail", _retry_for_ever),
+    Mutant("a change is retried for ever", 13, LeasedWorker, "_fail", _retry_for_ever),
     Mutant("a blocked key uses up the room", 15, Lanes, "surplus", _no_surplus),
     Mutant("a bad change takes its batch along", 17, transacted, "write_all", _batch_fails_together, Grade.ATOMIC),
-    Mutant("alone is not alone", 18, Leased, "_until_idle", _never_wait),
+    Mutant("alone is not alone", 18, LeasedWorker, "_until_idle", _never_wait),
     Mutant("repaired before the horizon", 6, Repair, "suspects", _repair_at_once),
     Mutant("suspects are not repaired", 6, Repair, "run", _no_repair),
     Mutant("repaired without a claim", 1, Repair, "_repair", _repair_without_claim),

@@ -13,7 +13,7 @@ from keywise.flow.heartbeat import Heartbeat, Pulse
 from keywise.flow.intake import Readings
 from keywise.flow.lanes import Lanes
 from keywise.flow.leased.executors import Executor, SinkExecutor, TransactionExecutor
-from keywise.flow.leased.worker import Leased
+from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.maintenance import Chores
 from keywise.flow.pipeline import LEDGER, Pipeline, is_atomic
 from keywise.flow.strategy import Way, way_of
@@ -107,7 +107,7 @@ class Consumer:
             workers.append(ClaimInTransaction(self._pipeline, self._lanes, self._wakeup, self._room))
         elif shared is not None:
             work = self._work()
-            workers.append(Leased(self._pipeline, self._lanes, self._heartbeat, work, self._wakeup, self._room))
+            workers.append(LeasedWorker(self._pipeline, self._lanes, self._heartbeat, work, self._wakeup, self._room))
         return workers
 
     def _work(self) -> Executor:

@@ -25,7 +25,7 @@ from keywise.flow.repair import Repair
 from keywise.flow.wakeup import Wakeup
 
 
-class Leased:
+class LeasedWorker:
     """Claims in batches, works side by side, commits in batches."""
 
     def __init__(
