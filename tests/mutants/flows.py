@@ -16,11 +16,16 @@ from keywise.flow.lanes import Lanes, Ticket
 from keywise.flow.leased.executors import Job, TransactionExecutor
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.repair import Repair
-from keywise.flow.transactional import Ahead, OneTransaction
+from keywise.flow.transactional import Ahead, QueueTransactionWorker
 from mutants.mutant import Mutant
 
 _do_in, _do_some, _finish_job = TransactionExecutor._do_in, TransactionExecutor._do_some, LeasedWorker._finish_job
-_transact, _end, _truth, _begin = OneTransaction._transact, OneTransaction._end, Repair._truth, Heartbeat.begin
+_transact, _end, _truth, _begin = (
+    QueueTransactionWorker._transact,
+    QueueTransactionWorker._end,
+    Repair._truth,
+    Heartbeat.begin,
+)
 
 
 class _Agreeable:
@@ -55,7 +60,7 @@ async def _lost_is_committed(self: TransactionExecutor, pending: list[Job]) -> N
 
 
 async def _reads_ahead_blindly(
-    self: OneTransaction, index: int, ahead: Ahead, batch: ExitStack, *, careful: bool
+    self: QueueTransactionWorker, index: int, ahead: Ahead, batch: ExitStack, *, careful: bool
 ) -> None:
     async def end(*arguments: Any) -> Any:
         vars(self).pop("_read", None)
@@ -107,7 +112,12 @@ FLOWS = (
     Mutant("a refused change counts as done", 5, TransactionExecutor, "_do_some", _refused_is_committed, Grade.ATOMIC),
     Mutant("a lost transaction counts as done", 5, TransactionExecutor, "_do_some", _lost_is_committed, Grade.ATOMIC),
     Mutant(
-        "what was read ahead is worked on later", 5, OneTransaction, "_transact", _reads_ahead_blindly, Grade.ATOMIC
+        "what was read ahead is worked on later",
+        5,
+        QueueTransactionWorker,
+        "_transact",
+        _reads_ahead_blindly,
+        Grade.ATOMIC,
     ),
     Mutant("a holder does not see its deadline pass", 7, LeasedWorker, "_finish_job", _never_overdue),
     Mutant("a change that failed takes others along", 17, LeasedWorker, "_beside", _failed_together),

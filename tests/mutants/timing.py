@@ -19,12 +19,12 @@ from keywise.flow.leased.executors import Job
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.repair import Repair
-from keywise.flow.transactional import ClaimInTransaction, OneTransaction, Worked
+from keywise.flow.transactional import LedgerTransactionWorker, QueueTransactionWorker, Worked
 from mutants.mutant import Mutant
 
 _take, _finish, _add = Lanes.take, Lanes.finish, Lanes.add
 _claim, _conclude, _fail, _hold = LeasedWorker._claim, LeasedWorker._conclude, LeasedWorker._fail, Heartbeat.hold
-_batch, _end, _until_idle = ClaimInTransaction._batch, OneTransaction._end, LeasedWorker._until_idle
+_batch, _end, _until_idle = LedgerTransactionWorker._batch, QueueTransactionWorker._end, LeasedWorker._until_idle
 
 
 def _two_of_one_key(self: Lanes, limit: int, now: float, bulk_limit: int | None = None) -> list[Ticket]:
@@ -69,12 +69,12 @@ async def _ack_first(self: LeasedWorker, jobs: list[Job]) -> None:
     await _conclude(self, jobs)
 
 
-async def _ack_before_transaction(self: ClaimInTransaction, tickets: list[Ticket]) -> None:
+async def _ack_before_transaction(self: LedgerTransactionWorker, tickets: list[Ticket]) -> None:
     await self._pipeline.settle([(ticket, Outcome.APPLIED) for ticket in tickets])
     await _batch(self, tickets)
 
 
-async def _all_acked(self: OneTransaction, *arguments: Any) -> Endings:
+async def _all_acked(self: QueueTransactionWorker, *arguments: Any) -> Endings:
     *others, worked = arguments
     done = replace(worked, applied=[*worked.applied, *(ticket for ticket, _ in worked.waiting)], waiting=[])
     return await _end(self, *others, done)  # type: ignore[call-arg]
@@ -184,7 +184,7 @@ ACTS = (
     Mutant("followers end with a poisonous survivor", 4, Lanes, "bury", _buried_together),
     Mutant("followers are acked at the claim", 4, LeasedWorker, "_claim", _followers_at_claim),
     Mutant("acked before the commit", 5, LeasedWorker, "_conclude", _ack_first),
-    Mutant("acked before the transaction", 5, ClaimInTransaction, "_batch", _ack_before_transaction, Grade.ATOMIC),
+    Mutant("acked before the transaction", 5, LedgerTransactionWorker, "_batch", _ack_before_transaction, Grade.ATOMIC),
     Mutant("acked with an old receipt", 5, Lanes, "add", _old_receipt),
     Mutant("an unknown outcome is taken for a clean one", 6, LeasedWorker, "_fail", _unknown_is_clean),
     Mutant("the deadline is read after the answer", 7, Heartbeat, "hold", _deadline_after_answer),
@@ -192,7 +192,7 @@ ACTS = (
     Mutant("a refused renewal is not noticed", 7, Heartbeat, "beat", _renew_blindly),
     Mutant("a malformed delivery is just acked", 13, Consumer, "_set_aside", _malformed_acked),
     Mutant("a failed change is just acked", 13, LeasedWorker, "_fail", _failed_acked),
-    Mutant("a failed change is acked in its transaction", 13, OneTransaction, "_end", _all_acked, Grade.ATOMIC),
+    Mutant("a failed change is acked in its transaction", 13, QueueTransactionWorker, "_end", _all_acked, Grade.ATOMIC),
     Mutant("a failed change is marked", 3, transacted, "transact", _marked_though_failed, Grade.ATOMIC),
     Mutant("a change is retried for ever", 13, LeasedWorker, "_fail", _retry_for_ever),
     Mutant("a blocked key uses up the room", 15, Lanes, "surplus", _no_surplus),

@@ -17,7 +17,7 @@ from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.maintenance import Chores
 from keywise.flow.pipeline import LEDGER, Pipeline, is_atomic
 from keywise.flow.strategy import Way, way_of
-from keywise.flow.transactional import ClaimInTransaction, OneTransaction
+from keywise.flow.transactional import LedgerTransactionWorker, QueueTransactionWorker
 from keywise.flow.wakeup import Wakeup
 
 LOOK_S = 1.0
@@ -101,10 +101,10 @@ class Consumer:
     def _workers(self, ways: Sequence[Way]) -> list[Worker]:
         """One worker for all queues that share the ledger's transaction, and one for all the others together."""
         inline = [index for index, way in enumerate(ways) if way is Way.ONE_TRANSACTION]
-        workers: list[Worker] = [OneTransaction(self._pipeline, inline, self._going)] if inline else []
+        workers: list[Worker] = [QueueTransactionWorker(self._pipeline, inline, self._going)] if inline else []
         shared = next((way for way in ways if way is not Way.ONE_TRANSACTION), None)
         if shared is Way.CLAIM_IN_TRANSACTION:
-            workers.append(ClaimInTransaction(self._pipeline, self._lanes, self._wakeup, self._room))
+            workers.append(LedgerTransactionWorker(self._pipeline, self._lanes, self._wakeup, self._room))
         elif shared is not None:
             work = self._work()
             workers.append(LeasedWorker(self._pipeline, self._lanes, self._heartbeat, work, self._wakeup, self._room))

@@ -52,7 +52,7 @@ class Ahead(msgspec.Struct):
     readings: Readings = msgspec.field(default_factory=Readings)
 
 
-class OneTransaction:
+class QueueTransactionWorker:
     """Receive, decide, write, mark and ack in one transaction: the queues live in the ledger's database."""
 
     def __init__(self, pipeline: Pipeline, sources: Sequence[int], going: asyncio.Event) -> None:
@@ -235,7 +235,7 @@ def _gone(deliveries: Sequence[Delivery], ended: Endings, readings: Readings) ->
     return [ticket.delivery for tickets in ended.values() for ticket in tickets] + unread
 
 
-class ClaimInTransaction:
+class LedgerTransactionWorker:
     """Decide, write and mark in one transaction; the ack follows it, because the queue is elsewhere."""
 
     def __init__(self, pipeline: Pipeline, lanes: Lanes, wakeup: Wakeup, room: Wakeup) -> None:

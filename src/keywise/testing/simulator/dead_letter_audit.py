@@ -50,7 +50,7 @@ class Letters:
         self.buried.add(letter.body)
         self.count_of[letter.body] += 1
         copies = sum(body == letter.body for body in self._world.bodies.values())
-        if self._world.is_one_transaction and self.count_of[letter.body] > copies:
+        if self._world.is_queue_transaction and self.count_of[letter.body] > copies:
             self._auditor.violate(f"{letter.key or 'a malformed message'} {letter.version} is buried twice")
         self._auditor.note(f"dead letter {letter.key} {letter.version}: {letter.cause}")
         if letter.key:

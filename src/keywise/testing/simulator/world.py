@@ -125,7 +125,7 @@ class World:
         return stopped_at < self.now() and not self.paused_since(process, 1000.0 + stopped_at)
 
     @property
-    def is_one_transaction(self) -> bool:
+    def is_queue_transaction(self) -> bool:
         same = self.queue_database is self.database
         has_to_wait = self.flow.rate is not None or self.flow.debounce is not None
         return self.grade is Grade.ATOMIC and same and not self.runs_user_code and not has_to_wait
