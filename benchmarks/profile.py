@@ -110,7 +110,7 @@ def page(job: Job, rounds: int, sections: Sequence[Section], others: float) -> I
     versions = f"{one.system}, Python {one.python}, SQLite {one.sqlite}"
     size = f"{job.changes:,} changes to {job.keys:,} keys ({job.distribution}), {job.batch:,} a batch"
     yield "# Where the time goes\n"
-    yield "What a change costs in each layer on SQLite, in the way *one transaction*, beside a bare loop."
+    yield "What a change costs in each layer on SQLite, in the strategy `queue_transaction`, beside a bare loop."
     yield "`benchmarks/profile.py --write docs/profile.md` makes this page.\n"
     yield f"Measured on {one.date}: {one.cpus} CPUs ({one.processor}), {versions}."
     yield f"{size}, `synchronous=FULL`."

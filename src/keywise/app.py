@@ -28,7 +28,7 @@ from keywise.flow.degraded.journal_files import FileShelf
 from keywise.flow.degraded.lazy_ledger import Late
 from keywise.flow.intake import Envelope, FieldRoute, Fields, FunctionRoute, Read
 from keywise.flow.pipeline import Pipeline, is_atomic, may_show_older
-from keywise.flow.strategy import Way, way_of
+from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.observe.history import History
 from keywise.observe.log import Log
 from keywise.options import Retry, check_limits, check_types, settings_from
@@ -305,9 +305,9 @@ class App:
                 rate=definition.rate,
             )
 
-    def ways(self, pipeline: Pipeline) -> list[tuple[str, Way]]:
+    def strategies(self, pipeline: Pipeline) -> list[tuple[str, CommitStrategy]]:
         """How the batches of each source go."""
-        return [(name, way_of(pipeline, source)) for name, source in pipeline.sources]
+        return [(name, choose_strategy(pipeline, source)) for name, source in pipeline.sources]
 
     def _plugs(self, definition: PipelineDefinition) -> tuple[Policy, Ledger, Sink | AtomicSink]:
         """The ledger and the sink, which decide together what can be promised."""

@@ -13,7 +13,7 @@ from keywise.core.entry import Entry
 from keywise.core.events import Event
 from keywise.flow.pipeline import Pipeline
 
-WAYS = ("one transaction", "claim in the transaction", "claimed, then one transaction", "leased")
+WAYS = ("queue_transaction", "ledger_transaction", "claimed_transaction", "leased")
 QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "50ms"}
 """Retries that do not hold up a test."""
 
@@ -34,11 +34,11 @@ class Shop:
         """Define the pipeline called shop, from a queue to a store; the way is checked by `opened`."""
         route = {} if "read" in options else {"key": "key", "version": "version", "deleted": {"gone": [True]}}
         pipeline = self.app.pipeline("shop", **(route | QUICK | options))
-        source = self.folder / "queue.db" if way == "claim in the transaction" else self.ledger_file
+        source = self.folder / "queue.db" if way == "ledger_transaction" else self.ledger_file
         pipeline.source(f"sqlite:///{source}")
         if way == "leased":
             pipeline.apply(self._keep)
-        elif way == "claimed, then one transaction":
+        elif way == "claimed_transaction":
             self._create_table()
             pipeline.apply(_upsert)
         else:

@@ -73,7 +73,7 @@ def test_a_file_may_have_any_name(tmp_path):
 
     async def main() -> None:
         async with app.open("shop") as pipeline:
-            assert [str(way) for _, way in app.ways(pipeline)] == ["one transaction"]
+            assert [str(way) for _, way in app.strategies(pipeline)] == ["queue_transaction"]
 
     run(main())
     assert (tmp_path / "my shop?.db").exists()
@@ -90,9 +90,9 @@ def test_a_file_that_is_spelled_in_two_ways_never_loses_the_guarantee(tmp_path, 
         with pytest.raises(SettingsError, match="use the same file in both URLs"):
             await app.run("sink", handle_signals=False)
         async with app.open("queue") as pipeline:
-            return [str(way) for _, way in app.ways(pipeline)]
+            return [str(way) for _, way in app.strategies(pipeline)]
 
-    assert run(main()) == ["claim in the transaction"]
+    assert run(main()) == ["ledger_transaction"]
 
 
 def test_an_absolute_path_may_be_written_with_four_slashes(tmp_path):

@@ -54,8 +54,8 @@ SENT = 300
 @pytest.mark.parametrize(
     ("way", "number"),
     [
-        ("one transaction", signal.SIGTERM),
-        ("one transaction", signal.SIGINT),
+        ("queue_transaction", signal.SIGTERM),
+        ("queue_transaction", signal.SIGINT),
         ("transacted", signal.SIGTERM),
         ("leased", signal.SIGTERM),
     ],

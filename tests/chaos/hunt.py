@@ -11,7 +11,7 @@ from chaos.fleet import Worker, drained, pause, until
 from chaos.store import Shelf, Store
 from keywise.core.clock import boot_time
 
-WAYS = ("one transaction", "transacted", "leased")
+WAYS = ("queue_transaction", "transacted", "leased")
 OPTIONS = {
     "lease": "1s",
     "margin": "200ms",

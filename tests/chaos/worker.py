@@ -30,7 +30,7 @@ def app_of(assignment: Assignment, witness: Witness) -> keywise.App:
     app = keywise.App(assignment.ledger, observers=[witness, *handlers.observers])
     pipeline = app.pipeline("stock", key="key", version="version", deleted={"gone": [True]}, **assignment.options)
     pipeline.source(assignment.queue or f"{assignment.url}?visibility={assignment.visibility}")
-    if assignment.way == "one transaction":
+    if assignment.way == "queue_transaction":
         pipeline.sink(f"{assignment.url}?table=stock")
     elif assignment.way == "transacted":
         pipeline.apply(handlers.transacted)

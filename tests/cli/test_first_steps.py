@@ -68,7 +68,10 @@ def test_status_shows_grade_way_depth_and_figures(folder):
     folder.keywise("send", "pages", body("a", 2), "--delay", "1h")
     pages, mails = folder.keywise("status", "--json").json["pipelines"]
     assert (pages["grade"], mails["grade"]) == ("atomic", "plain")
-    assert [(one["way"], one["depth"]) for one in pages["sources"]] == [("one transaction", 1), ("one transaction", 0)]
+    assert [(one["strategy"], one["depth"]) for one in pages["sources"]] == [
+        ("queue_transaction", 1),
+        ("queue_transaction", 0),
+    ]
     assert {name: pages[name] for name in ("keys", "tombstones", "claims", "suspects", "dead")} == {
         "keys": 2,
         "tombstones": 1,

@@ -10,7 +10,7 @@ from keywise.observe.counters import Figures
 from keywise.observe.log import Log, described
 
 LEVELS = {
-    events.Started(pipeline="p", way="leased", grade="plain", source="queue"): logging.INFO,
+    events.Started(pipeline="p", strategy="leased", grade="plain", source="queue"): logging.INFO,
     events.BatchOpened(pipeline="p", changes=3): None,
     events.BatchClosed(pipeline="p", changes=3): None,
     events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=3): None,

@@ -10,7 +10,7 @@ from chaos.hunt import Plan, hunt
 from chaos.store import Store
 from chaos.witness import EXIT_OF_POISON
 
-KILLS = {"one transaction": 10, "transacted": 5, "leased": 5}
+KILLS = {"queue_transaction": 10, "transacted": 5, "leased": 5}
 """That have to fall inside an open batch."""
 
 
@@ -21,7 +21,7 @@ def test_after_kills_inside_batches_nothing_is_lost_and_nothing_goes_backwards(t
     assert tally.faults == []
     assert tally.kills_inside >= KILLS[way], f"only {tally.kills_inside} of {tally.kills} kills fell inside a batch"
     assert tally.verdict.writes > 100
-    assert (tally.verdict.takeovers > 0, tally.repairs > 0) == (way != "one transaction", way == "leased")
+    assert (tally.verdict.takeovers > 0, tally.repairs > 0) == (way != "queue_transaction", way == "leased")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from servers.postgres import postgres_server
 
 pytestmark = [pytest.mark.server("postgres"), pytest.mark.timeout(240)]
 
-TIMES = {"one transaction": 4, "transacted": 3, "leased": 4}
+TIMES = {"queue_transaction": 4, "transacted": 3, "leased": 4}
 """Kills inside an open batch, stops and restarts: so many of each; `make chaos` does a hundred."""
 
 
@@ -24,4 +24,4 @@ def test_after_kills_stops_and_restarts_nothing_is_lost_and_nothing_goes_backwar
     assert tally.faults == []
     assert tally.lacking(plan) == []
     assert tally.verdict.writes > 100
-    assert (tally.verdict.takeovers > 0, tally.repairs > 0) == (way != "one transaction", way == "leased")
+    assert (tally.verdict.takeovers > 0, tally.repairs > 0) == (way != "queue_transaction", way == "leased")

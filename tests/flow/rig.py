@@ -26,12 +26,12 @@ from keywise.flow.pipeline import Pipeline
 from keywise.observe.counters import Figures
 from keywise.testing.virtual_loop import VirtualLoop
 
-ONE_TRANSACTION = "one transaction"
-CLAIM_IN_TRANSACTION = "claim in the transaction"
-CLAIMED_TRANSACTION = "claimed, then one transaction"
+QUEUE_TRANSACTION = "queue_transaction"
+LEDGER_TRANSACTION = "ledger_transaction"
+CLAIMED_TRANSACTION = "claimed_transaction"
 LEASED = "leased"
 LEASED_CONDITIONAL = "leased, conditional"
-WAYS = [ONE_TRANSACTION, CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL]
+WAYS = [QUEUE_TRANSACTION, LEDGER_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL]
 
 Behaviour = Callable[[Change[Any]], Coroutine[Any, Any, None] | None]
 
@@ -102,7 +102,7 @@ class Rig:
         self.settings = Settings(**given)
         clock = self.loop.time
         self.database = MemoryDatabase(clock=clock, rng=random.Random(1))
-        queues = self.database if way == ONE_TRANSACTION else MemoryDatabase(clock=clock)
+        queues = self.database if way == QUEUE_TRANSACTION else MemoryDatabase(clock=clock)
         self.source = MemorySource(queues, "queue", visibility_s=60.0)
         self.queue = queues.queue("queue")
         plain = way == LEASED

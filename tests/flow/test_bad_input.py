@@ -74,7 +74,7 @@ def test_bad_bodies_become_dead_letters_and_their_neighbours_are_applied(tmp_pat
         await shop.app.send("shop", *mixture())
         await shop.work_until_empty()
         async with shop.opened() as pipeline:
-            assert [found for _, found in shop.app.ways(pipeline)] == [way]
+            assert [found for _, found in shop.app.strategies(pipeline)] == [way]
         letters = await shop.letters()
         await shop.app.close()
         return letters

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flow.limits_rig import FlowRig
-from flow.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, Running
+from flow.rig import CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, LEDGER_TRANSACTION, QUEUE_TRANSACTION, Running
 from flow.test_consumer import every_way, page
 from keywise.adapters.memory.database import Message
 from keywise.adapters.memory.source import MemorySource
@@ -146,7 +146,7 @@ def test_a_newer_live_change_wins_over_bulk_and_an_older_one_loses(way: str):
     assert sum(rig.outcomes.values()) == 4
 
 
-@pytest.mark.parametrize("way", [CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED])
+@pytest.mark.parametrize("way", [LEDGER_TRANSACTION, CLAIMED_TRANSACTION, LEASED])
 def test_bulk_that_is_blocked_leaves_room_to_bulk_and_live(way: str):
     """Rule 15, on both lanes."""
     rig = FlowRig(way, bulk=True, batch_max=8, prefetch=16, surplus_s=30.0)
@@ -165,7 +165,7 @@ def test_bulk_that_is_blocked_leaves_room_to_bulk_and_live(way: str):
 
 
 def test_bulk_in_the_ledgers_database_has_short_batches_though_live_comes_from_elsewhere():
-    rig = FlowRig(ONE_TRANSACTION, batch_max=5 * BULK_PART, prefetch=10 * BULK_PART)
+    rig = FlowRig(QUEUE_TRANSACTION, batch_max=5 * BULK_PART, prefetch=10 * BULK_PART)
     elsewhere = FlowRig(LEASED).source
     rig.more |= {"sources": [("live", elsewhere), ("bulk", rig.bulk_source)], "bulk": frozenset({1})}
 
@@ -260,7 +260,7 @@ def test_bulk_goes_on_though_the_only_worker_always_finds_a_live_change():
 
 
 def test_a_live_change_that_came_while_bulk_waited_for_its_transaction_goes_first():
-    rig = FlowRig(ONE_TRANSACTION, bulk=True)
+    rig = FlowRig(QUEUE_TRANSACTION, bulk=True)
 
     async def story() -> None:
         await rig.send_bulk(*bulk_pages(20))
@@ -282,7 +282,7 @@ def test_a_live_change_that_came_while_bulk_waited_for_its_transaction_goes_firs
 
 def test_two_queues_that_cannot_be_reached_at_once_are_one_trouble():
     """No error of either is left that nobody handles."""
-    rig = FlowRig(ONE_TRANSACTION, bulk=True)
+    rig = FlowRig(QUEUE_TRANSACTION, bulk=True)
     sources = [Away(rig.source, rig), Away(rig.bulk_source, rig)]
     rig.more["sources"] = [("queue", sources[0]), ("bulk", sources[1])]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flow.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, WAYS, Rig
+from flow.rig import CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, LEDGER_TRANSACTION, QUEUE_TRANSACTION, WAYS, Rig
 from keywise.core import events
 from keywise.core.change import Change, Ignore, Put, order_of
 from keywise.core.errors import PermanentError, TransientError
@@ -22,7 +22,7 @@ def test_the_way_and_the_grade_are_told_at_the_start(way: str):
     [started] = rig.of(events.Started)
     grade = {LEASED: "plain", LEASED_CONDITIONAL: "conditional"}.get(way, "atomic")
     told = LEASED if way == LEASED_CONDITIONAL else way
-    assert (started.way, started.grade, started.source) == (told, grade, "queue")
+    assert (started.strategy, started.grade, started.source) == (told, grade, "queue")
     assert isinstance(rig.events[-1], events.Stopped)
     assert len(rig.of(events.Draining)) == 1
 
@@ -228,7 +228,7 @@ def test_more_messages_than_fit_into_one_batch_are_all_applied(way: str):
     assert max(rig.sink.calls) <= 5
 
 
-@pytest.mark.parametrize("way", [ONE_TRANSACTION, CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION])
+@pytest.mark.parametrize("way", [QUEUE_TRANSACTION, LEDGER_TRANSACTION, CLAIMED_TRANSACTION])
 def test_effect_and_mark_are_one_transaction(way: str):
     """Grade atomic: each effect once, even if the first try was rolled back after a part of it."""
     rig = Rig(way)

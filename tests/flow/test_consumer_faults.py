@@ -3,11 +3,11 @@
 import pytest
 
 from flow.rig import (
-    CLAIM_IN_TRANSACTION,
     CLAIMED_TRANSACTION,
     LEASED,
     LEASED_CONDITIONAL,
-    ONE_TRANSACTION,
+    LEDGER_TRANSACTION,
+    QUEUE_TRANSACTION,
     Rig,
     Running,
 )
@@ -22,9 +22,9 @@ from keywise.core.errors import PermanentError, TransientError
 from keywise.core.ledger import Failure
 
 LOST_CALLS = [
-    ("transaction", [ONE_TRANSACTION, CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION]),
-    ("commit_of_transaction", [ONE_TRANSACTION, CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION]),
-    ("after_transaction", [ONE_TRANSACTION, CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION]),
+    ("transaction", [QUEUE_TRANSACTION, LEDGER_TRANSACTION, CLAIMED_TRANSACTION]),
+    ("commit_of_transaction", [QUEUE_TRANSACTION, LEDGER_TRANSACTION, CLAIMED_TRANSACTION]),
+    ("after_transaction", [QUEUE_TRANSACTION, LEDGER_TRANSACTION, CLAIMED_TRANSACTION]),
     ("claim", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL]),
     ("after_claim", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL]),
     ("commit", [LEASED, LEASED_CONDITIONAL]),
@@ -59,7 +59,7 @@ def test_a_ledger_that_is_away_and_comes_back_loses_nothing(call: str, way: str)
     assert all("did not get through" in event.cause and event.retry_s > 0 for event in told)
 
 
-@pytest.mark.parametrize("way", [ONE_TRANSACTION, CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION])
+@pytest.mark.parametrize("way", [QUEUE_TRANSACTION, LEDGER_TRANSACTION, CLAIMED_TRANSACTION])
 @pytest.mark.parametrize("call", ["commit_of_transaction", "after_transaction"])
 def test_an_effect_comes_once_though_the_answer_to_its_transaction_was_lost(way: str, call: str):
     """Grade atomic: the mark tells whether it arrived."""
@@ -266,7 +266,7 @@ def test_changes_that_failed_before_go_alone_and_fresh_ones_together():
 
 def test_followers_of_a_change_that_has_to_wait_wait_with_it():
     """Rule 4: in one transaction too, an older change is not written just because the newest is not due."""
-    rig = Rig(ONE_TRANSACTION)
+    rig = Rig(QUEUE_TRANSACTION)
 
     def fail_at_first(change: Change) -> None:
         if change.version == 2 and rig.loop.time() < 0.1:

@@ -8,7 +8,7 @@ from typing import Self
 import pytest
 from msgspec.structs import replace
 
-from flow.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, Rig, Running
+from flow.rig import CLAIMED_TRANSACTION, LEASED, LEDGER_TRANSACTION, QUEUE_TRANSACTION, Rig, Running
 from flow.test_consumer import page
 from flow.test_consumer_shutdown import Gate, claiming_ways
 from flow.unreachable_adapters import Unreachable
@@ -62,7 +62,7 @@ def test_a_burial_under_a_stolen_claim_is_left_to_the_new_holder(way: str):
     assert [event.key for event in rig.of(events.ClaimLost)] == ["a"]
 
 
-@pytest.mark.parametrize("way", [ONE_TRANSACTION, CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION])
+@pytest.mark.parametrize("way", [QUEUE_TRANSACTION, LEDGER_TRANSACTION, CLAIMED_TRANSACTION])
 def test_a_database_that_goes_away_during_a_write_costs_no_attempt(way: str):
     """The whole transaction is tried again: nothing is known to be wrong with any change."""
     rig = Rig(way, attempts_max=1)
@@ -78,7 +78,7 @@ def test_a_database_that_goes_away_during_a_write_costs_no_attempt(way: str):
     assert len(rig.of(events.Unavailable)) == 2
 
 
-@pytest.mark.parametrize("way", [CLAIM_IN_TRANSACTION, ONE_TRANSACTION])
+@pytest.mark.parametrize("way", [LEDGER_TRANSACTION, QUEUE_TRANSACTION])
 def test_a_database_that_goes_away_while_a_bad_change_is_looked_for_costs_no_attempt(way: str):
     rig = Rig(way, attempts_max=2)
     errors = iter([ValueError("bad"), UnavailableError("disk is busy")])
@@ -94,7 +94,7 @@ def test_a_database_that_goes_away_while_a_bad_change_is_looked_for_costs_no_att
 
 
 def test_a_batch_that_cannot_be_read_ahead_is_read_in_its_turn():
-    rig = Rig(ONE_TRANSACTION, batch_max=3, prefetch=3)
+    rig = Rig(QUEUE_TRANSACTION, batch_max=3, prefetch=3)
     away = Unreachable(rig.source, peek=2)
     rig.more["sources"] = [("queue", away)]
     rig.run(*(page(f"k{number}", 1) for number in range(15)))
@@ -104,7 +104,7 @@ def test_a_batch_that_cannot_be_read_ahead_is_read_in_its_turn():
 
 def test_a_batch_that_was_read_ahead_may_be_gone_by_then():
     """Somebody else took it: what counts is what the transaction receives."""
-    rig = Rig(ONE_TRANSACTION, batch_max=2, prefetch=2)
+    rig = Rig(QUEUE_TRANSACTION, batch_max=2, prefetch=2)
 
     async def story() -> None:
         await rig.send(*(page(f"k{number}", 1) for number in range(12)))

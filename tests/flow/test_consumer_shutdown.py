@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from flow.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, WAYS, Rig, Running
+from flow.rig import CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, LEDGER_TRANSACTION, WAYS, Rig, Running
 from flow.test_consumer import every_way, page
 from keywise.core import events
 from keywise.core.change import Change
@@ -142,7 +142,7 @@ def test_what_a_cancelled_consumer_left_is_done_by_the_next_one(way: str):
     rig.play(story())
 
 
-@pytest.mark.parametrize("way", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, CLAIM_IN_TRANSACTION])
+@pytest.mark.parametrize("way", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, LEDGER_TRANSACTION])
 def test_a_drain_that_takes_too_long_is_ended(way: str):
     """A hung handler does not keep a worker from stopping; its lease has to run out."""
     rig = Rig(way, drain_s=7.0)
@@ -157,7 +157,7 @@ def test_a_drain_that_takes_too_long_is_ended(way: str):
             await running.task
         assert rig.loop.time() - stopped_at == pytest.approx(7.0)
         assert (rig.stored, len(rig.queue)) == ({}, 1)
-        assert way == CLAIM_IN_TRANSACTION or rig.entry("a").token != 0
+        assert way == LEDGER_TRANSACTION or rig.entry("a").token != 0
 
     rig.play(story())
 

@@ -3,7 +3,7 @@
 import pytest
 
 from flow.limits_rig import EVERYTHING, FlowRig
-from flow.rig import LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, Running
+from flow.rig import LEASED, LEASED_CONDITIONAL, QUEUE_TRANSACTION, Running
 from flow.test_consumer import every_way, page
 from flow.test_consumer_shutdown import Gate
 from flow.unreachable_adapters import Unreachable
@@ -72,7 +72,7 @@ def test_a_pause_holds_from_the_very_first_change_after_it(way: str):
 
 def test_messages_that_share_the_ledgers_transaction_are_untouched_though_the_worker_had_not_looked():
     """Followers and unreadable messages too: the transaction is rolled back as a whole."""
-    rig = FlowRig(ONE_TRANSACTION)
+    rig = FlowRig(QUEUE_TRANSACTION)
 
     async def story() -> None:
         async with Running(rig):
@@ -142,7 +142,7 @@ def test_paused_keys_hold_up_nobody_however_many_of_their_messages_come_first(wa
     assert (len(rig.stored), rig.letters, rig.of(events.Failed)) == (30, [], [])
 
 
-@pytest.mark.parametrize("way", [LEASED, ONE_TRANSACTION])
+@pytest.mark.parametrize("way", [LEASED, QUEUE_TRANSACTION])
 def test_a_governor_that_is_away_at_the_start_is_waited_for_and_told(way: str):
     rig = FlowRig(way)
     rig.more["governor"] = Unreachable(rig.ledger, standing=3)

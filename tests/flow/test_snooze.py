@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from flow.limits_rig import FlowRig
-from flow.rig import CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, Running, Table
+from flow.rig import CLAIMED_TRANSACTION, LEASED, LEDGER_TRANSACTION, QUEUE_TRANSACTION, Running, Table
 from flow.test_consumer import page
 from keywise.adapters.function.sink import FunctionSink
 from keywise.core import events
@@ -15,7 +15,7 @@ from keywise.core.errors import TransientError
 from keywise.core.limits import Snooze
 from keywise.core.transaction import Transaction
 
-atomic_ways = pytest.mark.parametrize("way", [ONE_TRANSACTION, CLAIM_IN_TRANSACTION, CLAIMED_TRANSACTION])
+atomic_ways = pytest.mark.parametrize("way", [QUEUE_TRANSACTION, LEDGER_TRANSACTION, CLAIMED_TRANSACTION])
 both_words = pytest.mark.parametrize("word", ["return", "raise"])
 
 

@@ -78,7 +78,7 @@ def test_all_or_nothing_is_kept_as_it_is_set(tmp_path):
     for keeps, wanted in (("all", [("applied", "a", 5), ("stale", "a", 4)]), ("none", [])):
         (tmp_path / keeps).mkdir()
         shop = Shop(tmp_path / keeps)
-        shop.pipeline("one transaction", history=keeps)
+        shop.pipeline("queue_transaction", history=keeps)
 
         async def act(shop: Shop = shop) -> None:
             for version in (5, 4):

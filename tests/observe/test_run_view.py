@@ -30,7 +30,7 @@ class Run:
     def __init__(self) -> None:
         self.time = Time()
         self.view = View(["p"], clock=self.time.clock, wall=self.time.wall)
-        self.emit(events.Started, way="leased", grade="plain", source="queue")
+        self.emit(events.Started, strategy="leased", grade="plain", source="queue")
 
     def emit(self, kind: type[events.Event], **fields: object) -> None:
         self.view(kind(pipeline="p", **fields))
@@ -57,7 +57,7 @@ def run() -> Run:
 def test_grade_sources_and_state_come_from_the_start(run):
     sight = run.look()
     assert (sight.state, sight.grade) == ("running", "plain")
-    assert sight.sources == ({"source": "queue", "way": "leased"},)
+    assert sight.sources == ({"source": "queue", "strategy": "leased"},)
 
 
 def test_a_pipeline_that_has_not_started_is_starting():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flow.rig import LEASED, LEASED_CONDITIONAL, ONE_TRANSACTION, WAYS, Rig, Running
+from flow.rig import LEASED, LEASED_CONDITIONAL, QUEUE_TRANSACTION, WAYS, Rig, Running
 from flow.test_consumer import page
 from keywise.core.change import Change, Want, order_of
 from keywise.core.controls import Pause
@@ -263,7 +263,7 @@ def test_without_a_source_of_truth_nothing_is_repaired():
 
 
 def test_a_pattern_that_covers_every_known_key_is_counted():
-    rig = Rig(ONE_TRANSACTION)
+    rig = Rig(QUEUE_TRANSACTION)
     rig.run(*(page(f"page-{number}", 1) for number in range(1200)))
     pipeline = rig.pipeline()
     assert rig.play(keys_like(pipeline, "page-*")) == 1200

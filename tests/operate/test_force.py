@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flow.rig import CLAIMED_TRANSACTION, LEASED, ONE_TRANSACTION, WAYS, Rig, Running
+from flow.rig import CLAIMED_TRANSACTION, LEASED, QUEUE_TRANSACTION, WAYS, Rig, Running
 from flow.test_consumer import page
 from keywise.core.change import VERSION_MIN, Want, order_of
 from keywise.core.controls import Pause
@@ -49,7 +49,7 @@ def test_what_is_removed_is_gone_until_the_next_version(way):
     assert desk.rig.stored == {"a": 6, "b": 1}
 
 
-@pytest.mark.parametrize("way", [LEASED, ONE_TRANSACTION])
+@pytest.mark.parametrize("way", [LEASED, QUEUE_TRANSACTION])
 def test_a_key_that_nobody_knows_is_removed_below_all_that_may_come(way):
     desk = desk_with(way)
     assert desk.do("remove", "a").order == (0, VERSION_MIN, 0)

@@ -58,7 +58,7 @@ def test_a_fresh_pipeline_has_only_a_grade_and_a_way():
         async with app.open("pages", work=False) as pipeline:
             return await figures_of(pipeline, WALL)
 
-    source = SourceFigures("memory://", "one transaction", 0)
+    source = SourceFigures("memory://", "queue_transaction", 0)
     expected = Figures("pages", Grade.ATOMIC, [source], keys=0, tombstones=0, claims=0, suspects=0, dead=0)
     assert run(act()) == expected
 

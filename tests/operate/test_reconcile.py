@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flow.rig import LEASED, ONE_TRANSACTION, Rig, Running
+from flow.rig import LEASED, QUEUE_TRANSACTION, Rig, Running
 from flow.test_consumer import page
 from keywise.core.change import Change, Want, order_of
 from keywise.core.entry import EMPTY, Entry, Terms
@@ -19,7 +19,7 @@ from operate.admin_rig import Desk
 class Archive(Rig):
     """A store, and a truth that a test decides."""
 
-    def __init__(self, way: str = ONE_TRANSACTION) -> None:
+    def __init__(self, way: str = QUEUE_TRANSACTION) -> None:
         super().__init__(way)
         self.truth: dict[str, Any] = {}
         self.refetch = self.truth.get
@@ -33,7 +33,7 @@ class Archive(Rig):
         return {key: one.kind for key, one in found.items()}
 
 
-@pytest.mark.parametrize("way", [ONE_TRANSACTION, LEASED])
+@pytest.mark.parametrize("way", [QUEUE_TRANSACTION, LEASED])
 def test_every_kind_of_difference_is_found(way):
     archive = Archive(way)
     keys = ("same", "lost", "stays", "old", "new", "odd", "gone")

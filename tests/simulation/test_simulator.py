@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from keywise.core.sink import Grade
-from keywise.flow.strategy import Way
+from keywise.flow.strategy import CommitStrategy
 from keywise.testing import World, run_seed, run_seeds
 from keywise.testing.simulator.faults import KINDS
 from keywise.testing.simulator.seeds import SEEDS_A_CHUNK, Tally, quiet, simulate
@@ -89,7 +89,9 @@ def test_every_kind_of_fault_was_really_injected(tallies):
 
 
 def test_every_way_of_an_atomic_batch_was_gone(tallies):
-    assert tallies[Grade.ATOMIC].variants.keys() == {way.value for way in Way if way is not Way.LEASED}
+    assert tallies[Grade.ATOMIC].variants.keys() == {
+        way.value for way in CommitStrategy if way is not CommitStrategy.LEASED
+    }
 
 
 @pytest.mark.parametrize(("name", "seeds"), QUICK_MUTANTS.items())

@@ -16,9 +16,9 @@ class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """A consumer begins; `way` is how its batches go, `grade` what its sink can promise."""
+    """A consumer begins; `strategy` is how its batches go, `grade` what its sink can promise."""
 
-    way: str
+    strategy: str
     grade: str
     source: str
 

@@ -16,7 +16,7 @@ from keywise.flow.leased.executors import Executor, SinkExecutor, TransactionExe
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.maintenance import Chores
 from keywise.flow.pipeline import LEDGER, Pipeline, is_atomic
-from keywise.flow.strategy import Way, way_of
+from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.flow.transactional import LedgerTransactionWorker, QueueTransactionWorker
 from keywise.flow.wakeup import Wakeup
 
@@ -75,10 +75,12 @@ class Consumer:
         self._pipeline.emit(events.Stopped(pipeline=self._pipeline.name))
 
     async def _run(self, beats_here: bool) -> None:
-        ways = [way_of(self._pipeline, source) for _, source in self._pipeline.sources]
-        for way, (name, _) in zip(ways, self._pipeline.sources, strict=True):
+        strategies = [choose_strategy(self._pipeline, source) for _, source in self._pipeline.sources]
+        for strategy, (name, _) in zip(strategies, self._pipeline.sources, strict=True):
             grade = self._pipeline.grade.value
-            self._pipeline.emit(events.Started(pipeline=self._pipeline.name, way=way.value, grade=grade, source=name))
+            self._pipeline.emit(
+                events.Started(pipeline=self._pipeline.name, strategy=strategy.value, grade=grade, source=name)
+            )
         if self._pipeline.shelf is not None and self._pipeline.has_suspects and self._pipeline.refetch is None:
             self._pipeline.emit(events.Unrepairable(pipeline=self._pipeline.name))
         self._pipeline.make_room()
@@ -89,8 +91,12 @@ class Consumer:
             group.create_task(chores.run())
             if beats_here:
                 background.append(group.create_task(self._heartbeat.run(self._pipeline.ledger)))
-            feeding = [group.create_task(self._feed(i)) for i, way in enumerate(ways) if way is not Way.ONE_TRANSACTION]
-            workers = self._workers(ways)
+            feeding = [
+                group.create_task(self._feed(i))
+                for i, strategy in enumerate(strategies)
+                if strategy is not CommitStrategy.QUEUE_TRANSACTION
+            ]
+            workers = self._workers(strategies)
             working = [group.create_task(worker.run()) for worker in workers]
             await self._stop.wait()
             await self._drain(feeding, workers, working)
@@ -98,12 +104,12 @@ class Consumer:
             for task in background:
                 task.cancel()
 
-    def _workers(self, ways: Sequence[Way]) -> list[Worker]:
+    def _workers(self, strategies: Sequence[CommitStrategy]) -> list[Worker]:
         """One worker for all queues that share the ledger's transaction, and one for all the others together."""
-        inline = [index for index, way in enumerate(ways) if way is Way.ONE_TRANSACTION]
+        inline = [index for index, strategy in enumerate(strategies) if strategy is CommitStrategy.QUEUE_TRANSACTION]
         workers: list[Worker] = [QueueTransactionWorker(self._pipeline, inline, self._going)] if inline else []
-        shared = next((way for way in ways if way is not Way.ONE_TRANSACTION), None)
-        if shared is Way.CLAIM_IN_TRANSACTION:
+        shared = next((strategy for strategy in strategies if strategy is not CommitStrategy.QUEUE_TRANSACTION), None)
+        if shared is CommitStrategy.LEDGER_TRANSACTION:
             workers.append(LedgerTransactionWorker(self._pipeline, self._lanes, self._wakeup, self._room))
         elif shared is not None:
             work = self._work()

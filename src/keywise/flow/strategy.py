@@ -6,23 +6,23 @@ from keywise.core.source import Source
 from keywise.flow.pipeline import Pipeline, is_atomic
 
 
-class Way(enum.StrEnum):
+class CommitStrategy(enum.StrEnum):
     """How batches go; decided once, at start, and printed."""
 
-    ONE_TRANSACTION = "one transaction"
-    CLAIM_IN_TRANSACTION = "claim in the transaction"
-    CLAIMED_TRANSACTION = "claimed, then one transaction"
+    QUEUE_TRANSACTION = "queue_transaction"
+    LEDGER_TRANSACTION = "ledger_transaction"
+    CLAIMED_TRANSACTION = "claimed_transaction"
     LEASED = "leased"
 
 
-def way_of(pipeline: Pipeline, source: Source) -> Way:
-    """The strongest way that source, ledger and sink allow together."""
+def choose_strategy(pipeline: Pipeline, source: Source) -> CommitStrategy:
+    """The strongest strategy that source, ledger and sink allow together."""
     sink = pipeline.sink
     if not is_atomic(sink):
-        return Way.LEASED
+        return CommitStrategy.LEASED
     if sink.runs_user_code:
-        return Way.CLAIMED_TRANSACTION
+        return CommitStrategy.CLAIMED_TRANSACTION
     has_to_wait = pipeline.debounce is not None or pipeline.rate is not None
     if source.database is sink.database and not has_to_wait:
-        return Way.ONE_TRANSACTION
-    return Way.CLAIM_IN_TRANSACTION
+        return CommitStrategy.QUEUE_TRANSACTION
+    return CommitStrategy.LEDGER_TRANSACTION

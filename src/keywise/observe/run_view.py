@@ -221,7 +221,7 @@ class _Seen:
             self._looks = deque([(now, self._changes)])
         self._state = "running"
         self._grade = event.grade
-        self._sources.append({"source": event.source, "way": event.way})
+        self._sources.append({"source": event.source, "strategy": event.strategy})
 
     def _count(self, outcome: str, changes: int, now: float) -> None:
         self._outcomes[outcome] += changes

@@ -15,7 +15,7 @@ from keywise.core.settings import Settings
 from keywise.core.sink import Grade
 from keywise.flow.degraded.journal_files import notes_in
 from keywise.flow.pipeline import Pipeline, is_atomic
-from keywise.flow.strategy import way_of
+from keywise.flow.strategy import choose_strategy
 
 Dated = TypeVar("Dated", Pause, Line)
 
@@ -32,7 +32,7 @@ class SourceFigures(msgspec.Struct, frozen=True):
     """One source of a pipeline: how its batches go, and how many messages it holds."""
 
     source: str
-    way: str
+    strategy: str
     depth: int
 
 
@@ -191,7 +191,8 @@ class Story(msgspec.Struct, frozen=True):
 async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
     """Count what is queued, remembered and set aside. `wall` is the time now."""
     sources = [
-        SourceFigures(name, way_of(pipeline, source).value, await source.depth()) for name, source in pipeline.sources
+        SourceFigures(name, choose_strategy(pipeline, source).value, await source.depth())
+        for name, source in pipeline.sources
     ]
     census, standing = await pipeline.operator.census(), await pipeline.governor.standing()
     now = await pipeline.operator.now()

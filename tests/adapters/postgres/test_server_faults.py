@@ -61,7 +61,7 @@ def start(store: Store, user: str) -> Iterator[StartWorker]:
     """Starts workers under that user, and ends what is left of them after the test."""
     workers: list[Worker] = []
 
-    def start_worker(way: str = "one transaction", *, url: str = "", wait: bool = True, **options: object) -> Worker:
+    def start_worker(way: str = "queue_transaction", *, url: str = "", wait: bool = True, **options: object) -> Worker:
         mine = url or store.shelf.url.replace("postgres@", f"{user}@")
         name = f"worker{len(workers)}"
         workers.append(Worker(store, way, name, url=mine, ledger=mine, **(SHORT | options)))
@@ -138,7 +138,7 @@ def test_statements_that_may_not_take_long_get_shorter_batches(store, start, use
     assert (verdict.faults, verdict.writes) == ([], 400)
 
 
-@pytest.mark.parametrize("way", ["one transaction", "transacted", "leased"])
+@pytest.mark.parametrize("way", ["queue_transaction", "transacted", "leased"])
 def test_a_lock_of_somebody_else_is_waited_for_despite_a_lock_timeout(store, start, user, way):
     set_for(store, user, lock_timeout="50ms")
     worker = start(way)
@@ -178,7 +178,7 @@ def test_a_worker_on_a_database_that_may_only_be_read_says_so_at_its_start(store
     assert "name the primary" in worker.errors
 
 
-@pytest.mark.parametrize("way", ["one transaction", "transacted", "leased"])
+@pytest.mark.parametrize("way", ["queue_transaction", "transacted", "leased"])
 def test_a_full_disk_is_waited_for(store, start, way):
     """What the server says then; it says so of every change, and none of them is to blame."""
     full = "begin raise exception 'could not extend file' using errcode = '53100'; end"
@@ -198,7 +198,7 @@ def test_a_full_disk_is_waited_for(store, start, way):
     assert store.letters() == {}
 
 
-@pytest.mark.parametrize("way", ["one transaction", "transacted", "leased"])
+@pytest.mark.parametrize("way", ["queue_transaction", "transacted", "leased"])
 def test_two_workers_outlive_the_end_of_every_connection_again_and_again(store, start, user, way):
     workers = start(way), start(way)
     for version in range(1, 11):
@@ -213,7 +213,7 @@ def test_two_workers_outlive_the_end_of_every_connection_again_and_again(store, 
 
 
 def test_a_server_that_is_away_for_a_while_is_waited_for(narrow):
-    worker = Worker(narrow, "one transaction", "worker", **SHORT)
+    worker = Worker(narrow, "queue_transaction", "worker", **SHORT)
     try:
         worker.start()
         narrow.shelf.server.stop("fast")
@@ -236,7 +236,7 @@ def narrow(tmp_path: Path, user: str) -> Iterator[Store]:
 
 def test_without_a_free_connection_a_worker_says_what_to_do_and_others_wait(narrow, user):
     url = narrow.shelf.url.replace("postgres@", f"{user}@")
-    first, second = (Worker(narrow, "one transaction", name, url=url, ledger=url, **SHORT) for name in "ab")
+    first, second = (Worker(narrow, "queue_transaction", name, url=url, ledger=url, **SHORT) for name in "ab")
     crowd = asyncio.Runner()
     try:
         first.start()
@@ -297,7 +297,7 @@ async def all_connections(url: str) -> list[asyncpg.Connection]:
 
 
 @pytest.mark.server("pgbouncer")
-@pytest.mark.parametrize("way", ["one transaction", "transacted", "leased"])
+@pytest.mark.parametrize("way", ["queue_transaction", "transacted", "leased"])
 def test_a_pooler_of_sessions_may_stand_between(store, start, way):
     with pgbouncer(shared.postgres(), "session") as pooled:
         url = pooled.rpartition("/")[0] + "/" + store.shelf.url.rpartition("/")[2]

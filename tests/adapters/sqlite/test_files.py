@@ -43,14 +43,14 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
 def test_a_folder_in_place_of_the_file_is_told(tmp_path):
     (tmp_path / "shop.db").mkdir()
     shop = Shop(tmp_path)
-    shop.pipeline("one transaction")
+    shop.pipeline("queue_transaction")
     with pytest.raises(DatabaseError, match="check that the file can be created there"):
         started(shop)
 
 
 def test_a_file_system_that_takes_no_file_is_told():
     shop = Shop(Path("/proc"))
-    shop.pipeline("one transaction")
+    shop.pipeline("queue_transaction")
     with pytest.raises(DatabaseError, match="check that the file can be created there"):
         started(shop)
 
@@ -61,7 +61,7 @@ def _start_as_nobody(path: str, answer) -> None:
         os.setgid(NOBODY)
         os.setuid(NOBODY)
     shop = Shop(Path(path))
-    shop.pipeline("one transaction")
+    shop.pipeline("queue_transaction")
     try:
         started(shop)
     except Exception as error:
@@ -76,7 +76,7 @@ def test_a_file_that_this_user_may_not_write_is_told(mode):
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         shop = Shop(Path(folder))
-        shop.pipeline("one transaction")
+        shop.pipeline("queue_transaction")
         run(shop.app.send("shop", *changes(3)))
         run(shop.app.close())
         for path in Path(folder).iterdir():
@@ -126,7 +126,7 @@ def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path, content):
 def test_a_damaged_file_is_told(tmp_path):
     """Random bytes over all pages but the first: nothing is applied from what cannot be trusted."""
     shop = Shop(tmp_path)
-    shop.pipeline("one transaction")
+    shop.pipeline("queue_transaction")
     run(shop.app.send("shop", *changes(2000, text="x" * 200)))
     run(shop.app.close())
     with closing(sqlite3.connect(shop.ledger_file)) as connection:
@@ -143,7 +143,7 @@ def test_a_damaged_file_is_told(tmp_path):
 @pytest.mark.parametrize("schema", ["99", "null"])
 def test_a_file_of_a_newer_keywise_is_refused(tmp_path, schema):
     shop = Shop(tmp_path)
-    shop.pipeline("one transaction")
+    shop.pipeline("queue_transaction")
     run(shop.app.send("shop", *changes(3)))
     run(shop.app.close())
     change = "delete from keywise_meta" if schema == "null" else f"update keywise_meta set value = {schema}"

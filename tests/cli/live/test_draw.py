@@ -17,7 +17,7 @@ def sights(*names: str, key: str = "home", cause: str = "no such address") -> li
     now = [100.0]
     view = View(names, clock=lambda: now[0], wall=lambda: SENT_AT + now[0])
     for name in names:
-        view(events.Started(pipeline=name, way="leased", grade="plain", source="queue"))
+        view(events.Started(pipeline=name, strategy="leased", grade="plain", source="queue"))
         view(events.Settled(pipeline=name, outcome=Outcome.APPLIED, changes=12_000, sent_at=SENT_AT + 99.2))
         view(events.Settled(pipeline=name, outcome=Outcome.DEAD, changes=1))
         view(events.Waiting(pipeline=name, live=12, bulk=1_300, busy=8, held=4))
@@ -62,7 +62,7 @@ def test_a_pipeline_in_one_line_for_logs():
 def test_the_line_at_the_end_tells_how_long_it_took():
     now = [0.0]
     view = View(["p"], clock=lambda: now[0])
-    view(events.Started(pipeline="p", way="leased", grade="plain", source="queue"))
+    view(events.Started(pipeline="p", strategy="leased", grade="plain", source="queue"))
     view(events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=100))
     now[0] = 4.0
     view(events.Stopped(pipeline="p"))
@@ -78,7 +78,7 @@ def test_a_pipeline_that_has_not_started_is_not_drawn():
 def test_an_idle_pipeline_says_for_how_long():
     now = [0.0]
     view = View(["p"], clock=lambda: now[0])
-    view(events.Started(pipeline="p", way="leased", grade="plain", source="queue"))
+    view(events.Started(pipeline="p", strategy="leased", grade="plain", source="queue"))
     view(events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=1, sent_at=1.0))
     now[0] = 90.0
     view.look()
@@ -142,7 +142,7 @@ def test_a_span_has_a_unit_that_fits(seconds, text):
 
 def test_an_outage_is_told_since_when_and_what_followed():
     view = View(["pages"], clock=lambda: 0.0)
-    view(events.Started(pipeline="pages", way="leased", grade="plain", source="queue"))
+    view(events.Started(pipeline="pages", strategy="leased", grade="plain", source="queue"))
     view(events.Unrepairable(pipeline="pages"))
     view(events.LedgerDown(pipeline="pages", since=0.0, cause="refused", mode="first-wins"))
     view(events.Doubted(pipeline="pages", keys=3))

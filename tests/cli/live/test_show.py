@@ -60,7 +60,7 @@ def shown_on(terminal: Terminal, view: View) -> Iterator[None]:
 @pytest.fixture
 def view() -> View:
     made = View(["p"])
-    made(events.Started(pipeline="p", way="leased", grade="plain", source="queue"))
+    made(events.Started(pipeline="p", strategy="leased", grade="plain", source="queue"))
     return made
 
 

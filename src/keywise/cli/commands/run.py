@@ -150,7 +150,7 @@ def _announce(event: events.Event) -> None:
     """Say at the start what can be promised."""
     if isinstance(event, events.Started):
         promise = PROMISES.get(event.grade, "")
-        line = f"{event.pipeline}: {event.grade} ({promise}), {event.way}, from {event.source}"
+        line = f"{event.pipeline}: {event.grade} ({promise}), {event.strategy}, from {event.source}"
         print(plain(line), file=sys.stderr, flush=True)
 
 

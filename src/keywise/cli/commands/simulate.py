@@ -146,11 +146,17 @@ def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: boo
 def _tell(tallies: Sequence["Tally"], seconds: float, merge: bool) -> None:
     out = screen()
     made = table(
-        "grade", "seeds", "violations", "cpu s", "way", numbers=("seeds", "violations", "cpu s"), fold=("way",)
+        "grade",
+        "seeds",
+        "violations",
+        "cpu s",
+        "strategy",
+        numbers=("seeds", "violations", "cpu s"),
+        fold=("strategy",),
     )
     for tally in tallies:
-        ways = "; ".join(f"{seeds} × {way}" for way, seeds in sorted(tally.variants.items()))
-        made.add_row(tally.grade.value, f"{tally.seeds:,}", f"{tally.violations:,}", f"{tally.seconds:.1f}", ways)
+        strategies = "; ".join(f"{seeds} × {way}" for way, seeds in sorted(tally.variants.items()))
+        made.add_row(tally.grade.value, f"{tally.seeds:,}", f"{tally.violations:,}", f"{tally.seconds:.1f}", strategies)
     display(made)
     faults = _faults(tallies, merge)
     out.print(f"injected {sum(faults.values()):,} faults: {', '.join(f'{kind} {n:,}' for kind, n in faults.items())}")
@@ -178,7 +184,7 @@ def _told(tallies: Sequence["Tally"], seconds: float, merge: bool) -> dict[str, 
                 "seeds": tally.seeds,
                 "failing_seeds": tally.failing_seeds,
                 "cpu_seconds": round(tally.seconds, 3),
-                "ways": tally.variants,
+                "strategies": tally.variants,
                 "faults": tally.faults,
             }
             for tally in tallies

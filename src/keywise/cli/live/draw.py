@@ -84,11 +84,11 @@ def _block(sight: Sight, width: int, *, brief: bool = False) -> Iterator[Text]:
 
 
 def _head(sight: Sight) -> list[Text]:
-    ways = dict.fromkeys(source["way"] for source in sight.sources)
+    strategies = dict.fromkeys(source["strategy"] for source in sight.sources)
     facts = [Text(plain(sight.pipeline), "bold"), Text(sight.state, STATE_STYLES.get(sight.state, "dim"))]
     if sight.grade:
         facts.append(Text(plain(sight.grade)))
-    return [*facts, *(Text(plain(way), "dim") for way in ways), Text(duration(round(sight.seconds)), "dim")]
+    return [*facts, *(Text(plain(way), "dim") for way in strategies), Text(duration(round(sight.seconds)), "dim")]
 
 
 def _rates(sight: Sight) -> list[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from keywise.core.sink import Grade
-from keywise.flow.strategy import Way
+from keywise.flow.strategy import CommitStrategy
 from keywise.testing.simulator.world import World
 
 if TYPE_CHECKING:
@@ -142,13 +142,13 @@ def quiet() -> Iterator[None]:
 def _variant(world: World) -> str:
     """Which way the batches of a world went, and what else was drawn for it."""
     if world.grade is Grade.CONDITIONAL:
-        return f"{Way.LEASED}, {'forgets' if world.has_suspects else 'remembers'} deletions"
+        return f"{CommitStrategy.LEASED}, {'forgets' if world.has_suspects else 'remembers'} deletions"
     if world.grade is Grade.PLAIN:
-        return Way.LEASED.value
+        return CommitStrategy.LEASED.value
     if world.runs_user_code:
-        return Way.CLAIMED_TRANSACTION.value
+        return CommitStrategy.CLAIMED_TRANSACTION.value
     same = world.queue_database is world.database
-    return (Way.ONE_TRANSACTION if same else Way.CLAIM_IN_TRANSACTION).value
+    return (CommitStrategy.QUEUE_TRANSACTION if same else CommitStrategy.LEDGER_TRANSACTION).value
 
 
 def _tally_of(run: Run) -> Tally:
