@@ -11,8 +11,8 @@ from benchmarks.figure import Figure, Scale
 from benchmarks.machine import ROOT
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Entry, Policy, Terms
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.transfer import Part
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -24,7 +24,7 @@ TARGET_BYTES = 60
 BATCH = 500
 ADD_AT_ONCE = 2_000
 CLAIMED = 20_000
-TERMS = Terms("bench", 60.0)
+TERMS = LeaseTerms("bench", 60.0)
 MICROSECONDS = 1_700_000_000_000_000
 """Versions as most people have them."""
 
@@ -66,9 +66,9 @@ async def _marked(ledger: RedisLedger, keys: Sequence[str], version: int) -> flo
     """Claim and commit all keys at a version; the seconds that it took."""
     began = time.monotonic()
     for batch in _batches(keys, BATCH):
-        answers = await ledger.claim([Want(key, order_of(version)) for key in batch], TERMS)
-        assert len(answers.granted) == len(batch)
-        assert await ledger.commit(answers.granted) == []
+        results = await ledger.claim([ChangeHeader(key, order_of(version)) for key in batch], TERMS)
+        assert len(results.granted) == len(batch)
+        assert await ledger.commit(results.granted) == []
     return time.monotonic() - began
 
 

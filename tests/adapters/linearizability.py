@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Refusal, Terms
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import LeaseTerms, Refusal
 
 CONNECTIONS, KEYS, ROUNDS, LEASE_S = 8, 12, 30, 60.0
 
@@ -43,54 +43,56 @@ class Witness:
     def hears(self, refusals: dict[str, Refusal], begun: int, ended: int) -> None:
         for key, refusal in refusals.items():
             if refusal.mark is not None:
-                self.told.append(Told(key, 0, refusal.answer.value, begun, ended, refusal.mark[1]))
+                self.told.append(Told(key, 0, refusal.reason.value, begun, ended, refusal.mark[1]))
 
     def lets_go(self, key: str) -> None:
         del self.holders[key]
 
 
-def some_wants(rng: random.Random, step: int) -> list[Want]:
+def some_headers(rng: random.Random, step: int) -> list[ChangeHeader]:
     """Of some keys, each at a version that others may be at, before or behind."""
-    return [Want(f"k{n}", order_of(step + rng.randrange(20))) for n in rng.sample(range(KEYS), rng.randint(1, KEYS))]
+    return [
+        ChangeHeader(f"k{n}", order_of(step + rng.randrange(20))) for n in rng.sample(range(KEYS), rng.randint(1, KEYS))
+    ]
 
 
 async def claimed(ledger: Any, owner: str, witness: Witness, rng: random.Random) -> None:
     """Claim some keys at random versions, and commit or give back what was granted."""
     for step in range(ROUNDS):
-        wants = some_wants(rng, step)
+        headers = some_headers(rng, step)
         begun = next(witness.moments)
-        answers = await ledger.claim(wants, Terms(owner, LEASE_S))
+        results = await ledger.claim(headers, LeaseTerms(owner, LEASE_S))
         ended = next(witness.moments)
-        witness.hears(answers.refused, begun, ended)
-        for claim in answers.granted:
+        witness.hears(results.refused, begun, ended)
+        for claim in results.granted:
             witness.holds(claim.key, owner)
-        for claim in answers.granted:
+        for claim in results.granted:
             witness.lets_go(claim.key)
-        kept = [claim for claim in answers.granted if rng.random() < 0.8]
+        kept = [claim for claim in results.granted if rng.random() < 0.8]
         begun = next(witness.moments)
         assert await ledger.commit(kept) == []
         ended = next(witness.moments)
         witness.told += (Told(claim.key, claim.order[1], "committed", begun, ended) for claim in kept)
-        await ledger.release([claim for claim in answers.granted if claim not in kept])
+        await ledger.release([claim for claim in results.granted if claim not in kept])
 
 
 async def transacted(ledger: Any, owner: str, witness: Witness, rng: random.Random) -> None:
     """Decide and mark in transactions, in one step or in two."""
     for step in range(ROUNDS):
-        wants = some_wants(rng, step)
+        headers = some_headers(rng, step)
         begun = next(witness.moments)
         async with ledger.transaction() as transaction:
             decide = transaction.decide if rng.random() < 0.5 else transaction.decide_at_once
-            refusals = await decide(wants)
-            allowed = [want for want in wants if want.key not in refusals]
-            for want in allowed:
-                witness.holds(want.key, owner)
+            refusals = await decide(headers)
+            allowed = [header for header in headers if header.key not in refusals]
+            for header in allowed:
+                witness.holds(header.key, owner)
             await transaction.mark(allowed)
-            for want in allowed:
-                witness.lets_go(want.key)
+            for header in allowed:
+                witness.lets_go(header.key)
         ended = next(witness.moments)
         witness.hears(refusals, begun, ended)
-        witness.told += (Told(want.key, want.order[1], "committed", begun, ended) for want in allowed)
+        witness.told += (Told(header.key, header.order[1], "committed", begun, ended) for header in allowed)
 
 
 def faults(told: list[Told]) -> list[str]:
@@ -100,7 +102,7 @@ def faults(told: list[Told]) -> list[str]:
     higher versions have ended, and a refusal needs its mark to have been committed, and nothing above it before.
     """
     found = []
-    commits = sorted((one for one in told if one.answer == "committed"), key=lambda one: one.version)
+    commits = sorted((one for one in told if one.reason == "committed"), key=lambda one: one.version)
     if len({one.version for one in commits}) < len(commits):
         found.append("a version was committed twice")
     for lower, higher in itertools.combinations(commits, 2):
@@ -108,7 +110,7 @@ def faults(told: list[Told]) -> list[str]:
             found.append(f"{lower} came after {higher}")
     by_version = {one.version: one for one in commits}
     for one in told:
-        if one.answer == "committed":
+        if one.reason == "committed":
             continue
         mark = by_version.get(one.mark)
         if mark is None or mark.begun > one.ended:

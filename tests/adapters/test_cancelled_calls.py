@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Generator
 
 from adapters.test_nine_failures import on_every_ledger
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Policy, Terms
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import LeaseTerms, Policy
 from running import run
 
 TURNS = 60
@@ -23,8 +23,8 @@ class Turn:
 def test_a_worker_that_is_cancelled_in_a_call_of_the_ledger_ends(make):
     async def work(ledger) -> None:
         while True:
-            answers = await ledger.claim([Want("a", order_of(1))], Terms("w1", 60.0))
-            await ledger.release(answers.granted)
+            results = await ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms("w1", 60.0))
+            await ledger.release(results.granted)
             await Turn()
 
     async def main() -> None:

@@ -12,10 +12,10 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.dead_letter import Letter
-from keywise.core.entry import Entry, Policy, Terms
+from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.history import Line
 from keywise.core.limits import Rate
 from keywise.core.transfer import Part
@@ -40,7 +40,7 @@ PAIRS = [
     for other in MAKERS
 ]
 POLICY = Policy(True, REDELIVERY_S, RETENTION_S)
-TERMS = Terms("w1", 60.0)
+TERMS = LeaseTerms("w1", 60.0)
 
 
 def move(one: LedgerBench, other: LedgerBench) -> Move:
@@ -81,12 +81,12 @@ def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
             assert (await move(here, there).plan()).found is Found.SAME
             await there.ledger.governor.resume(EVERYTHING, True)
             assert sorted(await there.ledger.suspects(100, -1e9)) == sorted(await here.ledger.suspects(100, -1e9)) != []
-            wants = [Want(key, order_of(version)) for key, _ in mine.entries for version in (1, 2**41)]
-            for want in wants:
-                [asked, again] = [await bench.ask_for(want, "w7", alone=True) for bench in (here, there)]
+            headers = [ChangeHeader(key, order_of(version)) for key, _ in mine.entries for version in (1, 2**41)]
+            for header in headers:
+                [asked, again] = [await bench.ask_for(header, "w7", alone=True) for bench in (here, there)]
                 # What would be granted is paused in the place that was left.
-                if getattr(asked, "answer", "") != "paused":
-                    assert getattr(asked, "answer", None) == getattr(again, "answer", None), want
+                if getattr(asked, "reason", "") != "paused":
+                    assert getattr(asked, "reason", None) == getattr(again, "reason", None), header
 
     run(main(), limit_s=100)
 
@@ -95,10 +95,10 @@ def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
 def test_a_key_that_has_used_up_its_rate_is_limited_where_it_comes_to(one, other):
     async def main() -> None:
         async with both(one, other, Policy(rate=Rate(1, per=600.0))) as (here, there):
-            await here.ledger.release((await here.ledger.claim([Want("a", order_of(1))], TERMS)).granted)
+            await here.ledger.release((await here.ledger.claim([ChangeHeader("a", order_of(1))], TERMS)).granted)
             await moved(here, there)
-            refused = (await there.ledger.claim([Want("a", order_of(1))], TERMS)).refused
-            assert refused["a"].answer == "limited" and 590.0 < refused["a"].wait_s < 602.0
+            refused = (await there.ledger.claim([ChangeHeader("a", order_of(1))], TERMS)).refused
+            assert refused["a"].reason == "limited" and 590.0 < refused["a"].wait_s < 602.0
 
     run(main())
 

@@ -14,8 +14,8 @@ import pytest
 from adapters.test_conformance import FACTORIES
 from adapters.two_workers import LEASE_S, POLICIES, VISIBILITY_S, Gate, Shop, breathe
 from keywise.core import events
-from keywise.core.change import Change, Want, order_of
-from keywise.core.entry import Answer, Terms
+from keywise.core.change import Change, ChangeHeader, order_of
+from keywise.core.entry import LeaseTerms, RefusalReason
 from keywise.core.errors import PermanentError, TransientError
 from keywise.core.limits import Debounce
 from keywise.core.sink import Grade
@@ -59,9 +59,11 @@ def test_1_of_eight_workers_that_claim_at_once_one_owns_each_key(make):
     async def story(shop: Shop) -> None:
         rng, handles = random.Random(1), (shop.bench.ledger, shop.bench.another)
         for version in range(1, ROUNDS + 1):
-            wants = [rng.sample([Want(key, order_of(version)) for key in KEYS], len(KEYS)) for _ in range(WORKERS)]
-            claiming = [handles[n % 2].claim(wants[n], Terms(f"w{n}", LEASE_S)) for n in range(WORKERS)]
-            granted = [claim for answers in await asyncio.gather(*claiming) for claim in answers.granted]
+            headers = [
+                rng.sample([ChangeHeader(key, order_of(version)) for key in KEYS], len(KEYS)) for _ in range(WORKERS)
+            ]
+            claiming = [handles[n % 2].claim(headers[n], LeaseTerms(f"w{n}", LEASE_S)) for n in range(WORKERS)]
+            granted = [claim for results in await asyncio.gather(*claiming) for claim in results.granted]
             assert Counter(claim.key for claim in granted) == Counter(KEYS), "each key has one owner"
             assert await shop.bench.ledger.commit(granted) == [], "and it is the owner that the ledger knows"
 
@@ -128,7 +130,7 @@ def test_3_an_owner_whose_lease_lapsed_can_not_act_as_the_owner(make, grade):
         asleep, awake = Gate(), Gate()
         truth = {"id": "a", "v": 2}
         w1, w2 = (shop.worker(name, queue=name, refetch=lambda key: truth) for name in ("w1", "w2"))
-        w1.sink.behaviour, w2.sink.answer = asleep, awake
+        w1.sink.behaviour, w2.sink.reason = asleep, awake
         async with w1, w2:
             await shop.send(("a", 1), queue="w1")
             await shop.until(lambda: asleep.reached, "the first owner is about to write")
@@ -176,7 +178,7 @@ def test_4_a_worker_that_is_not_the_owner_releases_nothing(make):
                 w1.drain()
                 busy.open()
             assert (await shop.entry("b")).token == owned.token, "the key is still the new owner's"
-            refused(await shop.bench.ask(3, "w3", key="b"), Answer.BUSY)
+            refused(await shop.bench.ask(3, "w3", key="b"), RefusalReason.BUSY)
             working.open()
             await shop.until_empty("w2")
         assert (await shop.entry("b")).mark == order_of(2)
@@ -229,7 +231,9 @@ def test_6_keys_that_wait_starve_no_other_key(make):
             raise TransientError("not yet")
 
     async def story(shop: Shop) -> None:
-        held = (await shop.bench.another.claim([Want("held", order_of(0))], Terms("somebody", LEASE_S))).granted
+        held = (
+            await shop.bench.another.claim([ChangeHeader("held", order_of(0))], LeaseTerms("somebody", LEASE_S))
+        ).granted
         await shop.send(*heads, *others)
         w1 = shop.worker("w1", batch_max=10, prefetch=20, surplus_s=0.2, backoff_s=300, backoff_max_s=300)
         w1.sink.behaviour = behaviour
@@ -294,7 +298,7 @@ def test_8_progress_is_saved_only_after_the_effect(make, died):
         if died == "before the effect":
             w1.sink.behaviour = gate
         else:
-            w1.sink.answer = gate
+            w1.sink.reason = gate
         await shop.send(("a", 1))
         async with w1:
             await shop.until(lambda: gate.reached, "the first worker is at it")

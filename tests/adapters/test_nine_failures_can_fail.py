@@ -11,8 +11,8 @@ from adapters import test_nine_failures as nine
 from adapters import two_workers
 from adapters.benches import memory_ledger
 from keywise.core import rules
-from keywise.core.change import Outcome, Want
-from keywise.core.entry import Answer, Entry, Policy, Refusal, Terms
+from keywise.core.change import ChangeHeader, Outcome
+from keywise.core.entry import Entry, LeaseTerms, Policy, Refusal, RefusalReason
 from keywise.core.sink import Grade
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Lane, Lanes, State, Ticket
@@ -23,24 +23,26 @@ from mutants import MUTANTS, Mutant
 _decide, _work_on, _take_in = rules.decide, LeasedWorker._work_on, Consumer._take_in
 
 
-def _held_for_ever(entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None) -> Any:
-    return _decide(replace(entry, lease_until=math.inf) if entry else None, want, now, policy, terms)
+def _held_for_ever(
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+) -> Any:
+    return _decide(replace(entry, lease_until=math.inf) if entry else None, header, now, policy, terms)
 
 
 def _tried_is_done(
-    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
-    if entry is not None and entry.tried == want.order and entry.token == 0:
-        return Refusal(Answer.DUPLICATE, mark=want.order)
-    return _decide(entry, want, now, policy, terms)
+    if entry is not None and entry.tried == header.order and entry.token == 0:
+        return Refusal(RefusalReason.DUPLICATE, mark=header.order)
+    return _decide(entry, header, now, policy, terms)
 
 
 def _nothing_before_the_retry(
-    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     if entry is not None and now < entry.not_before:
-        return Refusal(Answer.BUSY, entry.not_before - now)
-    return _decide(entry, want, now, policy, terms)
+        return Refusal(RefusalReason.BUSY, entry.not_before - now)
+    return _decide(entry, header, now, policy, terms)
 
 
 async def _two_under_one_claim(self: LeasedWorker, jobs: list[Job]) -> None:

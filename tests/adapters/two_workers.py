@@ -110,7 +110,7 @@ class Writer(Store):
         super().__init__(shop.grade, shop.queue_clock)
         self.stored, self.writes = shop.stored, shop.writes
         self.batch_max = 1
-        self.answer: Behaviour | None = None
+        self.reason: Behaviour | None = None
         """What happens after a write, before the worker hears of it."""
         self._shop = shop
 
@@ -121,7 +121,7 @@ class Writer(Store):
         try:
             results = await super().apply(changes, claims)
             for change in changes:
-                await behave(self.answer, change)
+                await behave(self.reason, change)
             return results
         finally:
             for key in keys:

@@ -1,8 +1,8 @@
 """One key of a ledger, driven by the pure rules: what tests of the rules act on."""
 
 from keywise.core import rules
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Certainty, Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
 
 LEASE_S = 10.0
 REDELIVERY_S = 100.0
@@ -22,24 +22,24 @@ class OneKey:
         self.now = 1000.0
         self._tokens = 0
 
-    def want(self, version: int | None, *, deleted: bool = False, late: bool = False) -> Want:
+    def header(self, version: int | None, *, deleted: bool = False, late: bool = False) -> ChangeHeader:
         sent_at = self.now - RETENTION_S - 1 if late else self.now
-        return Want("a", order_of(version), deleted, sent_at)
+        return ChangeHeader("a", order_of(version), deleted, sent_at)
 
     def ask(self, version: int | None, owner: str = "w1", *, alone: bool = False, **more: bool) -> Claim | Refusal:
-        return self.ask_for(self.want(version, **more), owner, alone=alone)
+        return self.ask_for(self.header(version, **more), owner, alone=alone)
 
     def exclude(self, owner: str = "w1", *, alone: bool = True) -> Claim | Refusal:
         """Ask for exclusion only, as a repair does."""
-        return self.ask_for(Want("a", None), owner, alone=alone)
+        return self.ask_for(ChangeHeader("a", None), owner, alone=alone)
 
-    def ask_for(self, want: Want, owner: str = "w1", *, alone: bool = False) -> Claim | Refusal:
-        terms = Terms(owner, LEASE_S, alone)
-        refusal = rules.decide(self.entry, want, self.now, self.policy, terms)
+    def ask_for(self, header: ChangeHeader, owner: str = "w1", *, alone: bool = False) -> Claim | Refusal:
+        terms = LeaseTerms(owner, LEASE_S, alone)
+        refusal = rules.decide(self.entry, header, self.now, self.policy, terms)
         if refusal is not None:
             return refusal
         self._tokens += 1
-        self.entry, claim = rules.grant(self.entry, want, self._tokens, self.now, terms, self.policy)
+        self.entry, claim = rules.grant(self.entry, header, self._tokens, self.now, terms, self.policy)
         return claim
 
     def take(self, version: int | None, owner: str = "w1", *, alone: bool = False, **more: bool) -> Claim:
@@ -50,10 +50,10 @@ class OneKey:
 
     def transact(self, version: int | None, **more: bool) -> Refusal | None:
         """Decide and mark in a transaction that takes no claim."""
-        want = self.want(version, **more)
-        refusal = rules.decide(self.entry, want, self.now, self.policy)
+        header = self.header(version, **more)
+        refusal = rules.decide(self.entry, header, self.now, self.policy)
         if refusal is None:
-            self.entry = rules.mark(self.entry, want, self.now)
+            self.entry = rules.mark(self.entry, header, self.now)
         return refusal
 
     def renew(self, claim: Claim) -> bool:
@@ -62,20 +62,20 @@ class OneKey:
             self.entry = entry
         return entry is not None
 
-    def commit(self, claim: Claim) -> Verdict:
-        self.entry, verdict = rules.commit(self.entry, claim, self.now, self.policy)
-        return verdict
+    def commit(self, claim: Claim) -> CommitResult:
+        self.entry, result = rules.commit(self.entry, claim, self.now, self.policy)
+        return result
 
     def fail(self, claim: Claim, certainty: Certainty, retry_s: float = 1.0) -> None:
         self.entry = rules.fail(self.entry, claim, certainty, retry_s, self.now, self.policy)
 
     def fail_unclaimed(self, version: int) -> int:
-        self.entry = rules.fail_unclaimed(self.entry, self.want(version), self.now)
+        self.entry = rules.fail_unclaimed(self.entry, self.header(version), self.now)
         return self.entry.attempts
 
     def doubt(self, version: int) -> None:
         """It was written without a claim."""
-        self.entry = rules.doubt(self.entry, self.want(version), self.now, self.policy)
+        self.entry = rules.doubt(self.entry, self.header(version), self.now, self.policy)
 
     def release(self, claim: Claim) -> None:
         self.entry = rules.release(self.entry, claim)
@@ -83,7 +83,7 @@ class OneKey:
     def bury(self, claim: Claim, certainty: Certainty = Certainty.CLEAN) -> None:
         self.entry = rules.bury(self.entry, claim, certainty, self.now, self.policy)
 
-    def mend(self, claim: Claim, written: Want | None) -> None:
+    def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
         self.entry = rules.mend(self.entry, claim, written, self.now)
 
     def prune(self, retention_s: float) -> bool:

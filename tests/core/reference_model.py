@@ -2,8 +2,8 @@
 
 from core.one_key import LEASE_S, REDELIVERY_S, RETENTION_S, OneKey
 from keywise.core import rules
-from keywise.core.change import Order, Want, is_unversioned, order_of
-from keywise.core.entry import Answer, Certainty, Claim, Entry, Policy, Refusal, Verdict
+from keywise.core.change import ChangeHeader, Order, is_unversioned, order_of
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Policy, Refusal, RefusalReason
 
 NOTHING = (0, -(2**63) - 1, 0)
 """Below every order."""
@@ -33,25 +33,29 @@ class SecondBook:
     # Acts.
 
     def claim(self, version: int | None, owner: str, *, alone: bool, late: bool) -> Claim | None:
-        want = self.key.want(version, late=late, deleted=version == 3)
+        header = self.key.header(version, late=late, deleted=version == 3)
         before, holder, doubts, suspect = self.key.entry, self._live_holder(), self._unresolved(), self.key.suspect
-        answer = self.key.ask_for(want, owner, alone=alone)
+        answer = self.key.ask_for(header, owner, alone=alone)
         if isinstance(answer, Refusal):
             assert before == self.key.entry, "a refusal costs nothing"
-            self._check_refusal(want, answer, holder)
+            self._check_refusal(header, answer, holder)
             return None
         assert holder is None, "no two live holders"
-        assert want.order > (self.mark or NOTHING), "a grant is above the mark"
-        assert self.mark is None or is_unversioned(self.mark) == is_unversioned(want.order), "kinds do not mix"
+        assert header.order > (self.mark or NOTHING), "a grant is above the mark"
+        assert self.mark is None or is_unversioned(self.mark) == is_unversioned(header.order), "kinds do not mix"
         tried = before.tried if before else None
-        assert not (self._is_late(want) and self.mark is None) or want.order == tried, "a forgotten key is not judged"
-        assert not before or want.order > (tried or NOTHING) or self.key.now >= before.not_before, "a retry is not due"
-        if before and tried and before.attempts and want.order < tried:
+        assert not (self._is_late(header) and self.mark is None) or header.order == tried, (
+            "a forgotten key is not judged"
+        )
+        assert not before or header.order > (tried or NOTHING) or self.key.now >= before.not_before, (
+            "a retry is not due"
+        )
+        if before and tried and before.attempts and header.order < tried:
             assert self.key.now >= before.updated_at + REDELIVERY_S, "changes that fail do not take turns"
-        self._check_doubts(want.order, doubts, suspect, took_over=before is not None and before.token != 0)
+        self._check_doubts(header.order, doubts, suspect, took_over=before is not None and before.token != 0)
         self._check_crashes(answer, owner, before, alone)
         # With the newest of them the others are dropped too: the key is suspect, and that covers them all.
-        self.doubts = {} if max(doubts, default=NOTHING) > want.order else doubts
+        self.doubts = {} if max(doubts, default=NOTHING) > header.order else doubts
         self._granted(answer, owner, alone)
         return answer
 
@@ -60,7 +64,7 @@ class SecondBook:
         answer = self.key.exclude(owner)
         if isinstance(answer, Refusal):
             assert before == self.key.entry, "a refusal costs nothing"
-            assert answer.answer in {Answer.BUSY, Answer.DEFERRED}
+            assert answer.reason in {RefusalReason.BUSY, RefusalReason.DEFERRED}
             assert answer.wait_s > 0
             return None
         assert holder is None, "no two live holders"
@@ -84,14 +88,14 @@ class SecondBook:
     def commit(self, claim: Claim, *, overdue: bool = False) -> None:
         claim.overdue = overdue
         before, mine = self.key.suspect, self._is_mine(claim)
-        verdict = self.key.commit(claim)
-        if verdict is Verdict.COMMITTED:
+        result = self.key.commit(claim)
+        if result is CommitResult.COMMITTED:
             assert mine, "only the latest token commits"
             self._marked(claim.order)
             after, claim.overdue = self.key.entry, False
-            assert self.key.commit(claim) is Verdict.ALREADY, "a commit may be repeated"
+            assert self.key.commit(claim) is CommitResult.ALREADY, "a commit may be repeated"
             assert after == self.key.entry
-        elif verdict is Verdict.ALREADY:
+        elif result is CommitResult.ALREADY:
             assert self.mark == claim.order
             assert not overdue
             if mine:
@@ -139,7 +143,7 @@ class SecondBook:
         assert (self.key.entry or rules.EMPTY).tried is None
 
     def mend(self, claim: Claim, version: int | None) -> None:
-        before, written = self.key.entry, None if version is None else Want("a", order_of(version))
+        before, written = self.key.entry, None if version is None else ChangeHeader("a", order_of(version))
         mine = self._is_mine(claim)
         self.key.mend(claim, written)
         if not mine:
@@ -160,7 +164,7 @@ class SecondBook:
             self._marked(order)
 
     def fail_unclaimed(self, version: int) -> None:
-        if rules.decide(self.key.entry, self.key.want(version), self.key.now, self.key.policy) is not None:
+        if rules.decide(self.key.entry, self.key.header(version), self.key.now, self.key.policy) is not None:
             return
         before = self.key.entry or rules.EMPTY
         attempts = self.key.fail_unclaimed(version)
@@ -187,24 +191,24 @@ class SecondBook:
 
     # What is known.
 
-    def _check_refusal(self, want: Want, refusal: Refusal, holder: Claim | None) -> None:
-        match refusal.answer:
-            case Answer.STALE:
-                assert want.order < self.mark
-            case Answer.DUPLICATE:
-                assert want.order == self.mark
-            case Answer.MIXED:
-                assert is_unversioned(want.order) != is_unversioned(self.mark)
-            case Answer.FORGOTTEN:
-                assert self._is_late(want)
+    def _check_refusal(self, header: ChangeHeader, refusal: Refusal, holder: Claim | None) -> None:
+        match refusal.reason:
+            case RefusalReason.STALE:
+                assert header.order < self.mark
+            case RefusalReason.DUPLICATE:
+                assert header.order == self.mark
+            case RefusalReason.MIXED:
+                assert is_unversioned(header.order) != is_unversioned(self.mark)
+            case RefusalReason.FORGOTTEN:
+                assert self._is_late(header)
                 assert self.mark is None
-            case Answer.ALONE:
+            case RefusalReason.ALONE:
                 assert holder is None
                 assert self.key.entry.token != 0
             case _:
                 assert refusal.wait_s > 0
                 entry = self.key.entry
-                blocked = entry.token or self.doubts or (entry.tried and want.order <= entry.tried)
+                blocked = entry.token or self.doubts or (entry.tried and header.order <= entry.tried)
                 assert blocked, "nobody waits for nothing"
 
     def _check_doubts(self, order: Order, doubts: dict[Order, float], suspect: int, *, took_over: bool) -> None:
@@ -259,8 +263,8 @@ class SecondBook:
     def _is_mine(self, claim: Claim) -> bool:
         return bool(self.claims) and claim is self.claims[-1] and claim.token not in self.ended
 
-    def _is_late(self, want: Want) -> bool:
-        return want.sent_at < self.key.now - RETENTION_S
+    def _is_late(self, header: ChangeHeader) -> bool:
+        return header.sent_at < self.key.now - RETENTION_S
 
     def _live_holder(self) -> Claim | None:
         last = self.claims[-1] if self.claims else None

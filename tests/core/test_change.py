@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Want, is_unversioned, order_of, version_of
+from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, ChangeHeader, is_unversioned, order_of, version_of
 from keywise.core.errors import VersionError
 
 EAST = timezone(timedelta(hours=2))
@@ -90,4 +90,4 @@ def test_a_body_is_decoded_as_json_unless_the_pipeline_has_a_type():
 
 
 def test_a_want_that_says_nothing_about_its_sending_is_never_late():
-    assert Want("a", None).sent_at == float("inf")
+    assert ChangeHeader("a", None).sent_at == float("inf")

@@ -15,7 +15,7 @@ LEVELS = {
     events.BatchClosed(pipeline="p", changes=3): None,
     events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=3): None,
     events.Ignored(pipeline="p", reason="locale", changes=1): None,
-    events.Refused(pipeline="p", key="a", answer="busy", wait_s=1.0): None,
+    events.Refused(pipeline="p", key="a", reason="busy", wait_s=1.0): None,
     events.Failed(pipeline="p", key="a", cause="no", attempts=1, retry_s=1.0): logging.WARNING,
     events.Buried(pipeline="p", key="a", cause="no"): logging.WARNING,
     events.TookOver(pipeline="p", key="a", crashes=0): logging.WARNING,

@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from keywise.core.entry import Answer, Refusal
+from keywise.core.entry import Refusal, RefusalReason
 from keywise.core.errors import PermanentError, TransientError
 from keywise.core.failures import (
     BUSY_LOOK_S,
@@ -19,8 +19,8 @@ from keywise.core.failures import (
 
 
 def test_a_refusal_that_buries_says_what_to_do():
-    assert "send all of them with a version, or none" in cause_of_refusal(Refusal(Answer.MIXED))
-    assert "replay it with --older if nothing newer was applied" in cause_of_refusal(Refusal(Answer.FORGOTTEN))
+    assert "send all of them with a version, or none" in cause_of_refusal(Refusal(RefusalReason.MIXED))
+    assert "replay it with --older if nothing newer was applied" in cause_of_refusal(Refusal(RefusalReason.FORGOTTEN))
 
 
 def test_an_error_is_told_with_its_kind():
@@ -56,17 +56,17 @@ def test_a_long_cause_is_cut():
 
 
 def test_a_held_key_is_looked_at_long_before_its_lease_ends():
-    waits = {look_again_s(Refusal(Answer.BUSY, 30.0), random.Random(seed)) for seed in range(50)}
+    waits = {look_again_s(Refusal(RefusalReason.BUSY, 30.0), random.Random(seed)) for seed in range(50)}
     assert len(waits) == 50, "with jitter"
     assert all(BUSY_LOOK_S / 2 <= wait_s <= BUSY_LOOK_S * 1.5 for wait_s in waits)
 
 
 def test_a_reason_that_ends_sooner_is_not_waited_for_longer():
-    assert look_again_s(Refusal(Answer.BUSY, 0.01), random.Random(1)) == 0.01
+    assert look_again_s(Refusal(RefusalReason.BUSY, 0.01), random.Random(1)) == 0.01
 
 
 def test_a_reason_without_an_end_is_not_asked_for_without_pause():
-    assert 0 < look_again_s(Refusal(Answer.ALONE), random.Random(1)) < BUSY_LOOK_S
+    assert 0 < look_again_s(Refusal(RefusalReason.ALONE), random.Random(1)) < BUSY_LOOK_S
 
 
 def test_an_error_whose_text_cannot_be_made_is_told_by_its_name():

@@ -4,8 +4,8 @@ import pytest
 
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 from keywise.core import rules
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Answer, Certainty, Claim, Entry, Policy, Refusal, Verdict
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Policy, Refusal, RefusalReason
 
 
 def test_an_unknown_key_is_granted_with_a_fresh_deadline():
@@ -30,115 +30,115 @@ def test_a_second_claim_is_busy_until_the_lease_ends():
     key.take(5)
     key.wait(4)
     for version in (4, 5, 6):
-        assert Refusal(Answer.BUSY, LEASE_S - 4) == key.ask(version, "w2"), version
+        assert Refusal(RefusalReason.BUSY, LEASE_S - 4) == key.ask(version, "w2"), version
 
 
 def test_a_holder_that_asks_twice_is_busy_too():
     """Rule 1: a claim is not re-entrant, since two tasks of one worker would both write."""
     key = OneKey()
     key.take(5, "w1")
-    assert Answer.BUSY is key.ask(5, "w1").answer
+    assert RefusalReason.BUSY is key.ask(5, "w1").reason
 
 
 def test_an_older_version_than_the_mark_is_stale():
     """Rule 3: what is older than the mark is acked, and the mark is told."""
-    assert Refusal(Answer.STALE, mark=order_of(5)) == committed(5).ask(4)
+    assert Refusal(RefusalReason.STALE, mark=order_of(5)) == committed(5).ask(4)
 
 
 def test_the_version_of_the_mark_is_a_duplicate():
     """Rule 12: an equal order is acked."""
-    assert Refusal(Answer.DUPLICATE, mark=order_of(5)) == committed(5).ask(5)
+    assert Refusal(RefusalReason.DUPLICATE, mark=order_of(5)) == committed(5).ask(5)
 
 
 def test_a_stale_change_is_told_so_even_while_somebody_holds_the_key():
     """Rule 15: what can end at once does not wait for another change of its key."""
     key = committed(5)
     key.take(7)
-    assert Answer.STALE is key.ask(4, "w2").answer
-    assert Answer.DUPLICATE is key.ask(5, "w2").answer
+    assert RefusalReason.STALE is key.ask(4, "w2").reason
+    assert RefusalReason.DUPLICATE is key.ask(5, "w2").reason
 
 
 def test_a_deletion_of_an_unknown_key_writes_its_tombstone():
     """Rule 11: an older version that arrives after it finds the mark."""
     key = OneKey()
-    assert Verdict.COMMITTED is key.commit(key.take(5, deleted=True))
+    assert CommitResult.COMMITTED is key.commit(key.take(5, deleted=True))
     assert (order_of(5), True) == (key.entry.mark, key.entry.deleted)
-    assert Answer.STALE is key.ask(4).answer
+    assert RefusalReason.STALE is key.ask(4).reason
 
 
 def test_a_newer_version_brings_a_deleted_key_back():
     """Rule 11: a tombstone is a mark like any other."""
     key = committed(5, deleted=True)
-    assert Verdict.COMMITTED is key.commit(key.take(6))
+    assert CommitResult.COMMITTED is key.commit(key.take(6))
     assert (order_of(6), False) == (key.entry.mark, key.entry.deleted)
 
 
 def test_a_reindex_compares_the_version_before_the_generation():
     """Rule 16: a reindex writes its version again, but never an older one."""
     key = committed(5)
-    assert Answer.STALE is key.ask_for(Want("a", (0, 4, 9))).answer
-    again = key.ask_for(Want("a", (0, 5, 1)))
-    assert Verdict.COMMITTED is key.commit(again)
-    assert Answer.STALE is key.ask(5).answer
+    assert RefusalReason.STALE is key.ask_for(ChangeHeader("a", (0, 4, 9))).reason
+    again = key.ask_for(ChangeHeader("a", (0, 5, 1)))
+    assert CommitResult.COMMITTED is key.commit(again)
+    assert RefusalReason.STALE is key.ask(5).reason
 
 
 def test_a_raised_era_goes_before_every_version():
     """Rule 20: numbering that restarts is newer, and the mark does not fall."""
     key = committed(1000)
-    claim = key.ask_for(Want("a", (1, 1, 0)))
-    assert Verdict.COMMITTED is key.commit(claim)
-    assert Answer.STALE is key.ask(2000).answer
+    claim = key.ask_for(ChangeHeader("a", (1, 1, 0)))
+    assert CommitResult.COMMITTED is key.commit(claim)
+    assert RefusalReason.STALE is key.ask(2000).reason
 
 
 def test_an_unversioned_change_counts_once():
     """Rule 21: without a version a change means once per key."""
     key = committed(None)
-    assert Answer.DUPLICATE is key.ask(None).answer
+    assert RefusalReason.DUPLICATE is key.ask(None).reason
 
 
 @pytest.mark.parametrize(("first", "second"), [(5, None), (None, 5), (0, None), (None, 0), (-5, None), (None, -5)])
 def test_versioned_and_unversioned_changes_do_not_mix(first: int | None, second: int | None):
     """Rule 21: nobody can order them, so the later one is set aside."""
     key = committed(first)
-    assert Refusal(Answer.MIXED, mark=order_of(first)) == key.ask(second)
+    assert Refusal(RefusalReason.MIXED, mark=order_of(first)) == key.ask(second)
 
 
 def test_a_late_change_of_a_forgotten_key_is_set_aside():
     """Rule 14: nobody can tell whether it is stale."""
-    assert Refusal(Answer.FORGOTTEN) == OneKey().ask(5, late=True)
+    assert Refusal(RefusalReason.FORGOTTEN) == OneKey().ask(5, late=True)
 
 
 def test_a_change_becomes_late_only_after_the_whole_retention():
     """Rule 14: the moment that counts is when it is judged, not when it was received."""
     key = OneKey()
-    want = key.want(5)
+    header = key.header(5)
     key.wait(RETENTION_S)
-    assert isinstance(key.ask_for(want), Claim)
+    assert isinstance(key.ask_for(header), Claim)
     key.release(Claim("a", order_of(5), False, key.entry.token))
     key.wait(1)
-    assert Refusal(Answer.FORGOTTEN) == key.ask_for(want)
+    assert Refusal(RefusalReason.FORGOTTEN) == key.ask_for(header)
 
 
 def test_a_late_change_that_was_tried_before_goes_on():
     """Rule 14: it was judged when it was in time, and may be in the sink by now."""
     key = OneKey()
-    want = key.want(5)
-    key.fail(key.ask_for(want), Certainty.ENDED, retry_s=0)
+    header = key.header(5)
+    key.fail(key.ask_for(header), Certainty.ENDED, retry_s=0)
     key.wait(RETENTION_S + 1)
-    assert isinstance(key.ask_for(want), Claim)
-    assert Refusal(Answer.FORGOTTEN) == OneKey().ask(5, late=True)
+    assert isinstance(key.ask_for(header), Claim)
+    assert Refusal(RefusalReason.FORGOTTEN) == OneKey().ask(5, late=True)
 
 
 def test_nothing_is_late_where_nothing_is_forgotten():
     """Rule 14: without a declared retention no key is pruned, so every change can be judged."""
     key = OneKey(Policy(intents=True))
-    assert isinstance(key.ask_for(Want("a", order_of(5), sent_at=0.0)), Claim)
+    assert isinstance(key.ask_for(ChangeHeader("a", order_of(5), sent_at=0.0)), Claim)
 
 
 def test_a_late_change_of_a_known_key_is_judged_by_the_mark():
     """Rule 14: the ledger still remembers, so there is no doubt."""
     key = committed(5)
-    assert Answer.STALE is key.ask(4, late=True).answer
+    assert RefusalReason.STALE is key.ask(4, late=True).reason
     assert isinstance(key.ask(6, late=True), Claim)
 
 
@@ -147,7 +147,7 @@ def test_an_expired_lease_of_a_dead_holder_is_taken_over_alone_only():
     key = OneKey()
     key.take(5, "w1")
     key.expire()
-    assert Refusal(Answer.ALONE) == key.ask(5, "w2")
+    assert Refusal(RefusalReason.ALONE) == key.ask(5, "w2")
     assert key.take(5, "w2", alone=True).took_over
 
 
@@ -159,7 +159,7 @@ def test_a_takeover_has_a_fresh_token_and_a_fresh_deadline():
     second = key.take(5, "w2", alone=True)
     assert first.token != second.token
     assert key.now + LEASE_S == key.entry.lease_until
-    assert Answer.BUSY is key.ask(5, "w3", alone=True).answer
+    assert RefusalReason.BUSY is key.ask(5, "w3", alone=True).reason
     assert not key.renew(first)
 
 
@@ -214,7 +214,7 @@ def test_an_older_change_does_not_take_turns_with_one_whose_holder_died():
     key.take(5, "w1", alone=True)
     key.expire()
     for alone in (False, True):
-        assert Refusal(Answer.DEFERRED, REDELIVERY_S) == key.ask(4, "w2", alone=alone)
+        assert Refusal(RefusalReason.DEFERRED, REDELIVERY_S) == key.ask(4, "w2", alone=alone)
     key.wait(REDELIVERY_S)
     assert isinstance(key.ask(4, "w2", alone=True), Claim)
 
@@ -224,7 +224,7 @@ def test_a_repair_does_not_take_turns_with_a_change_whose_holder_died():
     key = OneKey()
     key.take(5, "w1", alone=True)
     key.expire()
-    assert Answer.DEFERRED is key.exclude("w2").answer
+    assert RefusalReason.DEFERRED is key.exclude("w2").reason
     key.wait(REDELIVERY_S)
     assert isinstance(key.exclude("w2"), Claim)
 
@@ -251,7 +251,7 @@ def test_an_exclusion_waits_for_the_holder_and_for_nothing_else():
     """Rule 10: neither a retry that is not due nor an unknown write concerns it."""
     key = OneKey()
     claim = key.take(5)
-    assert Answer.BUSY is key.exclude("w2").answer
+    assert RefusalReason.BUSY is key.exclude("w2").reason
     key.fail(claim, Certainty.ENDED, retry_s=50)
     exclusion = key.exclude("w2")
     assert isinstance(exclusion, Claim)
@@ -262,7 +262,7 @@ def test_an_exclusion_keeps_others_out_and_leaves_no_intent():
     """Rule 19: nothing is about to be written at an order, so nothing older has to wait for it afterwards."""
     key = OneKey()
     exclusion = key.exclude()
-    assert Answer.BUSY is key.ask(1, "w2").answer
+    assert RefusalReason.BUSY is key.ask(1, "w2").reason
     assert key.entry.intent is None
     key.release(exclusion)
     assert isinstance(key.ask(1, "w2"), Claim)
@@ -291,8 +291,8 @@ def test_a_retry_is_busy_until_it_is_due_and_so_is_everything_older():
     """Rule 10: back-off is a matter of the key's order, not of who asks."""
     key = OneKey(SAFE)
     key.fail(key.take(5), Certainty.CLEAN, retry_s=30)
-    assert Refusal(Answer.BUSY, 30.0) == key.ask(5, "w2")
-    assert Refusal(Answer.BUSY, 30.0) == key.ask(4, "w2")
+    assert Refusal(RefusalReason.BUSY, 30.0) == key.ask(5, "w2")
+    assert Refusal(RefusalReason.BUSY, 30.0) == key.ask(4, "w2")
     key.wait(30)
     assert isinstance(key.ask(5, "w2"), Claim)
 
@@ -315,14 +315,14 @@ def test_changes_that_fail_do_not_make_each_others_tries_forgotten():
                 attempts[version].append(answer.attempts)
                 key.fail(answer, Certainty.CLEAN, retry_s=0)
     assert attempts == {6: [0, 1, 2, 3, 4], 5: []}
-    assert Answer.DEFERRED is key.ask(5).answer
+    assert RefusalReason.DEFERRED is key.ask(5).reason
 
 
 def test_an_older_change_has_its_turn_once_the_failing_newer_one_can_no_longer_arrive():
     """Rule 19: no key waits for ever."""
     key = OneKey(SAFE)
     key.fail(key.take(6), Certainty.CLEAN, retry_s=0)
-    assert Refusal(Answer.DEFERRED, REDELIVERY_S) == key.ask(5)
+    assert Refusal(RefusalReason.DEFERRED, REDELIVERY_S) == key.ask(5)
     key.wait(REDELIVERY_S)
     assert key.take(5).attempts == 0
 
@@ -332,7 +332,7 @@ def test_busy_and_deferred_cost_no_attempt():
     key = OneKey()
     key.fail(key.take(5), Certainty.ENDED, retry_s=3)
     for version in (4, 5, 4, 5):
-        assert key.ask(version, "w2").answer in {Answer.DEFERRED, Answer.BUSY}
+        assert key.ask(version, "w2").reason in {RefusalReason.DEFERRED, RefusalReason.BUSY}
     key.wait(3)
     assert key.take(5, "w2").attempts == 1
 
@@ -341,12 +341,12 @@ def test_a_transaction_that_takes_no_claim_answers_like_a_claim():
     """Rules 3, 12 and 21 hold for it too."""
     key = OneKey(SAFE)
     assert key.transact(5) is None
-    assert Answer.DUPLICATE is key.transact(5).answer
-    assert Answer.STALE is key.transact(4).answer
-    assert Answer.MIXED is key.transact(None).answer
-    assert Answer.FORGOTTEN is OneKey(SAFE).transact(5, late=True).answer
+    assert RefusalReason.DUPLICATE is key.transact(5).reason
+    assert RefusalReason.STALE is key.transact(4).reason
+    assert RefusalReason.MIXED is key.transact(None).reason
+    assert RefusalReason.FORGOTTEN is OneKey(SAFE).transact(5, late=True).reason
     key.take(6)
-    assert Answer.BUSY is key.transact(7).answer
+    assert RefusalReason.BUSY is key.transact(7).reason
 
 
 def test_a_transaction_without_user_code_is_not_held_up_by_a_dead_holder():
@@ -369,5 +369,5 @@ def test_deciding_changes_nothing():
     """Rule 1: an answer is a value; only a grant writes."""
     entry = committed(5).entry
     before = Entry(mark=order_of(5), updated_at=entry.updated_at)
-    rules.decide(entry, Want("a", order_of(9)), 5000.0, PLAIN)
+    rules.decide(entry, ChangeHeader("a", order_of(9)), 5000.0, PLAIN)
     assert before == entry

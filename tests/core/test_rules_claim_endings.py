@@ -5,7 +5,7 @@ import pytest
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, SAFE, OneKey, committed
 from keywise.core import rules
 from keywise.core.change import order_of
-from keywise.core.entry import Answer, Certainty, Claim, Entry, Refusal, Verdict
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Refusal, RefusalReason
 
 CERTAINTIES = list(Certainty)
 
@@ -16,7 +16,7 @@ def test_a_commit_raises_the_mark_and_leaves_an_idle_entry():
     claim = key.take(5)
     assert key.entry.mark is None
     key.wait(1)
-    assert Verdict.COMMITTED is key.commit(claim)
+    assert CommitResult.COMMITTED is key.commit(claim)
     assert Entry(mark=order_of(5), updated_at=key.now) == key.entry
 
 
@@ -27,7 +27,7 @@ def test_a_commit_may_be_repeated_after_a_lost_answer():
     key.commit(claim)
     before = key.entry
     key.wait(1)
-    assert Verdict.ALREADY is key.commit(claim)
+    assert CommitResult.ALREADY is key.commit(claim)
     assert before == key.entry
 
 
@@ -37,7 +37,7 @@ def test_a_repeated_commit_does_not_end_the_claim_of_the_next_holder():
     first = key.take(5)
     key.commit(first)
     second = key.take(6, "w2")
-    assert Verdict.ALREADY is key.commit(first)
+    assert CommitResult.ALREADY is key.commit(first)
     assert second.token == key.entry.token
 
 
@@ -47,9 +47,9 @@ def test_a_commit_with_a_token_of_the_past_is_refused():
     first = key.take(5, "w1")
     key.expire()
     second = key.take(5, "w2", alone=True)
-    assert Verdict.REFUSED is key.commit(first)
+    assert CommitResult.REFUSED is key.commit(first)
     assert (None, second.token) == (key.entry.mark, key.entry.token)
-    assert Verdict.COMMITTED is key.commit(second)
+    assert CommitResult.COMMITTED is key.commit(second)
 
 
 def test_a_refused_commit_makes_the_key_suspect_only_where_an_intent_is_on():
@@ -57,7 +57,7 @@ def test_a_refused_commit_makes_the_key_suspect_only_where_an_intent_is_on():
     for policy, suspect in ((PLAIN, 1), (SAFE, 0)):
         key = committed(7, policy)
         stranger = Claim("a", order_of(5), False, token=99)
-        assert Verdict.REFUSED is key.commit(stranger)
+        assert CommitResult.REFUSED is key.commit(stranger)
         assert suspect == key.suspect
         assert order_of(7) == key.entry.mark
 
@@ -65,10 +65,10 @@ def test_a_refused_commit_makes_the_key_suspect_only_where_an_intent_is_on():
 def test_a_refused_commit_of_a_forgotten_key_leaves_a_suspect():
     """Rule 6: even if the entry is gone, the write may be there."""
     key = OneKey()
-    assert Verdict.REFUSED is key.commit(Claim("a", order_of(5), False, token=99))
+    assert CommitResult.REFUSED is key.commit(Claim("a", order_of(5), False, token=99))
     assert Entry(suspect=1, suspect_at=key.now, updated_at=key.now) == key.entry
     safe = OneKey(SAFE)
-    assert Verdict.REFUSED is safe.commit(Claim("a", order_of(5), False, token=99))
+    assert CommitResult.REFUSED is safe.commit(Claim("a", order_of(5), False, token=99))
     assert safe.entry is None
 
 
@@ -80,7 +80,7 @@ def test_a_commit_after_the_own_deadline_is_not_taken_for_a_repeated_one():
     key.commit(key.take(5, "w2", alone=True))
     before = key.suspect
     first.overdue = True
-    assert Verdict.REFUSED is key.commit(first)
+    assert CommitResult.REFUSED is key.commit(first)
     assert before + 1 == key.suspect
 
 
@@ -89,14 +89,14 @@ def test_a_commit_at_the_mark_under_the_own_token_frees_the_key():
     key = committed(5)
     mine = Claim("a", order_of(5), False, token=7)
     key.entry = Entry(mark=order_of(5), token=7, lease_until=key.now + 5)
-    assert Verdict.ALREADY is key.commit(mine)
+    assert CommitResult.ALREADY is key.commit(mine)
     assert key.entry.token == 0
 
 
 def test_a_commit_below_the_mark_is_refused_though_the_token_is_its_own():
     """Rule 3: a mark never moves backwards."""
     key = OneKey(entry=Entry(mark=order_of(9), token=7, lease_until=2000.0))
-    assert Verdict.REFUSED is key.commit(Claim("a", order_of(5), False, token=7))
+    assert CommitResult.REFUSED is key.commit(Claim("a", order_of(5), False, token=7))
     assert order_of(9) == key.entry.mark
 
 
@@ -117,7 +117,7 @@ def test_a_holder_that_nobody_replaced_may_renew_after_its_lease():
     claim = key.take(5)
     key.wait(LEASE_S * 2)
     assert key.renew(claim)
-    assert Answer.BUSY is key.ask(5, "w2").answer
+    assert RefusalReason.BUSY is key.ask(5, "w2").reason
 
 
 def test_an_abandoned_claim_is_not_renewed():
@@ -142,7 +142,7 @@ def test_a_failure_that_may_have_written_defers_what_is_older():
     """Rule 6: nothing older may follow, since the newer write may be visible."""
     key = OneKey()
     key.fail(key.take(5), Certainty.ENDED, retry_s=0)
-    assert Refusal(Answer.DEFERRED, REDELIVERY_S) == key.ask(4)
+    assert Refusal(RefusalReason.DEFERRED, REDELIVERY_S) == key.ask(4)
     assert isinstance(key.ask(5), Claim)
 
 
@@ -153,13 +153,13 @@ def test_what_is_older_goes_on_once_the_unknown_write_is_committed():
         key.fail(key.take(5), Certainty.ENDED, retry_s=0)
         key.commit(key.take(version))
         assert key.entry.unknown is None
-        assert Answer.STALE is key.ask(4).answer
+        assert RefusalReason.STALE is key.ask(4).reason
 
 
 def test_an_unknown_write_outlives_a_commit_below_it():
     """Rule 6: only something at or above it resolves it."""
     key = OneKey(entry=Entry(token=7, lease_until=2000.0, unknown=order_of(9), unknown_until=5000.0))
-    assert Verdict.COMMITTED is key.commit(Claim("a", order_of(5), False, token=7))
+    assert CommitResult.COMMITTED is key.commit(Claim("a", order_of(5), False, token=7))
     assert order_of(9) == key.entry.unknown
 
 
@@ -178,9 +178,9 @@ def test_a_failure_of_unknown_outcome_leaves_the_lease_to_run_out():
     key = OneKey()
     claim = key.take(5)
     key.fail(claim, Certainty.UNKNOWN, retry_s=0)
-    assert Answer.BUSY is key.ask(6, "w2").answer
+    assert RefusalReason.BUSY is key.ask(6, "w2").reason
     key.expire()
-    assert Answer.DEFERRED is key.ask(4, "w2").answer
+    assert RefusalReason.DEFERRED is key.ask(4, "w2").reason
     assert key.take(5, "w2").attempts == 1
 
 
@@ -191,7 +191,7 @@ def test_a_takeover_inherits_the_unknown_write_even_if_its_own_try_fails_cleanly
         key.take(5, "w1")
         key.expire()
         end(key, key.take(5, "w2", alone=True))
-        assert Answer.DEFERRED is key.ask(4, "w3").answer
+        assert RefusalReason.DEFERRED is key.ask(4, "w3").reason
 
 
 def test_a_holder_that_lost_its_answer_does_not_write_something_older_next():
@@ -199,7 +199,7 @@ def test_a_holder_that_lost_its_answer_does_not_write_something_older_next():
     key = OneKey()
     key.take(5, "w1")
     key.expire()
-    assert Refusal(Answer.DEFERRED, REDELIVERY_S) == key.ask(4, "w1")
+    assert Refusal(RefusalReason.DEFERRED, REDELIVERY_S) == key.ask(4, "w1")
 
 
 def test_a_takeover_by_an_exclusion_inherits_the_unknown_write_too():
@@ -208,7 +208,7 @@ def test_a_takeover_by_an_exclusion_inherits_the_unknown_write_too():
     key.fail(key.take(5, "w1"), Certainty.UNKNOWN)
     key.expire()
     key.release(key.exclude("w2"))
-    assert Answer.DEFERRED is key.ask(4, "w3").answer
+    assert RefusalReason.DEFERRED is key.ask(4, "w3").reason
 
 
 def test_a_newer_takeover_keeps_the_higher_of_two_unknown_writes():
@@ -218,7 +218,7 @@ def test_a_newer_takeover_keeps_the_higher_of_two_unknown_writes():
     key.expire()
     key.fail(key.take(7, "w2", alone=True), Certainty.ENDED, retry_s=0)
     assert order_of(7) == key.entry.unknown
-    assert Answer.DEFERRED is key.ask(6).answer
+    assert RefusalReason.DEFERRED is key.ask(6).reason
 
 
 def test_a_lower_unknown_write_does_not_replace_a_higher_one():

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from keywise.core import rules
-from keywise.core.change import VERSION_MAX, VERSION_MIN, Want, order_of
+from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, PLAIN, Pause, Standing
-from keywise.core.entry import Answer, Certainty, Entry, Policy, Terms, Verdict
+from keywise.core.entry import Certainty, CommitResult, Entry, LeaseTerms, Policy, RefusalReason
 from keywise.core.limits import Rate
 
-TERMS = Terms("w1", 30.0)
+TERMS = LeaseTerms("w1", 30.0)
 PER_S = 60.0
 versions = st.integers(VERSION_MIN, VERSION_MAX) | st.integers(-3, 3)
 rates = st.builds(Rate, st.integers(1, 5), st.just(PER_S))
@@ -23,9 +23,9 @@ def dispatched(rate: Rate, waits: list[float]) -> list[float]:
     policy = Policy(rate=rate)
     for version, wait_s in enumerate(waits):
         now += wait_s
-        want = Want("a", order_of(version))
-        if rules.decide(entry, want, now, policy, TERMS) is None:
-            entry, claim = rules.grant(entry, want, version + 1, now, TERMS, policy)
+        header = ChangeHeader("a", order_of(version))
+        if rules.decide(entry, header, now, policy, TERMS) is None:
+            entry, claim = rules.grant(entry, header, version + 1, now, TERMS, policy)
             entry, _ = rules.commit(entry, claim, now, policy)
             found.append(now)
     return found
@@ -52,25 +52,25 @@ def test_after_the_wait_that_was_told_a_dispatch_is_allowed(rate, waits):
     for wait_s in waits:
         now += wait_s
         entry = rules.charged(entry, now, policy)
-    refusal = rules.decide(entry, Want("a", order_of(1)), now, policy, TERMS)
+    refusal = rules.decide(entry, ChangeHeader("a", order_of(1)), now, policy, TERMS)
     if refusal is not None:
-        assert refusal.answer is Answer.LIMITED
-        again = rules.decide(entry, Want("a", order_of(1)), now + refusal.wait_s + 1e-6, policy, TERMS)
+        assert refusal.reason is RefusalReason.LIMITED
+        again = rules.decide(entry, ChangeHeader("a", order_of(1)), now + refusal.wait_s + 1e-6, policy, TERMS)
         assert again is None
 
 
 @pytest.mark.parametrize("ending", ["commit", "fail", "release", "bury"])
 def test_a_dispatch_stays_charged_whatever_becomes_of_it(ending):
     policy = Policy(rate=Rate(1, per=PER_S))
-    entry, claim = rules.grant(None, Want("a", order_of(1)), 1, 0.0, TERMS, policy)
+    entry, claim = rules.grant(None, ChangeHeader("a", order_of(1)), 1, 0.0, TERMS, policy)
     after = {
         "commit": lambda: rules.commit(entry, claim, 1.0, policy)[0],
         "fail": lambda: rules.fail(entry, claim, Certainty.CLEAN, 0.0, 1.0, policy),
         "release": lambda: rules.release(entry, claim),
         "bury": lambda: rules.bury(entry, claim, Certainty.CLEAN, 1.0, policy),
     }[ending]()
-    refusal = rules.decide(after, Want("a", order_of(2)), 2.0, policy, TERMS)
-    assert refusal is not None and (refusal.answer, refusal.wait_s) == (Answer.LIMITED, PER_S - 2.0)
+    refusal = rules.decide(after, ChangeHeader("a", order_of(2)), 2.0, policy, TERMS)
+    assert refusal is not None and (refusal.reason, refusal.wait_s) == (RefusalReason.LIMITED, PER_S - 2.0)
 
 
 def test_without_a_rate_nothing_is_charged():
@@ -80,15 +80,15 @@ def test_without_a_rate_nothing_is_charged():
 @given(mark=versions, next_one=versions, key_era=st.integers(0, 3), era=st.integers(0, 3))
 def test_after_a_reset_any_version_is_granted_and_marks_in_the_new_era(mark, next_one, key_era, era):
     standing, before = Standing(era=era), Entry((key_era, mark, 0), token=7)
-    [held] = [rules.grant(replace(before, token=0), Want("a", None), 9, 0.0, TERMS, Policy())]
+    [held] = [rules.grant(replace(before, token=0), ChangeHeader("a", None), 9, 0.0, TERMS, Policy())]
     entry = rules.reset(*held, standing)
     assert entry is not None
     assert entry.mark == before.mark and entry.token == 0
-    want = rules.in_era(Want("a", order_of(next_one)), entry, standing)
-    assert rules.decide_under(standing, entry, Want("a", order_of(next_one)), 0.0, Policy(), TERMS) is None
-    entry, claim = rules.grant(entry, want, 10, 0.0, TERMS, Policy())
-    entry, verdict = rules.commit(entry, claim, 0.0, Policy())
-    assert verdict is Verdict.COMMITTED
+    header = rules.in_era(ChangeHeader("a", order_of(next_one)), entry, standing)
+    assert rules.decide_under(standing, entry, ChangeHeader("a", order_of(next_one)), 0.0, Policy(), TERMS) is None
+    entry, claim = rules.grant(entry, header, 10, 0.0, TERMS, Policy())
+    entry, result = rules.commit(entry, claim, 0.0, Policy())
+    assert result is CommitResult.COMMITTED
     assert entry is not None and entry.mark == (1 + max(era, key_era), next_one, 0)
     assert entry.era == 0, "the mark says it now, so an idle entry stays small"
 
@@ -96,27 +96,29 @@ def test_after_a_reset_any_version_is_granted_and_marks_in_the_new_era(mark, nex
 @given(mark=versions, version=versions, era=st.integers(1, 3))
 def test_a_standing_era_puts_all_that_was_behind_it(mark, version, era):
     standing = Standing(era=era)
-    assert rules.decide_under(standing, Entry((0, mark, 0)), Want("a", order_of(version)), 0.0, Policy()) is None
-    within = rules.decide_under(standing, Entry((era, mark, 0)), Want("a", order_of(version)), 0.0, Policy())
-    plain = rules.decide(Entry((0, mark, 0)), Want("a", order_of(version)), 0.0, Policy())
+    assert (
+        rules.decide_under(standing, Entry((0, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy()) is None
+    )
+    within = rules.decide_under(standing, Entry((era, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy())
+    plain = rules.decide(Entry((0, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy())
     assert within == plain, "upstream, which knows no era, is told the mark as it knows it"
 
 
 @given(era=st.integers(1, 3), version=versions)
 def test_a_change_that_names_its_era_keeps_it(era, version):
-    want = Want("a", order_of(version, era))
-    assert rules.in_era(want, Entry((5, 0, 0)), Standing(era=4)) is want
-    assert rules.in_era(Want("a", None), None, Standing(era=4)).order is None
+    header = ChangeHeader("a", order_of(version, era))
+    assert rules.in_era(header, Entry((5, 0, 0)), Standing(era=4)) is header
+    assert rules.in_era(ChangeHeader("a", None), None, Standing(era=4)).order is None
 
 
 @pytest.mark.parametrize("pause", [Pause("a"), Pause("?", is_pattern=True), Pause(EVERYTHING, is_pattern=True)])
 def test_a_pause_refuses_what_would_be_granted_and_nothing_else(pause):
     paused, entry = Standing(pauses=(pause,)), Entry((0, 5, 0))
     for version in (4, 5, 6):
-        want = Want("a", order_of(version))
-        plain = rules.decide_under(PLAIN, entry, want, 0.0, Policy(), TERMS)
-        found = rules.decide_under(paused, entry, want, 0.0, Policy(), TERMS)
+        header = ChangeHeader("a", order_of(version))
+        plain = rules.decide_under(PLAIN, entry, header, 0.0, Policy(), TERMS)
+        found = rules.decide_under(paused, entry, header, 0.0, Policy(), TERMS)
         assert found is not None
-        assert found.answer is (Answer.PAUSED if plain is None else plain.answer)
+        assert found.reason is (RefusalReason.PAUSED if plain is None else plain.reason)
     despite = replace(TERMS, despite_pause=True)
-    assert rules.decide_under(paused, entry, Want("a", order_of(6)), 0.0, Policy(), despite) is None
+    assert rules.decide_under(paused, entry, ChangeHeader("a", order_of(6)), 0.0, Policy(), despite) is None

@@ -4,15 +4,15 @@ import pytest
 
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 from keywise.core import rules
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Answer, Certainty, Claim, Entry, Refusal, Verdict
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Refusal, RefusalReason
 
 
 def test_a_repair_clears_a_suspicion_and_keeps_the_mark():
     """Suspect and repair: the truth was written, at the order that is committed."""
     key = committed(5)
     key.commit(Claim("a", order_of(4), False, token=99))
-    key.mend(key.exclude(), Want("a", order_of(5)))
+    key.mend(key.exclude(), ChangeHeader("a", order_of(5)))
     assert (0, 0.0, order_of(5), 0) == (key.suspect, key.entry.suspect_at, key.entry.mark, key.entry.token)
 
 
@@ -22,22 +22,22 @@ def test_a_repair_keeps_a_suspicion_that_has_grown_meanwhile():
     key.commit(Claim("a", order_of(4), False, token=99))
     exclusion = key.exclude()
     key.commit(Claim("a", order_of(3), False, token=98))
-    key.mend(exclusion, Want("a", order_of(5)))
+    key.mend(exclusion, ChangeHeader("a", order_of(5)))
     assert (key.suspect, key.entry.token) == (2, 0)
 
 
 def test_a_repair_that_found_newer_state_raises_the_mark():
     """Rule 3: what lies in the sink is newer, so an older message must not follow."""
     key = committed(5)
-    key.mend(key.exclude(), Want("a", order_of(8), deleted=True))
+    key.mend(key.exclude(), ChangeHeader("a", order_of(8), deleted=True))
     assert (order_of(8), True) == (key.entry.mark, key.entry.deleted)
-    assert Answer.STALE is key.ask(7).answer
+    assert RefusalReason.STALE is key.ask(7).reason
 
 
 def test_a_repair_that_found_nothing_leaves_a_tombstone():
     """Rule 11: the key is gone from the sink, so its mark says so."""
     key = committed(5)
-    key.mend(key.exclude(), Want("a", order_of(5), deleted=True))
+    key.mend(key.exclude(), ChangeHeader("a", order_of(5), deleted=True))
     assert (order_of(5), True) == (key.entry.mark, key.entry.deleted)
 
 
@@ -58,7 +58,7 @@ def test_a_repair_drops_an_unknown_write_whose_message_can_no_longer_arrive():
 def test_a_repair_never_lowers_the_mark():
     """Rule 3: whatever it has read."""
     key = committed(5)
-    key.mend(key.exclude(), Want("a", order_of(2)))
+    key.mend(key.exclude(), ChangeHeader("a", order_of(2)))
     assert order_of(5) == key.entry.mark
 
 
@@ -76,7 +76,7 @@ def test_an_exclusion_has_nothing_to_commit_or_mark():
     with pytest.raises(AssertionError, match="nothing to commit"):
         key.commit(key.exclude())
     with pytest.raises(AssertionError, match="only an order"):
-        rules.mark(None, Want("a", None), key.now)
+        rules.mark(None, ChangeHeader("a", None), key.now)
 
 
 def test_a_suspect_is_doubtful_from_the_last_suspicion_on():
@@ -124,7 +124,7 @@ def test_a_repair_need_not_wait_for_a_change_that_was_written_without_the_ledger
         key.doubt(written)
         key.wait(LEASE_S - wait_s)
         assert isinstance(key.exclude("w2"), Claim)
-        assert key.commit(claim) is Verdict.REFUSED
+        assert key.commit(claim) is CommitResult.REFUSED
 
 
 def test_a_doubt_during_a_lease_leaves_the_key_to_its_holder_until_then():
@@ -132,8 +132,8 @@ def test_a_doubt_during_a_lease_leaves_the_key_to_its_holder_until_then():
     key = OneKey()
     claim = key.take(5, "w1")
     key.doubt(5)
-    assert Refusal(Answer.BUSY, LEASE_S) == key.exclude("w2")
-    assert key.commit(claim) is Verdict.COMMITTED
+    assert Refusal(RefusalReason.BUSY, LEASE_S) == key.exclude("w2")
+    assert key.commit(claim) is CommitResult.COMMITTED
     assert (key.entry.suspect, key.entry.token) == (1, 0)
 
 
@@ -143,7 +143,7 @@ def test_a_repair_waits_for_a_holder_that_tried_something_newer_than_was_written
     key.take(5, "w1")
     key.doubt(4)
     key.wait(LEASE_S)
-    assert Refusal(Answer.DEFERRED, REDELIVERY_S) == key.exclude("w2")
+    assert Refusal(RefusalReason.DEFERRED, REDELIVERY_S) == key.exclude("w2")
 
 
 def test_only_idle_and_old_entries_are_pruned():

@@ -16,8 +16,8 @@ from flow.test_consumer_shutdown import Gate, claiming_ways, waiting_ways
 from flow.unreachable_adapters import Unreachable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core import events
-from keywise.core.change import Change, Want, order_of
-from keywise.core.entry import Certainty, Terms
+from keywise.core.change import Change, ChangeHeader, order_of
+from keywise.core.entry import Certainty, LeaseTerms
 from keywise.core.errors import PermanentError, TransientError
 from keywise.core.ledger import Failure
 
@@ -176,7 +176,7 @@ def test_a_change_that_kills_its_workers_becomes_a_dead_letter(way: str):
     rig = Rig(way, crashes_max=2)
 
     async def die_alone(owner: str, *, alone: bool) -> None:
-        [claim] = (await rig.ledger.claim([Want("a", order_of(1))], Terms(owner, 30.0, alone))).granted
+        [claim] = (await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms(owner, 30.0, alone))).granted
         await rig.ledger.renew([claim], 30.0)
         await rig.pass_s(31.0)
 
@@ -198,7 +198,7 @@ def test_a_change_whose_holder_died_is_run_with_nothing_beside_it(way: str):
     rig = Rig(way)
 
     async def story() -> None:
-        await rig.ledger.claim([Want("a", order_of(1))], Terms("dead", 30.0))
+        await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms("dead", 30.0))
         await rig.pass_s(31.0)
         await rig.work(page("a", 1), *(page(f"k{number}", 1) for number in range(5)))
 
@@ -215,7 +215,7 @@ def test_nothing_begins_while_a_change_whose_holder_died_is_at_work(way: str):
     rig = Rig(way)
 
     async def story() -> None:
-        await rig.ledger.claim([Want("a", order_of(1))], Terms("dead", 30.0))
+        await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms("dead", 30.0))
         await rig.pass_s(31.0)
         gate = rig.sink.behaviour = Gate()
         await rig.send(page("a", 1))
@@ -250,7 +250,9 @@ def test_changes_that_failed_before_go_alone_and_fresh_ones_together():
     rig = Rig(LEASED, concurrency=1)
 
     async def story() -> None:
-        claims = (await rig.ledger.claim([Want(key, order_of(1)) for key in "ad"], Terms("w0", 30.0))).granted
+        claims = (
+            await rig.ledger.claim([ChangeHeader(key, order_of(1)) for key in "ad"], LeaseTerms("w0", 30.0))
+        ).granted
         await rig.ledger.fail([Failure(claim, Certainty.CLEAN, 0.0) for claim in claims])
         await rig.work(*(page(key, 1) for key in "abcdef"))
 
@@ -291,18 +293,18 @@ def test_a_key_that_somebody_else_holds_is_asked_for_again_and_costs_no_attempt(
     rig = Rig(way, attempts_max=1)
 
     async def story() -> None:
-        answers = await rig.ledger.claim([Want("a", order_of(1))], Terms("other", 30.0))
+        results = await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms("other", 30.0))
         await rig.send(page("a", 2), page("b", 1))
         async with Running(rig):
             await rig.pass_s(20.0)
             assert rig.stored == {"b": 1}
-            await rig.ledger.release(answers.granted)
+            await rig.ledger.release(results.granted)
             await rig.until(lambda: not rig.queue, limit_s=2.0)
 
     rig.play(story())
     assert (rig.stored, rig.letters) == ({"a": 2, "b": 1}, [])
     assert len(rig.of(events.Refused)) > 10
-    assert {(event.key, event.answer) for event in rig.of(events.Refused)} == {("a", "busy")}
+    assert {(event.key, event.reason) for event in rig.of(events.Refused)} == {("a", "busy")}
 
 
 @waiting_ways
@@ -311,12 +313,12 @@ def test_a_blocked_key_takes_at_most_half_of_the_room(way: str):
     rig = Rig(way, prefetch=10, batch_max=10, surplus_s=5.0)
 
     async def story() -> None:
-        answers = await rig.ledger.claim([Want("a", order_of(0))], Terms("other", 30.0))
+        results = await rig.ledger.claim([ChangeHeader("a", order_of(0))], LeaseTerms("other", 30.0))
         await rig.send(*(page("a", number) for number in range(1, 31)))
         await rig.send(page("b", 1), page("c", 1))
         async with Running(rig):
             await rig.until(lambda: len(rig.stored) == 2, limit_s=25.0)
-            await rig.ledger.release(answers.granted)
+            await rig.ledger.release(results.granted)
             await rig.until(lambda: not rig.queue, limit_s=30.0)  # Long before a visibility ends by itself.
 
     rig.play(story())

@@ -9,8 +9,8 @@ import pytest
 
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Claim, Policy, Terms
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import Claim, LeaseTerms, Policy
 from keywise.core.errors import UnavailableError
 from keywise.flow.heartbeat import Heartbeat, Pulse
 from keywise.testing.virtual_loop import VirtualLoop
@@ -50,11 +50,11 @@ class Holder:
 
     async def take(self, *keys: str, owner: str = "w1", alone: bool = False) -> list[Claim]:
         asked_at = self.now()
-        terms = Terms(owner, LEASE_S, alone)
-        answers = await self.ledger.claim([Want(key, order_of(1)) for key in keys], terms)
+        terms = LeaseTerms(owner, LEASE_S, alone)
+        results = await self.ledger.claim([ChangeHeader(key, order_of(1)) for key in keys], terms)
         if owner == "w1":
-            self.heartbeat.hold(answers.granted, asked_at)
-        return answers.granted
+            self.heartbeat.hold(results.granted, asked_at)
+        return results.granted
 
     async def is_stopped_at(self, claims: list[Claim], limit_s: float = 1000.0) -> float:
         """When the heartbeat ends work that would go on for ever."""

@@ -93,7 +93,7 @@ def test_a_worker_says_why_a_key_waits_and_for_how_long():
     rig.run(page("a", 1))
     rig.run(page("a", 2))
     [refused] = rig.of(events.Refused)
-    assert (refused.key, refused.version, refused.answer) == ("a", 2, "limited")
+    assert (refused.key, refused.version, refused.reason) == ("a", 2, "limited")
     assert 9.0 < refused.wait_s <= 10.0
 
 

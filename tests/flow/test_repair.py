@@ -12,8 +12,8 @@ from flow.rig import LEASED, Rig, Running
 from flow.test_consumer import page
 from flow.unreachable_adapters import Unreachable
 from keywise.core import events
-from keywise.core.change import Change, Want, order_of
-from keywise.core.entry import Claim, Terms
+from keywise.core.change import Change, ChangeHeader, order_of
+from keywise.core.entry import Claim, LeaseTerms
 from keywise.core.errors import TransientError
 from keywise.flow.repair import Repair
 from keywise.operate.waiting import beating
@@ -64,7 +64,7 @@ def test_a_key_that_became_suspect_again_since_it_was_looked_for_waits_for_the_h
     async def story() -> None:
         await ward.fall_ill()
         await ward.pass_s(HORIZON_S)
-        await ward.ledger.doubt([Want("a", order_of(4))])
+        await ward.ledger.doubt([ChangeHeader("a", order_of(4))])
         pipeline = ward.pipeline()
         async with beating(pipeline) as heartbeat:
             causes = await Repair(pipeline, heartbeat).run(["a"])
@@ -272,11 +272,11 @@ def test_a_repair_takes_the_key_like_any_other_worker():
     async def story() -> None:
         await ward.fall_ill()
         await ward.pass_s(HORIZON_S)
-        answers = await ward.ledger.claim([Want("a", order_of(6))], Terms("other", 30.0))
+        results = await ward.ledger.claim([ChangeHeader("a", order_of(6))], LeaseTerms("other", 30.0))
         async with Running(ward):
             await ward.pass_s(25.0)
             assert ward.asked == []
-            await ward.ledger.commit(answers.granted)
+            await ward.ledger.commit(results.granted)
             await ward.until(lambda: ward.of(events.Repaired), 3 * NEXT_LOOK_S)
 
     ward.play(story())
@@ -289,7 +289,7 @@ def test_a_repair_that_took_over_from_a_dead_one_waits_for_the_horizon_again():
     async def story() -> None:
         await ward.fall_ill()
         await ward.pass_s(HORIZON_S)
-        await ward.ledger.claim([Want("a", None)], Terms("dead", 30.0, alone=True))
+        await ward.ledger.claim([ChangeHeader("a", None)], LeaseTerms("dead", 30.0, alone=True))
         died_at = ward.loop.time()
         await ward.pass_s(31.0)
         async with Running(ward):
@@ -306,7 +306,7 @@ def test_a_repair_that_kills_one_worker_after_another_is_given_up():
     async def story() -> None:
         await ward.fall_ill()
         for owner in ("x1", "x2", "x3"):
-            [claim] = (await ward.ledger.claim([Want("a", None)], Terms(owner, 30.0, alone=True))).granted
+            [claim] = (await ward.ledger.claim([ChangeHeader("a", None)], LeaseTerms(owner, 30.0, alone=True))).granted
             await ward.ledger.renew([claim], 30.0)
             await ward.pass_s(31.0)
         async with Running(ward):

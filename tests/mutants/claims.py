@@ -8,133 +8,135 @@ from msgspec.structs import replace
 from keywise.adapters.memory.database import TOKEN_NONCE_BITS, MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core import rules
-from keywise.core.change import Want
-from keywise.core.entry import Answer, Claim, Entry, Policy, Refusal, Terms
-from keywise.core.ledger import Answers
+from keywise.core.change import ChangeHeader
+from keywise.core.entry import Claim, Entry, LeaseTerms, Policy, Refusal, RefusalReason
+from keywise.core.ledger import ClaimResults
 from keywise.core.sink import Grade
 from mutants.mutant import Mutant
 
 _decide, _grant = rules.decide, rules.grant
 
 
-async def _look_then_take(self: MemoryLedger, wants: Sequence[Want], terms: Terms) -> Answers:
-    seen = {want.key: self._entry(want.key) for want in wants}
+async def _look_then_take(self: MemoryLedger, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
+    seen = {header.key: self._entry(header.key) for header in headers}
     await asyncio.sleep(0.01)
-    answers = Answers()
-    for want in wants:
-        refusal = rules.decide(seen[want.key], want, self._now(), self._policy, terms)
+    results = ClaimResults()
+    for header in headers:
+        refusal = rules.decide(seen[header.key], header, self._now(), self._policy, terms)
         if refusal is not None:
-            answers.refused[want.key] = refusal
+            results.refused[header.key] = refusal
             continue
         token = self.database.token()
-        entry, claim = rules.grant(self._entry(want.key), want, token, self._now(), terms, self._policy)
-        self._set(want.key, entry)
-        answers.granted.append(claim)
-    return answers
+        entry, claim = rules.grant(self._entry(header.key), header, token, self._now(), terms, self._policy)
+        self._set(header.key, entry)
+        results.granted.append(claim)
+    return results
 
 
 def _ignore_mark(
-    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
-    return _decide(replace(entry, mark=None) if entry else None, want, now, policy, terms)
+    return _decide(replace(entry, mark=None) if entry else None, header, now, policy, terms)
 
 
-def _without(answer: Answer, refusal: Refusal | None) -> Refusal | None:
-    return None if refusal is not None and refusal.answer is answer else refusal
+def _without(reason: RefusalReason, refusal: Refusal | None) -> Refusal | None:
+    return None if refusal is not None and refusal.reason is reason else refusal
 
 
 def _allow_equal(
-    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
-    return _without(Answer.DUPLICATE, _decide(entry, want, now, policy, terms))
+    return _without(RefusalReason.DUPLICATE, _decide(entry, header, now, policy, terms))
 
 
 def _never_defer(
-    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
-    return _without(Answer.DEFERRED, _decide(entry, want, now, policy, terms))
+    return _without(RefusalReason.DEFERRED, _decide(entry, header, now, policy, terms))
 
 
 def _never_alone(
-    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
-    return _without(Answer.ALONE, _decide(entry, want, now, policy, terms))
+    return _without(RefusalReason.ALONE, _decide(entry, header, now, policy, terms))
 
 
 def _judge_by_a_fast_clock(
-    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
-    return _decide(entry, want, now + 5.0, policy, terms)
+    return _decide(entry, header, now + 5.0, policy, terms)
 
 
 def _wait_for_ever(
-    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
-    return _decide(entry, want, now, replace(policy, redelivery_s=1e9), terms)
+    return _decide(entry, header, now, replace(policy, redelivery_s=1e9), terms)
 
 
 def _never_late(
-    entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
-    return _decide(entry, Want(want.key, want.order, want.deleted), now, policy, terms)
+    return _decide(entry, ChangeHeader(header.key, header.order, header.deleted), now, policy, terms)
 
 
-def _mixed(entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None) -> Refusal | None:
-    return _without(Answer.MIXED, _decide(entry, want, now, policy, terms))
+def _mixed(
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+) -> Refusal | None:
+    return _without(RefusalReason.MIXED, _decide(entry, header, now, policy, terms))
 
 
 def _keep_deadline(
-    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
 ) -> tuple[Entry, Claim]:
-    after, claim = _grant(entry, want, token, now, terms, policy)
+    after, claim = _grant(entry, header, token, now, terms, policy)
     took_over = entry is not None and entry.token != 0
     return (replace(after, lease_until=entry.lease_until) if entry and took_over else after), claim
 
 
 def _forget_unknown(
-    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
 ) -> tuple[Entry, Claim]:
-    after, claim = _grant(entry, want, token, now, terms, policy)
+    after, claim = _grant(entry, header, token, now, terms, policy)
     return replace(after, unknown=None), claim
 
 
 def _never_suspect(
-    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
 ) -> tuple[Entry, Claim]:
-    after, claim = _grant(entry, want, token, now, terms, policy)
+    after, claim = _grant(entry, header, token, now, terms, policy)
     return replace(after, suspect=entry.suspect if entry else 0), claim
 
 
 def _no_intent(
-    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
 ) -> tuple[Entry, Claim]:
-    after, claim = _grant(entry, want, token, now, terms, policy)
+    after, claim = _grant(entry, header, token, now, terms, policy)
     return replace(after, intent=None), claim
 
 
 def _claims_cost_attempts(
-    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
 ) -> tuple[Entry, Claim]:
-    after, claim = _grant(entry, want, token, now, terms, policy)
+    after, claim = _grant(entry, header, token, now, terms, policy)
     return replace(after, attempts=after.attempts + 1), claim
 
 
 def _every_death_counts(
-    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
 ) -> tuple[Entry, Claim]:
-    return _grant(replace(entry, alone=True, begun=True) if entry else None, want, token, now, terms, policy)
+    return _grant(replace(entry, alone=True, begun=True) if entry else None, header, token, now, terms, policy)
 
 
 def _no_death_counts(
-    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
 ) -> tuple[Entry, Claim]:
-    return _grant(replace(entry, alone=False) if entry else None, want, token, now, terms, policy)
+    return _grant(replace(entry, alone=False) if entry else None, header, token, now, terms, policy)
 
 
 def _same_token(
-    entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
 ) -> tuple[Entry, Claim]:
-    return _grant(entry, want, entry.token if entry and entry.token else token, now, terms, policy)
+    return _grant(entry, header, entry.token if entry and entry.token else token, now, terms, policy)
 
 
 def _no_nonce(self: MemoryDatabase) -> int:

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.core import rules
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import Burial
-from keywise.core.entry import Certainty, Claim, Entry, Policy, Verdict
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Policy
 from keywise.core.sink import Grade
 from mutants.mutant import Mutant
 
@@ -16,36 +16,38 @@ _commit, _mark, _fail, _release = rules.commit, rules.mark, rules.fail, rules.re
 _bury, _mend, _is_prunable = rules.bury, rules.mend, rules.is_prunable
 
 
-def _any_token(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
+def _any_token(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, CommitResult]:
     return _commit(entry, replace(claim, token=entry.token) if entry else claim, now, policy)
 
 
-def _any_order(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
-    return _mark(entry, Want(claim.key, claim.order, claim.deleted), now), Verdict.COMMITTED
+def _any_order(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, CommitResult]:
+    return _mark(entry, ChangeHeader(claim.key, claim.order, claim.deleted), now), CommitResult.COMMITTED
 
 
-def _no_tombstone(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
-    after, verdict = _commit(entry, claim, now, policy)
-    return (None if claim.deleted else after), verdict
+def _no_tombstone(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, CommitResult]:
+    after, result = _commit(entry, claim, now, policy)
+    return (None if claim.deleted else after), result
 
 
-def _no_tombstone_for_strangers(entry: Entry | None, want: Want, now: float) -> Entry | None:
-    return None if want.deleted and (entry is None or entry.mark is None) else _mark(entry, want, now)
+def _no_tombstone_for_strangers(entry: Entry | None, header: ChangeHeader, now: float) -> Entry | None:
+    return None if header.deleted and (entry is None or entry.mark is None) else _mark(entry, header, now)
 
 
-def _refusal_unnoticed(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
-    after, verdict = _commit(entry, claim, now, policy)
-    return (entry if verdict is Verdict.REFUSED else after), verdict
+def _refusal_unnoticed(
+    entry: Entry | None, claim: Claim, now: float, policy: Policy
+) -> tuple[Entry | None, CommitResult]:
+    after, result = _commit(entry, claim, now, policy)
+    return (entry if result is CommitResult.REFUSED else after), result
 
 
 def _already_though_overdue(
     entry: Entry | None, claim: Claim, now: float, policy: Policy
-) -> tuple[Entry | None, Verdict]:
+) -> tuple[Entry | None, CommitResult]:
     return _commit(entry, replace(claim, overdue=False), now, policy)
 
 
 async def _twice_in_a_transaction(self: MemoryTransaction, claims: Sequence[Claim]) -> list[Claim]:
-    return self._ledger._commit(claims, allowed=(Verdict.COMMITTED, Verdict.ALREADY))
+    return self._ledger._commit(claims, allowed=(CommitResult.COMMITTED, CommitResult.ALREADY))
 
 
 def _clean(
@@ -92,7 +94,7 @@ def _though_busy(entry: Entry, now: float, retention_s: float, policy: Policy) -
     return _is_prunable(replace(entry, token=0, unknown=None, suspect=0), now, retention_s, policy)
 
 
-def _mended_blindly(entry: Entry | None, claim: Claim, written: Want | None, now: float) -> Entry | None:
+def _mended_blindly(entry: Entry | None, claim: Claim, written: ChangeHeader | None, now: float) -> Entry | None:
     return _mend(entry, replace(claim, suspect=entry.suspect, token=entry.token) if entry else claim, written, now)
 
 

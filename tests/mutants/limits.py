@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from keywise.adapters.memory.ledger import MemoryTransaction
 from keywise.core import rules
-from keywise.core.change import Order, Outcome, Want
+from keywise.core.change import ChangeHeader, Order, Outcome
 from keywise.core.controls import Standing
 from keywise.core.entry import Claim, Entry, Policy, Refusal
 from keywise.core.sink import Grade
@@ -23,11 +23,11 @@ def _never_limited(entry: Entry, now: float, policy: Policy) -> Refusal | None:
     return None
 
 
-async def _charges_nothing(self: MemoryTransaction, wants: Sequence[Want]) -> None:
+async def _charges_nothing(self: MemoryTransaction, headers: Sequence[ChangeHeader]) -> None:
     ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
-    for want in wants:
-        entry = ledger._entry(want.key)
-        ledger._set(want.key, rules.mark(entry, rules.in_era(want, entry, standing), now))
+    for header in headers:
+        entry = ledger._entry(header.key)
+        ledger._set(header.key, rules.mark(entry, rules.in_era(header, entry, standing), now))
 
 
 async def _gathered_are_acked(self: Consumer, index: int, deliveries: Any) -> None:
@@ -54,8 +54,8 @@ def _mark_is_dropped(entry: Entry | None, claim: Claim, standing: Standing) -> E
     return Entry(updated_at=entry.updated_at, era=rules.era_of(entry, standing) + 1)
 
 
-def _old_era(want: Want, entry: Entry | None, standing: Standing) -> Want:
-    return want
+def _old_era(header: ChangeHeader, entry: Entry | None, standing: Standing) -> ChangeHeader:
+    return header
 
 
 def _above_the_next(mark: Order) -> Order:

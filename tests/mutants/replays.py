@@ -1,6 +1,6 @@
 """Variants of the replay of a dead letter that apply what is old, or lose what is not."""
 
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import Letter
 from keywise.core.entry import Refusal
 from keywise.core.sink import Grade
@@ -12,13 +12,13 @@ from mutants.mutant import Mutant
 _judge = replay._judge
 
 
-async def _age_is_forgotten(pipeline: Pipeline, want: Want) -> Refusal | None:
-    return await _judge(pipeline, Want(want.key, want.order))
+async def _age_is_forgotten(pipeline: Pipeline, header: ChangeHeader) -> Refusal | None:
+    return await _judge(pipeline, ChangeHeader(header.key, header.order))
 
 
 async def _dropped_first(pipeline: Pipeline, number: int, letter: Letter) -> None:
     change = pipeline.envelope.read_one(letter.body)
-    if await _judge(pipeline, Want(change.key, change.order, sent_at=letter.sent_at)) is None:
+    if await _judge(pipeline, ChangeHeader(change.key, change.order, sent_at=letter.sent_at)) is None:
         await pipeline.operator.drop([number])
         await pipeline.sources[0][1].send([letter.body])
 

@@ -28,11 +28,11 @@ class Bench:
         self.ledger = Reachable(MemoryDatabase(clock=lambda: self.now + STORE_AHEAD_S), "test", Policy())
 
     def settle(self, outcome: Outcome, *versions: int | None, key: str = "a", deleted: bool = False) -> None:
-        wants = [Change(key, order_of(version), deleted) for version in versions]
-        self.history(events.Settled(pipeline="p", outcome=outcome, changes=len(wants), wants=wants))
+        headers = [Change(key, order_of(version), deleted) for version in versions]
+        self.history(events.Settled(pipeline="p", outcome=outcome, changes=len(headers), headers=headers))
 
     def wait(self, key: str, answer: str) -> None:
-        self.history(events.Refused(pipeline="p", key=key, version=1, answer=answer, wait_s=1.0))
+        self.history(events.Refused(pipeline="p", key=key, version=1, reason=answer, wait_s=1.0))
 
     def flushed(self, *, is_last: bool = False) -> list[Line]:
         """What is written from now on, oldest first."""

@@ -8,7 +8,7 @@ from adapters.benches import MovingClock
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import Policy, Terms
+from keywise.core.entry import LeaseTerms, Policy
 from keywise.core.errors import ActError
 from keywise.core.transfer import Part
 from keywise.operate.admin import Mandate
@@ -18,7 +18,7 @@ from keywise.testing.conformance.dumps import filled, joined, parts_of
 from running import run
 
 WHO = Mandate("ada@desk", "ticket 7")
-TERMS = Terms("w1", 60.0)
+TERMS = LeaseTerms("w1", 60.0)
 EVERY_KEY = Pause(EVERYTHING, True, 5.0, "ada@desk", "moving")
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from flow.rig import LEASED, LEASED_CONDITIONAL, QUEUE_TRANSACTION, WAYS, Rig, Running
 from flow.test_consumer import page
-from keywise.core.change import Change, Want, order_of
+from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import Claim, Terms
+from keywise.core.entry import Claim, LeaseTerms
 from keywise.core.errors import ActError, SettingsError
 from keywise.operate.admin import keys_like
 from operate.admin_rig import WHO, WHY, Desk
@@ -58,8 +58,8 @@ def test_the_end_of_claims_is_waited_for_on_paused_keys_only():
     rig = desk.rig
 
     async def story() -> None:
-        wants = [Want(key, order_of(1)) for key in ("page-1", "page-2", "other")]
-        claims = (await rig.ledger.claim(wants, Terms("w7", 1000.0))).granted
+        headers = [ChangeHeader(key, order_of(1)) for key in ("page-1", "page-2", "other")]
+        claims = (await rig.ledger.claim(headers, LeaseTerms("w7", 1000.0))).granted
         waiting = asyncio.get_running_loop().create_task(desk.act("until_free", "page-*", is_pattern=True))
         await rig.until(lambda: desk.told)
         assert desk.told[-1] == "'page-1' is held by w7, and 1 more"
@@ -88,7 +88,7 @@ def test_after_a_reset_whatever_comes_next_wins(way):
 def test_a_key_that_is_held_is_reset_in_its_turn():
     desk = Desk(Rig())
     desk.rig.run(page("a", 5))
-    desk.rig.play(desk.rig.ledger.claim([Want("a", order_of(6))], Terms("w7", 100.0)))
+    desk.rig.play(desk.rig.ledger.claim([ChangeHeader("a", order_of(6))], LeaseTerms("w7", 100.0)))
     with pytest.raises(ActError, match="'a' is held by w7"):
         desk.do("reset", "a", wait_s=10.0)
     assert desk.noted == []
@@ -128,7 +128,7 @@ def test_the_era_waits_for_claims_to_end():
     rig = desk.rig
 
     async def story() -> None:
-        claims = (await rig.ledger.claim([Want("a", order_of(1))], Terms("w7", 1000.0))).granted
+        claims = (await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms("w7", 1000.0))).granted
         await desk.act("pause", "*", is_pattern=True)
         with pytest.raises(ActError, match="'a' is held by w7; waited 5 s"):
             await desk.act("raise_era", wait_s=5.0)
@@ -146,7 +146,7 @@ def test_a_pipeline_that_goes_on_while_its_claims_are_waited_for_is_not_raised()
     rig = desk.rig
 
     async def story() -> None:
-        claims = (await rig.ledger.claim([Want("a", order_of(1))], Terms("w7", 1000.0))).granted
+        claims = (await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms("w7", 1000.0))).granted
         await desk.act("pause", "*", is_pattern=True)
         raising = asyncio.get_running_loop().create_task(desk.act("raise_era"))
         await rig.until(lambda: desk.told)
@@ -238,7 +238,7 @@ def test_some_suspects_are_repaired_by_name():
 def test_what_cannot_be_repaired_is_told_and_holds_up_nothing_else():
     ward = Ward("a", "b", "c", "d")
     ward.rig.play(ward.rig.pass_s(41.0))
-    ward.rig.play(ward.rig.ledger.claim([Want("b", order_of(6))], Terms("w7", 100.0)))
+    ward.rig.play(ward.rig.ledger.claim([ChangeHeader("b", order_of(6))], LeaseTerms("w7", 100.0)))
     truth = {"a": {"id": "a", "v": 3}, "c": {"id": "x", "v": 5}, "d": {"id": "d", "v": 5}}
     ward.rig.refetch = truth.get
     told = ward.repair()

@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.dead_letter import Letter
 from keywise.core.entry import Entry, Policy
@@ -33,7 +33,7 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
         assert theirs.lines[:-1] == mine.lines[:-1] == before.lines
         assert (tallies.keys.count, tallies.letters.count) == (len(mine.entries), 3)
         assert await road.target.standing() == Standing(2, (EVERY_KEY, Pause("a")), 7.0)
-        assert (await road.target.claim([Want("new", order_of(1))], TERMS)).granted == []
+        assert (await road.target.claim([ChangeHeader("new", order_of(1))], TERMS)).granted == []
 
     run(main())
     assert {what for what, _ in road.told} == {"copying", "checking the copy", "checking the original"}
@@ -58,13 +58,15 @@ def test_tokens_of_the_target_are_above_all_of_the_source():
 
     async def main() -> None:
         for number in range(50):
-            await road.source.release((await road.source.claim([Want(f"k{number}", order_of(1))], TERMS)).granted)
-        [old] = (await road.source.claim([Want("a", order_of(1))], TERMS)).granted
+            await road.source.release(
+                (await road.source.claim([ChangeHeader(f"k{number}", order_of(1))], TERMS)).granted
+            )
+        [old] = (await road.source.claim([ChangeHeader("a", order_of(1))], TERMS)).granted
         await road.source.commit([old])
         await road.source.governor.pause(EVERY_KEY)
         await road.copy()
         await road.target.governor.resume(EVERYTHING, True)
-        [new] = (await road.target.claim([Want("a", order_of(2))], TERMS)).granted
+        [new] = (await road.target.claim([ChangeHeader("a", order_of(2))], TERMS)).granted
         assert new.token > old.token
 
     run(main())
@@ -125,7 +127,7 @@ def test_only_charges_that_still_limit_a_key_are_carried():
 
     async def main() -> None:
         for key in ("old", "new"):
-            claims = (await road.source.claim([Want(key, order_of(1))], TERMS)).granted
+            claims = (await road.source.claim([ChangeHeader(key, order_of(1))], TERMS)).granted
             await road.source.release(claims)
             if key == "old":
                 road.clock.advance(150.0)
@@ -170,7 +172,7 @@ def test_a_claim_that_is_held_is_refused():
     road = Road()
 
     async def main() -> None:
-        await road.source.claim([Want("it's", order_of(1))], TERMS)
+        await road.source.claim([ChangeHeader("it's", order_of(1))], TERMS)
         await road.source.governor.pause(EVERY_KEY)
 
     run(main())
@@ -215,7 +217,7 @@ def test_what_the_target_holds_besides_is_told_and_replaced_only_while_nobody_us
         await road.target.governor.resume(EVERYTHING, True)
         with pytest.raises(ActError, match="is not paused in new://, so it may be in use"):
             await road.move.check_replaceable()
-        [claim] = (await road.target.claim([Want("held", order_of(1))], TERMS)).granted
+        [claim] = (await road.target.claim([ChangeHeader("held", order_of(1))], TERMS)).granted
         await road.target.governor.pause(EVERY_KEY)
         with pytest.raises(ActError, match="'held' of pipeline 'pages' is still held by w1 in new://"):
             await road.move.check_replaceable()

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from keywise.adapters.memory.dump import MemoryArchive
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.entry import Entry
 from keywise.core.errors import ActError
@@ -35,7 +35,9 @@ def test_a_copy_that_was_cut_off_is_begun_anew(stage):
         assert (mark.keys, mark.is_pattern, mark.by) == (UNFINISHED, True, "ada@desk")
         assert mark.why == "keywise ledger copy from old:// is not finished"
         await road.target.governor.resume(EVERYTHING, True)
-        assert (await road.target.claim([Want("x\ny", order_of(1))], TERMS)).granted == [], "a resume does not end it"
+        assert (await road.target.claim([ChangeHeader("x\ny", order_of(1))], TERMS)).granted == [], (
+            "a resume does not end it"
+        )
         road.meanwhile = lambda what: None
         assert (await road.move.plan()).found is Found.UNFINISHED
         await road.copy()
@@ -123,7 +125,7 @@ def test_a_target_that_somebody_begins_to_use_is_left_as_it_was():
         await road.fill()
         move = road.move
         plan = await move.plan()
-        await road.target.claim([Want("a", order_of(1))], TERMS)
+        await road.target.claim([ChangeHeader("a", order_of(1))], TERMS)
         with pytest.raises(ActError, match="new:// is being worked with"):
             await move.run(plan, WHO)
         assert await road.target.standing() == Standing()

@@ -8,9 +8,9 @@ import pytest
 
 from flow.rig import CLAIMED_TRANSACTION, LEASED, QUEUE_TRANSACTION, WAYS, Rig, Running
 from flow.test_consumer import page
-from keywise.core.change import VERSION_MIN, Want, order_of
+from keywise.core.change import VERSION_MIN, ChangeHeader, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import Policy, Terms
+from keywise.core.entry import LeaseTerms, Policy
 from keywise.core.errors import ActError
 from keywise.core.limits import Rate
 from keywise.flow.intake import Envelope, FieldRoute, Fields
@@ -135,11 +135,11 @@ def test_a_key_that_is_held_is_waited_for(way):
     rig = desk.rig
 
     async def story() -> None:
-        answers = await rig.ledger.claim([Want("a", order_of(5))], Terms("w7", 30.0))
+        results = await rig.ledger.claim([ChangeHeader("a", order_of(5))], LeaseTerms("w7", 30.0))
         forcing = asyncio.get_running_loop().create_task(desk.act("force", "a"))
         await rig.until(lambda: desk.told)
         assert rig.stored == {}
-        await rig.ledger.commit(answers.granted)
+        await rig.ledger.commit(results.granted)
         await forcing
 
     rig.play(story())
@@ -149,7 +149,7 @@ def test_a_key_that_is_held_is_waited_for(way):
 
 def test_a_key_that_is_held_for_long_is_told_with_its_holder():
     desk = desk_with(truth={"id": "a", "v": 5})
-    desk.rig.play(desk.rig.ledger.claim([Want("a", order_of(5))], Terms("w7", 100.0)))
+    desk.rig.play(desk.rig.ledger.claim([ChangeHeader("a", order_of(5))], LeaseTerms("w7", 100.0)))
     with pytest.raises(ActError, match=r"^'a' is held by w7; waited 10 s; wait longer with --wait$"):
         desk.do("force", "a", wait_s=10.0)
     assert 10.0 <= desk.rig.loop.time() < 12.0

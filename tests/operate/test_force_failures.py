@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from flow.rig import LEASED, LEASED_CONDITIONAL, WAYS, Rig, Running
 from flow.test_consumer import page
 from flow.unreachable_adapters import Unreachable
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Certainty, Terms
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import Certainty, LeaseTerms
 from keywise.core.errors import ActError, PermanentError, SettingsError, TransientError, UnavailableError
 from keywise.core.ledger import Failure
 from operate.admin_rig import Desk
@@ -96,7 +96,7 @@ def test_a_change_that_is_being_tried_is_no_reason_to_remove_it():
     rig.run(page("a", 5))
 
     async def story() -> None:
-        [claim] = (await rig.ledger.claim([Want("a", order_of(7))], Terms("w7", 30.0))).granted
+        [claim] = (await rig.ledger.claim([ChangeHeader("a", order_of(7))], LeaseTerms("w7", 30.0))).granted
         removing = asyncio.get_running_loop().create_task(desk.act("remove", "a"))
         await rig.until(lambda: desk.told)
         await rig.ledger.release([claim])
@@ -213,7 +213,7 @@ def test_a_removal_that_waits_for_a_holder_covers_what_it_may_have_written():
     rig.run(page("a", 5))
 
     async def story() -> None:
-        [claim] = (await rig.ledger.claim([Want("a", order_of(7))], Terms("w7", 30.0))).granted
+        [claim] = (await rig.ledger.claim([ChangeHeader("a", order_of(7))], LeaseTerms("w7", 30.0))).granted
         removing = asyncio.get_running_loop().create_task(desk.act("remove", "a", wait_s=60.0))
         await rig.until(lambda: desk.told)
         await rig.ledger.fail([Failure(claim, Certainty.UNKNOWN, 0.0)])
@@ -231,7 +231,7 @@ def test_each_key_has_the_whole_patience():
     async def story() -> None:
         async with desk.acts(wait_s=10.0) as acts:
             for key in ("a", "b"):
-                await rig.ledger.claim([Want(key, order_of(4))], Terms("operator", 8.0))
+                await rig.ledger.claim([ChangeHeader(key, order_of(4))], LeaseTerms("operator", 8.0))
                 await acts.force(key)
 
     rig.play(story())
@@ -243,7 +243,9 @@ def test_a_write_that_kills_one_process_after_another_is_given_up():
     rig = desk.rig
 
     async def die(owner: str) -> None:
-        [claim] = (await rig.ledger.claim([Want("a", order_of(5))], Terms(owner, 30.0, alone=True))).granted
+        [claim] = (
+            await rig.ledger.claim([ChangeHeader("a", order_of(5))], LeaseTerms(owner, 30.0, alone=True))
+        ).granted
         await rig.ledger.renew([claim], 30.0)
         await rig.pass_s(31.0)
 
@@ -256,7 +258,7 @@ def test_a_write_that_kills_one_process_after_another_is_given_up():
 
 def test_a_key_whose_holder_died_is_taken_over_alone():
     desk = desk_with(truth={"id": "a", "v": 5})
-    desk.rig.play(desk.rig.ledger.claim([Want("a", order_of(5))], Terms("w7", 5.0)))
+    desk.rig.play(desk.rig.ledger.claim([ChangeHeader("a", order_of(5))], LeaseTerms("w7", 5.0)))
     desk.do("force", "a", wait_s=10.0)
     assert desk.rig.stored == {"a": 5}
 

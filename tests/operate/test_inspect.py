@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keywise import App, Change, Grade
-from keywise.core.change import VERSION_MAX, VERSION_MIN, Want, order_of
+from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.dead_letter import Burial, Letter
-from keywise.core.entry import Entry, Policy, Terms
+from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.rules import decide
 from keywise.operate.inspect import Figures, Meeting, SourceFigures, Spooled, Story, figures_of, meetings, story_of
 from running import run
 
 WALL = 1_700_000_000.0
-TERMS = Terms("somebody", 30.0)
+TERMS = LeaseTerms("somebody", 30.0)
 POLICY = Policy(intents=True, redelivery_s=100.0)
 
 
@@ -74,9 +74,13 @@ def test_figures_count_what_is_queued_remembered_and_set_aside():
 
         await app.send("pages", {"id": "a", "v": 1}, {"id": "b", "v": 1})
         async with app.open("pages", work=False) as pipeline:
-            wants = [Want("a", order_of(1)), Want("b", order_of(1), deleted=True), Want("c", order_of(1))]
-            answers = await pipeline.ledger.claim(wants, TERMS)
-            await pipeline.ledger.commit(answers.granted[:2])
+            headers = [
+                ChangeHeader("a", order_of(1)),
+                ChangeHeader("b", order_of(1), deleted=True),
+                ChangeHeader("c", order_of(1)),
+            ]
+            results = await pipeline.ledger.claim(headers, TERMS)
+            await pipeline.ledger.commit(results.granted[:2])
             await pipeline.ledger.bury([Burial(Letter("broken", b""))])
             return await figures_of(pipeline, WALL)
 
@@ -182,7 +186,7 @@ def test_batches_without_claims_are_asked_without_terms():
         app.pipeline("pages", key="id", version="v").source("memory://").sink("memory://")
         async with app.open("pages", work=False) as pipeline:
             async with pipeline.ledger.transaction() as transaction:
-                await transaction.mark([Want("a", order_of(7))])
+                await transaction.mark([ChangeHeader("a", order_of(7))])
             return await story_of(pipeline, "a", WALL)
 
     story = run(act())
@@ -222,8 +226,8 @@ def test_what_a_change_would_meet_is_what_the_rules_decide(entry, version, terms
         for one in found
         if (one.lowest is None or one.lowest <= version) and (one.highest is None or version <= one.highest)
     ]
-    refusal = decide(entry, Want("a", order_of(version)), 0.0, POLICY, terms)
-    assert meeting.answer == ("granted" if refusal is None else refusal.answer.value)
+    refusal = decide(entry, ChangeHeader("a", order_of(version)), 0.0, POLICY, terms)
+    assert meeting.answer == ("granted" if refusal is None else refusal.reason.value)
     assert meeting.wait_s == (0.0 if refusal is None else refusal.wait_s)
 
 

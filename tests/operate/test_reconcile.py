@@ -8,8 +8,8 @@ import pytest
 
 from flow.rig import LEASED, QUEUE_TRANSACTION, Rig, Running
 from flow.test_consumer import page
-from keywise.core.change import Change, Want, order_of
-from keywise.core.entry import EMPTY, Entry, Terms
+from keywise.core.change import Change, ChangeHeader, order_of
+from keywise.core.entry import EMPTY, Entry, LeaseTerms
 from keywise.core.errors import SettingsError
 from keywise.core.sink import Content
 from keywise.operate.reconcile import LOOK_AGAIN_S, PAGE, Difference, Kind, Reconcile, difference, differing
@@ -130,7 +130,7 @@ def test_a_key_that_somebody_is_at_work_on_is_looked_at_again():
     archive.truth["a"] = page("a", 1)
 
     async def story() -> None:
-        [claim] = (await archive.ledger.claim([Want("a", order_of(2))], Terms("w7", 60.0))).granted
+        [claim] = (await archive.ledger.claim([ChangeHeader("a", order_of(2))], LeaseTerms("w7", 60.0))).granted
         walk, found = await archive.walk()
         assert (found, walk.changing) == ({}, 1), "the handler may be about to write it"
         await archive.ledger.release([claim])

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.controls import Pause, Standing
 from keywise.core.dead_letter import EVERY_LETTER, Letter, Sought
 from keywise.core.entry import Claim, Entry
@@ -32,11 +32,11 @@ class Operator(Protocol):
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         """Keys whose content in the sink has been in doubt for a while, and has not become more so since."""
 
-    async def mend(self, claim: Claim, written: Want | None) -> None:
+    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
         """End a repair under an exclusion."""
 
-    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
-        """Make keys suspect that were written without a claim; each want says the newest order that was. It may be
+    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
+        """Make keys suspect that were written without a claim; each header says the newest order that was. It may be
         asked with none. True notes besides that a full resync is due since now, unless it is already; False ends that.
         """
 

@@ -46,7 +46,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     headers: Mapping[str, str] | None = None
 
 
-class Want(msgspec.Struct, gc=False):
+class ChangeHeader(msgspec.Struct, gc=False):
     """What a ledger is asked for: the right to bring one key to one order."""
 
     key: str
@@ -57,7 +57,7 @@ class Want(msgspec.Struct, gc=False):
     """By the wall clock of the source. Sent longer ago than the retention, only a key that is remembered is judged."""
 
 
-class Change(Want, Generic[T], gc=False):
+class Change(ChangeHeader, Generic[T], gc=False):
     """The whole state of a key at a version, or its deletion."""
 
     order: Order

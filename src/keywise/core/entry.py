@@ -8,7 +8,7 @@ from keywise.core.change import Order
 from keywise.core.limits import Rate
 
 
-class Answer(enum.StrEnum):
+class RefusalReason(enum.StrEnum):
     """Why a claim was refused."""
 
     STALE = "stale"
@@ -42,7 +42,7 @@ class Certainty(enum.StrEnum):
     """It may have been written, or may still land."""
 
 
-class Verdict(enum.StrEnum):
+class CommitResult(enum.StrEnum):
     """What a ledger says to a commit."""
 
     COMMITTED = "committed"
@@ -64,7 +64,7 @@ class Policy(msgspec.Struct, frozen=True):
     """How often one key may be dispatched, by all workers together."""
 
 
-class Terms(msgspec.Struct, frozen=True):
+class LeaseTerms(msgspec.Struct, frozen=True):
     """What a claim is asked for with."""
 
     owner: str
@@ -77,7 +77,7 @@ class Terms(msgspec.Struct, frozen=True):
 class Refusal(msgspec.Struct, frozen=True, gc=False):
     """A claim that was not granted; `wait_s` says how long the reason lasts at the most."""
 
-    answer: Answer
+    reason: RefusalReason
     wait_s: float = 0.0
     mark: Order | None = None
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from keywise.core.change import Outcome, Want
+from keywise.core.change import ChangeHeader, Outcome
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -40,7 +40,7 @@ class Settled(Event, frozen=True, kw_only=True):
 
     outcome: Outcome
     changes: int
-    wants: Sequence[Want] = ()
+    headers: Sequence[ChangeHeader] = ()
     """The changes themselves; left out for those that were simply applied, unless the history keeps them too."""
     firsts: int = 0
     """How many of them came for the first time."""
@@ -60,7 +60,7 @@ class Refused(Event, frozen=True, kw_only=True):
 
     key: str
     version: int | None = None
-    answer: str
+    reason: str
     wait_s: float
 
 

@@ -4,7 +4,7 @@ import random
 
 import msgspec
 
-from keywise.core.entry import Answer, Refusal
+from keywise.core.entry import Refusal, RefusalReason
 from keywise.core.errors import PermanentError
 
 BUSY_LOOK_S = 0.5
@@ -13,15 +13,15 @@ BUSY_LOOK_S = 0.5
 CAUSE_MAX = 2000
 
 _CAUSES = {
-    Answer.MIXED: "versioned and unversioned changes meet on this key, and nobody can order them; "
+    RefusalReason.MIXED: "versioned and unversioned changes meet on this key, and nobody can order them; "
     "send all of them with a version, or none",
-    Answer.FORGOTTEN: "sent longer ago than the retention, and the key is forgotten; "
+    RefusalReason.FORGOTTEN: "sent longer ago than the retention, and the key is forgotten; "
     "replay it with --older if nothing newer was applied",
 }
 
 
 def cause_of_refusal(refusal: Refusal) -> str:
-    return _CAUSES[refusal.answer]
+    return _CAUSES[refusal.reason]
 
 
 def cause_of_error(error: BaseException) -> str:
@@ -44,7 +44,7 @@ def is_permanent(error: BaseException) -> bool:
 
 def concerns_key(refusal: Refusal) -> bool:
     """Whether newer changes of the key have to wait as well."""
-    return refusal.answer in (Answer.PAUSED, Answer.LIMITED)
+    return refusal.reason in (RefusalReason.PAUSED, RefusalReason.LIMITED)
 
 
 def look_again_s(refusal: Refusal, rng: random.Random) -> float:

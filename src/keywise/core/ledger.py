@@ -9,15 +9,15 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import Burial
-from keywise.core.entry import Certainty, Claim, Refusal, Terms
+from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal
 from keywise.core.resource import Opened
 from keywise.core.transaction import Transaction
 
 
-class Answers(msgspec.Struct):
-    """What a ledger says to many wants at once."""
+class ClaimResults(msgspec.Struct):
+    """What a ledger says to many headers at once."""
 
     granted: list[Claim] = []
     refused: dict[str, Refusal] = {}
@@ -39,8 +39,8 @@ class Ledger(Opened, Protocol):
     transactions.
     """
 
-    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
-        """Check and take in one step per key. The wants name each key once."""
+    async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
+        """Check and take in one step per key. The headers name each key once."""
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         """Extend where the token is equal; return the claims that are lost."""

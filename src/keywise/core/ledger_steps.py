@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from keywise.core import rules
-from keywise.core.change import Order, Want
+from keywise.core.change import ChangeHeader, Order
 from keywise.core.controls import Standing
 from keywise.core.dead_letter import Burial, Letter
-from keywise.core.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
-from keywise.core.ledger import Answers, Failure
+from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
+from keywise.core.ledger import ClaimResults, Failure
 
-EVEN_IF_REPEATED = (Verdict.COMMITTED, Verdict.ALREADY)
+EVEN_IF_REPEATED = (CommitResult.COMMITTED, CommitResult.ALREADY)
 """What a commit may come to if its answer can have been lost."""
 
 
@@ -38,19 +38,19 @@ class Book(Protocol):
         """Add a dead letter."""
 
 
-def claim(book: Book, wants: Sequence[Want], terms: Terms, tokens: Sequence[int]) -> Answers:
-    answers = Answers()
-    for want, token in zip(sorted(wants, key=lambda want: want.key), tokens, strict=True):
-        entry = book.entry(want.key)
-        refusal = rules.decide_under(book.standing, entry, want, book.now, book.policy, terms)
+def claim(book: Book, headers: Sequence[ChangeHeader], terms: LeaseTerms, tokens: Sequence[int]) -> ClaimResults:
+    results = ClaimResults()
+    for header, token in zip(sorted(headers, key=lambda header: header.key), tokens, strict=True):
+        entry = book.entry(header.key)
+        refusal = rules.decide_under(book.standing, entry, header, book.now, book.policy, terms)
         if refusal is not None:
-            answers.refused[want.key] = refusal
+            results.refused[header.key] = refusal
             continue
-        lifted = rules.in_era(want, entry, book.standing)
+        lifted = rules.in_era(header, entry, book.standing)
         after, granted = rules.grant(entry, lifted, token, book.now, terms, book.policy)
-        book.set(want.key, after)
-        answers.granted.append(granted)
-    return answers
+        book.set(header.key, after)
+        results.granted.append(granted)
+    return results
 
 
 def renew(book: Book, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
@@ -64,13 +64,13 @@ def renew(book: Book, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
     return lost
 
 
-def commit(book: Book, claims: Sequence[Claim], allowed: tuple[Verdict, ...] = EVEN_IF_REPEATED) -> list[Claim]:
-    """Raise the marks of claims; return those with another verdict than is allowed."""
+def commit(book: Book, claims: Sequence[Claim], allowed: tuple[CommitResult, ...] = EVEN_IF_REPEATED) -> list[Claim]:
+    """Raise the marks of claims; return those with another result than is allowed."""
     refused = []
     for one in claims:
-        entry, verdict = rules.commit(book.entry(one.key), one, book.now, book.policy)
+        entry, result = rules.commit(book.entry(one.key), one, book.now, book.policy)
         book.set(one.key, entry)
-        if verdict not in allowed:
+        if result not in allowed:
             refused.append(one)
     return refused
 
@@ -100,15 +100,15 @@ def bury(book: Book, burials: Sequence[Burial]) -> list[Claim]:
     return lost
 
 
-def mend(book: Book, one: Claim, written: Want | None) -> None:
+def mend(book: Book, one: Claim, written: ChangeHeader | None) -> None:
     book.set(one.key, rules.mend(book.entry(one.key), one, written, book.now))
 
 
-def doubt(book: Book, wants: Sequence[Want]) -> None:
-    for want in wants:
-        entry = book.entry(want.key)
-        lifted = rules.in_era(want, entry, book.standing)
-        book.set(want.key, rules.doubt(entry, lifted, book.now, book.policy))
+def doubt(book: Book, headers: Sequence[ChangeHeader]) -> None:
+    for header in headers:
+        entry = book.entry(header.key)
+        lifted = rules.in_era(header, entry, book.standing)
+        book.set(header.key, rules.doubt(entry, lifted, book.now, book.policy))
 
 
 def reset(book: Book, one: Claim) -> int | None:
@@ -123,43 +123,43 @@ def reset(book: Book, one: Claim) -> int | None:
 # Without a claim, in a transaction that locks the keys.
 
 
-def refusals(book: Book, wants: Sequence[Want], entry: Callable[[str], Entry | None]) -> dict[str, Refusal]:
-    """The refusals of wants, by entries that may come from elsewhere than the book."""
+def refusals(book: Book, headers: Sequence[ChangeHeader], entry: Callable[[str], Entry | None]) -> dict[str, Refusal]:
+    """The refusals of headers, by entries that may come from elsewhere than the book."""
     refused = {}
-    for want in wants:
-        refusal = rules.decide_under(book.standing, entry(want.key), want, book.now, book.policy)
+    for header in headers:
+        refusal = rules.decide_under(book.standing, entry(header.key), header, book.now, book.policy)
         if refusal is not None:
-            refused[want.key] = refusal
+            refused[header.key] = refusal
     return refused
 
 
-def mark(book: Book, wants: Sequence[Want]) -> None:
-    for want in wants:
-        entry = book.entry(want.key)
-        marked = rules.mark(entry, rules.in_era(want, entry, book.standing), book.now)
-        book.set(want.key, rules.charged(marked, book.now, book.policy))
+def mark(book: Book, headers: Sequence[ChangeHeader]) -> None:
+    for header in headers:
+        entry = book.entry(header.key)
+        marked = rules.mark(entry, rules.in_era(header, entry, book.standing), book.now)
+        book.set(header.key, rules.charged(marked, book.now, book.policy))
 
 
-def fail_unclaimed(book: Book, wants: Sequence[Want]) -> list[int]:
+def fail_unclaimed(book: Book, headers: Sequence[ChangeHeader]) -> list[int]:
     counts = []
-    for want in wants:
-        before = book.entry(want.key)
-        entry = rules.fail_unclaimed(before, rules.in_era(want, before, book.standing), book.now)
-        book.set(want.key, entry)
+    for header in headers:
+        before = book.entry(header.key)
+        entry = rules.fail_unclaimed(before, rules.in_era(header, before, book.standing), book.now)
+        book.set(header.key, entry)
         counts.append(entry.attempts)
     return counts
 
 
-def bury_unclaimed(book: Book, letters: Sequence[tuple[Want | None, Letter]]) -> None:
-    for want, letter in letters:
-        if want is not None:
-            book.set(want.key, rules.bury_unclaimed(book.entry(want.key)))
+def bury_unclaimed(book: Book, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
+    for header, letter in letters:
+        if header is not None:
+            book.set(header.key, rules.bury_unclaimed(book.entry(header.key)))
         book.keep(letter)
 
 
-def is_plainly_newer(want: Want, mark: Order | None, oldest: float) -> bool:
-    """Whether nothing can be said against a want on an idle key, without a closer look."""
-    order = want.order
+def is_plainly_newer(header: ChangeHeader, mark: Order | None, oldest: float) -> bool:
+    """Whether nothing can be said against a header on an idle key, without a closer look."""
+    order = header.order
     if mark is None or order is None:
-        return want.sent_at >= oldest
+        return header.sent_at >= oldest
     return order > mark and mark[2] >= 0 and order[2] >= 0

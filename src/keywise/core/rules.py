@@ -6,54 +6,61 @@ The memory ledger calls these functions; every other ledger is held to them by t
 
 from msgspec.structs import replace
 
-from keywise.core.change import Order, Want, is_unversioned
+from keywise.core.change import ChangeHeader, Order, is_unversioned
 from keywise.core.controls import Standing
 from keywise.core.entry import (
     EMPTY,
-    Answer,
     Certainty,
     Claim,
+    CommitResult,
     Entry,
+    LeaseTerms,
     Policy,
     Refusal,
-    Terms,
-    Verdict,
+    RefusalReason,
 )
 
 PAUSE_LOOK_S = 2.0
 """How soon a paused key is asked for again."""
 
 
-def decide(entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None) -> Refusal | None:
+def decide(
+    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+) -> Refusal | None:
     """Say why a claim cannot be granted; None grants it. Without terms, a transaction asks that takes no claim."""
     entry = entry or EMPTY
     return (
-        _against_mark(entry, want, now, policy)
-        or _against_holder(entry, want, now, terms, policy)
-        or _against_history(entry, want, now, policy)
+        _against_mark(entry, header, now, policy)
+        or _against_holder(entry, header, now, terms, policy)
+        or _against_history(entry, header, now, policy)
         or _against_rate(entry, now, policy)
     )
 
 
 def decide_under(
-    standing: Standing, entry: Entry | None, want: Want, now: float, policy: Policy, terms: Terms | None = None
+    standing: Standing,
+    entry: Entry | None,
+    header: ChangeHeader,
+    now: float,
+    policy: Policy,
+    terms: LeaseTerms | None = None,
 ) -> Refusal | None:
     """As `decide`, under what an operator has set."""
-    refusal = decide(entry, in_era(want, entry, standing), now, policy, terms)
+    refusal = decide(entry, in_era(header, entry, standing), now, policy, terms)
     if refusal is None and standing.pauses and not (terms is not None and terms.despite_pause):
-        return Refusal(Answer.PAUSED, PAUSE_LOOK_S) if standing.pauses_key(want.key) else None
-    if refusal is not None and refusal.mark is not None and want.order is not None and want.order[0] == 0:
+        return Refusal(RefusalReason.PAUSED, PAUSE_LOOK_S) if standing.pauses_key(header.key) else None
+    if refusal is not None and refusal.mark is not None and header.order is not None and header.order[0] == 0:
         # Whoever asks compares it with what else waits, which names no era either.
         return replace(refusal, mark=(0, *refusal.mark[1:]))
     return refusal
 
 
-def in_era(want: Want, entry: Entry | None, standing: Standing) -> Want:
-    """The want in the era of its key. Upstream knows nothing of eras: what names none belongs to the current one."""
-    if want.order is None or want.order[0] != 0:
-        return want
+def in_era(header: ChangeHeader, entry: Entry | None, standing: Standing) -> ChangeHeader:
+    """The header in the era of its key. Upstream knows nothing of eras: what names none belongs to the current one."""
+    if header.order is None or header.order[0] != 0:
+        return header
     era = era_of(entry or EMPTY, standing)
-    return want if era == 0 else Want(want.key, (era, *want.order[1:]), want.deleted, want.sent_at)
+    return header if era == 0 else ChangeHeader(header.key, (era, *header.order[1:]), header.deleted, header.sent_at)
 
 
 def era_of(entry: Entry, standing: Standing) -> int:
@@ -61,18 +68,20 @@ def era_of(entry: Entry, standing: Standing) -> int:
     return max(standing.era, entry.era, entry.mark[0] if entry.mark is not None else 0)
 
 
-def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms, policy: Policy) -> tuple[Entry, Claim]:
-    """Take the key, after `decide` found nothing against it; the want is in the key's era."""
+def grant(
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
+) -> tuple[Entry, Claim]:
+    """Take the key, after `decide` found nothing against it; the header is in the key's era."""
     entry = charged(entry or EMPTY, now, policy)
-    entry = _without_passed_unknown(_without_dead_holder(entry, policy, now), want, now)
+    entry = _without_passed_unknown(_without_dead_holder(entry, policy, now), header, now)
     took_over = entry.token != 0
     died_alone = took_over and entry.alone and entry.begun and _died(entry, terms)
-    if want.order is None and entry.tried is not None and now >= entry.tried_at + policy.redelivery_s:
+    if header.order is None and entry.tried is not None and now >= entry.tried_at + policy.redelivery_s:
         # Its message can no longer arrive. Deaths are counted from now on, or a deadly repair would never end.
         entry = replace(entry, tried=None, tried_at=0.0, attempts=0, crashes=0, not_before=0.0)
-    elif want.order is not None and want.order != entry.tried:
-        entry = replace(entry, tried=want.order, attempts=0, crashes=0, not_before=0.0)
-    elif died_alone and want.order == entry.tried:
+    elif header.order is not None and header.order != entry.tried:
+        entry = replace(entry, tried=header.order, attempts=0, crashes=0, not_before=0.0)
+    elif died_alone and header.order == entry.tried:
         entry = replace(entry, crashes=entry.crashes + 1)
     entry = replace(
         entry,
@@ -80,16 +89,16 @@ def grant(entry: Entry | None, want: Want, token: int, now: float, terms: Terms,
         owner=terms.owner,
         lease_until=now + terms.lease_s,
         abandoned=False,
-        alone=terms.alone and (want.order is not None or entry.tried is None),
+        alone=terms.alone and (header.order is not None or entry.tried is None),
         begun=False,
-        intent=want.order if policy.intents else None,
+        intent=header.order if policy.intents else None,
         updated_at=now,
-        tried_at=now if want.order is not None else entry.tried_at,
+        tried_at=now if header.order is not None else entry.tried_at,
     )
     claim = Claim(
-        want.key,
-        want.order,
-        want.deleted,
+        header.key,
+        header.order,
+        header.deleted,
         token,
         entry.attempts,
         entry.crashes,
@@ -107,22 +116,22 @@ def renew(entry: Entry | None, claim: Claim, now: float, lease_s: float) -> Entr
     return replace(entry, lease_until=now + lease_s, begun=True)
 
 
-def commit(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, Verdict]:
+def commit(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, CommitResult]:
     """Raise the mark, where the token is the holder's and the order is above the mark."""
     assert claim.order is not None, "an exclusion has nothing to commit"
     mine = entry is not None and entry.token == claim.token
     mark = entry.mark if entry else None
     if entry and mine and (mark is None or claim.order > mark):
-        return _marked(entry, claim.order, claim.deleted, now), Verdict.COMMITTED
+        return _marked(entry, claim.order, claim.deleted, now), CommitResult.COMMITTED
     if entry and mark == claim.order and not claim.overdue:
-        return (_idle(entry) if mine else entry), Verdict.ALREADY
-    return _suspected(entry, policy, now), Verdict.REFUSED
+        return (_idle(entry) if mine else entry), CommitResult.ALREADY
+    return _suspected(entry, policy, now), CommitResult.REFUSED
 
 
-def mark(entry: Entry | None, want: Want, now: float) -> Entry:
+def mark(entry: Entry | None, header: ChangeHeader, now: float) -> Entry:
     """Raise the mark inside the transaction that also holds the effect; `decide` was asked in the same one."""
-    assert want.order is not None, "only an order can be marked"
-    return _marked(entry or EMPTY, want.order, want.deleted, now)
+    assert header.order is not None, "only an order can be marked"
+    return _marked(entry or EMPTY, header.order, header.deleted, now)
 
 
 def charged(entry: Entry, now: float, policy: Policy) -> Entry:
@@ -154,11 +163,11 @@ def fail(
     return _free(entry)
 
 
-def fail_unclaimed(entry: Entry | None, want: Want, now: float) -> Entry:
+def fail_unclaimed(entry: Entry | None, header: ChangeHeader, now: float) -> Entry:
     """Count a failed try inside a transaction that took no claim; a dead holder's claim ends with it."""
     entry = _free(entry or EMPTY)
-    attempts = entry.attempts if entry.tried == want.order else 0
-    tries = replace(entry, tried=want.order, attempts=attempts + 1, tried_at=now)
+    attempts = entry.attempts if entry.tried == header.order else 0
+    tries = replace(entry, tried=header.order, attempts=attempts + 1, tried_at=now)
     return replace(tries, crashes=0, not_before=0.0, updated_at=now)
 
 
@@ -186,7 +195,7 @@ def bury_unclaimed(entry: Entry | None) -> Entry | None:
     return kept(_idle(entry)) if entry is not None else None
 
 
-def mend(entry: Entry | None, claim: Claim, written: Want | None, now: float) -> Entry | None:
+def mend(entry: Entry | None, claim: Claim, written: ChangeHeader | None, now: float) -> Entry | None:
     """End a repair: clear a suspicion that has not grown meanwhile, and raise the mark if newer state was written."""
     if entry is None or entry.token != claim.token:
         return entry
@@ -202,23 +211,23 @@ def mend(entry: Entry | None, claim: Claim, written: Want | None, now: float) ->
     return kept(_free(entry))
 
 
-def doubt(entry: Entry | None, want: Want, now: float, policy: Policy) -> Entry | None:
+def doubt(entry: Entry | None, header: ChangeHeader, now: float, policy: Policy) -> Entry | None:
     """A key was written without a claim: it is suspect, and older changes wait as for any write that is not committed.
 
-    A sink that refuses what is older itself is right all the same. The want is in the key's era.
+    A sink that refuses what is older itself is right all the same. The header is in the key's era.
     """
     if not policy.intents:
         return entry
     doubted = _suspected(entry, policy, now) or EMPTY
-    if want.order is None:
+    if header.order is None:
         return doubted
-    if doubted.tried is not None and want.order >= doubted.tried:
+    if doubted.tried is not None and header.order >= doubted.tried:
         # What the last holder tried was written without a claim and acked: its message comes no more to settle it.
         # A lease that still runs ends by itself, and then nobody has to wait for the holder's next try.
         doubted = _free(doubted) if now >= doubted.lease_until else replace(doubted, abandoned=True)
-    if doubted.mark is not None and want.order <= doubted.mark:
+    if doubted.mark is not None and header.order <= doubted.mark:
         return doubted
-    return _with_unknown(doubted, want.order, now + policy.redelivery_s)
+    return _with_unknown(doubted, header.order, now + policy.redelivery_s)
 
 
 def reset(entry: Entry | None, claim: Claim, standing: Standing) -> Entry | None:
@@ -264,60 +273,62 @@ def kept(entry: Entry | None) -> Entry | None:
     return entry if replace(entry, updated_at=0.0, not_before=0.0, tried=None, tried_at=0.0) != EMPTY else None
 
 
-def _against_mark(entry: Entry, want: Want, now: float, policy: Policy) -> Refusal | None:
-    mark, order = entry.mark, want.order
+def _against_mark(entry: Entry, header: ChangeHeader, now: float, policy: Policy) -> Refusal | None:
+    mark, order = entry.mark, header.order
     if order is None:
         return None
     if mark is None:
         # Judged here and now: between an earlier look and this one, the key may have been pruned.
-        late = policy.retention_s is not None and want.sent_at < now - policy.retention_s
+        late = policy.retention_s is not None and header.sent_at < now - policy.retention_s
         # What was tried before was judged then, and may be in the sink by now.
-        return Refusal(Answer.FORGOTTEN) if late and order != entry.tried else None
+        return Refusal(RefusalReason.FORGOTTEN) if late and order != entry.tried else None
     if is_unversioned(mark) != is_unversioned(order) and mark[0] == order[0]:
-        return Refusal(Answer.MIXED, mark=mark)
+        return Refusal(RefusalReason.MIXED, mark=mark)
     if order == mark:
-        return Refusal(Answer.DUPLICATE, mark=mark)
-    return Refusal(Answer.STALE, mark=mark) if order < mark else None
+        return Refusal(RefusalReason.DUPLICATE, mark=mark)
+    return Refusal(RefusalReason.STALE, mark=mark) if order < mark else None
 
 
 def _against_rate(entry: Entry, now: float, policy: Policy) -> Refusal | None:
     if policy.rate is None:
         return None
     wait_s = entry.rate_at - policy.rate.burst_s - now
-    return Refusal(Answer.LIMITED, wait_s) if wait_s > 0 else None
+    return Refusal(RefusalReason.LIMITED, wait_s) if wait_s > 0 else None
 
 
-def _against_holder(entry: Entry, want: Want, now: float, terms: Terms | None, policy: Policy) -> Refusal | None:
+def _against_holder(
+    entry: Entry, header: ChangeHeader, now: float, terms: LeaseTerms | None, policy: Policy
+) -> Refusal | None:
     if entry.token == 0:
         return None
     if now < entry.lease_until:
-        return Refusal(Answer.BUSY, entry.lease_until - now)
+        return Refusal(RefusalReason.BUSY, entry.lease_until - now)
     if terms is None or not _died(entry, terms):
         return None  # What writes in the ledger's own transaction runs no user code, so nothing can be blamed on it.
-    if entry.tried is not None and (want.order is None or want.order < entry.tried):
+    if entry.tried is not None and (header.order is None or header.order < entry.tried):
         # Changes that kill their worker must not take turns, with each other or a repair: deaths would be forgotten.
         wait_s = entry.lease_until + policy.redelivery_s - now
-        return Refusal(Answer.DEFERRED, wait_s) if wait_s > 0 else None
-    return Refusal(Answer.ALONE) if not terms.alone else None
+        return Refusal(RefusalReason.DEFERRED, wait_s) if wait_s > 0 else None
+    return Refusal(RefusalReason.ALONE) if not terms.alone else None
 
 
-def _against_history(entry: Entry, want: Want, now: float, policy: Policy) -> Refusal | None:
-    if want.order is None:
+def _against_history(entry: Entry, header: ChangeHeader, now: float, policy: Policy) -> Refusal | None:
+    if header.order is None:
         return None
     if entry.token != 0:
         entry = _with_unknown(entry, entry.intent, entry.lease_until + policy.redelivery_s)
-    if entry.unknown is not None and want.order < entry.unknown and now < entry.unknown_until:
-        return Refusal(Answer.DEFERRED, entry.unknown_until - now)
-    if entry.tried is not None and want.order <= entry.tried and now < entry.not_before:
-        return Refusal(Answer.BUSY, entry.not_before - now)
-    if entry.tried is not None and entry.attempts and want.order < entry.tried:
+    if entry.unknown is not None and header.order < entry.unknown and now < entry.unknown_until:
+        return Refusal(RefusalReason.DEFERRED, entry.unknown_until - now)
+    if entry.tried is not None and header.order <= entry.tried and now < entry.not_before:
+        return Refusal(RefusalReason.BUSY, entry.not_before - now)
+    if entry.tried is not None and entry.attempts and header.order < entry.tried:
         # Two changes that fail must not take turns, or each would make the other's failed tries forgotten.
         wait_s = entry.tried_at + policy.redelivery_s - now
-        return Refusal(Answer.DEFERRED, wait_s) if wait_s > 0 else None
+        return Refusal(RefusalReason.DEFERRED, wait_s) if wait_s > 0 else None
     return None
 
 
-def _died(entry: Entry, terms: Terms) -> bool:
+def _died(entry: Entry, terms: LeaseTerms) -> bool:
     """Whether the holder of an expired lease is gone. It lives if it gave up in words, or if it asks now:
     then the answer to its claim was lost."""
     return not entry.abandoned and entry.owner != terms.owner
@@ -331,9 +342,13 @@ def _without_dead_holder(entry: Entry, policy: Policy, now: float) -> Entry:
     return _with_unknown(entry, entry.intent, entry.lease_until + policy.redelivery_s)
 
 
-def _without_passed_unknown(entry: Entry, want: Want, now: float) -> Entry:
+def _without_passed_unknown(entry: Entry, header: ChangeHeader, now: float) -> Entry:
     """Drop an unknown write whose message can no longer arrive: no key waits for ever, but it is suspect."""
-    if entry.unknown is None or now < entry.unknown_until or (want.order is not None and want.order >= entry.unknown):
+    if (
+        entry.unknown is None
+        or now < entry.unknown_until
+        or (header.order is not None and header.order >= entry.unknown)
+    ):
         return entry
     return replace(entry, unknown=None, unknown_until=0.0, suspect=entry.suspect + 1, suspect_at=now)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import Letter
 from keywise.core.entry import Claim, Refusal
 
@@ -15,10 +15,10 @@ class Transaction(Protocol):
     connection: Any
     """What a handler is given to write with."""
 
-    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+    async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """Refusals by key; whatever is not in it may be written and marked in this transaction."""
 
-    async def mark(self, wants: Sequence[Want]) -> None:
+    async def mark(self, headers: Sequence[ChangeHeader]) -> None:
         """Raise marks of keys that `decide` has just allowed."""
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
@@ -27,10 +27,10 @@ class Transaction(Protocol):
         An order that is the mark already is refused too: its effect is there, and must not come a second time.
         """
 
-    async def fail(self, wants: Sequence[Want]) -> list[int]:
+    async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         """Count failed tries of keys that no claim is held on; return the counts."""
 
-    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
         """Keep dead letters; older changes of their keys are eligible again."""
 
     def savepoint(self) -> AbstractAsyncContextManager[None]:
@@ -40,5 +40,5 @@ class Transaction(Protocol):
 class HastyTransaction(Protocol):
     """What a transaction has besides if it saves a step for a caller that marks everything or rolls back."""
 
-    async def decide_at_once(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+    async def decide_at_once(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """As `Transaction.decide`, and what is allowed may be marked already. The caller asks for the marks as well."""

@@ -16,7 +16,7 @@ from keywise.core.change import Delivery, Outcome
 from keywise.core.clock import Clock, boot_time
 from keywise.core.controls import PLAIN, Standing
 from keywise.core.dead_letter import Letter
-from keywise.core.entry import Answer
+from keywise.core.entry import RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import storable
 from keywise.core.history import Historian, Reporter
@@ -140,9 +140,9 @@ class Pipeline:
             pipeline=self.name, key=key, version=version, cause=cause, attempts=attempts, retry_s=retry_s
         )
 
-    def refused(self, ticket: Ticket, answer: Answer, wait_s: float) -> events.Refused:
+    def refused(self, ticket: Ticket, reason: RefusalReason, wait_s: float) -> events.Refused:
         key, version = ticket.change.key, ticket.change.version
-        return events.Refused(pipeline=self.name, key=key, version=version, answer=answer.value, wait_s=wait_s)
+        return events.Refused(pipeline=self.name, key=key, version=version, reason=reason.value, wait_s=wait_s)
 
     def buried(self, ticket: Ticket, cause: str) -> events.Buried:
         return events.Buried(pipeline=self.name, key=ticket.change.key, version=ticket.change.version, cause=cause)
@@ -156,7 +156,7 @@ class Pipeline:
                     pipeline=self.name,
                     outcome=outcome,
                     changes=len(tickets),
-                    wants=[ticket.change for ticket in tickets] if tells_all else (),
+                    headers=[ticket.change for ticket in tickets] if tells_all else (),
                     firsts=len(tickets) if is_applied else sum(ticket.delivery.count == 1 for ticket in tickets),
                     sent_at=tickets[0].delivery.sent_at,
                 )

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 from keywise.core import events
-from keywise.core.change import VERSION_MIN, Change, Order, Outcome, Want
-from keywise.core.entry import EMPTY, Certainty, Claim, Entry, Terms
+from keywise.core.change import VERSION_MIN, Change, ChangeHeader, Order, Outcome
+from keywise.core.entry import EMPTY, Certainty, Claim, Entry, LeaseTerms
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
@@ -67,16 +67,16 @@ class Repair:
         """Why it could not be repaired; empty if it was."""
         pipeline = self._pipeline
         asked_at = pipeline.clock()
-        terms = Terms(pipeline.owner, pipeline.settings.lease_s, alone=True, despite_pause=self._despite_pause)
-        answers = await pipeline.ledger.claim([Want(key, None)], terms)
-        self._heartbeat.hold(answers.granted, asked_at)
-        for claim in answers.granted:
+        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, alone=True, despite_pause=self._despite_pause)
+        results = await pipeline.ledger.claim([ChangeHeader(key, None)], terms)
+        self._heartbeat.hold(results.granted, asked_at)
+        for claim in results.granted:
             self._fruitless[key] = asked_at + pipeline.settings.horizon_s
             try:
                 return await self._repair_under(claim)
             finally:
                 self._heartbeat.drop([claim])
-        return f"the key is {answers.refused[key].answer.value}"
+        return f"the key is {results.refused[key].reason.value}"
 
     async def _repair_under(self, claim: Claim) -> str:
         if claim.suspect == 0 or claim.took_over:

@@ -10,7 +10,7 @@ import msgspec
 from keywise.core import events
 from keywise.core.backoff import shortened
 from keywise.core.change import Change, Delivery, Outcome
-from keywise.core.entry import Answer, Refusal
+from keywise.core.entry import Refusal, RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
 from keywise.core.limits import Snooze
@@ -214,7 +214,7 @@ def _endings(coalesced: Coalesced, worked: Worked) -> Endings:
     """What ended together in a transaction: survivors, and whoever followed them."""
     others: list[Ended] = [(ticket, Outcome.DEAD) for ticket in worked.buried]
     for ticket, refusal in worked.refused:
-        others.append((ticket, Outcome(refusal.answer.value)))
+        others.append((ticket, Outcome(refusal.reason.value)))
         for other in coalesced.followers.get(ticket.change.key, ()):
             is_same = other.change.order == refusal.mark
             others.append((other, Outcome.DUPLICATE if is_same else Outcome.STALE))
@@ -293,7 +293,7 @@ class LedgerTransactionWorker:
             ended += lanes.finish(ticket, Outcome.APPLIED, ticket.change.order)
         for ticket, refusal in worked.refused:
             assert refusal.mark is not None, "only a mark makes a change stale"
-            ended += lanes.finish(ticket, Outcome(refusal.answer.value), refusal.mark)
+            ended += lanes.finish(ticket, Outcome(refusal.reason.value), refusal.mark)
         for ticket in worked.buried:
             ended += lanes.bury(ticket)
         for ticket, wait_s in worked.waiting:
@@ -373,15 +373,15 @@ async def write_all(transaction: Transaction, sink: AtomicSink, changes: Sequenc
 async def _refuse(
     pipeline: Pipeline, transaction: Transaction, worked: Worked, ticket: Ticket, refusal: Refusal
 ) -> None:
-    match refusal.answer:
-        case Answer.STALE | Answer.DUPLICATE:
+    match refusal.reason:
+        case RefusalReason.STALE | RefusalReason.DUPLICATE:
             worked.refused.append((ticket, refusal))
-        case Answer.MIXED | Answer.FORGOTTEN:
+        case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
             # What goes on with the key is not this change's doing.
             await _bury(pipeline, transaction, worked, ticket, cause_of_refusal(refusal), tried=False)
         case _:
             worked.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))
-            worked.paused = worked.paused or refusal.answer is Answer.PAUSED
+            worked.paused = worked.paused or refusal.reason is RefusalReason.PAUSED
             if concerns_key(refusal):
                 worked.firm.add(ticket.change.key)
 

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from keywise.core import events
 from keywise.core.admin import Operator
-from keywise.core.change import Outcome, Want, is_unversioned
+from keywise.core.change import ChangeHeader, Outcome, is_unversioned
 from keywise.core.clock import Clock, boot_time
 from keywise.core.failures import storable
 from keywise.core.history import ALARM, CALM, Historian, Line
@@ -86,16 +86,16 @@ class History:
         self.restarts.count(event, now)
         if self._keeps == "none" or event.outcome is Outcome.DEAD:
             return  # A dead letter was told when it was buried, with its cause.
-        wants = event.wants
+        headers = event.headers
         if self._keeps != "all":
-            allowed = self._allowed(len(wants), now)
-            self._left_out += len(wants) - allowed
-            wants = wants[:allowed]
-        for want in wants:
-            self._add(now, _outcome(event.outcome, want))
+            allowed = self._allowed(len(headers), now)
+            self._left_out += len(headers) - allowed
+            headers = headers[:allowed]
+        for header in headers:
+            self._add(now, _outcome(event.outcome, header))
 
     def _waits_for(self, event: events.Refused) -> None:
-        now, wait = self._clock(), (event.key, event.answer)
+        now, wait = self._clock(), (event.key, event.reason)
         if now < self._waits.get(wait, -WAIT_AGAIN_S) + WAIT_AGAIN_S:
             return
         self._waits[wait] = now
@@ -103,7 +103,7 @@ class History:
         if len(self._waits) > WAITS_MAX:
             self._waits.popitem(last=False)
         if self._keeps == "all" or self._allowed(1, now):
-            self._add(now, ("waits", event.key, event.version, event.answer))
+            self._add(now, ("waits", event.key, event.version, event.reason))
         else:
             self._left_out += 1
 
@@ -130,9 +130,9 @@ class History:
             self._add(now, ("left out", "", None, detail))
 
 
-def _outcome(outcome: Outcome, want: Want) -> Told:
-    version = None if want.order is None or is_unversioned(want.order) else want.order[1]
-    return outcome.value, want.key, version, "a deletion" if want.deleted else ""
+def _outcome(outcome: Outcome, header: ChangeHeader) -> Told:
+    version = None if header.order is None or is_unversioned(header.order) else header.order[1]
+    return outcome.value, header.key, version, "a deletion" if header.deleted else ""
 
 
 def _failed(event: events.Failed) -> Told:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from keywise.core.change import VERSION_MIN, Change, Want
+from keywise.core.change import VERSION_MIN, Change, ChangeHeader
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import EMPTY, Policy, Refusal
 from keywise.core.errors import ActError, UnavailableError
@@ -110,7 +110,7 @@ class Acts:
         self._check_era()
         if await self._pipeline.operator.inspect(key) is None:
             raise ActError(f"nothing is known of {key!r}, so whatever comes next wins anyway; nothing was reset")
-        async with self._grip.taken(Want(key, None)) as claim:
+        async with self._grip.taken(ChangeHeader(key, None)) as claim:
             assert not isinstance(claim, Refusal), "an exclusion is never stale"
             era = await self._pipeline.governor.reset(claim)
         if era is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MIN, Change, Order, Outcome, is_unversioned
 from keywise.core.controls import Standing
-from keywise.core.entry import EMPTY, Answer, Certainty, Claim, Entry, Refusal
+from keywise.core.entry import EMPTY, Certainty, Claim, Entry, Refusal, RefusalReason
 from keywise.core.errors import ActError, KeywiseError, MalformedError, UnavailableError
 from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
@@ -98,9 +98,9 @@ class Force:
                     return change
                 if not isinstance(claim, Refusal):
                     await self._pipeline.ledger.release([claim])
-                elif claim.answer is Answer.DEFERRED:
+                elif claim.reason is RefusalReason.DEFERRED:
                     continue
-                elif claim.answer is Answer.MIXED:
+                elif claim.reason is RefusalReason.MIXED:
                     raise ActError(
                         f"some changes of {change.key!r} have a version and some have none, so nobody can order them; "
                         f"nothing was written; keywise reset begins anew with the next one"

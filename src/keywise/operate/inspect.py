@@ -6,9 +6,9 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from keywise.core.change import VERSION_MAX, VERSION_MIN, Order, Want, is_unversioned, order_of
+from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, is_unversioned, order_of
 from keywise.core.controls import PLAIN, Pause, Standing
-from keywise.core.entry import Entry, Policy, Terms
+from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.history import ALARM, ENDS_ALARM, Line
 from keywise.core.rules import decide_under, era_of
 from keywise.core.settings import Settings
@@ -157,7 +157,7 @@ class Meeting(msgspec.Struct, frozen=True):
     lowest: int | None
     highest: int | None
     answer: str
-    """`granted`, or one of the refusals in `rules.Answer`."""
+    """`granted`, or one of the refusals in `rules.RefusalReason`."""
     wait_s: float = 0.0
     versioned: bool = True
     """False: this is about changes without a version."""
@@ -262,13 +262,13 @@ async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES
 
 
 def meetings(
-    entry: Entry, now: float, policy: Policy, terms: Terms | None, standing: Standing = PLAIN, key: str = ""
+    entry: Entry, now: float, policy: Policy, terms: LeaseTerms | None, standing: Standing = PLAIN, key: str = ""
 ) -> list[Meeting]:
     """What a change would meet now, from the lowest version to the highest; equal answers are told together."""
 
     def meet(version: int | None) -> Meeting:
-        refusal = decide_under(standing, entry, Want(key, order_of(version)), now, policy, terms)
-        answer, wait_s = (refusal.answer.value, refusal.wait_s) if refusal is not None else ("granted", 0.0)
+        refusal = decide_under(standing, entry, ChangeHeader(key, order_of(version)), now, policy, terms)
+        answer, wait_s = (refusal.reason.value, refusal.wait_s) if refusal is not None else ("granted", 0.0)
         return Meeting(version, version, answer, wait_s, versioned=version is not None)
 
     if any(is_unversioned(order) for order in _named(entry)):
@@ -296,12 +296,12 @@ def _named(entry: Entry) -> list[Order]:
     return [order for order in (entry.mark, entry.intent, entry.unknown, entry.tried) if order is not None]
 
 
-def _terms(pipeline: Pipeline) -> Terms | None:
+def _terms(pipeline: Pipeline) -> LeaseTerms | None:
     """What a worker that is not the holder would ask with; None where batches take no claim."""
     sink = pipeline.sink
     if is_atomic(sink) and not sink.runs_user_code:
         return None
-    return Terms(owner="", lease_s=pipeline.settings.lease_s)
+    return LeaseTerms(owner="", lease_s=pipeline.settings.lease_s)
 
 
 def _mark(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Mark | None:

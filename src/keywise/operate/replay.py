@@ -2,9 +2,9 @@
 
 import math
 
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import Letter
-from keywise.core.entry import Answer, Policy, Refusal, Terms
+from keywise.core.entry import LeaseTerms, Policy, Refusal, RefusalReason
 from keywise.core.errors import LetterError, MalformedError
 from keywise.core.rules import decide_under
 from keywise.flow.pipeline import Pipeline
@@ -20,15 +20,15 @@ async def replay(pipeline: Pipeline, number: int, letter: Letter, *, older: bool
         change = pipeline.envelope.read_one(letter.body)
     except MalformedError as error:
         raise LetterError(f"letter {number} cannot be read: {error}; it stays, drop it if it is of no use") from error
-    want = Want(change.key, change.order, sent_at=math.inf if older else letter.sent_at)
+    want = ChangeHeader(change.key, change.order, sent_at=math.inf if older else letter.sent_at)
     refusal = await _judge(pipeline, want)
-    if refusal is not None and refusal.answer is Answer.FORGOTTEN:
+    if refusal is not None and refusal.reason is RefusalReason.FORGOTTEN:
         raise LetterError(
             f"letter {number} was sent longer ago than the retention, and {change.key!r} is forgotten: "
             "nobody can tell whether something newer was applied; it stays, --older sends it all the same"
         )
     if refusal is not None and refusal.mark is not None:
-        raise LetterError(_told(number, change.key, change.version, refusal.answer, refusal.mark[1]))
+        raise LetterError(_told(number, change.key, change.version, refusal.reason, refusal.mark[1]))
     [url, source], *_ = pipeline.sources
     if url.startswith("memory:"):
         raise LetterError(f"letter {number} would end with this command: {pipeline.name} reads from {url}; it stays")
@@ -36,17 +36,17 @@ async def replay(pipeline: Pipeline, number: int, letter: Letter, *, older: bool
     await pipeline.operator.drop([number])
 
 
-async def _judge(pipeline: Pipeline, want: Want) -> Refusal | None:
+async def _judge(pipeline: Pipeline, want: ChangeHeader) -> Refusal | None:
     entry, now = await pipeline.operator.inspect(want.key), await pipeline.operator.now()
-    standing, terms = await pipeline.governor.standing(), Terms("", 1.0, despite_pause=True)
+    standing, terms = await pipeline.governor.standing(), LeaseTerms("", 1.0, despite_pause=True)
     return decide_under(standing, entry, want, now, Policy(retention_s=pipeline.settings.retention_s), terms)
 
 
-def _told(number: int, key: str, version: int | None, answer: Answer, mark: int) -> str:
+def _told(number: int, key: str, version: int | None, reason: RefusalReason, mark: int) -> str:
     what = f"letter {number} has version {version} of {key!r}"
-    if answer is Answer.MIXED:
+    if reason is RefusalReason.MIXED:
         return f"letter {number} of {key!r} cannot be ordered: some of its changes have a version and some have none"
     if version is None:
         return f"letter {number} is refused: {key!r} was applied already, and without a version that is once; it stays"
-    applied = "is applied already" if answer is Answer.DUPLICATE else f"is stale: its mark is version {mark}"
+    applied = "is applied already" if reason is RefusalReason.DUPLICATE else f"is stale: its mark is version {mark}"
     return f"{what}, which {applied}; it stays, drop it with keywise dead drop {number}"

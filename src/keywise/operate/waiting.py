@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from keywise.core.change import Want
-from keywise.core.entry import EMPTY, Answer, Claim, Refusal, Terms
+from keywise.core.change import ChangeHeader
+from keywise.core.entry import EMPTY, Claim, LeaseTerms, Refusal, RefusalReason
 from keywise.core.errors import ActError
 from keywise.core.failures import look_again_s
 from keywise.flow.heartbeat import Heartbeat, Pulse
 from keywise.flow.pipeline import Pipeline
 
-FINAL = (Answer.STALE, Answer.DUPLICATE, Answer.MIXED, Answer.FORGOTTEN)
+FINAL = (RefusalReason.STALE, RefusalReason.DUPLICATE, RefusalReason.MIXED, RefusalReason.FORGOTTEN)
 """Answers that no waiting changes."""
 
 
@@ -49,27 +49,27 @@ class Grip:
         self._pipeline = pipeline
 
     @asynccontextmanager
-    async def taken(self, want: Want) -> AsyncIterator[Claim | Refusal]:
-        """The claim, kept alive inside the block, or the answer that calls for another want.
+    async def taken(self, header: ChangeHeader) -> AsyncIterator[Claim | Refusal]:
+        """The claim, kept alive inside the block, or the answer that calls for another header.
 
         Whoever is inside ends the claim in the ledger.
         """
         pipeline = self._pipeline
-        terms = Terms(pipeline.owner, pipeline.settings.lease_s, alone=True, despite_pause=True)
+        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, alone=True, despite_pause=True)
         while True:
             asked_at = pipeline.clock()
-            answers = await pipeline.ledger.claim([want], terms)
-            if answers.granted:
+            results = await pipeline.ledger.claim([header], terms)
+            if results.granted:
                 break
-            refusal = answers.refused[want.key]
-            if refusal.answer in FINAL:
+            refusal = results.refused[header.key]
+            if refusal.reason in FINAL:
                 yield refusal
                 return
-            await self.patience.wait(await self._told(want.key, refusal), look_again_s(refusal, pipeline.rng))
-            if refusal.answer is Answer.DEFERRED and want.order is not None:
+            await self.patience.wait(await self._told(header.key, refusal), look_again_s(refusal, pipeline.rng))
+            if refusal.reason is RefusalReason.DEFERRED and header.order is not None:
                 yield refusal
                 return
-        [claim] = answers.granted
+        [claim] = results.granted
         self.heartbeat.hold([claim], asked_at)
         try:
             yield claim
@@ -79,9 +79,9 @@ class Grip:
     async def _told(self, key: str, refusal: Refusal) -> str:
         """What the key waits for, and who holds it."""
         entry = await self._pipeline.operator.inspect(key) or EMPTY
-        if refusal.answer is Answer.LIMITED:
+        if refusal.reason is RefusalReason.LIMITED:
             return f"the rate of {key!r} is used up"
-        if refusal.answer is Answer.DEFERRED:
+        if refusal.reason is RefusalReason.DEFERRED:
             return f"a newer change of {key!r} was tried and is not settled: it may be in the sink"
         if entry.token == 0:
             return f"a change of {key!r} has failed, and its next try is not due"

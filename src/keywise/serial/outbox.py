@@ -18,7 +18,7 @@ UNSTORABLE = "its answer cannot be stored"
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """Answers, what is asked for, and how many turns are wished for."""
+    """ClaimResults, what is asked for, and how many turns are wished for."""
 
     replies: list[Reply]
     asked: list[Call]

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from adapters.function.handler_shop import passed
-from keywise.adapters.http.client import Answer, HttpClient, Server
+from keywise.adapters.http.client import HttpClient, HttpResponse, Server
 from keywise.core.errors import AddressError, OutcomeUnknownError, UnavailableError
 from running import awaited
 from servers import machine, shared
@@ -28,7 +28,7 @@ def encrypted(space: Space, **more: object) -> Server:
 
 async def put(
     client: HttpClient, space: Space, key: str = "a", *, timeout_s: float = 20.0, body: bytes = b"x"
-) -> Answer:
+) -> HttpResponse:
     return await client.request("PUT", space.path.format(key=key), body=body, timeout_s=timeout_s)
 
 

@@ -8,7 +8,7 @@ from keywise import adapters
 from keywise.adapters.http.client import (
     RETRY_AFTER_MAX_S,
     RETRY_AFTER_MIN_S,
-    Answer,
+    HttpResponse,
     Server,
     retry_after_s,
     server_at,
@@ -27,11 +27,11 @@ CONDITIONAL = Contract(("/documents/", ""), superseded=412)
 BASE = "http://host/documents/{key}"
 
 
-def said(status: int, body: str = "", **headers: str) -> Answer:
-    return Answer(status, {name.replace("_", "-"): value for name, value in headers.items()}, body.encode())
+def said(status: int, body: str = "", **headers: str) -> HttpResponse:
+    return HttpResponse(status, {name.replace("_", "-"): value for name, value in headers.items()}, body.encode())
 
 
-def result_of(answer: Answer, asked: Asked = PUT, contract: Contract = PLAIN) -> Result:
+def result_of(answer: HttpResponse, asked: Asked = PUT, contract: Contract = PLAIN) -> Result:
     return judged(answer, asked, contract, lambda message: message.replace("hunter2", "***"))
 
 
@@ -160,7 +160,7 @@ def test_a_cause_is_short_printable_and_without_secrets():
     cause = result_of(answer).cause
     assert cause.startswith("400: [31m<p>no good</p> *** xxx")
     assert len(cause) == len("400: ") + 200
-    assert result_of(Answer(400, {}, b"\xff\xfe")).cause == "400: \ufffd\ufffd"
+    assert result_of(HttpResponse(400, {}, b"\xff\xfe")).cause == "400: \ufffd\ufffd"
 
 
 # A service as a whole.

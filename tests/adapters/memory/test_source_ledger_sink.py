@@ -15,16 +15,16 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.admin import Census
-from keywise.core.change import Change, Want, order_of
+from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.dead_letter import Burial, Letter
-from keywise.core.entry import Answer, Certainty, Claim, Policy, Terms
+from keywise.core.entry import Certainty, Claim, LeaseTerms, Policy, RefusalReason
 from keywise.core.errors import AddressError
 from keywise.core.ledger import Failure
 from keywise.core.sink import APPLIED, SUPERSEDED, Grade
 from keywise.core.url import Address
 from keywise.testing.virtual_loop import VirtualLoop
 
-TERMS = Terms("w1", 10.0)
+TERMS = LeaseTerms("w1", 10.0)
 
 
 class Shop:
@@ -41,7 +41,7 @@ class Shop:
         await asyncio.wait([self.loop.create_future()], timeout=seconds)
 
     async def take(self, key: str, version: int = 1) -> Claim:
-        [claim] = (await self.ledger.claim([Want(key, order_of(version))], TERMS)).granted
+        [claim] = (await self.ledger.claim([ChangeHeader(key, order_of(version))], TERMS)).granted
         return claim
 
 
@@ -184,7 +184,7 @@ def test_a_transaction_that_raises_leaves_nothing_behind():
     async def story(shop: Shop) -> None:
         with pytest.raises(ZeroDivisionError):
             async with shop.ledger.transaction() as transaction:
-                await transaction.mark([Want("a", order_of(1))])
+                await transaction.mark([ChangeHeader("a", order_of(1))])
                 await shop.table.write(transaction, [Change("a", order_of(1))])
                 await transaction.bury([(None, Letter("no", b""))])
                 raise ZeroDivisionError
@@ -212,11 +212,11 @@ def test_a_savepoint_that_raises_is_rolled_back_alone():
 def test_others_wait_while_a_transaction_is_open():
     async def story(shop: Shop) -> None:
         async with shop.ledger.transaction() as transaction:
-            claiming = shop.loop.create_task(shop.ledger.claim([Want("a", order_of(1))], TERMS))
+            claiming = shop.loop.create_task(shop.ledger.claim([ChangeHeader("a", order_of(1))], TERMS))
             await shop.pass_s(1.0)
             assert not claiming.done()
-            await transaction.mark([Want("a", order_of(1))])
-        assert (await claiming).refused["a"].answer is Answer.DUPLICATE
+            await transaction.mark([ChangeHeader("a", order_of(1))])
+        assert (await claiming).refused["a"].reason is RefusalReason.DUPLICATE
 
     in_a_shop(story)
 
@@ -237,11 +237,11 @@ def test_a_transaction_refuses_a_repeated_commit():
 
 def test_failures_in_a_transaction_are_counted_and_a_burial_forgets_them():
     async def story(shop: Shop) -> None:
-        want = Want("a", order_of(1))
+        header = ChangeHeader("a", order_of(1))
         async with shop.ledger.transaction() as transaction:
-            assert await transaction.decide([want]) == {}
-            assert [await transaction.fail([want]), await transaction.fail([want])] == [[1], [2]]
-            await transaction.bury([(want, Letter("no", b"x", key="a"))])
+            assert await transaction.decide([header]) == {}
+            assert [await transaction.fail([header]), await transaction.fail([header])] == [[1], [2]]
+            await transaction.bury([(header, Letter("no", b"x", key="a"))])
         assert await shop.ledger.inspect("a") is None
         assert [letter.key for _, _, letter in await shop.ledger.letters(10)] == ["a"]
 
@@ -259,10 +259,12 @@ def test_tokens_are_not_reused_even_if_the_sequence_is_set_back():
 def test_a_claim_answers_every_want_once():
     async def story(shop: Shop) -> None:
         held = await shop.take("b")
-        answers = await shop.ledger.claim([Want("c", order_of(1)), Want("b", order_of(1)), Want("a", None)], TERMS)
-        assert [claim.key for claim in answers.granted] == ["a", "c"], "in sorted order, so workers cannot deadlock"
-        assert {key: refusal.answer for key, refusal in answers.refused.items()} == {"b": Answer.BUSY}
-        assert len({held.token, *(claim.token for claim in answers.granted)}) == 3
+        results = await shop.ledger.claim(
+            [ChangeHeader("c", order_of(1)), ChangeHeader("b", order_of(1)), ChangeHeader("a", None)], TERMS
+        )
+        assert [claim.key for claim in results.granted] == ["a", "c"], "in sorted order, so workers cannot deadlock"
+        assert {key: refusal.reason for key, refusal in results.refused.items()} == {"b": RefusalReason.BUSY}
+        assert len({held.token, *(claim.token for claim in results.granted)}) == 3
 
     in_a_shop(story)
 

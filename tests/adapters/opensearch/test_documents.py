@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.opensearch.stub_engine import lines_of
-from keywise.adapters.http.client import Answer
+from keywise.adapters.http.client import HttpResponse
 from keywise.adapters.opensearch.documents import (
     BACKOFF_MAX_S,
     BACKOFF_S,
@@ -191,7 +191,7 @@ def test_an_item_without_an_error_was_applied():
 def test_a_whole_request_that_is_refused_blames_its_changes_only_for_what_they_are(
     status, outcome, permanent, certainty
 ):
-    assert refused(Answer(status, {}, b""), "why") == Result(outcome, "why", permanent, certainty)
+    assert refused(HttpResponse(status, {}, b""), "why") == Result(outcome, "why", permanent, certainty)
 
 
 @pytest.mark.parametrize(
@@ -209,15 +209,15 @@ def test_a_whole_request_that_is_refused_blames_its_changes_only_for_what_they_a
 )
 def test_only_the_engine_itself_knows_that_nothing_was_written(status, body, outcome, certainty):
     """Its errors have a type and their status; whatever else answers does not know what the engine is at."""
-    assert refused(Answer(status, {}, body), "why") == Result(outcome, "why", certainty=certainty)
+    assert refused(HttpResponse(status, {}, body), "why") == Result(outcome, "why", certainty=certainty)
 
 
 def test_a_refusal_is_told_in_the_words_of_the_engine():
     told = b'{"error":{"type":"security_exception","reason":"no rights"},"status":403}'
-    assert cause_of(Answer(403, {}, told), str) == "status 403, security_exception: no rights"
-    assert cause_of(Answer(405, {}, b'{"error":"not allowed"}'), str) == "status 405, not allowed"
-    assert cause_of(Answer(502, {}, b"<html>"), str.upper) == "status 502, <HTML>"
-    assert cause_of(Answer(413, {}, b""), str) == "status 413"
+    assert cause_of(HttpResponse(403, {}, told), str) == "status 403, security_exception: no rights"
+    assert cause_of(HttpResponse(405, {}, b'{"error":"not allowed"}'), str) == "status 405, not allowed"
+    assert cause_of(HttpResponse(502, {}, b"<html>"), str.upper) == "status 502, <HTML>"
+    assert cause_of(HttpResponse(413, {}, b""), str) == "status 413"
 
 
 @pytest.mark.parametrize(

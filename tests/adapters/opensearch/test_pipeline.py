@@ -11,8 +11,8 @@ from adapters.publishing_stores import SearchIndex
 from cli.command import Folder
 from keywise.adapters.opensearch.sink import connect
 from keywise.core import events
-from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Order, Outcome, Want, order_of
-from keywise.core.entry import Claim, Terms
+from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, ChangeHeader, Order, Outcome, order_of
+from keywise.core.entry import Claim, LeaseTerms
 from keywise.core.sink import APPLIED, SUPERSEDED, Result
 from keywise.core.url import Address
 from running import run
@@ -75,12 +75,12 @@ def test_a_write_that_lands_after_the_engine_has_forgotten_is_found_and_repaired
         press = Press(tmp_path, index.url, **quick)
         press.definition.refetch(lambda key: None)
         async with press.opened() as paused:
-            answers = await paused.ledger.claim([Want("page", order_of(4))], Terms("paused", 0.05))
+            results = await paused.ledger.claim([ChangeHeader("page", order_of(4))], LeaseTerms("paused", 0.05))
             await press.handles({"id": "page", "v": 5, "gone": True})
             await asyncio.to_thread(index.forget_deletions)
-            assert await paused.sink.apply([put("page", 4)], answers.granted) == [APPLIED]
+            assert await paused.sink.apply([put("page", 4)], results.granted) == [APPLIED]
             assert list(await asyncio.to_thread(index.content)) == ["page"]
-            assert await paused.ledger.commit(answers.granted) == answers.granted, "somebody else had the page"
+            assert await paused.ledger.commit(results.granted) == results.granted, "somebody else had the page"
 
             async def is_repaired() -> bool:
                 entry = await paused.operator.inspect("page")

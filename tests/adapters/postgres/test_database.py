@@ -16,7 +16,7 @@ from keywise.adapters.postgres.schema.install import FIRST, VERSIONS
 from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import POLL_S, PostgresSource
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import Policy
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.key_encoding import decoded, encoded
@@ -121,13 +121,13 @@ def test_a_lost_connection_is_told_as_unavailable_and_the_next_try_works(url):
         async with PostgresLedger(PostgresDatabase(url), "shop", Policy()) as ledger:
             with pytest.raises(UnavailableError):
                 async with ledger.transaction() as transaction:
-                    await transaction.decide([Want("a", order_of(1))])
+                    await transaction.decide([ChangeHeader("a", order_of(1))])
                     await _cut(url)
-                    await transaction.mark([Want("a", order_of(1))])
+                    await transaction.mark([ChangeHeader("a", order_of(1))])
             assert await _patient(ledger.inspect, "a") is None
             async with ledger.transaction() as transaction:
-                await transaction.decide([Want("a", order_of(1))])
-                await transaction.mark([Want("a", order_of(1))])
+                await transaction.decide([ChangeHeader("a", order_of(1))])
+                await transaction.mark([ChangeHeader("a", order_of(1))])
             assert (await ledger.inspect("a")).mark == order_of(1)
 
     run(main())
@@ -166,11 +166,11 @@ def test_a_statement_that_takes_too_long_is_told_as_unavailable(url):
 def test_a_transaction_that_ended_does_not_count_as_committed(url):
     async def main() -> None:
         async with PostgresLedger(PostgresDatabase(url), "shop", Policy()) as ledger:
-            want = Want("a", order_of(1))
+            header = ChangeHeader("a", order_of(1))
             with pytest.raises(UnavailableError, match="rolled back"):
                 async with ledger.transaction() as transaction:
-                    await transaction.decide([want])
-                    await transaction.mark([want])
+                    await transaction.decide([header])
+                    await transaction.mark([header])
                     with pytest.raises(asyncpg.PostgresError):
                         await transaction.connection.execute("select * from nowhere")
             with pytest.raises(DatabaseError, match="leave commit and rollback to keywise"):
@@ -267,10 +267,10 @@ def test_an_idle_entry_takes_at_most_150_bytes(url):
         keys = [str(uuid.UUID(int=rng.getrandbits(128))) for _ in range(20_000)]
         async with PostgresLedger(PostgresDatabase(url), "shop", Policy()) as ledger:
             for start in range(0, len(keys), 1000):
-                wants = [Want(key, order_of(1)) for key in keys[start : start + 1000]]
+                headers = [ChangeHeader(key, order_of(1)) for key in keys[start : start + 1000]]
                 async with ledger.transaction() as transaction:
-                    await transaction.decide_at_once(wants)
-                    await transaction.mark(wants)
+                    await transaction.decide_at_once(headers)
+                    await transaction.mark(headers)
         [[row]] = await executed(url, "select pg_total_relation_size('keywise_marks')")
         return row[0] / len(keys)
 

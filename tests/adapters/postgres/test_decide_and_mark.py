@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from adapters.postgres.benches import postgres_ledger
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Pause
 from keywise.core.entry import Policy
 from keywise.testing.conformance.random_histories import HISTORY_PROMISES, agree
@@ -28,21 +28,21 @@ class Hasty:
     def __getattr__(self, name: str):
         return getattr(self._transaction, name)
 
-    async def decide(self, wants):
+    async def decide(self, headers):
         try:
             async with self._transaction.savepoint():
-                at_once = await self._transaction.decide_at_once(wants)
+                at_once = await self._transaction.decide_at_once(headers)
                 raise _Undone
         except _Undone:
             pass
-        refusals = await self._transaction.decide(wants)
+        refusals = await self._transaction.decide(headers)
         agree("the refusals at once", at_once, refusals)
-        self._decided = wants
+        self._decided = headers
         return refusals
 
-    async def mark(self, wants) -> None:
+    async def mark(self, headers) -> None:
         await self._transaction.decide_at_once(self._decided)
-        await self._transaction.mark(wants)
+        await self._transaction.mark(headers)
 
 
 class HastyLedger:
@@ -77,9 +77,11 @@ def test_what_an_operator_set_is_heeded_at_once():
         async with postgres_ledger(Policy()) as bench:
             await bench.ledger.governor.pause(Pause("a"))
             async with bench.ledger.transaction() as transaction:
-                refusals = await transaction.decide_at_once([Want("a", order_of(1)), Want("b", order_of(1))])
-                assert {key: refusal.answer.value for key, refusal in refusals.items()} == {"a": "paused"}
-                await transaction.mark([Want("b", order_of(1))])
+                refusals = await transaction.decide_at_once(
+                    [ChangeHeader("a", order_of(1)), ChangeHeader("b", order_of(1))]
+                )
+                assert {key: refusal.reason.value for key, refusal in refusals.items()} == {"a": "paused"}
+                await transaction.mark([ChangeHeader("b", order_of(1))])
             assert await bench.ledger.inspect("a") is None
             assert (await bench.entry("b")).mark == order_of(1)
 
@@ -90,15 +92,15 @@ def test_deletions_and_late_changes_are_judged_at_once():
     async def main() -> None:
         async with postgres_ledger(Policy(retention_s=100.0)) as bench:
             now = await bench.ledger.now()
-            wants = [
-                Want("a", order_of(1), True, now),
-                Want("b", order_of(1), False, now),
-                Want("c", order_of(1), sent_at=0.0),
+            headers = [
+                ChangeHeader("a", order_of(1), True, now),
+                ChangeHeader("b", order_of(1), False, now),
+                ChangeHeader("c", order_of(1), sent_at=0.0),
             ]
-            for batch, refused in ((wants[:2], []), (wants[2:], ["c"])):
+            for batch, refused in ((headers[:2], []), (headers[2:], ["c"])):
                 async with bench.ledger.transaction() as transaction:
                     assert list(await transaction.decide_at_once(batch)) == refused
-                    await transaction.mark([want for want in batch if want.key not in refused])
+                    await transaction.mark([header for header in batch if header.key not in refused])
             assert [(await bench.entry(key)).deleted for key in "ab"] == [True, False]
             assert await bench.ledger.inspect("c") is None
 

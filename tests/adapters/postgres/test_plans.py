@@ -14,9 +14,9 @@ from keywise.adapters.postgres.ledger import dump as archive_statements
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import Burial, Letter
-from keywise.core.entry import Certainty, Entry, Policy, Terms
+from keywise.core.entry import Certainty, Entry, LeaseTerms, Policy
 from keywise.core.ledger import Failure
 from keywise.core.transfer import Part
 from keywise.testing.conformance.sinks import gone, put
@@ -50,8 +50,8 @@ class Parts:
             async with transaction.savepoint():
                 await self.sink.write(transaction, [*changes, gone("gone", version)])
             await transaction.mark(changes)
-            await transaction.fail([Want("failed", order_of(version))])
-            await transaction.bury([(Want("failed", order_of(version)), Letter("cause", b""))])
+            await transaction.fail([ChangeHeader("failed", order_of(version))])
+            await transaction.bury([(ChangeHeader("failed", order_of(version)), Letter("cause", b""))])
             await inlet.release(deliveries[:1], 0.0)
             await inlet.ack(deliveries[2:])
         async with self.ledger.transaction() as transaction:
@@ -66,10 +66,10 @@ class Parts:
     async def leased(self, batch: int, version: int) -> None:
         """Receive, claim, renew, commit, fail, release, bury, extend, release and ack, each on its own."""
         deliveries = await self.source.receive(batch, 0.0)
-        wants = [Want(f"k{number}", order_of(version)) for number in range(max(4, batch))]
-        answers = await self.ledger.claim(wants, Terms("w1", 60.0))
-        await self.ledger.renew(answers.granted, 60.0)
-        *rest, failed, released, buried = answers.granted
+        headers = [ChangeHeader(f"k{number}", order_of(version)) for number in range(max(4, batch))]
+        results = await self.ledger.claim(headers, LeaseTerms("w1", 60.0))
+        await self.ledger.renew(results.granted, 60.0)
+        *rest, failed, released, buried = results.granted
         await self.ledger.commit(rest)
         await self.ledger.fail([Failure(failed, Certainty.CLEAN, 0.0)])
         await self.ledger.release([released])

@@ -13,16 +13,16 @@ from keywise.adapters.redis.database import RedisDatabase, redis_errors
 from keywise.adapters.redis.ledger import ledger as redis_ledger
 from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import Policy, Terms
+from keywise.core.entry import LeaseTerms, Policy
 from keywise.core.errors import UnavailableError
 from running import run
 from servers import shared
 
 pytestmark = pytest.mark.server("redis")
 
-TERMS = Terms("w1", 60.0)
+TERMS = LeaseTerms("w1", 60.0)
 
 
 @asynccontextmanager
@@ -35,8 +35,8 @@ async def two_ledgers() -> AsyncIterator[tuple[RedisLedger, RedisLedger]]:
         yield one, other
 
 
-def wants(*keys: str, version: int = 1) -> list[Want]:
-    return [Want(key, order_of(version)) for key in keys]
+def headers(*keys: str, version: int = 1) -> list[ChangeHeader]:
+    return [ChangeHeader(key, order_of(version)) for key in keys]
 
 
 def test_what_many_set_at_once_is_all_there():
@@ -58,7 +58,7 @@ def test_more_keys_than_one_step_tells_are_told_and_pruned():
 
     async def story() -> None:
         async with two_ledgers() as (ledger, other):
-            held = (await ledger.claim(wants(*keys), TERMS)).granted
+            held = (await ledger.claim(headers(*keys), TERMS)).granted
             assert len(await other.governor.held("", 1000)) == 700
             found, after = [], ""
             while page := await other.governor.keys(after, 300):
@@ -80,7 +80,7 @@ def test_a_worker_that_remembers_few_of_its_claims_looks_for_the_others(monkeypa
 
     async def story() -> None:
         async with two_ledgers() as (ledger, _):
-            held = (await ledger.claim(wants(*"abcde"), TERMS)).granted
+            held = (await ledger.claim(headers(*"abcde"), TERMS)).granted
             assert await ledger.commit(held) == []
             assert (await ledger.census()).keys == 5
 
@@ -90,8 +90,8 @@ def test_a_worker_that_remembers_few_of_its_claims_looks_for_the_others(monkeypa
 def test_a_scope_that_is_forgotten_leaves_nothing_behind():
     async def story() -> None:
         async with two_ledgers() as (ledger, _):
-            await ledger.commit((await ledger.claim(wants("a", "k" * 300), TERMS)).granted)
-            await ledger.claim(wants("b"), TERMS)
+            await ledger.commit((await ledger.claim(headers("a", "k" * 300), TERMS)).granted)
+            await ledger.claim(headers("b"), TERMS)
             await ledger.governor.pause(Pause("a"))
             name = ledger._scope.name
             await ledger.forget(name)

@@ -10,9 +10,9 @@ from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger import ledger as redis_ledger
 from keywise.adapters.redis.ledger import working_set as redis_book
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import Burial, Letter
-from keywise.core.entry import Policy, Terms
+from keywise.core.entry import LeaseTerms, Policy
 from keywise.core.transfer import Part
 from running import run
 from servers import shared
@@ -42,7 +42,9 @@ def test_large_letters_are_kept_a_few_at_a_time(narrow):
     async def story() -> None:
         async with ledger_on(narrow) as ledger:
             assert await ledger.bury([Burial(LARGE)] * 4) == []
-            claims = (await ledger.claim([Want(key, order_of(1)) for key in "abcd"], Terms("w1", 60.0))).granted
+            claims = (
+                await ledger.claim([ChangeHeader(key, order_of(1)) for key in "abcd"], LeaseTerms("w1", 60.0))
+            ).granted
             assert await ledger.bury([Burial(LARGE, claim) for claim in claims]) == []
             assert (await ledger.census()).dead == 8
             await ledger.archive.add(Part(letters=[(1.0, LARGE)] * 3))

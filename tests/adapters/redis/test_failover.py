@@ -10,15 +10,15 @@ from chaos.fleet import until
 from keywise.adapters.redis import database as redis_module
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Policy, Terms
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import LeaseTerms, Policy
 from keywise.core.errors import UnavailableError
 from running import run
 from servers.redis import RedisServer, redis_server
 
 pytestmark = pytest.mark.server("redis")
 
-TERMS = Terms("w1", 60.0)
+TERMS = LeaseTerms("w1", 60.0)
 
 
 class Name:
@@ -57,17 +57,17 @@ def test_after_a_failover_the_first_refusal_leads_to_the_new_master(monkeypatch)
     async def story(old: RedisServer, new: RedisServer) -> None:
         new.command("REPLICAOF", "127.0.0.1", str(old.port))
         async with Name(old).known() as name, RedisLedger(RedisDatabase(name.url), "shop", Policy()) as ledger:
-            together = [ledger.claim([Want(key, order_of(1))], TERMS) for key in "abcd"]
-            for answers in await asyncio.gather(*together):
-                await ledger.commit(answers.granted)
+            together = [ledger.claim([ChangeHeader(key, order_of(1))], TERMS) for key in "abcd"]
+            for results in await asyncio.gather(*together):
+                await ledger.commit(results.granted)
             old.command("SET", "last", "written")
             until(lambda: "written" in new.command("GET", "last"), "the replica to have it all")
             new.command("REPLICAOF", "NO", "ONE")
             old.command("REPLICAOF", "127.0.0.1", str(new.port))
             name.server = new
             with pytest.raises(UnavailableError, match="read only"):
-                await ledger.claim([Want("a", order_of(2))], TERMS)
-            assert len((await ledger.claim([Want("a", order_of(2))], TERMS)).granted) == 1
+                await ledger.claim([ChangeHeader("a", order_of(2))], TERMS)
+            assert len((await ledger.claim([ChangeHeader("a", order_of(2))], TERMS)).granted) == 1
             assert ledger.losses == 0
 
     with redis_server(repl_diskless_sync_delay="0") as old, redis_server() as new:

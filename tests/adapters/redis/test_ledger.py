@@ -11,9 +11,9 @@ from keywise.adapters.redis import database as redis_module
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger import working_set as redis_book
 from keywise.adapters.redis.ledger.ledger import RedisLedger, connect
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import Answer, Policy, Terms
+from keywise.core.entry import LeaseTerms, Policy, RefusalReason
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.history import Line
 from keywise.core.url import Address
@@ -23,7 +23,7 @@ from servers.redis import RedisServer, redis_server
 
 pytestmark = pytest.mark.server("redis")
 
-TERMS = Terms("w1", 60.0)
+TERMS = LeaseTerms("w1", 60.0)
 PLAIN = Policy(intents=True)
 
 
@@ -45,14 +45,14 @@ def ledger_on(server: RedisServer, name: str = "shop", policy: Policy = PLAIN, *
     return RedisLedger(RedisDatabase(server.url), name, policy, **options)
 
 
-def wants(*versions: tuple[str, int]) -> list[Want]:
-    return [Want(key, order_of(version)) for key, version in versions]
+def headers(*versions: tuple[str, int]) -> list[ChangeHeader]:
+    return [ChangeHeader(key, order_of(version)) for key, version in versions]
 
 
 async def committed(ledger: RedisLedger, *versions: tuple[str, int]) -> None:
-    answers = await ledger.claim(wants(*versions), TERMS)
-    assert len(answers.granted) == len(versions)
-    assert await ledger.commit(answers.granted) == []
+    results = await ledger.claim(headers(*versions), TERMS)
+    assert len(results.granted) == len(versions)
+    assert await ledger.commit(results.granted) == []
 
 
 async def reached(ledger: RedisLedger) -> None:
@@ -69,11 +69,14 @@ def test_a_restart_on_its_file_loses_nothing(server):
     async def story() -> None:
         async with ledger_on(server) as ledger:
             await committed(ledger, ("a", 5))
-            held = (await ledger.claim(wants(("b", 1)), TERMS)).granted
+            held = (await ledger.claim(headers(("b", 1)), TERMS)).granted
             server.restart()
             await reached(ledger)
-            answers = await ledger.claim(wants(("a", 4), ("b", 2)), TERMS)
-            assert {key: one.answer for key, one in answers.refused.items()} == {"a": Answer.STALE, "b": Answer.BUSY}
+            results = await ledger.claim(headers(("a", 4), ("b", 2)), TERMS)
+            assert {key: one.reason for key, one in results.refused.items()} == {
+                "a": RefusalReason.STALE,
+                "b": RefusalReason.BUSY,
+            }
             assert await ledger.commit(held) == []
             assert (ledger.losses, (await ledger.governor.standing()).resync_at) == (0, 0.0)
 
@@ -84,7 +87,7 @@ def test_a_server_that_lost_everything_is_found_out(server):
     async def story() -> None:
         async with ledger_on(server) as ledger:
             await committed(ledger, ("a", 5))
-            [held] = (await ledger.claim(wants(("b", 1)), TERMS)).granted
+            [held] = (await ledger.claim(headers(("b", 1)), TERMS)).granted
             server.lose()
             server.start()
             await reached(ledger)
@@ -141,10 +144,10 @@ def test_a_power_cut_that_takes_the_last_writes_is_found_out(server):
 def test_when_memory_is_used_up_claims_wait_and_work_ends(server):
     async def story() -> None:
         async with ledger_on(server) as ledger:
-            held = (await ledger.claim(wants(("a", 5), ("b", 5)), TERMS)).granted
+            held = (await ledger.claim(headers(("a", 5), ("b", 5)), TERMS)).granted
             assert server.command("CONFIG", "SET", "maxmemory", "1mb").startswith("+OK")
             with pytest.raises(UnavailableError, match="maxmemory"):
-                await ledger.claim(wants(("c", 1)), TERMS)
+                await ledger.claim(headers(("c", 1)), TERMS)
             with pytest.raises(UnavailableError, match="maxmemory"):
                 await ledger.historian.record([Line(1.0, "stale", "a")] * 2)
             await ledger.historian.record([Line(1.0, "pruned")])
@@ -323,7 +326,7 @@ def test_what_was_decided_long_ago_is_not_written(monkeypatch):
     async def story() -> None:
         async with on_shared() as ledger:
             with pytest.raises(UnavailableError, match="keep changing"):
-                await ledger.claim(wants(("a", 1)), TERMS)
+                await ledger.claim(headers(("a", 1)), TERMS)
             assert await ledger.inspect("a") is None
 
     run(story())
@@ -371,7 +374,7 @@ def test_nothing_can_be_written_in_a_transaction_of_it():
 
 
 def claimed(page, key):
-    entry, _ = redis_book.rules.grant(page.entries[key], wants((key, 1))[0], page.tokens[key], page.now, TERMS, PLAIN)
+    entry, _ = redis_book.rules.grant(page.entries[key], headers((key, 1))[0], page.tokens[key], page.now, TERMS, PLAIN)
     return entry
 
 

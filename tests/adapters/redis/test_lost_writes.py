@@ -10,16 +10,16 @@ from adapters.redis.benches import fresh
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import Entry, Policy, Terms
+from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.errors import UnavailableError
 from running import run
 from servers.redis import RedisServer, redis_server
 
 pytestmark = pytest.mark.server("redis")
 
-TERMS = Terms("w1", 60.0)
+TERMS = LeaseTerms("w1", 60.0)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def ledger_on(server: RedisServer, name: str = "shop", **options) -> Async
 
 
 async def committed(ledger: RedisLedger, key: str, version: int) -> None:
-    [claim] = (await ledger.claim([Want(key, order_of(version))], TERMS)).granted
+    [claim] = (await ledger.claim([ChangeHeader(key, order_of(version))], TERMS)).granted
     assert await ledger.commit([claim]) == []
 
 

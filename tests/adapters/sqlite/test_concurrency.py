@@ -10,8 +10,8 @@ import pytest
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.source import SqliteSource
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Policy, Terms
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import LeaseTerms, Policy
 
 KEYS, ROUNDS, LEASE_S = 20, 25, 60.0
 
@@ -41,13 +41,13 @@ async def work(path: Path, owner: str, witness: Witness) -> None:
     """Claim all keys at each version; commit what was granted."""
     async with SqliteDatabase(str(path)) as database, SqliteLedger(database, "scope", Policy()) as ledger:
         for version in range(1, ROUNDS + 1):
-            wants = [Want(f"k{number}", order_of(version)) for number in range(KEYS)]
-            answers = await ledger.claim(wants, Terms(owner, LEASE_S))
-            for claim in answers.granted:
+            headers = [ChangeHeader(f"k{number}", order_of(version)) for number in range(KEYS)]
+            results = await ledger.claim(headers, LeaseTerms(owner, LEASE_S))
+            for claim in results.granted:
                 witness.holds(claim.key, version, owner)
-            for claim in answers.granted:
+            for claim in results.granted:
                 witness.lets_go(claim.key)
-            assert await ledger.commit(answers.granted) == []
+            assert await ledger.commit(results.granted) == []
 
 
 async def take(path: Path, found: list[int]) -> None:

@@ -12,9 +12,9 @@ from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import Burial, Letter
-from keywise.core.entry import Certainty, Policy, Terms
+from keywise.core.entry import Certainty, LeaseTerms, Policy
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.sinks import gone, put
 from running import run
@@ -42,8 +42,8 @@ class Parts:
             async with transaction.savepoint():
                 await self.sink.write(transaction, [*changes, gone("gone", version)])
             await transaction.mark(changes)
-            await transaction.fail([Want("failed", order_of(version))])
-            await transaction.bury([(Want("failed", order_of(version)), Letter("cause", b""))])
+            await transaction.fail([ChangeHeader("failed", order_of(version))])
+            await transaction.bury([(ChangeHeader("failed", order_of(version)), Letter("cause", b""))])
             await inlet.release(deliveries[:3], 0.0)
             await inlet.ack(deliveries[3:])
         if deliveries:
@@ -52,10 +52,10 @@ class Parts:
     async def leased(self, version: int) -> None:
         """Receive, claim, renew, commit, fail, release, bury, extend, release and ack, each on its own."""
         deliveries = await self.source.receive(BATCH, 0.0)
-        wants = [Want(f"k{number}", order_of(version)) for number in range(BATCH)]
-        answers = await self.ledger.claim(wants, Terms("w1", 60.0))
-        await self.ledger.renew(answers.granted, 60.0)
-        *rest, failed, released, buried = answers.granted
+        headers = [ChangeHeader(f"k{number}", order_of(version)) for number in range(BATCH)]
+        results = await self.ledger.claim(headers, LeaseTerms("w1", 60.0))
+        await self.ledger.renew(results.granted, 60.0)
+        *rest, failed, released, buried = results.granted
         await self.ledger.commit(rest)
         await self.ledger.fail([Failure(failed, Certainty.CLEAN, 0.0)])
         await self.ledger.release([released])
@@ -163,8 +163,10 @@ async def crowd(parts: Parts, count: int) -> None:
     while deliveries := await parts.source.receive(1000, 0.0):
         held += deliveries
     assert len(held) == count
-    answers = await parts.ledger.claim([Want(f"other {n}", order_of(1)) for n in range(count)], Terms("w2", 1000.0))
-    await parts.ledger.commit(answers.granted[count // 2 :])
+    results = await parts.ledger.claim(
+        [ChangeHeader(f"other {n}", order_of(1)) for n in range(count)], LeaseTerms("w2", 1000.0)
+    )
+    await parts.ledger.commit(results.granted[count // 2 :])
     await parts.ledger.bury([Burial(Letter("cause", b"body")) for _ in range(count)])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import Policy
 from keywise.core.errors import UnavailableError
 
@@ -24,12 +24,12 @@ def test_a_mark_after_a_rollback_of_the_file_is_refused_and_leaves_nothing(tmp_p
     """As after a full disk: without a transaction, each statement would be there to stay at once."""
 
     async def scenario(ledger: SqliteLedger) -> None:
-        want = Want("a", order_of(1))
+        header = ChangeHeader("a", order_of(1))
         with pytest.raises(UnavailableError):
             async with ledger.transaction() as transaction:
-                await transaction.decide([want])
+                await transaction.decide([header])
                 transaction.connection.execute("rollback")
-                await transaction.mark([want])
+                await transaction.mark([header])
         assert await ledger.inspect("a") is None
 
     run(scenario, tmp_path)
@@ -37,11 +37,11 @@ def test_a_mark_after_a_rollback_of_the_file_is_refused_and_leaves_nothing(tmp_p
 
 def test_a_transaction_that_the_file_rolled_back_does_not_end_as_committed(tmp_path):
     async def scenario(ledger: SqliteLedger) -> None:
-        want = Want("a", order_of(1))
+        header = ChangeHeader("a", order_of(1))
         with pytest.raises(UnavailableError, match="rolled back"):
             async with ledger.transaction() as transaction:
-                await transaction.decide([want])
-                await transaction.mark([want])
+                await transaction.decide([header])
+                await transaction.mark([header])
                 transaction.connection.execute("rollback")
         assert await ledger.inspect("a") is None
 

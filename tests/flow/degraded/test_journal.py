@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flow.degraded.memory_journal import Paper
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.errors import SettingsError, UnavailableError
 from keywise.flow.degraded import journal as spools
 from keywise.flow.degraded.journal import Notes, Spool, read
@@ -17,8 +17,8 @@ from keywise.flow.degraded.journal_files import FileShelf, notes_in
 from running import awaited
 
 
-def want(key: str, version: int, *, deleted: bool = False) -> Want:
-    return Want(key, (0, version, 0), deleted)
+def header(key: str, version: int, *, deleted: bool = False) -> ChangeHeader:
+    return ChangeHeader(key, (0, version, 0), deleted)
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def prepared(folder: Path, owner: str = "w1", pipeline: str = "a/b") -> FileShel
     return shelf
 
 
-async def filled(shelf, *wants: Want) -> Spool:
+async def filled(shelf, *headers: ChangeHeader) -> Spool:
     spool = Spool(shelf, keys_max=100)
-    await spool.note(wants, since=5.0)
+    await spool.note(headers, since=5.0)
     return spool
 
 
@@ -55,8 +55,12 @@ def test_lines_say_together_what_may_be_in_the_sink():
     text += b'{"written": ["a"], "clean": ["c"]}\n{"begun": [["a", [0, 1, 0], false]]}\n{"written": ["a"]}\n'
     text += b'{"begun": [["b", [0'
     notes = read(text)
-    assert (notes.since, notes.wants, notes.flying) == (5.0, {"a": want("a", 2)}, {"b": want("b", 1, deleted=True)})
-    assert notes.doubtful() == [want("a", 2), want("b", 1, deleted=True)]
+    assert (notes.since, notes.headers, notes.flying) == (
+        5.0,
+        {"a": header("a", 2)},
+        {"b": header("b", 1, deleted=True)},
+    )
+    assert notes.doubtful() == [header("a", 2), header("b", 1, deleted=True)]
     assert not notes.is_full
 
 
@@ -68,7 +72,7 @@ def test_a_last_line_that_is_not_whole_was_never_acted_on_and_other_damage_may_h
 
 @awaited
 async def test_a_spool_is_found_again_by_one_worker_only(shelf):
-    first = await filled(shelf, want("a", 1))
+    first = await filled(shelf, header("a", 1))
     second = Spool(shelf, 100)
     await second.find()
     assert second.is_empty
@@ -78,7 +82,7 @@ async def test_a_spool_is_found_again_by_one_worker_only(shelf):
     await third.find()
     assert (third.is_empty, second.withheld) == (True, {"a"})
     [(file, notes)] = second.pending()
-    assert notes.doubtful() == [want("a", 1)]
+    assert notes.doubtful() == [header("a", 1)]
     await second.forget(file, notes)
     await second.tidy()
     second.close()
@@ -88,21 +92,21 @@ async def test_a_spool_is_found_again_by_one_worker_only(shelf):
 
 @awaited
 async def test_what_is_handed_over_is_gone_and_the_next_outage_begins_anew(shelf):
-    spool = await filled(shelf, want("a", 1))
+    spool = await filled(shelf, header("a", 1))
     [(file, notes)] = spool.pending()
     await spool.forget(file, notes)
     await spool.tidy()
     assert spool.is_empty
-    await spool.note([want("b", 1)], since=9.0)
+    await spool.note([header("b", 1)], since=9.0)
     [(_, notes)] = spool.pending()
     assert (notes.since, notes.keys) == (9.0, {"b"})
     spool.close()
 
 
-@pytest.mark.parametrize("more", [want("a", 2), want("b", 1)])
+@pytest.mark.parametrize("more", [header("a", 2), header("b", 1)])
 @awaited
 async def test_what_was_noted_while_the_ledger_was_told_is_handed_over_too(shelf, more):
-    spool = await filled(shelf, want("a", 1))
+    spool = await filled(shelf, header("a", 1))
     [(file, notes)] = spool.pending()
     await spool.note([more], since=5.0)
     await spool.forget(file, notes)
@@ -133,23 +137,23 @@ async def test_what_cannot_be_removed_is_tried_again_and_in_the_end_left_to_the_
 async def test_a_spool_is_written_anew_when_most_of_it_is_outdated(shelf, monkeypatch):
     monkeypatch.setattr(spools, "BYTES_MIN", 1000)
     monkeypatch.setattr(spools, "BYTES_A_KEY", 1)
-    spool = await filled(shelf, want("still flying", 1))
+    spool = await filled(shelf, header("still flying", 1))
     for version in range(100):
-        await spool.note([want("a", version)], since=5.0)
+        await spool.note([header("a", version)], since=5.0)
         await spool.ended(["a"], [])
     spool.close()
     again = Spool(shelf, 100)
     await again.find()
     [(file, notes)] = again.pending()
     assert len(await file.read()) < 1500
-    assert (notes.since, notes.doubtful()) == (5.0, [want("a", 99), want("still flying", 1)])
+    assert (notes.since, notes.doubtful()) == (5.0, [header("a", 99), header("still flying", 1)])
     assert again.withheld == {"still flying"}
     again.close()
 
 
 @awaited
 async def test_nothing_to_say_is_not_written(shelf):
-    spool = await filled(shelf, want("a", 1))
+    spool = await filled(shelf, header("a", 1))
     await spool.ended([], [])
     await spool.ended(["b"], ["c"])
     await spool.note([], since=5.0)
@@ -161,7 +165,7 @@ async def test_nothing_to_say_is_not_written(shelf):
 @awaited
 async def test_two_that_note_at_once_share_one_spool(shelf):
     spool = Spool(shelf, 100)
-    await asyncio.gather(*(spool.note([want(key, 1)], since=5.0) for key in "abc"))
+    await asyncio.gather(*(spool.note([header(key, 1)], since=5.0) for key in "abc"))
     [(_, notes)] = spool.pending()
     assert notes.keys == {"a", "b", "c"}
     spool.close()
@@ -170,11 +174,11 @@ async def test_two_that_note_at_once_share_one_spool(shelf):
 @awaited
 async def test_past_the_threshold_only_the_fact_is_kept(shelf):
     spool = Spool(shelf, keys_max=2)
-    await spool.note([want(key, 1) for key in "abc"], since=5.0)
-    await spool.note([want("a", 2), want("d", 1)], since=5.0)
+    await spool.note([header(key, 1) for key in "abc"], since=5.0)
+    await spool.note([header("a", 2), header("d", 1)], since=5.0)
     assert spool.is_full
     [(_, notes)] = spool.pending()
-    assert (notes.doubtful(), notes.is_full) == ([want("a", 2), want("b", 1)], True)
+    assert (notes.doubtful(), notes.is_full) == ([header("a", 2), header("b", 1)], True)
     spool.close()
 
 
@@ -210,8 +214,8 @@ async def test_a_worker_that_is_stopped_while_it_reads_leaves_the_rest():
 
 @awaited
 async def test_files_are_told_apart_by_pipeline_and_read_by_anybody(folder):
-    spool = await filled(prepared(folder), want("a", 1))
-    other = await filled(prepared(folder, pipeline="a"), want("b", 1))
+    spool = await filled(prepared(folder), header("a", 1))
+    other = await filled(prepared(folder, pipeline="a"), header("b", 1))
     assert [notes.keys for notes in noted(folder)] == [{"a"}]
     assert [notes.keys for notes in noted(folder, "a")] == [{"b"}]
     assert noted(folder / "nowhere") == []
@@ -220,7 +224,7 @@ async def test_files_are_told_apart_by_pipeline_and_read_by_anybody(folder):
 
 @awaited
 async def test_a_file_that_vanishes_while_it_is_looked_at_is_no_harm(folder, monkeypatch):
-    spool = await filled(prepared(folder), want("a", 1))
+    spool = await filled(prepared(folder), header("a", 1))
     spool.close()
     [path] = folder.iterdir()
     names = [path, path.with_name("a%2Fb@gone.spool"), path.with_name("a%2Fb@gone.fresh")]
@@ -235,7 +239,7 @@ async def test_a_file_that_vanishes_while_it_is_looked_at_is_no_harm(folder, mon
 @pytest.mark.parametrize("is_gone", [True, False])
 @awaited
 async def test_a_file_that_was_replaced_meanwhile_is_left_alone(folder, monkeypatch, is_gone):
-    spool = await filled(prepared(folder), want("a", 1))
+    spool = await filled(prepared(folder), header("a", 1))
     spool.close()
     [path] = folder.iterdir()
     lock = fcntl.flock
@@ -254,7 +258,7 @@ async def test_a_file_that_was_replaced_meanwhile_is_left_alone(folder, monkeypa
 
 @awaited
 async def test_a_line_that_did_not_fit_leaves_no_part_of_itself(folder, monkeypatch):
-    spool = await filled(prepared(folder), want("a", 1))
+    spool = await filled(prepared(folder), header("a", 1))
     write = os.write
 
     def half(descriptor, text):
@@ -264,9 +268,9 @@ async def test_a_line_that_did_not_fit_leaves_no_part_of_itself(folder, monkeypa
 
     monkeypatch.setattr(os, "write", half)
     with pytest.raises(UnavailableError, match="No space left on device"):
-        await spool.note([want("b", 1)], since=5.0)
+        await spool.note([header("b", 1)], since=5.0)
     monkeypatch.undo()
-    await spool.note([want("c", 1)], since=5.0)
+    await spool.note([header("c", 1)], since=5.0)
     [notes] = noted(folder)
     assert (notes.keys, notes.is_full) == ({"a", "c"}, False)
     spool.close()
@@ -346,7 +350,7 @@ async def test_a_file_that_cannot_be_begun_is_not_kept_open(folder, monkeypatch,
 
 @awaited
 async def test_a_spool_that_cannot_be_had_keeps_nobody_from_the_others(folder):
-    (await filled(prepared(folder), want("a", 1))).close()
+    (await filled(prepared(folder), header("a", 1))).close()
     for name in ("a%2Fb@a.spool", "a%2Fb@z.spool", "a%2Fb@z.fresh"):
         (folder / name).mkdir()
     later = Spool(prepared(folder, "w2"), 100)

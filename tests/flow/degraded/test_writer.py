@@ -97,7 +97,7 @@ def test_first_wins_notes_writes_acks_and_makes_suspect():
             await rig.send(body("a", 4), body("b", 1, gone=True))
             await rig.until(lambda: not rig.queue)
             [sheet] = outage.paper.sheets
-            assert sheet.notes().wants.keys() == {"a", "b"}
+            assert sheet.notes().headers.keys() == {"a", "b"}
             assert sheet.notes().since == rig.of(events.LedgerDown)[0].since
             assert rig.stored == {"a": 4}
             outage.truth["a"] = b'{"id": "a", "v": 5}'

@@ -8,8 +8,8 @@ import pytest
 from flow.degraded.outage_rig import Outage, body
 from flow.rig import Running
 from keywise.core import events
-from keywise.core.change import Outcome, Want, order_of
-from keywise.core.entry import Terms
+from keywise.core.change import ChangeHeader, Outcome, order_of
+from keywise.core.entry import LeaseTerms
 from keywise.core.errors import PermanentError, TransientError
 from keywise.core.sink import APPLIED, Result
 from keywise.flow.degraded.writer import PROBE_MAX_S
@@ -64,7 +64,7 @@ def test_what_a_refusal_wants_to_bury_waits_for_the_ledger():
 
     async def story() -> None:
         async with Running(rig):
-            unversioned = await rig.ledger.claim([Want("a", order_of(None))], Terms("w0", 30.0))
+            unversioned = await rig.ledger.claim([ChangeHeader("a", order_of(None))], LeaseTerms("w0", 30.0))
             await rig.ledger.commit(unversioned.granted)
             outage.ledger.is_away = True
             await rig.send(body("a", 1))

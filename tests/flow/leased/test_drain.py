@@ -3,8 +3,8 @@
 from flow.rig import LEASED, Rig, Running
 from flow.test_consumer import page
 from flow.test_consumer_shutdown import Gate
-from keywise.core.change import Want, order_of
-from keywise.core.entry import Certainty, Terms
+from keywise.core.change import ChangeHeader, order_of
+from keywise.core.entry import Certainty, LeaseTerms
 from keywise.core.ledger import Failure
 
 
@@ -15,7 +15,7 @@ def test_a_drain_gives_back_a_retry_that_was_put_behind_the_sign_to_stop():
 
     async def story() -> None:
         gate = rig.sink.behaviour = Gate()
-        [claim] = (await rig.ledger.claim([Want("c", order_of(1))], Terms("w0", 30.0))).granted
+        [claim] = (await rig.ledger.claim([ChangeHeader("c", order_of(1))], LeaseTerms("w0", 30.0))).granted
         await rig.ledger.fail([Failure(claim, Certainty.CLEAN, 0.0)])
         await rig.send(page("a", 1))
         async with Running(rig) as running:

@@ -68,7 +68,7 @@ class Server(msgspec.Struct, frozen=True):
         return f"Server({self.origin})"
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HttpResponse(msgspec.Struct, frozen=True):
     """What a server said to one request."""
 
     status: int
@@ -113,7 +113,7 @@ class HttpClient:
 
     async def request(
         self, method: str, path: str, *, body: bytes = b"", headers: Mapping[str, str] | None = None, timeout_s: float
-    ) -> Answer:
+    ) -> HttpResponse:
         """One request. The path is percent-encoded already, and may have a query.
 
         Raises UnavailableError if nothing was sent, and OutcomeUnknownError if the request may have arrived and no
@@ -148,7 +148,7 @@ class HttpClient:
             message = message.replace(secret, "***")
         return message
 
-    async def _answer(self, response: aiohttp.ClientResponse) -> Answer:
+    async def _answer(self, response: aiohttp.ClientResponse) -> HttpResponse:
         chunks, size = [], 0
         async for chunk in response.content.iter_any():
             chunks.append(chunk)
@@ -159,7 +159,7 @@ class HttpClient:
                 break
         headers = {name.lower(): value for name, value in response.headers.items()}
         body = b"".join(chunks)[: self._answer_max]
-        return Answer(response.status, headers, body, is_whole=size <= self._answer_max)
+        return HttpResponse(response.status, headers, body, is_whole=size <= self._answer_max)
 
 
 _TIMES = "times"
@@ -206,7 +206,7 @@ def one_line(text: str) -> str:
     return " ".join(printable.split())[:WORDS_MAX]
 
 
-def retry_after_s(answer: Answer) -> float | None:
+def retry_after_s(answer: HttpResponse) -> float | None:
     """How long the server asks to be left alone, within bounds; None if it does not say so, or not clearly."""
     told = answer.headers.get("retry-after", "").strip()
     if told.isascii() and told.isdigit():

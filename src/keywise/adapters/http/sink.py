@@ -9,7 +9,15 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from msgspec.structs import replace
 
-from keywise.adapters.http.client import OPTIONS, WORDS_MAX, Answer, HttpClient, one_line, retry_after_s, server_at
+from keywise.adapters.http.client import (
+    OPTIONS,
+    WORDS_MAX,
+    HttpClient,
+    HttpResponse,
+    one_line,
+    retry_after_s,
+    server_at,
+)
 from keywise.core.change import Change, Order, Outcome
 from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Certainty, Claim
@@ -167,7 +175,7 @@ class Lull:
             self._sent_away.clear()
 
 
-def judged(answer: Answer, asked: Asked, contract: Contract, discreet: Callable[[str], str]) -> Result:
+def judged(answer: HttpResponse, asked: Asked, contract: Contract, discreet: Callable[[str], str]) -> Result:
     """What an answer says about a change. `discreet` takes secrets out of what the service says."""
     status = answer.status
     if 200 <= status < 300 or (asked.deleted and status in GONE):
@@ -199,7 +207,7 @@ def _redirected(status: int, method: str, told: str) -> Result:
     return Result(Outcome.BUSY, f"{told}; it may have been written: {fix}", certainty=Certainty.UNKNOWN)
 
 
-def _refused(answer: Answer, order: Order, told: str) -> Result:
+def _refused(answer: HttpResponse, order: Order, told: str) -> Result:
     """The service holds something newer, if it tells the truth; if it says which, that is looked at."""
     held = held_order(answer, order)
     if held is None or held > order:
@@ -210,7 +218,7 @@ def _refused(answer: Answer, order: Order, told: str) -> Result:
     return Result(Outcome.FAILED, f"{told} (it holds version {held[1]}, which is older)", permanent=True)
 
 
-def held_order(answer: Answer, own: Order) -> Order | None:
+def held_order(answer: HttpResponse, own: Order) -> Order | None:
     """The order that a service says it holds; what it leaves out is as in ours. None if it names no version."""
     told = [answer.headers.get(name.lower(), "") for name in ORDER_HEADERS]
     if not told[1] or not all(re.fullmatch(r"-?[0-9]{1,19}|", number) for number in told):
@@ -219,7 +227,7 @@ def held_order(answer: Answer, own: Order) -> Order | None:
     return era, version, generation
 
 
-def _told(answer: Answer, discreet: Callable[[str], str]) -> str:
+def _told(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
     """The status, and what else the service says, on one short line without secrets."""
     if 300 <= answer.status < 400:
         return f"{answer.status}: it points to {_target(answer, discreet)}; name that URL, nothing is followed"
@@ -228,7 +236,7 @@ def _told(answer: Answer, discreet: Callable[[str], str]) -> str:
     return f"{answer.status}: {said}" if said else f"{answer.status}"
 
 
-def _target(answer: Answer, discreet: Callable[[str], str]) -> str:
+def _target(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
     """Where a redirect leads, without what may be secret there."""
     location = answer.headers.get("location", "")
     try:

@@ -10,12 +10,12 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.dump import MemoryArchive
 from keywise.core import rules
 from keywise.core.admin import Census
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.controls import PLAIN, Pause, Standing
 from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
-from keywise.core.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
 from keywise.core.history import Line
-from keywise.core.ledger import Answers, Failure
+from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -36,21 +36,21 @@ class MemoryLedger:
     async def __aexit__(self, *error: object) -> None:
         pass
 
-    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
+    async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         async with self.database.exclusive():
-            answers = Answers()
-            for want in sorted(wants, key=lambda want: want.key):
-                entry = self._entry(want.key)
-                refusal = rules.decide_under(self._standing(), entry, want, self._now(), self._policy, terms)
+            results = ClaimResults()
+            for header in sorted(headers, key=lambda header: header.key):
+                entry = self._entry(header.key)
+                refusal = rules.decide_under(self._standing(), entry, header, self._now(), self._policy, terms)
                 if refusal is not None:
-                    answers.refused[want.key] = refusal
+                    results.refused[header.key] = refusal
                     continue
                 token = self.database.token()
-                lifted = rules.in_era(want, entry, self._standing())
+                lifted = rules.in_era(header, entry, self._standing())
                 entry, claim = rules.grant(entry, lifted, token, self._now(), terms, self._policy)
-                self._set(want.key, entry)
-                answers.granted.append(claim)
-            return answers
+                self._set(header.key, entry)
+                results.granted.append(claim)
+            return results
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         async with self.database.exclusive():
@@ -65,7 +65,7 @@ class MemoryLedger:
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         async with self.database.exclusive():
-            return self._commit(claims, allowed=(Verdict.COMMITTED, Verdict.ALREADY))
+            return self._commit(claims, allowed=(CommitResult.COMMITTED, CommitResult.ALREADY))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         async with self.database.exclusive():
@@ -126,17 +126,17 @@ class MemoryLedger:
         doubts = [(rules.doubtful_since(entry, self._policy), key) for key, entry in self._scope.entries.items()]
         return [key for since, key in sorted((s, key) for s, key in doubts if s is not None and s <= until)][:limit]
 
-    async def mend(self, claim: Claim, written: Want | None) -> None:
+    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
         async with self.database.exclusive():
             self._set(claim.key, rules.mend(self._entry(claim.key), claim, written, self._now()))
 
-    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         async with self.database.exclusive():
             now, standing = self._now(), self._standing()
-            for want in wants:
-                entry = self._entry(want.key)
-                lifted = rules.in_era(want, entry, standing)
-                self._set(want.key, rules.doubt(entry, lifted, now, self._policy))
+            for header in headers:
+                entry = self._entry(header.key)
+                lifted = rules.in_era(header, entry, standing)
+                self._set(header.key, rules.doubt(entry, lifted, now, self._policy))
             self._stand(standing.with_resync(resync_due, now))
 
     async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
@@ -224,12 +224,12 @@ class MemoryLedger:
         async with self.database.transaction():
             yield MemoryTransaction(self)
 
-    def _commit(self, claims: Sequence[Claim], allowed: tuple[Verdict, ...]) -> list[Claim]:
+    def _commit(self, claims: Sequence[Claim], allowed: tuple[CommitResult, ...]) -> list[Claim]:
         refused = []
         for claim in claims:
-            entry, verdict = rules.commit(self._entry(claim.key), claim, self._now(), self._policy)
+            entry, result = rules.commit(self._entry(claim.key), claim, self._now(), self._policy)
             self._set(claim.key, entry)
-            if verdict not in allowed:
+            if result not in allowed:
                 refused.append(claim)
         return refused
 
@@ -265,39 +265,39 @@ class MemoryTransaction:
         self.connection = ledger.database
         self._ledger = ledger
 
-    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+    async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
         refusals = {}
-        for want in wants:
-            refusal = rules.decide_under(standing, ledger._entry(want.key), want, now, ledger._policy)
+        for header in headers:
+            refusal = rules.decide_under(standing, ledger._entry(header.key), header, now, ledger._policy)
             if refusal is not None:
-                refusals[want.key] = refusal
+                refusals[header.key] = refusal
         return refusals
 
-    async def mark(self, wants: Sequence[Want]) -> None:
+    async def mark(self, headers: Sequence[ChangeHeader]) -> None:
         ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
-        for want in wants:
-            entry = ledger._entry(want.key)
-            marked = rules.mark(entry, rules.in_era(want, entry, standing), now)
-            ledger._set(want.key, rules.charged(marked, now, ledger._policy))
+        for header in headers:
+            entry = ledger._entry(header.key)
+            marked = rules.mark(entry, rules.in_era(header, entry, standing), now)
+            ledger._set(header.key, rules.charged(marked, now, ledger._policy))
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        return self._ledger._commit(claims, allowed=(Verdict.COMMITTED,))
+        return self._ledger._commit(claims, allowed=(CommitResult.COMMITTED,))
 
-    async def fail(self, wants: Sequence[Want]) -> list[int]:
+    async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         counts = []
-        for want in wants:
-            before = self._ledger._entry(want.key)
-            lifted = rules.in_era(want, before, self._ledger._standing())
+        for header in headers:
+            before = self._ledger._entry(header.key)
+            lifted = rules.in_era(header, before, self._ledger._standing())
             entry = rules.fail_unclaimed(before, lifted, self._ledger._now())
-            self._ledger._set(want.key, entry)
+            self._ledger._set(header.key, entry)
             counts.append(entry.attempts)
         return counts
 
-    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
-        for want, letter in letters:
-            if want is not None:
-                self._ledger._set(want.key, rules.bury_unclaimed(self._ledger._entry(want.key)))
+    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
+        for header, letter in letters:
+            if header is not None:
+                self._ledger._set(header.key, rules.bury_unclaimed(self._ledger._entry(header.key)))
             self._ledger._keep(letter)
 
     @asynccontextmanager

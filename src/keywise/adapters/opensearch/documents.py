@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from keywise.adapters.http.client import Answer, one_line
+from keywise.adapters.http.client import HttpResponse, one_line
 from keywise.core.change import VERSION_MIN, Change, Outcome
 from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Certainty, Claim
@@ -245,7 +245,7 @@ REMEMBERED = Result(
 CONTRADICTED = Result(Outcome.BUSY, "the index refuses this version, and holds none that is as high; it is asked again")
 
 
-def cause_of(answer: Answer, discreet: Callable[[str], str]) -> str:
+def cause_of(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
     """Why a whole request was refused. `discreet` takes secrets out of what the server says."""
     words = str(_refusal_of(answer).error) or answer.body.decode("utf-8", "replace")
     # Hidden before it is cut, or a part of a secret might stay.
@@ -253,7 +253,7 @@ def cause_of(answer: Answer, discreet: Callable[[str], str]) -> str:
     return f"status {answer.status}{f', {told}' if told else ''}"
 
 
-def refused(answer: Answer, cause: str) -> Result:
+def refused(answer: HttpResponse, cause: str) -> Result:
     """What it means for a change that its whole request was refused."""
     if answer.status in (400, 413):
         return _hopeless(cause)
@@ -268,7 +268,7 @@ def refused(answer: Answer, cause: str) -> Result:
     return Result(Outcome.BUSY, cause, certainty=Certainty.UNKNOWN)
 
 
-def _refusal_of(answer: Answer) -> _Refusal:
+def _refusal_of(answer: HttpResponse) -> _Refusal:
     try:
         return _read_refusal(answer.body)
     except (msgspec.MsgspecError, UnicodeError):

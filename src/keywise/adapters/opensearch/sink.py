@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from keywise.adapters.http.client import OPTIONS, Answer, HttpClient, Server, retry_after_s, server_at
+from keywise.adapters.http.client import OPTIONS, HttpClient, HttpResponse, Server, retry_after_s, server_at
 from keywise.adapters.opensearch.documents import (
     TOO_MANY,
     Action,
@@ -138,7 +138,7 @@ class OpenSearchSink:
             self._pressure.refused(result.cause, wait_s=retry_after_s(answer), is_crowded=is_crowded)
         return [result] * len(actions)
 
-    async def _judged(self, actions: Sequence[Action], answer: Answer) -> list[Result]:
+    async def _judged(self, actions: Sequence[Action], answer: HttpResponse) -> list[Result]:
         try:
             told = read_items(answer.body)
         except (msgspec.MsgspecError, UnicodeError) as error:
@@ -255,7 +255,7 @@ class OpenSearchSink:
         # Of an alias it can be said that it must exist; an index that is removed meanwhile would be made anew.
         return f"filter_path={TOLD}&timeout={SHARD_WAIT}{'&require_alias=true' if self._is_alias else ''}"
 
-    def _check(self, answer: Answer) -> None:
+    def _check(self, answer: HttpResponse) -> None:
         if answer.status == 200:
             return
         told = f"{self._client.name}: {self._cause(answer)}"
@@ -270,10 +270,10 @@ class OpenSearchSink:
             raise UnavailableError(told)
         raise DatabaseError(f"{told}; is this the address of OpenSearch or Elasticsearch?")
 
-    def _cause(self, answer: Answer) -> str:
+    def _cause(self, answer: HttpResponse) -> str:
         return cause_of(answer, self._client.discreet)
 
-    async def _ask(self, what: str, query: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def _ask(self, what: str, query: str, body: bytes, headers: Mapping[str, str]) -> HttpResponse:
         path = f"{self._path}/{what}?{query}"
         return await self._client.request("POST", path, body=body, headers=headers, timeout_s=self._timeout_s)
 

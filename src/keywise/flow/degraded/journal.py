@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MIN, Order, Want
+from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MIN, ChangeHeader, Order
 from keywise.core.errors import UnavailableError
 
 BYTES_A_KEY = 2000
@@ -37,9 +37,9 @@ class Notes(msgspec.Struct):
     """What the lines of one spool say together."""
 
     since: float = 0.0
-    wants: dict[str, Want] = {}
+    headers: dict[str, ChangeHeader] = {}
     """The newest order of each key that may be in the sink."""
-    flying: dict[str, Want] = {}
+    flying: dict[str, ChangeHeader] = {}
     """What was about to be written, and has not ended: its worker may have died of it."""
     is_full: bool = False
 
@@ -47,42 +47,46 @@ class Notes(msgspec.Struct):
         self.since = self.since or line.since
         self.is_full = self.is_full or line.full
         for key, order, deleted in line.begun:
-            self.flying[key] = Want(key, order, deleted)
+            self.flying[key] = ChangeHeader(key, order, deleted)
         for key in line.written:
-            if (want := self.flying.pop(key, None)) is not None:
-                self.wants[key] = newer(self.wants.get(key), want)
+            if (header := self.flying.pop(key, None)) is not None:
+                self.headers[key] = newer(self.headers.get(key), header)
         for key in line.clean:
             self.flying.pop(key, None)
 
     @property
     def keys(self) -> set[str]:
-        return self.wants.keys() | self.flying.keys()
+        return self.headers.keys() | self.flying.keys()
 
-    def doubtful(self) -> list[Want]:
+    def doubtful(self) -> list[ChangeHeader]:
         """What has to become suspect: what was not seen to end counts as written."""
-        return [newer(self.wants.get(key), self.flying.get(key)) for key in sorted(self.keys)]
+        return [newer(self.headers.get(key), self.flying.get(key)) for key in sorted(self.keys)]
 
     def covers(self, other: "Notes") -> bool:
         """Whether the other, which was the same once, makes nothing else suspect."""
         return (self.doubtful(), self.is_full) == (other.doubtful(), other.is_full)
 
     def copy(self) -> "Notes":
-        return replace(self, wants=dict(self.wants), flying=dict(self.flying))
+        return replace(self, headers=dict(self.headers), flying=dict(self.flying))
 
     def lines(self) -> list[Line]:
         """The same in as few lines as can be."""
-        wants = [(key, want.order, want.deleted) for key, want in self.wants.items() if want.order is not None]
-        flying = [(key, want.order, want.deleted) for key, want in self.flying.items() if want.order is not None]
+        headers = [
+            (key, header.order, header.deleted) for key, header in self.headers.items() if header.order is not None
+        ]
+        flying = [
+            (key, header.order, header.deleted) for key, header in self.flying.items() if header.order is not None
+        ]
         return [
-            Line(since=self.since, begun=wants, written=[key for key, _, _ in wants], full=self.is_full),
+            Line(since=self.since, begun=headers, written=[key for key, _, _ in headers], full=self.is_full),
             Line(begun=flying),
         ]
 
 
-def newer(one: Want | None, other: Want | None) -> Want:
-    """The newer of two wants of a key, one of which there is."""
-    known = [want for want in (one, other) if want is not None]
-    return max(known, key=lambda want: want.order or _LOWEST)
+def newer(one: ChangeHeader | None, other: ChangeHeader | None) -> ChangeHeader:
+    """The newer of two headers of a key, one of which there is."""
+    known = [header for header in (one, other) if header is not None]
+    return max(known, key=lambda header: header.order or _LOWEST)
 
 
 def read(text: bytes) -> Notes:
@@ -169,17 +173,17 @@ class Spool:
         own = [(self._own, self._notes.copy())] if self._own is not None else []
         return [*self._found, *own]
 
-    async def note(self, wants: Sequence[Want], since: float) -> None:
+    async def note(self, headers: Sequence[ChangeHeader], since: float) -> None:
         """Note what is about to be written. Raises UnavailableError if that is impossible: then write nothing."""
         async with self._writing:
-            await self._note(wants, since)
+            await self._note(headers, since)
 
-    async def _note(self, wants: Sequence[Want], since: float) -> None:
+    async def _note(self, headers: Sequence[ChangeHeader], since: float) -> None:
         known = self._notes.keys
-        strange = [want for want in wants if want.key not in known]
+        strange = [header for header in headers if header.key not in known]
         room = 0 if self.is_full else max(0, self._keys_max - len(known))
-        left_out = {want.key for want in strange[room:]}
-        begun = [(want.key, _order(want), want.deleted) for want in wants if want.key not in left_out]
+        left_out = {header.key for header in strange[room:]}
+        begun = [(header.key, _order(header), header.deleted) for header in headers if header.key not in left_out]
         line = Line(begun=begun, full=bool(left_out) and not self.is_full)
         if self._own is None:
             self._own = await self._shelf.create()
@@ -261,9 +265,9 @@ class Spool:
         self._bytes += len(text)
 
 
-def _order(want: Want) -> Order:
-    assert want.order is not None, "a change has an order"
-    return want.order
+def _order(header: ChangeHeader) -> Order:
+    assert header.order is not None, "a change has an order"
+    return header.order
 
 
 def _encoded(line: Line) -> bytes:

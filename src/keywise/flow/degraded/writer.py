@@ -276,9 +276,9 @@ class FirstWins:
             self._tell_trouble(error)
 
     async def _doubt(self, notes: Notes) -> None:
-        wants = notes.doubtful()
-        for start in range(0, len(wants), KEYS_A_DOUBT):
-            await self._pipeline.operator.doubt(wants[start : start + KEYS_A_DOUBT])
+        headers = notes.doubtful()
+        for start in range(0, len(headers), KEYS_A_DOUBT):
+            await self._pipeline.operator.doubt(headers[start : start + KEYS_A_DOUBT])
         if notes.is_full:
             await self._pipeline.operator.doubt([], True)
 

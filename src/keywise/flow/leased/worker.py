@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from keywise.core import events
 from keywise.core.change import Outcome
 from keywise.core.dead_letter import Burial
-from keywise.core.entry import Answer, Certainty, Claim, Refusal, Terms
+from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal, RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_refusal, concerns_key, look_again_s
 from keywise.core.ledger import Failure
@@ -130,10 +130,10 @@ class LeasedWorker:
 
     async def _claim(self, tickets: list[Ticket], *, alone: bool) -> None:
         pipeline = self._pipeline
-        terms = Terms(pipeline.owner, pipeline.settings.lease_s, alone)
+        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, alone)
         asked_at = pipeline.clock()
         try:
-            answers = await pipeline.ledger.claim([ticket.change for ticket in tickets], terms)
+            results = await pipeline.ledger.claim([ticket.change for ticket in tickets], terms)
         except UnavailableError as error:
             for ticket in tickets:
                 self._lanes.hold(ticket, pipeline.clock())
@@ -141,10 +141,10 @@ class LeasedWorker:
             return
         pipeline.outage.answered()
         by_key = {ticket.change.key: ticket for ticket in tickets}
-        self._heartbeat.hold(answers.granted, asked_at)
-        jobs = [Job(by_key[claim.key], claim) for claim in answers.granted]
+        self._heartbeat.hold(results.granted, asked_at)
+        jobs = [Job(by_key[claim.key], claim) for claim in results.granted]
         self._begin(jobs)
-        await self._refuse([(by_key[key], refusal) for key, refusal in answers.refused.items()])
+        await self._refuse([(by_key[key], refusal) for key, refusal in results.refused.items()])
 
     def _begin(self, jobs: list[Job]) -> None:
         if not jobs:
@@ -170,18 +170,18 @@ class LeasedWorker:
         pipeline, lanes, ended = self._pipeline, self._lanes, list[Ended]()
         hopeless: list[tuple[Ticket, str]] = []
         for ticket, refusal in refused:
-            match refusal.answer:
-                case Answer.STALE | Answer.DUPLICATE:
+            match refusal.reason:
+                case RefusalReason.STALE | RefusalReason.DUPLICATE:
                     assert refusal.mark is not None, "only a mark makes a change stale"
-                    ended += lanes.finish(ticket, Outcome(refusal.answer.value), refusal.mark)
-                case Answer.MIXED | Answer.FORGOTTEN:
+                    ended += lanes.finish(ticket, Outcome(refusal.reason.value), refusal.mark)
+                case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
                     hopeless.append((ticket, cause_of_refusal(refusal)))
-                case Answer.ALONE:
+                case RefusalReason.ALONE:
                     lanes.quarantine(ticket)
                 case _:
                     wait_s = look_again_s(refusal, pipeline.rng)
                     lanes.hold(ticket, pipeline.clock() + wait_s, is_firm=concerns_key(refusal))
-                    pipeline.emit(pipeline.refused(ticket, refusal.answer, wait_s))
+                    pipeline.emit(pipeline.refused(ticket, refusal.reason, wait_s))
         if refused:
             await pipeline.settle(ended)
             await self._bury_unclaimed(hopeless)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import Burial, Letter, Sought
-from keywise.core.entry import Answer, Certainty, Terms
+from keywise.core.entry import Certainty, LeaseTerms, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
@@ -109,8 +109,8 @@ async def a_failure_is_counted_and_waits(bench: LedgerBench) -> None:
     """A failed try costs an attempt, and the change waits for its retry; something newer does not."""
     for attempts in range(1, 4):
         await bench.ledger.fail([Failure(await bench.take(5), Certainty.CLEAN, 30.0)])
-        refused(await bench.ask(5, "w2"), Answer.BUSY, wait_s=30.0)
-        refused(await bench.ask(4, "w2"), Answer.BUSY, wait_s=30.0)
+        refused(await bench.ask(5, "w2"), RefusalReason.BUSY, wait_s=30.0)
+        refused(await bench.ask(4, "w2"), RefusalReason.BUSY, wait_s=30.0)
         bench.advance(31.0)
         claim = await bench.take(5)
         same("the attempts that a claim tells", claim.attempts, attempts)
@@ -125,7 +125,7 @@ async def to_be_refused_costs_nothing(bench: LedgerBench) -> None:
     """Busy and deferred never cost an attempt, and a release costs none either."""
     claim = await bench.take(5)
     for _ in range(5):
-        refused(await bench.ask(5, "w2"), Answer.BUSY)
+        refused(await bench.ask(5, "w2"), RefusalReason.BUSY)
     await bench.ledger.release([claim])
     claim = await bench.take(5, "w2")
     same("attempts and deaths", (claim.attempts, claim.crashes), (0, 0))
@@ -137,10 +137,10 @@ async def an_unknown_outcome_holds_the_key_until_its_lease_ends(bench: LedgerBen
     claim = await bench.take(5)
     await bench.ledger.fail([Failure(claim, Certainty.UNKNOWN, 1.0)])
     for version in (4, 5, 6):
-        refused(await bench.ask(version, "w2"), Answer.BUSY, wait_s=LEASE_S)
+        refused(await bench.ask(version, "w2"), RefusalReason.BUSY, wait_s=LEASE_S)
     same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [claim])
     bench.expire()
-    refused(await bench.ask(4, "w2"), Answer.DEFERRED, wait_s=REDELIVERY_S - 1.0)
+    refused(await bench.ask(4, "w2"), RefusalReason.DEFERRED, wait_s=REDELIVERY_S - 1.0)
     again = await bench.take(5, "w2")
     same("the attempts", again.attempts, 1)
 
@@ -150,9 +150,9 @@ async def a_write_that_may_be_there_keeps_older_ones_away(bench: LedgerBench) ->
     """After a failure that may have written, older changes wait until it is committed or can no longer come."""
     await bench.ledger.fail([Failure(await bench.take(5), Certainty.ENDED, 1.0)])
     bench.advance(2.0)
-    refused(await bench.ask(4), Answer.DEFERRED, wait_s=REDELIVERY_S - 2.0)
+    refused(await bench.ask(4), RefusalReason.DEFERRED, wait_s=REDELIVERY_S - 2.0)
     await bench.committed(5)
-    refused(await bench.ask(4), Answer.STALE)
+    refused(await bench.ask(4), RefusalReason.STALE)
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -163,7 +163,7 @@ async def a_takeover_inherits_what_is_unknown(bench: LedgerBench) -> None:
     claim = await bench.take(7, "w2", alone=True)
     await bench.another.fail([Failure(claim, Certainty.CLEAN, 1.0)])
     bench.advance(2.0)
-    refused(await bench.ask(6, "w2", alone=True), Answer.DEFERRED)
+    refused(await bench.ask(6, "w2", alone=True), RefusalReason.DEFERRED)
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -273,12 +273,12 @@ async def suspects_are_listed_after_a_while(bench: LedgerBench) -> None:
 async def a_repair_clears_a_suspicion_that_has_not_grown(bench: LedgerBench) -> None:
     """Mending under an exclusion clears the counter and may raise the mark; it never lowers it."""
     await bench.ledger.bury([Burial(LETTER, await bench.take(5), Certainty.ENDED)])
-    claim = granted(await bench.ask_for(Want("a", None), alone=True))
-    await bench.ledger.mend(claim, Want("a", order_of(6)))
+    claim = granted(await bench.ask_for(ChangeHeader("a", None), alone=True))
+    await bench.ledger.mend(claim, ChangeHeader("a", order_of(6)))
     entry = await bench.entry()
     same("suspicion, mark and holder", (entry.suspect, entry.mark, entry.token), (0, order_of(6), 0))
-    claim = granted(await bench.ask_for(Want("a", None), alone=True))
-    await bench.ledger.mend(claim, Want("a", order_of(3)))
+    claim = granted(await bench.ask_for(ChangeHeader("a", None), alone=True))
+    await bench.ledger.mend(claim, ChangeHeader("a", order_of(3)))
     same("the mark", (await bench.entry()).mark, order_of(6))
 
 
@@ -287,7 +287,7 @@ async def a_repair_leaves_a_suspicion_that_has_grown(bench: LedgerBench) -> None
     """A write that was refused during the repair may have followed it, so the key stays suspect."""
     late = await bench.take(5, "w2")
     bench.expire()
-    claim = granted(await bench.ask_for(Want("a", None), "w2", alone=True))
+    claim = granted(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True))
     same("refused commits", await bench.another.commit([late]), [late])
     await bench.ledger.mend(claim, None)
     entry = await bench.entry()
@@ -302,7 +302,7 @@ async def only_idle_old_keys_are_forgotten(bench: LedgerBench) -> None:
     await bench.ledger.bury([Burial(LETTER, await bench.take(5, key="suspect"), Certainty.ENDED)])
     await bench.ledger.fail([Failure(await bench.take(5, key="unknown"), Certainty.ENDED, 1.0)])
     bench.advance(1000.0)
-    await bench.ledger.claim([Want("held", order_of(5))], Terms("w1", 5000.0))
+    await bench.ledger.claim([ChangeHeader("held", order_of(5))], LeaseTerms("w1", 5000.0))
     bench.advance(500.0 + REDELIVERY_S)
     await bench.committed(5, key="young")
     same("how many were forgotten", await bench.ledger.prune(500.0), 2)
@@ -348,8 +348,8 @@ async def the_census_counts_what_is_there(bench: LedgerBench) -> None:
 @ENDING_PROMISES.add(PLAIN)
 async def a_call_about_nothing_does_nothing(bench: LedgerBench) -> None:
     """Every method takes an empty sequence."""
-    answers = await bench.ledger.claim([], Terms("w1", LEASE_S))
-    same("answers to nothing", (answers.granted, answers.refused), ([], {}))
+    results = await bench.ledger.claim([], LeaseTerms("w1", LEASE_S))
+    same("answers to nothing", (results.granted, results.refused), ([], {}))
     same("renewals", await bench.ledger.renew([], LEASE_S), [])
     same("commits", await bench.ledger.commit([]), [])
     same("burials", await bench.ledger.bury([]), [])

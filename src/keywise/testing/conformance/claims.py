@@ -6,9 +6,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from keywise.core.change import VERSION_MAX, VERSION_MIN, Order, Want, order_of
+from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, order_of
 from keywise.core.dead_letter import Letter
-from keywise.core.entry import Answer, Certainty, Claim, Entry, Policy, Refusal, Terms
+from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, Policy, Refusal, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.promise import Promises, near, same
 
@@ -39,14 +39,14 @@ class LedgerBench:
     async def ask(
         self, version: int | None, owner: str = "w1", *, key: str = "a", alone: bool = False, deleted: bool = False
     ) -> Claim | Refusal:
-        return await self.ask_for(Want(key, order_of(version), deleted), owner, alone=alone)
+        return await self.ask_for(ChangeHeader(key, order_of(version), deleted), owner, alone=alone)
 
-    async def ask_for(self, want: Want, owner: str = "w1", *, alone: bool = False) -> Claim | Refusal:
+    async def ask_for(self, header: ChangeHeader, owner: str = "w1", *, alone: bool = False) -> Claim | Refusal:
         """One claim, as one worker asks for it; the two workers use two connections."""
         ledger = self.another if owner == "w2" else self.ledger
-        answers = await ledger.claim([want], Terms(owner, LEASE_S, alone))
-        same("the number of answers to one want", len(answers.granted) + len(answers.refused), 1)
-        return answers.granted[0] if answers.granted else answers.refused[want.key]  # type: ignore[no-any-return]
+        results = await ledger.claim([header], LeaseTerms(owner, LEASE_S, alone))
+        same("the number of answers to one header", len(results.granted) + len(results.refused), 1)
+        return results.granted[0] if results.granted else results.refused[header.key]  # type: ignore[no-any-return]
 
     async def take(
         self, version: int | None, owner: str = "w1", *, key: str = "a", alone: bool = False, deleted: bool = False
@@ -85,11 +85,13 @@ def granted(answer: Claim | Refusal) -> Claim:
     return answer
 
 
-def refused(answer: Claim | Refusal, wanted: Answer, *, wait_s: float | None = None, mark: Order | None = None) -> None:
+def refused(
+    answer: Claim | Refusal, wanted: RefusalReason, *, wait_s: float | None = None, mark: Order | None = None
+) -> None:
     """Raise unless a claim was refused for this reason, for about so long, and with this mark."""
     if not isinstance(answer, Refusal):
         raise AssertionError(f"the claim was granted instead of {wanted.value}")
-    same("the answer", answer.answer, wanted)
+    same("the answer", answer.reason, wanted)
     if wait_s is not None:
         near("the wait that was told", answer.wait_s, wait_s, within=CLOCK_S)
     if mark is not None:
@@ -102,8 +104,8 @@ async def a_key_has_one_holder(bench: LedgerBench) -> None:
     claim = await bench.take(5)
     bench.advance(10.0)
     for version, owner in ((4, "w2"), (5, "w2"), (6, "w2"), (5, "w1"), (6, "w1")):
-        refused(await bench.ask(version, owner), Answer.BUSY, wait_s=LEASE_S - 10.0)
-    refused(await bench.ask_for(Want("a", None), "w2", alone=True), Answer.BUSY)
+        refused(await bench.ask(version, owner), RefusalReason.BUSY, wait_s=LEASE_S - 10.0)
+    refused(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True), RefusalReason.BUSY)
     same("the token of the holder", (await bench.entry()).token, claim.token)
 
 
@@ -111,10 +113,10 @@ async def a_key_has_one_holder(bench: LedgerBench) -> None:
 async def workers_that_ask_at_once_are_never_granted_the_same_key(bench: LedgerBench) -> None:
     """Check and take are one step: of two workers that ask at the same time, one gets the key."""
     for version in range(1, 21):
-        wants = [Want(f"k{number}", order_of(version)) for number in range(40)]
+        headers = [ChangeHeader(f"k{number}", order_of(version)) for number in range(40)]
         mine, theirs = await asyncio.gather(
-            bench.ledger.claim(wants, Terms("w1", LEASE_S)),
-            bench.another.claim(wants[::-1], Terms("w2", LEASE_S)),
+            bench.ledger.claim(headers, LeaseTerms("w1", LEASE_S)),
+            bench.another.claim(headers[::-1], LeaseTerms("w2", LEASE_S)),
         )
         holders = [claim.key for claim in (*mine.granted, *theirs.granted)]
         if len(set(holders)) < len(holders):
@@ -128,22 +130,22 @@ async def each_key_of_a_call_has_an_answer_of_its_own(bench: LedgerBench) -> Non
     """A refused key does not hold up its neighbours in the same call."""
     await bench.committed(5, key="stale")
     await bench.take(1, "w2", key="busy")
-    wants = [Want(key, order_of(3)) for key in ("free", "stale", "busy", "also free")]
-    answers = await bench.ledger.claim(wants, Terms("w1", LEASE_S))
-    same("what was granted", sorted(claim.key for claim in answers.granted), ["also free", "free"])
-    seen = {key: refusal.answer for key, refusal in answers.refused.items()}
-    same("what was refused", seen, {"stale": Answer.STALE, "busy": Answer.BUSY})
+    headers = [ChangeHeader(key, order_of(3)) for key in ("free", "stale", "busy", "also free")]
+    results = await bench.ledger.claim(headers, LeaseTerms("w1", LEASE_S))
+    same("what was granted", sorted(claim.key for claim in results.granted), ["also free", "free"])
+    seen = {key: refusal.reason for key, refusal in results.refused.items()}
+    same("what was refused", seen, {"stale": RefusalReason.STALE, "busy": RefusalReason.BUSY})
 
 
 @CLAIM_PROMISES.add(SAFE)
 async def a_thousand_keys_fit_into_one_call(bench: LedgerBench) -> None:
     """Claims, renewals and commits take many keys at once."""
-    wants = [Want(f"k{number}", order_of(number), bool(number % 2)) for number in range(1000)]
-    answers = await bench.ledger.claim(wants, Terms("w1", LEASE_S))
-    same("the number of granted claims", len(answers.granted), 1000)
-    same("the number of different tokens", len({claim.token for claim in answers.granted}), 1000)
-    same("lost renewals", await bench.ledger.renew(answers.granted, LEASE_S), [])
-    same("refused commits", await bench.ledger.commit(answers.granted), [])
+    headers = [ChangeHeader(f"k{number}", order_of(number), bool(number % 2)) for number in range(1000)]
+    results = await bench.ledger.claim(headers, LeaseTerms("w1", LEASE_S))
+    same("the number of granted claims", len(results.granted), 1000)
+    same("the number of different tokens", len({claim.token for claim in results.granted}), 1000)
+    same("lost renewals", await bench.ledger.renew(results.granted, LEASE_S), [])
+    same("refused commits", await bench.ledger.commit(results.granted), [])
     census = await bench.another.census()
     same("keys, tombstones and claims", (census.keys, census.tombstones, census.claims), (1000, 500, 0))
 
@@ -157,7 +159,7 @@ async def any_key_and_any_version_is_kept_exactly(bench: LedgerBench) -> None:
     for version in VERSIONS:
         await bench.committed(version, key="versions")
         same("the mark", (await bench.entry("versions")).mark, order_of(version))
-        refused(await bench.ask(version, key="versions"), Answer.DUPLICATE, mark=order_of(version))
+        refused(await bench.ask(version, key="versions"), RefusalReason.DUPLICATE, mark=order_of(version))
 
 
 @CLAIM_PROMISES.add(PLAIN)
@@ -165,22 +167,22 @@ async def an_order_is_era_then_version_then_generation(bench: LedgerBench) -> No
     """A reindex of an older version never wins over a newer version; a new era wins over any version."""
     orders: list[Order] = [(1, 5, 0), (1, 5, 3), (1, 6, 0), (2, VERSION_MIN, 0), (2, VERSION_MIN, 1)]
     for index, order in enumerate(orders):
-        claim = granted(await bench.ask_for(Want("a", order)))
+        claim = granted(await bench.ask_for(ChangeHeader("a", order)))
         same("refused commits", await bench.ledger.commit([claim]), [])
         same("the mark", (await bench.entry()).mark, order)
         for older in orders[:index]:
-            refused(await bench.ask_for(Want("a", older)), Answer.STALE, mark=order)
+            refused(await bench.ask_for(ChangeHeader("a", older)), RefusalReason.STALE, mark=order)
 
 
 @CLAIM_PROMISES.add(SAFE)
 async def what_is_not_newer_is_refused_for_ever(bench: LedgerBench) -> None:
     """Older than the mark is stale, equal to it a duplicate, also while somebody holds the key."""
     await bench.committed(5)
-    refused(await bench.ask(4), Answer.STALE, mark=order_of(5))
-    refused(await bench.ask(5), Answer.DUPLICATE, mark=order_of(5))
+    refused(await bench.ask(4), RefusalReason.STALE, mark=order_of(5))
+    refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
     await bench.take(7, "w2")
-    refused(await bench.ask(4), Answer.STALE, mark=order_of(5))
-    refused(await bench.ask(5), Answer.DUPLICATE, mark=order_of(5))
+    refused(await bench.ask(4), RefusalReason.STALE, mark=order_of(5))
+    refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
 
 
 @CLAIM_PROMISES.add(SAFE)
@@ -189,7 +191,7 @@ async def a_deletion_of_an_unknown_key_leaves_a_tombstone(bench: LedgerBench) ->
     await bench.committed(5, deleted=True)
     entry = await bench.entry()
     same("mark and deletion", (entry.mark, entry.deleted), (order_of(5), True))
-    refused(await bench.ask(4), Answer.STALE, mark=order_of(5))
+    refused(await bench.ask(4), RefusalReason.STALE, mark=order_of(5))
     await bench.committed(6)
     same("deletion after a newer put", (await bench.entry()).deleted, False)
 
@@ -198,27 +200,27 @@ async def a_deletion_of_an_unknown_key_leaves_a_tombstone(bench: LedgerBench) ->
 async def changes_without_a_version_are_applied_once(bench: LedgerBench) -> None:
     """Unversioned means once a key, and it does not mix with versions."""
     await bench.committed(None)
-    refused(await bench.ask(None), Answer.DUPLICATE)
-    refused(await bench.ask(3), Answer.MIXED)
+    refused(await bench.ask(None), RefusalReason.DUPLICATE)
+    refused(await bench.ask(3), RefusalReason.MIXED)
     await bench.committed(3, key="versioned")
-    refused(await bench.ask(None, key="versioned"), Answer.MIXED)
+    refused(await bench.ask(None, key="versioned"), RefusalReason.MIXED)
 
 
 @CLAIM_PROMISES.add(FORGETTING)
 async def a_late_change_needs_a_key_that_is_remembered(bench: LedgerBench) -> None:
     """Sent before the retention: an unknown key is forgotten, a known one is judged by its mark."""
     early = await bench.ledger.now() - RETENTION_S - CLOCK_S
-    refused(await bench.ask_for(Want("a", order_of(5), sent_at=early)), Answer.FORGOTTEN)
+    refused(await bench.ask_for(ChangeHeader("a", order_of(5), sent_at=early)), RefusalReason.FORGOTTEN)
     await bench.committed(5)
-    refused(await bench.ask_for(Want("a", order_of(4), sent_at=early)), Answer.STALE)
-    granted(await bench.ask_for(Want("a", order_of(6), sent_at=early)))
-    granted(await bench.ask_for(Want("b", order_of(5), sent_at=early + 2 * CLOCK_S)))
+    refused(await bench.ask_for(ChangeHeader("a", order_of(4), sent_at=early)), RefusalReason.STALE)
+    granted(await bench.ask_for(ChangeHeader("a", order_of(6), sent_at=early)))
+    granted(await bench.ask_for(ChangeHeader("b", order_of(5), sent_at=early + 2 * CLOCK_S)))
 
 
 @CLAIM_PROMISES.add(SAFE)
 async def nothing_is_late_if_nothing_is_forgotten(bench: LedgerBench) -> None:
     """Without a retention a message may be as old as it likes."""
-    granted(await bench.ask_for(Want("a", order_of(5), sent_at=0.0)))
+    granted(await bench.ask_for(ChangeHeader("a", order_of(5), sent_at=0.0)))
 
 
 @CLAIM_PROMISES.add(PLAIN)
@@ -239,12 +241,12 @@ async def tokens_are_never_used_again(bench: LedgerBench) -> None:
 @CLAIM_PROMISES.add(SAFE)
 async def tokens_stay_different_however_many_there_are(bench: LedgerBench) -> None:
     """Chance alone does not keep tokens apart: thousands of them are all different."""
-    wants, tokens = [Want(f"k{number}", order_of(1)) for number in range(1000)], set[int]()
+    headers, tokens = [ChangeHeader(f"k{number}", order_of(1)) for number in range(1000)], set[int]()
     for rounds in range(1, 17):
-        answers = await bench.ledger.claim(wants, Terms("w1", LEASE_S))
-        tokens |= {claim.token for claim in answers.granted}
-        same("the number of different tokens", len(tokens), rounds * len(wants))
-        await bench.ledger.release(answers.granted)
+        results = await bench.ledger.claim(headers, LeaseTerms("w1", LEASE_S))
+        tokens |= {claim.token for claim in results.granted}
+        same("the number of different tokens", len(tokens), rounds * len(headers))
+        await bench.ledger.release(results.granted)
 
 
 @CLAIM_PROMISES.add(PLAIN)
@@ -274,7 +276,7 @@ async def a_takeover_begins_a_lease_of_its_own(bench: LedgerBench) -> None:
     same("whether it says that it took over", claim.took_over, True)
     same("the suspicion", (await bench.entry()).suspect, 1)
     bench.advance(LEASE_S - CLOCK_S * 2)
-    refused(await bench.ask(5, "w3", alone=True), Answer.BUSY)
+    refused(await bench.ask(5, "w3", alone=True), RefusalReason.BUSY)
 
 
 @CLAIM_PROMISES.add(SAFE)
@@ -295,15 +297,15 @@ async def a_renewal_moves_the_deadline(bench: LedgerBench) -> None:
     for _ in range(3):
         bench.advance(LEASE_S / 2)
         same("lost renewals", await bench.another.renew([claim], LEASE_S), [])
-    refused(await bench.ask(6, "w2"), Answer.BUSY, wait_s=LEASE_S)
+    refused(await bench.ask(6, "w2"), RefusalReason.BUSY, wait_s=LEASE_S)
 
 
 @CLAIM_PROMISES.add(SAFE)
 async def an_exclusion_keeps_everybody_out(bench: LedgerBench) -> None:
     """A claim without an order is granted whatever the mark is, and changes nothing about it."""
     await bench.committed(5)
-    claim = granted(await bench.ask_for(Want("a", None)))
-    refused(await bench.ask(6, "w2"), Answer.BUSY)
+    claim = granted(await bench.ask_for(ChangeHeader("a", None)))
+    refused(await bench.ask(6, "w2"), RefusalReason.BUSY)
     await bench.ledger.release([claim])
     same("the mark", (await bench.entry()).mark, order_of(5))
     await bench.take(6)
@@ -314,7 +316,7 @@ async def a_dead_worker_sends_its_changes_into_quarantine(bench: LedgerBench) ->
     """After a worker died, its change is only granted alone; only a death alone, after work began, is counted."""
     await bench.ledger.renew([await bench.take(5, "dead 1")], LEASE_S)
     bench.expire()
-    refused(await bench.ask(5, "w2"), Answer.ALONE)
+    refused(await bench.ask(5, "w2"), RefusalReason.ALONE)
     for crashes in range(3):
         claim = await bench.take(5, f"dead {crashes + 2}", alone=True)
         same("the deaths that were counted", claim.crashes, crashes)
@@ -333,8 +335,8 @@ async def an_older_change_waits_behind_one_that_killed_its_worker(bench: LedgerB
     """Changes that kill must not take turns, or their deaths would be forgotten."""
     await bench.take(5, "dead", alone=True)
     bench.expire()
-    refused(await bench.ask(4, "w2", alone=True), Answer.DEFERRED, wait_s=REDELIVERY_S - 1.0)
-    refused(await bench.ask_for(Want("a", None), "w2", alone=True), Answer.DEFERRED)
+    refused(await bench.ask(4, "w2", alone=True), RefusalReason.DEFERRED, wait_s=REDELIVERY_S - 1.0)
+    refused(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True), RefusalReason.DEFERRED)
 
 
 @CLAIM_PROMISES.add(PLAIN)

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
-from keywise.core.entry import Answer, Certainty, Claim, Policy, Refusal, Terms
+from keywise.core.entry import Certainty, Claim, LeaseTerms, Policy, Refusal, RefusalReason
 from keywise.core.history import Line
 from keywise.core.ledger import Failure
 from keywise.core.limits import Rate
@@ -30,36 +30,36 @@ EVERY_S = 60.0
 PER_S = 300.0
 LIMITED = Policy(redelivery_s=REDELIVERY_S, rate=Rate(3, per=PER_S))
 """Three dispatches of a key in five minutes: a burst of three, then one every hundred seconds."""
-BY_OPERATOR = Terms("operator", LEASE_S, despite_pause=True)
+BY_OPERATOR = LeaseTerms("operator", LEASE_S, despite_pause=True)
 
 
-async def asked_despite_pause(bench: LedgerBench, want: Want) -> Claim | Refusal:
-    answers = await bench.ledger.claim([want], BY_OPERATOR)
-    return answers.granted[0] if answers.granted else answers.refused[want.key]  # type: ignore[no-any-return]
+async def asked_despite_pause(bench: LedgerBench, header: ChangeHeader) -> Claim | Refusal:
+    results = await bench.ledger.claim([header], BY_OPERATOR)
+    return results.granted[0] if results.granted else results.refused[header.key]  # type: ignore[no-any-return]
 
 
 async def reset(bench: LedgerBench, key: str = "a") -> int | None:
     """Raise the era of one key, as an operator does."""
-    claim = granted(await asked_despite_pause(bench, Want(key, None)))
+    claim = granted(await asked_despite_pause(bench, ChangeHeader(key, None)))
     era: int | None = await bench.ledger.governor.reset(claim)
     return era
 
 
-async def in_transaction(bench: LedgerBench, want: Want, *, another: bool = False) -> Refusal | None:
+async def in_transaction(bench: LedgerBench, header: ChangeHeader, *, another: bool = False) -> Refusal | None:
     """Decide and mark, as a batch does that takes no claim; the refusal, if there is one.
 
     Where there are no transactions, a claim gets the same answer.
     """
     ledger: Any = bench.another if another else bench.ledger
     if not bench.has_transactions:
-        answers = await ledger.claim([want], Terms("w1", LEASE_S))
-        await ledger.commit(answers.granted)
-        refusal: Refusal | None = answers.refused.get(want.key)
+        results = await ledger.claim([header], LeaseTerms("w1", LEASE_S))
+        await ledger.commit(results.granted)
+        refusal: Refusal | None = results.refused.get(header.key)
         return refusal
     async with ledger.transaction() as transaction:
-        refusals: dict[str, Refusal] = await transaction.decide([want])
-        await transaction.mark([want] if not refusals else [])
-    return refusals.get(want.key)
+        refusals: dict[str, Refusal] = await transaction.decide([header])
+        await transaction.mark([header] if not refusals else [])
+    return refusals.get(header.key)
 
 
 @GOVERNOR_PROMISES.add(SAFE)
@@ -86,11 +86,11 @@ async def a_paused_key_is_refused(bench: LedgerBench) -> None:
     await bench.committed(5)
     for pause in (Pause("a"), Pause("[ab]", is_pattern=True), Pause(EVERYTHING, is_pattern=True)):
         await bench.another.governor.pause(pause)
-        refused(await bench.ask(6), Answer.PAUSED)
-        refused(await bench.ask(5), Answer.DUPLICATE, mark=order_of(5))
-        refused(await bench.ask(4), Answer.STALE, mark=order_of(5))
-        answer = await in_transaction(bench, Want("a", order_of(6)))
-        same("the answer in a transaction", answer and answer.answer, Answer.PAUSED)
+        refused(await bench.ask(6), RefusalReason.PAUSED)
+        refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
+        refused(await bench.ask(4), RefusalReason.STALE, mark=order_of(5))
+        answer = await in_transaction(bench, ChangeHeader("a", order_of(6)))
+        same("the answer in a transaction", answer and answer.reason, RefusalReason.PAUSED)
         await bench.another.governor.resume(pause.keys, pause.is_pattern)
         await bench.ledger.release([await bench.take(6)])
 
@@ -101,7 +101,7 @@ async def a_pause_covers_its_keys_only(bench: LedgerBench) -> None:
     await bench.ledger.governor.pause(Pause("page-?", is_pattern=True))
     await bench.ledger.governor.pause(Pause("shop*"))
     for key in ("page-1", "page-?", "shop*"):
-        refused(await bench.ask(1, key=key), Answer.PAUSED)
+        refused(await bench.ask(1, key=key), RefusalReason.PAUSED)
     for key in ("page-", "page-12", "Page-1", "shop", "shops"):
         await bench.take(1, key=key)
 
@@ -113,7 +113,7 @@ async def claims_that_are_held_go_on_under_a_pause(bench: LedgerBench) -> None:
     await bench.another.governor.pause(Pause("a"))
     same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
     same("refused commits", await bench.ledger.commit([claim]), [])
-    refused(await bench.ask(6, "w2"), Answer.PAUSED)
+    refused(await bench.ask(6, "w2"), RefusalReason.PAUSED)
 
 
 @GOVERNOR_PROMISES.add(SAFE)
@@ -121,9 +121,9 @@ async def an_operator_works_on_what_is_paused(bench: LedgerBench) -> None:
     """Who asks despite the pause is granted the key, unless somebody holds it."""
     held = await bench.take(5)
     await bench.ledger.governor.pause(Pause("a"))
-    refused(await asked_despite_pause(bench, Want("a", None)), Answer.BUSY)
+    refused(await asked_despite_pause(bench, ChangeHeader("a", None)), RefusalReason.BUSY)
     await bench.ledger.release([held])
-    granted(await asked_despite_pause(bench, Want("a", None)))
+    granted(await asked_despite_pause(bench, ChangeHeader("a", None)))
 
 
 @GOVERNOR_PROMISES.add(PLAIN)
@@ -144,10 +144,10 @@ async def versions_are_compared_within_an_era(bench: LedgerBench) -> None:
     """In the era after a reset the newest wins again, and refusals name the mark as upstream knows it."""
     await bench.committed(100)
     await reset(bench)
-    same("the refusal of a low version", await in_transaction(bench, Want("a", order_of(3))), None)
+    same("the refusal of a low version", await in_transaction(bench, ChangeHeader("a", order_of(3))), None)
     same("the mark", (await bench.entry()).mark, (1, 3, 0))
-    refused(await bench.ask(2, "w2"), Answer.STALE, mark=order_of(3))
-    refused(await bench.ask(3, "w2"), Answer.DUPLICATE, mark=order_of(3))
+    refused(await bench.ask(2, "w2"), RefusalReason.STALE, mark=order_of(3))
+    refused(await bench.ask(3, "w2"), RefusalReason.DUPLICATE, mark=order_of(3))
     await bench.committed(4)
     same("the mark", (await bench.entry()).mark, (1, 4, 0))
 
@@ -156,14 +156,14 @@ async def versions_are_compared_within_an_era(bench: LedgerBench) -> None:
 async def each_decision_of_a_transaction_stands_for_itself(bench: LedgerBench) -> None:
     """What was decided first in a transaction leaves nothing behind that a later decision in it is mixed up with."""
     for key in ("a", "b"):
-        same("a refusal", await in_transaction(bench, Want(key, order_of(100))), None)
+        same("a refusal", await in_transaction(bench, ChangeHeader(key, order_of(100))), None)
     await reset(bench, "a")
-    same("a refusal", await in_transaction(bench, Want("a", order_of(1))), None)
+    same("a refusal", await in_transaction(bench, ChangeHeader("a", order_of(1))), None)
     await reset(bench, "b")
     async with bench.ledger.transaction() as transaction:
         for key in ("a", "b"):
-            same("the refusals", await transaction.decide([Want(key, order_of(3))]), {})
-            await transaction.mark([Want(key, order_of(3))])
+            same("the refusals", await transaction.decide([ChangeHeader(key, order_of(3))]), {})
+            await transaction.mark([ChangeHeader(key, order_of(3))])
     for key in ("a", "b"):
         same("the mark", (await bench.ledger.operator.inspect(key)).mark, (1, 3, 0))
 
@@ -171,7 +171,7 @@ async def each_decision_of_a_transaction_stands_for_itself(bench: LedgerBench) -
 @GOVERNOR_PROMISES.add(SAFE)
 async def a_reset_needs_its_claim(bench: LedgerBench) -> None:
     """A claim that is lost raises no era."""
-    claim = granted(await asked_despite_pause(bench, Want("a", None)))
+    claim = granted(await asked_despite_pause(bench, ChangeHeader("a", None)))
     bench.expire()
     await bench.take(1, "w2", alone=True)
     same("the era", await bench.ledger.governor.reset(claim), None)
@@ -203,16 +203,16 @@ async def a_rate_holds_for_all_workers_together(bench: LedgerBench) -> None:
         claim = await bench.take(number, owner)
         await (bench.another if owner == "w2" else bench.ledger).commit([claim])
     for owner in ("w1", "w2"):
-        refused(await bench.ask(4, owner), Answer.LIMITED, wait_s=PER_S / 3)
-    refused(await bench.ask(3), Answer.DUPLICATE)
+        refused(await bench.ask(4, owner), RefusalReason.LIMITED, wait_s=PER_S / 3)
+    refused(await bench.ask(3), RefusalReason.DUPLICATE)
     await bench.take(1, key="b")
     bench.advance(PER_S / 3)
     await bench.ledger.commit([await bench.take(4, "w2")])
-    refused(await bench.ask(5), Answer.LIMITED, wait_s=PER_S / 3)
+    refused(await bench.ask(5), RefusalReason.LIMITED, wait_s=PER_S / 3)
     bench.advance(PER_S)
     for version in (5, 6, 7):
         await bench.committed(version)
-    refused(await bench.ask(8), Answer.LIMITED)
+    refused(await bench.ask(8), RefusalReason.LIMITED)
 
 
 @GOVERNOR_PROMISES.add(LIMITED)
@@ -220,10 +220,10 @@ async def a_dispatch_is_charged_whatever_becomes_of_it(bench: LedgerBench) -> No
     """The rate is charged when a claim is granted: failures count, refusals do not."""
     for _ in range(3):
         claim = await bench.take(1)
-        refused(await bench.ask(1, "w2"), Answer.BUSY)
+        refused(await bench.ask(1, "w2"), RefusalReason.BUSY)
         await bench.ledger.fail([Failure(claim, Certainty.CLEAN, 0.001)])
         bench.advance(1.0)
-    refused(await bench.ask(1), Answer.LIMITED, wait_s=PER_S / 3 - 3.0)
+    refused(await bench.ask(1), RefusalReason.LIMITED, wait_s=PER_S / 3 - 3.0)
 
 
 @GOVERNED_TRANSACTION_PROMISES.add(LIMITED)
@@ -231,14 +231,14 @@ async def a_transaction_is_charged_at_its_mark(bench: LedgerBench) -> None:
     """In a transaction what is marked counts, and what is only decided does not."""
     for version in (1, 2, 3):
         async with bench.ledger.transaction() as transaction:
-            same("refusals", await transaction.decide([Want("a", order_of(version))]), {})
-        answer = await in_transaction(bench, Want("a", order_of(version)), another=version == 2)
+            same("refusals", await transaction.decide([ChangeHeader("a", order_of(version))]), {})
+        answer = await in_transaction(bench, ChangeHeader("a", order_of(version)), another=version == 2)
         same("the refusal", answer, None)
-    answer = await in_transaction(bench, Want("a", order_of(4)))
+    answer = await in_transaction(bench, ChangeHeader("a", order_of(4)))
     if answer is None:
         raise AssertionError("a fourth mark was allowed")
-    refused(answer, Answer.LIMITED, wait_s=PER_S / 3)
-    refused(await bench.ask(4, "w2"), Answer.LIMITED, wait_s=PER_S / 3)
+    refused(answer, RefusalReason.LIMITED, wait_s=PER_S / 3)
+    refused(await bench.ask(4, "w2"), RefusalReason.LIMITED, wait_s=PER_S / 3)
 
 
 @GOVERNOR_PROMISES.add(SAFE)

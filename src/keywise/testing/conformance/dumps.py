@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.dead_letter import Burial, Letter
-from keywise.core.entry import Answer, Certainty, Entry
+from keywise.core.entry import Certainty, Entry, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.core.transfer import Archive, Part
 from keywise.testing.conformance.claims import (
@@ -133,11 +133,11 @@ async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
     }
     await archive_of(bench).add(Part(entries=list(entries.items())))
     for key in ("marked", "gone", "suspect"):
-        refused(await bench.ask(5, key=key), Answer.DUPLICATE, mark=order_of(5))
-        refused(await bench.ask(4, "w2", key=key), Answer.STALE, mark=order_of(5))
-    refused(await bench.ask(6, key="held"), Answer.BUSY, wait_s=LEASE_S)
-    refused(await bench.ask(4, key="failed"), Answer.BUSY, wait_s=RETRY_S)
-    refused(await bench.ask(8, "w2", key="unsure"), Answer.DEFERRED, wait_s=RETRY_S)
+        refused(await bench.ask(5, key=key), RefusalReason.DUPLICATE, mark=order_of(5))
+        refused(await bench.ask(4, "w2", key=key), RefusalReason.STALE, mark=order_of(5))
+    refused(await bench.ask(6, key="held"), RefusalReason.BUSY, wait_s=LEASE_S)
+    refused(await bench.ask(4, key="failed"), RefusalReason.BUSY, wait_s=RETRY_S)
+    refused(await bench.ask(8, "w2", key="unsure"), RefusalReason.DEFERRED, wait_s=RETRY_S)
     same("the suspects", await bench.another.suspects(10, 0.0), ["suspect"])
     same("what is held", await bench.another.governor.held("", 10), ["held"])
     census = await bench.ledger.census()
@@ -164,7 +164,7 @@ async def charges_of_a_rate_are_carried_too(bench: LedgerBench) -> None:
     await archive_of(bench, another=True).add(before)
     same("what was taken in", joined(await parts_of(archive_of(bench))), before)
     for key in ("charged", "marked"):
-        refused(await bench.ask(4, key=key), Answer.LIMITED, wait_s=PER_S / 3)
+        refused(await bench.ask(4, key=key), RefusalReason.LIMITED, wait_s=PER_S / 3)
 
 
 @ARCHIVE_PROMISES.add(SAFE)
@@ -187,10 +187,10 @@ async def the_standing_is_replaced_as_a_whole(bench: LedgerBench) -> None:
     standing = Standing(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)))
     await archive_of(bench).stand(standing)
     same("the standing", await bench.another.governor.standing(), standing)
-    refused(await bench.ask(1, "w2", key="c"), Answer.PAUSED)
+    refused(await bench.ask(1, "w2", key="c"), RefusalReason.PAUSED)
     await archive_of(bench).clear()
     same("the standing of a cleared scope", await bench.another.governor.standing(), standing)
-    claim = granted(await asked_despite_pause(bench, Want("c", order_of(1))))
+    claim = granted(await asked_despite_pause(bench, ChangeHeader("c", order_of(1))))
     same("the order in the era", claim.order, (3, 1, 0))
     await archive_of(bench, another=True).stand(Standing())
     same("the standing after it", await bench.ledger.governor.standing(), Standing())

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
-from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, Order, Want
+from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, ChangeHeader, Order
 from keywise.core.controls import Pause
 from keywise.core.dead_letter import Burial, Letter
-from keywise.core.entry import Certainty, Claim, Entry, Policy, Refusal, Terms
+from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, Policy, Refusal
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.promise import Promises
@@ -147,10 +147,10 @@ class History:
         version = self._rng.choice((VERSION_MAX, -5)) if self._rng.random() < 0.03 else self._rng.randrange(1, 9)
         return (int(self._rng.random() < 0.03), version, int(self._rng.random() < 0.1))
 
-    def _want(self, key: str, *, exclusion: float = 0.0) -> Want:
+    def _header(self, key: str, *, exclusion: float = 0.0) -> ChangeHeader:
         order = None if self._rng.random() < exclusion else self._order()
         age_s = self._rng.choice((0.0, STEP_S, RETENTION_S - STEP_S / 2, RETENTION_S + STEP_S / 2))
-        return Want(key, order, order is not None and self._rng.random() < 0.3, self._twins.now - age_s)
+        return ChangeHeader(key, order, order is not None and self._rng.random() < 0.3, self._twins.now - age_s)
 
     def _some_keys(self) -> list[str]:
         return self._rng.sample(self._keys, self._rng.randint(1, 3))
@@ -173,10 +173,10 @@ class History:
     # What is done.
 
     async def _claim(self) -> None:
-        wants = [self._want(key, exclusion=0.12) for key in self._some_keys()]
+        headers = [self._header(key, exclusion=0.12) for key in self._some_keys()]
         owner, alone = self._rng.choice(("w1", "w2")), self._rng.random() < 0.5
-        terms = Terms(owner, LEASE_S, alone, despite_pause=self._rng.random() < 0.2)
-        seen, twin = await self._ask(("claim", wants, terms), lambda ledger, _: ledger.claim(wants, terms))
+        terms = LeaseTerms(owner, LEASE_S, alone, despite_pause=self._rng.random() < 0.2)
+        seen, twin = await self._ask(("claim", headers, terms), lambda ledger, _: ledger.claim(headers, terms))
         agree("the refusals", seen.refused, twin.refused)
         found = {claim.key: claim for claim in seen.granted}
         agree("the keys that were granted", sorted(found), sorted(claim.key for claim in twin.granted))
@@ -233,14 +233,14 @@ class History:
         self._agree_on_claims("the lost claims", seen, twin)
 
     async def _doubt(self) -> None:
-        wants = [self._want(key, exclusion=0.1) for key in self._some_keys()]
-        await self._ask(("doubt", wants), lambda ledger, _: ledger.doubt(wants))
+        headers = [self._header(key, exclusion=0.1) for key in self._some_keys()]
+        await self._ask(("doubt", headers), lambda ledger, _: ledger.doubt(headers))
 
     async def _mend(self) -> None:
         if not self._exclusions:
             return
         pair = self._rng.choice(self._exclusions[-2:])
-        written = self._rng.choice((None, Want(pair[1].key, self._order(), self._rng.random() < 0.3)))
+        written = self._rng.choice((None, ChangeHeader(pair[1].key, self._order(), self._rng.random() < 0.3)))
         await self._ask(("mend", pair[1], written), lambda ledger, mine: ledger.mend(mine(pair), written))
 
     async def _pause(self) -> None:
@@ -312,11 +312,11 @@ class History:
         name = self._rng.choices(("mark", "fail", "bury", "commit"), (5, 2, 2, 3))[0]
         if name == "commit":
             return name, self._some_claims(), savepoint
-        wants = [self._want(key) for key in self._some_keys()]
+        headers = [self._header(key) for key in self._some_keys()]
         if name == "bury":
-            letters = [(want if self._rng.random() < 0.8 else None, self._letter(want.key)) for want in wants]
+            letters = [(header if self._rng.random() < 0.8 else None, self._letter(header.key)) for header in headers]
             return name, letters, savepoint
-        return name, wants, savepoint
+        return name, headers, savepoint
 
     def _agree_on_claims(self, what: str, seen: list[Claim], twin: list[Claim]) -> None:
         agree(what, [(claim.key, claim.order) for claim in seen], [(claim.key, claim.order) for claim in twin])
@@ -348,7 +348,7 @@ async def _step(transaction: Any, name: str, arguments: Any, mine: Callable[[Any
         return
     refusals: dict[str, Refusal] = await transaction.decide(arguments)
     answers.append(refusals)
-    allowed = [want for want in arguments if want.key not in refusals]
+    allowed = [header for header in arguments if header.key not in refusals]
     answers.append(await (transaction.mark if name == "mark" else transaction.fail)(allowed))
 
 

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from keywise.core.change import Want, order_of
+from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import Letter
-from keywise.core.entry import Answer, Certainty, Refusal
+from keywise.core.entry import Certainty, Refusal, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
@@ -32,22 +32,22 @@ class _RolledBack(Exception):
     """Leaves a transaction or a savepoint on purpose."""
 
 
-def wants(*versions: tuple[str, int | None]) -> list[Want]:
-    return [Want(key, order_of(version)) for key, version in versions]
+def headers(*versions: tuple[str, int | None]) -> list[ChangeHeader]:
+    return [ChangeHeader(key, order_of(version)) for key, version in versions]
 
 
-async def decided(bench: LedgerBench, want: Want) -> Refusal | None:
-    """What a transaction that does nothing else says to one want."""
+async def decided(bench: LedgerBench, header: ChangeHeader) -> Refusal | None:
+    """What a transaction that does nothing else says to one header."""
     async with bench.ledger.transaction() as transaction:
-        refusals: dict[str, Refusal] = await transaction.decide([want])
-    return refusals.get(want.key)
+        refusals: dict[str, Refusal] = await transaction.decide([header])
+    return refusals.get(header.key)
 
 
 async def marked(bench: LedgerBench, key: str, version: int | None, *, deleted: bool = False) -> None:
-    want = Want(key, order_of(version), deleted)
+    header = ChangeHeader(key, order_of(version), deleted)
     async with bench.ledger.transaction() as transaction:
-        same("refusals", await transaction.decide([want]), {})
-        await transaction.mark([want])
+        same("refusals", await transaction.decide([header]), {})
+        await transaction.mark([header])
 
 
 @TRANSACTION_PROMISES.add(SAFE)
@@ -58,7 +58,7 @@ async def a_mark_is_there_after_the_transaction(bench: LedgerBench) -> None:
     for key, version, deleted in (("a", 5, False), ("b", 7, True)):
         entry = await bench.another.inspect(key)
         same(f"mark and deletion of {key}", (entry.mark, entry.deleted), (order_of(version), deleted))
-    refused(await bench.ask(4, "w2"), Answer.STALE, mark=order_of(5))
+    refused(await bench.ask(4, "w2"), RefusalReason.STALE, mark=order_of(5))
 
 
 @TRANSACTION_PROMISES.add(SAFE)
@@ -79,10 +79,10 @@ async def a_rollback_leaves_nothing(bench: LedgerBench) -> None:
     before = await bench.entry("a")
     try:
         async with bench.ledger.transaction() as transaction:
-            await transaction.decide(wants(("a", 5), ("b", 5), ("c", 5)))
-            await transaction.mark(wants(("a", 5)))
-            await transaction.fail(wants(("b", 5)))
-            await transaction.bury([(Want("c", order_of(5)), LETTER), (None, LETTER)])
+            await transaction.decide(headers(("a", 5), ("b", 5), ("c", 5)))
+            await transaction.mark(headers(("a", 5)))
+            await transaction.fail(headers(("b", 5)))
+            await transaction.bury([(ChangeHeader("c", order_of(5)), LETTER), (None, LETTER)])
             raise _RolledBack
     except _RolledBack:
         pass
@@ -97,27 +97,35 @@ async def a_transaction_refuses_what_a_claim_would(bench: LedgerBench) -> None:
     await bench.committed(5)
     await bench.committed(None, key="unversioned")
     await bench.take(5, "w2", key="held")
-    asked = [*wants(("a", 4), ("unversioned", 1), ("held", 9), ("free", 1)), Want("gone", order_of(1), sent_at=0.0)]
+    asked = [
+        *headers(("a", 4), ("unversioned", 1), ("held", 9), ("free", 1)),
+        ChangeHeader("gone", order_of(1), sent_at=0.0),
+    ]
     async with bench.ledger.transaction() as transaction:
         refusals = await transaction.decide(asked)
-    seen = {key: refusal.answer for key, refusal in refusals.items()}
-    wanted = {"a": Answer.STALE, "unversioned": Answer.MIXED, "held": Answer.BUSY, "gone": Answer.FORGOTTEN}
+    seen = {key: refusal.reason for key, refusal in refusals.items()}
+    wanted = {
+        "a": RefusalReason.STALE,
+        "unversioned": RefusalReason.MIXED,
+        "held": RefusalReason.BUSY,
+        "gone": RefusalReason.FORGOTTEN,
+    }
     same("the refusals", seen, wanted)
     same("the mark that is told", refusals["a"].mark, order_of(5))
     same("the wait that is told", LEASE_S - 5 <= refusals["held"].wait_s <= LEASE_S, True)
-    equal = await decided(bench, Want("a", order_of(5)))
-    same("the answer to the mark itself", equal and equal.answer, Answer.DUPLICATE)
+    equal = await decided(bench, ChangeHeader("a", order_of(5)))
+    same("the answer to the mark itself", equal and equal.reason, RefusalReason.DUPLICATE)
 
 
 @TRANSACTION_PROMISES.add(FORGETTING)
 async def a_transaction_sets_late_changes_of_unknown_keys_aside(bench: LedgerBench) -> None:
     """Sent before the retention, only a key that is remembered is judged, also if nothing is going on at all."""
     early = await bench.ledger.now() - RETENTION_S - CLOCK_S
-    late = await decided(bench, Want("a", order_of(1), sent_at=early))
-    same("an unknown key", late and late.answer, Answer.FORGOTTEN)
+    late = await decided(bench, ChangeHeader("a", order_of(1), sent_at=early))
+    same("an unknown key", late and late.reason, RefusalReason.FORGOTTEN)
     await marked(bench, "a", 1)
-    same("a key that is remembered", await decided(bench, Want("a", order_of(2), sent_at=early)), None)
-    recent = await decided(bench, Want("b", order_of(1), sent_at=early + 2 * CLOCK_S))
+    same("a key that is remembered", await decided(bench, ChangeHeader("a", order_of(2), sent_at=early)), None)
+    recent = await decided(bench, ChangeHeader("b", order_of(1), sent_at=early + 2 * CLOCK_S))
     same("something sent within the retention", recent, None)
 
 
@@ -127,21 +135,23 @@ async def a_transaction_respects_what_is_unknown(bench: LedgerBench) -> None:
     await bench.take(5, "dead", key="dead")
     await bench.ledger.fail([Failure(await bench.take(7, key="unknown"), Certainty.ENDED, 1.0)])
     bench.expire()
-    dead = await decided(bench, Want("dead", order_of(5)))
+    dead = await decided(bench, ChangeHeader("dead", order_of(5)))
     same("a key whose holder died", dead, None)
-    unknown = await decided(bench, Want("unknown", order_of(6)))
-    same("an older change", unknown and unknown.answer, Answer.DEFERRED)
-    same("a newer change", await decided(bench, Want("unknown", order_of(8))), None)
+    unknown = await decided(bench, ChangeHeader("unknown", order_of(6)))
+    same("an older change", unknown and unknown.reason, RefusalReason.DEFERRED)
+    same("a newer change", await decided(bench, ChangeHeader("unknown", order_of(8))), None)
     bench.advance(REDELIVERY_S)
     same(
-        "an older change, when the unknown can no longer come", await decided(bench, Want("unknown", order_of(6))), None
+        "an older change, when the unknown can no longer come",
+        await decided(bench, ChangeHeader("unknown", order_of(6))),
+        None,
     )
 
 
 @TRANSACTION_PROMISES.add(SAFE)
 async def a_decision_does_not_take_the_key(bench: LedgerBench) -> None:
     """A transaction that only decided leaves no trace."""
-    same("the decision", await decided(bench, Want("a", order_of(5))), None)
+    same("the decision", await decided(bench, ChangeHeader("a", order_of(5))), None)
     same("what is remembered", await bench.ledger.inspect("a"), None)
     await bench.take(5, "w2")
 
@@ -150,18 +160,18 @@ async def a_decision_does_not_take_the_key(bench: LedgerBench) -> None:
 async def a_savepoint_is_rolled_back_alone(bench: LedgerBench) -> None:
     """An error inside a savepoint undoes what was done in it and nothing else."""
     async with bench.ledger.transaction() as transaction:
-        await transaction.decide(wants(("a", 5), ("b", 5), ("c", 5)))
-        await transaction.mark(wants(("a", 5)))
+        await transaction.decide(headers(("a", 5), ("b", 5), ("c", 5)))
+        await transaction.mark(headers(("a", 5)))
         try:
             async with transaction.savepoint():
-                await transaction.mark(wants(("b", 5)))
+                await transaction.mark(headers(("b", 5)))
                 await transaction.bury([(None, LETTER)])
                 raise _RolledBack
         except _RolledBack:
             pass
         async with transaction.savepoint():
-            await transaction.decide(wants(("c", 5)))
-            await transaction.mark(wants(("c", 5)))
+            await transaction.decide(headers(("c", 5)))
+            await transaction.mark(headers(("c", 5)))
     found = {key: (await bench.another.inspect(key)) for key in "abc"}
     seen = {key: entry and entry.mark for key, entry in found.items()}
     same("the marks", seen, {"a": order_of(5), "b": None, "c": order_of(5)})
@@ -173,10 +183,10 @@ async def failed_tries_are_counted_inside(bench: LedgerBench) -> None:
     """Tries are counted per key and order; a commit in between, or a newer order, begins again."""
     for wanted in (1, 2, 3):
         async with bench.ledger.transaction() as transaction:
-            same("the counts", await transaction.fail(wants(("a", 5), ("b", wanted))), [wanted, 1])
+            same("the counts", await transaction.fail(headers(("a", 5), ("b", wanted))), [wanted, 1])
     same("the attempts that a claim tells", (await bench.take(5)).attempts, 3)
     async with bench.ledger.transaction() as transaction:
-        same("the count of a newer order", await transaction.fail(wants(("b", 9))), [1])
+        same("the count of a newer order", await transaction.fail(headers(("b", 9))), [1])
     await marked(bench, "b", 9)
     entry = await bench.entry("b")
     same("tries after the mark", (entry.mark, entry.tried, entry.attempts), (order_of(9), None, 0))
@@ -186,10 +196,10 @@ async def failed_tries_are_counted_inside(bench: LedgerBench) -> None:
 async def a_burial_inside_keeps_the_letter_and_forgets_the_tries(bench: LedgerBench) -> None:
     """A dead letter is kept whole; older changes of its key are eligible again."""
     async with bench.ledger.transaction() as transaction:
-        await transaction.fail(wants(("a", 5)))
-        await transaction.bury([(Want("a", order_of(5)), LETTER), (None, Letter("unread", b"{"))])
+        await transaction.fail(headers(("a", 5)))
+        await transaction.bury([(ChangeHeader("a", order_of(5)), LETTER), (None, Letter("unread", b"{"))])
     same("the letters", letters_of(await bench.another.letters(10)), [Letter("unread", b"{"), LETTER])
-    same("an older change", await decided(bench, Want("a", order_of(4))), None)
+    same("an older change", await decided(bench, ChangeHeader("a", order_of(4))), None)
     same("its attempts", (await bench.take(5)).attempts, 0)
 
 
@@ -231,14 +241,14 @@ async def a_commit_inside_is_never_repeated(bench: LedgerBench) -> None:
 async def others_wait_for_an_open_transaction(bench: LedgerBench) -> None:
     """A claim elsewhere is answered as if it had come before the transaction or after it."""
     async with bench.ledger.transaction() as transaction:
-        await transaction.decide(wants(("a", 5)))
+        await transaction.decide(headers(("a", 5)))
         elsewhere = asyncio.create_task(bench.ask(5, "w2"))
         await asyncio.wait([elsewhere], timeout=0.05)
         if elsewhere.done():
             granted(await elsewhere)
             raise AssertionError("a claim was granted on a key that an open transaction is about to mark")
-        await transaction.mark(wants(("a", 5)))
-    refused(await elsewhere, Answer.DUPLICATE)
+        await transaction.mark(headers(("a", 5)))
+    refused(await elsewhere, RefusalReason.DUPLICATE)
 
 
 @TRANSACTION_PROMISES.add(SAFE)
@@ -249,8 +259,8 @@ async def transactions_at_once_take_turns(bench: LedgerBench) -> None:
     async def work(ledger: object) -> None:
         for version in range(1, 41):
             async with ledger.transaction() as transaction:  # type: ignore[attr-defined]
-                if not await transaction.decide(wants(("a", version))):
-                    await transaction.mark(wants(("a", version)))
+                if not await transaction.decide(headers(("a", version))):
+                    await transaction.mark(headers(("a", version)))
                     applied.append(version)
 
     await asyncio.gather(work(bench.ledger), work(bench.another))

@@ -129,9 +129,9 @@ class Watch:
     def _observe(self, worker: Worker, event: events.Event) -> None:
         match event:
             case events.Settled():
-                for want in event.wants:
-                    worker.handed.pop(want.key, None)
-                    self.note([want.key], _settled(_label(want.order), event.outcome))
+                for header in event.headers:
+                    worker.handed.pop(header.key, None)
+                    self.note([header.key], _settled(_label(header.order), event.outcome))
             case events.Failed():
                 self.failed.append(event)
                 self.note([event.key], f"{_version(event.version)} is tried again in {event.retry_s:.1f} s")

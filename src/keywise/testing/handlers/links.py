@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.adapters.memory.source import MemorySource
-from keywise.core.change import Delivery, Want
+from keywise.core.change import ChangeHeader, Delivery
 from keywise.core.dead_letter import Letter
-from keywise.core.entry import Claim, Refusal, Terms
+from keywise.core.entry import Claim, LeaseTerms, Refusal
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Answers
+from keywise.core.ledger import ClaimResults
 from keywise.core.transaction import Transaction
 from keywise.testing.simulator.links import Session
 from keywise.testing.virtual_loop import outside
@@ -123,12 +123,12 @@ class WiredLedger:
     async def __aexit__(self, *error: object) -> None:
         pass
 
-    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
-        answers = await self._wire.call(lambda: self._ledger.claim(wants, terms))
-        for claim in answers.granted:
+    async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
+        results = await self._wire.call(lambda: self._ledger.claim(headers, terms))
+        for claim in results.granted:
             if claim.alone:
                 self._wire.worker.alone = claim.key
-        return answers
+        return results
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transaction()
@@ -212,19 +212,19 @@ class WiredTransaction:
         self._session = session
         self.connection = database.connection
 
-    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
-        return await self._transaction.decide(wants)
+    async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
+        return await self._transaction.decide(headers)
 
-    async def mark(self, wants: Sequence[Want]) -> None:
-        await self._transaction.mark(wants)
+    async def mark(self, headers: Sequence[ChangeHeader]) -> None:
+        await self._transaction.mark(headers)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         return await self._transaction.commit(claims)
 
-    async def fail(self, wants: Sequence[Want]) -> list[int]:
-        return await self._transaction.fail(wants)
+    async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
+        return await self._transaction.fail(headers)
 
-    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
         await self._transaction.bury(letters)
 
     @asynccontextmanager

@@ -34,7 +34,7 @@ class Disk:
     def flying(self, process: Process) -> set[tuple[str, Order | None]]:
         """What a process has noted as about to be written, so that a crash of the machine would not lose it."""
         mine = [file.durable_notes() for file in self.files if file.holder is process]
-        return {(key, want.order) for notes in mine for key, want in notes.flying.items()}
+        return {(key, header.order) for notes in mine for key, header in notes.flying.items()}
 
     def crashed(self, process: Process) -> None:
         """A process was killed, perhaps with its whole machine."""

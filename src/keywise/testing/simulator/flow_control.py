@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from keywise.core import rules
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import Terms
+from keywise.core.entry import LeaseTerms
 from keywise.core.errors import ActError, UnavailableError
 from keywise.core.limits import Debounce, Rate
 from keywise.core.sink import Grade
@@ -143,9 +143,9 @@ class Flow:
         return entry is not None and not held and self._is_quiet(world, key)
 
     async def _reset(self, world: "World", key: str) -> bool:
-        terms = Terms("operator", world.settings.lease_s, despite_pause=True)
-        answers = await world.ledger.claim([Want(key, None)], terms)
-        for claim in answers.granted:
+        terms = LeaseTerms("operator", world.settings.lease_s, despite_pause=True)
+        results = await world.ledger.claim([ChangeHeader(key, None)], terms)
+        for claim in results.granted:
             world.auditor.operator_claimed(claim)
             if not self._is_quiet(world, key):
                 await world.ledger.release([claim])

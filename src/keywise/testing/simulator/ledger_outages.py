@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from keywise.core.change import Change, Order, Want
+from keywise.core.change import Change, ChangeHeader, Order
 from keywise.core.entry import Claim
 from keywise.core.sink import Grade
 from keywise.flow.degraded.journal import Line
@@ -95,16 +95,16 @@ class Blackout:
             ranks = [sent.rank for sent in self._world.changes if sent.key == key and sent.order == order]
             self._noted[key] = max(self._noted.get(key, _LOWEST), *ranks)
 
-    def doubted(self, wants: Sequence[Want]) -> None:
+    def doubted(self, headers: Sequence[ChangeHeader]) -> None:
         self._steps += 1
-        for want in wants:
-            self._doubted_at[want.key] = self._steps
+        for header in headers:
+            self._doubted_at[header.key] = self._steps
 
     def removed(self, file: DiskFile) -> None:
         """The ledger knows of all that it said."""
-        for want in file.notes().doubtful():
-            if self._doubted_at[want.key] < self._noted_at[file.name, want.key]:
-                self._world.auditor.violate(f"the note of {want.key} is gone before the ledger knows of it")
+        for header in file.notes().doubtful():
+            if self._doubted_at[header.key] < self._noted_at[file.name, header.key]:
+                self._world.auditor.violate(f"the note of {header.key} is gone before the ledger knows of it")
 
     def applied(self, key: str, rank: Order) -> None:
         """The sink has taken it, or has something newer."""

@@ -9,11 +9,11 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.admin import Census
-from keywise.core.change import Delivery, Want
+from keywise.core.change import ChangeHeader, Delivery
 from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
-from keywise.core.entry import Claim, Entry, Refusal, Terms
+from keywise.core.entry import Claim, Entry, LeaseTerms, Refusal
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Answers, Failure
+from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.source import Inlet
 from keywise.core.transaction import Transaction
 from keywise.testing.virtual_loop import Process, outside
@@ -175,21 +175,21 @@ class LinkedLedger:
     async def __aexit__(self, *error: object) -> None:
         pass
 
-    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
-        async def act() -> Answers:
-            answers = await self._ledger.claim(wants, terms)
+    async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
+        async def act() -> ClaimResults:
+            results = await self._ledger.claim(headers, terms)
             world = self._link.world
             before = world.database.before
-            for claim in answers.granted:
+            for claim in results.granted:
                 self._auditor.granted(self._link.process, claim, before.get(claim.key), terms.lease_s)
                 world.flow.dispatched(world, claim.key, world.store_now())
             if not terms.despite_pause:
-                world.flow.started(world, [claim.key for claim in answers.granted])
-            granted.extend(answers.granted)
-            return answers
+                world.flow.started(world, [claim.key for claim in results.granted])
+            granted.extend(results.granted)
+            return results
 
         granted: list[Claim] = []
-        self._auditor.asked([want.key for want in wants])
+        self._auditor.asked([header.key for header in headers])
         try:
             return await self._link.call(act)
         except UnavailableError:
@@ -257,7 +257,7 @@ class LinkedLedger:
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         return await self._link.call(lambda: self._ledger.suspects(limit, quiet_s))
 
-    async def mend(self, claim: Claim, written: Want | None) -> None:
+    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
         async def act() -> None:
             await self._ledger.mend(claim, written)
             world = self._link.world
@@ -265,10 +265,10 @@ class LinkedLedger:
 
         await self._link.call(act)
 
-    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         async def act() -> None:
-            await self._ledger.doubt(wants, resync_due)
-            self._link.world.blackout.doubted(wants)
+            await self._ledger.doubt(headers, resync_due)
+            self._link.world.blackout.doubted(headers)
 
         await self._link.call(act)
 
@@ -351,18 +351,18 @@ class LinkedTransaction:
         self._transaction = transaction
         self.connection = transaction.connection
 
-    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+    async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         world = self._link.world
-        world.auditor.asked([want.key for want in wants])
+        world.auditor.asked([header.key for header in headers])
         await self._link.hop()
-        refusals = await self._transaction.decide(wants)
-        world.flow.started(world, [want.key for want in wants if want.key not in refusals])
+        refusals = await self._transaction.decide(headers)
+        world.flow.started(world, [header.key for header in headers if header.key not in refusals])
         return refusals
 
-    async def mark(self, wants: Sequence[Want]) -> None:
+    async def mark(self, headers: Sequence[ChangeHeader]) -> None:
         await self._link.hop()
-        await self._transaction.mark(wants)
-        self._link.world.flow.marked(self._link.world, [want.key for want in wants])
+        await self._transaction.mark(headers)
+        self._link.world.flow.marked(self._link.world, [header.key for header in headers])
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         await self._link.hop()
@@ -372,10 +372,10 @@ class LinkedTransaction:
         self._link.world.auditor.committed_by(self._link.process, done, before)
         return refused
 
-    async def fail(self, wants: Sequence[Want]) -> list[int]:
-        return await self._transaction.fail(wants)
+    async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
+        return await self._transaction.fail(headers)
 
-    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
+    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
         await self._transaction.bury(letters)
 
     def savepoint(self) -> AbstractAsyncContextManager[None]:

@@ -18,11 +18,11 @@ from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import Book, Scope, entry_of, headers_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import Census
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
-from keywise.core.entry import Claim, Entry, Policy, Terms
+from keywise.core.entry import Claim, Entry, LeaseTerms, Policy
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.ledger import Answers, Failure
+from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -53,9 +53,9 @@ class PostgresLedger:
     async def __aexit__(self, *error: object) -> None:
         await self.database.__aexit__()
 
-    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
-        async with self._book([want.key for want in wants]) as book:
-            return bookkeeping.claim(book, wants, terms, await book.tokens(len(wants)))
+    async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
+        async with self._book([header.key for header in headers]) as book:
+            return bookkeeping.claim(book, headers, terms, await book.tokens(len(headers)))
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         async with self._book(_keys(claims)) as book:
@@ -107,13 +107,13 @@ class PostgresLedger:
         rows = await self.database.read(_SUSPECTS, self.scope.number, since, limit)
         return [decoded(code) for (code,) in rows]
 
-    async def mend(self, claim: Claim, written: Want | None) -> None:
+    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
         async with self._book([claim.key]) as book:
             bookkeeping.mend(book, claim, written)
 
-    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
-        async with self._book([want.key for want in wants]) as book:
-            bookkeeping.doubt(book, wants)
+    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
+        async with self._book([header.key for header in headers]) as book:
+            bookkeeping.doubt(book, headers)
         if resync_due is not None:
             await self.governor.note_resync(resync_due)
 

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from keywise.adapters.postgres.database import PostgresDatabase, numbers, postgres_errors
-from keywise.adapters.postgres.ledger.working_set import MARK, MARK_NEWER, Book, are_plain, mark_of, marks_of_wants
+from keywise.adapters.postgres.ledger.working_set import MARK, MARK_NEWER, Book, are_plain, mark_of, marks_of_headers
 from keywise.adapters.postgres.savepoints import Savepoints
 from keywise.core import ledger_steps as bookkeeping
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import Letter
-from keywise.core.entry import Claim, Entry, Policy, Refusal, Verdict
+from keywise.core.entry import Claim, CommitResult, Entry, Policy, Refusal
 from keywise.core.key_encoding import encoded
 
 
@@ -34,11 +34,11 @@ class PostgresTransaction:
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
         self._savepoints = Savepoints(database, connection)
 
-    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+    async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
         with self._errors():
             book = self._new_book()
-            rows = await book.lock(want.key for want in wants)
+            rows = await book.lock(header.key for header in headers)
             self._placed |= book.placed
             self._now, self._careful = book.now, None
             self._active = {key for key, row in rows.items() if row[5]}
@@ -46,73 +46,73 @@ class PostgresTransaction:
             if not is_plain or any(row[0] for row in rows.values()):
                 await book.read(rows)
                 self._careful = book
-                return bookkeeping.refusals(book, wants, book.entry)
+                return bookkeeping.refusals(book, headers, book.entry)
             if self._active:
                 await book.read(rows)
-                return bookkeeping.refusals(book, wants, book.entry)
+                return bookkeeping.refusals(book, headers, book.entry)
         marks = {key: mark_of(row) for key, row in rows.items()}
         # Most changes are versioned and newer than an idle mark; only the others need a closer look.
         retention_s = self._policy.retention_s
         oldest = self._now - retention_s if retention_s is not None else -math.inf
-        wants = [want for want in wants if not bookkeeping.is_plainly_newer(want, marks[want.key], oldest)]
-        return bookkeeping.refusals(book, wants, lambda key: Entry(marks[key]))
+        headers = [header for header in headers if not bookkeeping.is_plainly_newer(header, marks[header.key], oldest)]
+        return bookkeeping.refusals(book, headers, lambda key: Entry(marks[key]))
 
-    async def decide_at_once(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+    async def decide_at_once(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
         self._marked = set()
-        if self._policy.rate is not None or not are_plain(wants):
-            return await self.decide(wants)
-        keys = {encoded(want.key): want for want in wants}
+        if self._policy.rate is not None or not are_plain(headers):
+            return await self.decide(headers)
+        keys = {encoded(header.key): header for header in headers}
         codes = sorted(keys)
         asked = [keys[code] for code in codes]
         good_until = math.inf
         if self._policy.retention_s is not None:
-            good_until = min((want.sent_at for want in wants), default=math.inf) + self._policy.retention_s
+            good_until = min((header.sent_at for header in headers), default=math.inf) + self._policy.retention_s
         with self._errors():
             rows = await self.connection.fetch(
                 MARK_NEWER,
                 self._scope,
                 codes,
-                numbers(want.order[1] for want in asked),  # type: ignore[index]
-                [want.deleted or None for want in asked] if any(want.deleted for want in asked) else [],
+                numbers(header.order[1] for header in asked),  # type: ignore[index]
+                [header.deleted or None for header in asked] if any(header.deleted for header in asked) else [],
                 self._database.ahead_s,
                 good_until,
             )
         marked = {keys[code].key for (code,) in rows}
-        others = [want for want in wants if want.key not in marked]
+        others = [header for header in headers if header.key not in marked]
         refusals = await self.decide(others) if others else {}
         self._marked = marked
         return refusals
 
-    async def mark(self, wants: Sequence[Want]) -> None:
+    async def mark(self, headers: Sequence[ChangeHeader]) -> None:
         if self._marked:
-            wants = [want for want in wants if want.key not in self._marked]
-        if not wants:
+            headers = [header for header in headers if header.key not in self._marked]
+        if not headers:
             return
         with self._errors():
             if self._careful is not None:
-                bookkeeping.mark(self._careful, wants)
+                bookkeeping.mark(self._careful, headers)
                 await self._careful.store()
                 return
-            idle = sorted((w for w in wants if w.key not in self._active), key=lambda want: want.key)
+            idle = sorted((w for w in headers if w.key not in self._active), key=lambda header: header.key)
             if idle:
-                await self.connection.execute(MARK, self._scope, *marks_of_wants(idle, self._now))
-                self._placed -= {want.key for want in idle}
+                await self.connection.execute(MARK, self._scope, *marks_of_headers(idle, self._now))
+                self._placed -= {header.key for header in idle}
             if self._active:
-                active = [want for want in wants if want.key in self._active]
-                async with self._book(want.key for want in active) as book:
+                active = [header for header in headers if header.key in self._active]
+                async with self._book(header.key for header in active) as book:
                     bookkeeping.mark(book, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         async with self._book(claim.key for claim in claims) as book:
-            return bookkeeping.commit(book, claims, (Verdict.COMMITTED,))
+            return bookkeeping.commit(book, claims, (CommitResult.COMMITTED,))
 
-    async def fail(self, wants: Sequence[Want]) -> list[int]:
-        async with self._book(want.key for want in wants) as book:
-            return bookkeeping.fail_unclaimed(book, wants)
+    async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
+        async with self._book(header.key for header in headers) as book:
+            return bookkeeping.fail_unclaimed(book, headers)
 
-    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
-        async with self._book(want.key for want, _ in letters if want is not None) as book:
+    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
+        async with self._book(header.key for header, _ in letters if header is not None) as book:
             bookkeeping.bury_unclaimed(book, letters)
 
     @asynccontextmanager

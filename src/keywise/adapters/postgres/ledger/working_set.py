@@ -207,22 +207,22 @@ def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
     return None if mark is None else Entry(mark, bool(row[3]), row[4])
 
 
-def marks_of_wants(wants: Sequence[Any], now: float) -> tuple[list[Any], ...]:
+def marks_of_headers(headers: Sequence[Any], now: float) -> tuple[list[Any], ...]:
     """The columns of `MARK` for keys that nothing else goes on with."""
     return (
-        [encoded(want.key) for want in wants],
-        [want.order[0] or None for want in wants],
-        [want.order[1] for want in wants],
-        [want.order[2] or None for want in wants],
-        [want.deleted or None for want in wants],
-        [math.ceil(now)] * len(wants),
-        [None] * len(wants),
+        [encoded(header.key) for header in headers],
+        [header.order[0] or None for header in headers],
+        [header.order[1] for header in headers],
+        [header.order[2] or None for header in headers],
+        [header.deleted or None for header in headers],
+        [math.ceil(now)] * len(headers),
+        [None] * len(headers),
     )
 
 
-def are_plain(wants: Sequence[Any]) -> bool:
+def are_plain(headers: Sequence[Any]) -> bool:
     """Whether `MARK_NEWER` can judge them: versioned, of no era, and not from a reindex."""
-    return all(want.order is not None and want.order[0] == want.order[2] == 0 for want in wants)
+    return all(header.order is not None and header.order[0] == header.order[2] == 0 for header in headers)
 
 
 def _marks(entries: Sequence[tuple[str, Entry]], active: Iterable[str]) -> tuple[list[Any], ...]:

@@ -20,12 +20,12 @@ from keywise.adapters.redis.ledger.working_set import Book, Page, standing_of, s
 from keywise.adapters.redis.scripts import COUNT, DROP, WALK
 from keywise.core import rules
 from keywise.core.admin import Census
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
-from keywise.core.entry import Claim, Entry, Policy, Refusal, Terms, Verdict
+from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
 from keywise.core.errors import AddressError, SettingsError
 from keywise.core.key_encoding import decoded
-from keywise.core.ledger import Answers, Failure
+from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -70,32 +70,32 @@ class RedisLedger:
     async def __aexit__(self, *error: object) -> None:
         await self._server.__aexit__()
 
-    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
-        by_key = {want.key: want for want in sorted(wants, key=lambda want: want.key)}
+    async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
+        by_key = {header.key: header for header in sorted(headers, key=lambda header: header.key)}
         told: dict[str, Claim | Refusal] = {}
         after: dict[str, Entry] = {}
 
         def act(page: Page, key: str) -> Entry | None:
-            want, entry = by_key[key], page.entries[key]
-            refusal = rules.decide_under(page.standing, entry, want, page.now, self._policy, terms)
+            header, entry = by_key[key], page.entries[key]
+            refusal = rules.decide_under(page.standing, entry, header, page.now, self._policy, terms)
             if refusal is not None:
                 told[key] = refusal
                 return entry
-            lifted = rules.in_era(want, entry, page.standing)
+            lifted = rules.in_era(header, entry, page.standing)
             after[key], told[key] = rules.grant(entry, lifted, page.tokens[key], page.now, terms, self._policy)
             return after[key]
 
         page = await self._book.read(by_key, tokens=True)
         await self._book.work(page, act, frees=False, under_standing=True)
-        answers = Answers()
+        results = ClaimResults()
         for key in by_key:
             answer = told[key]
             if isinstance(answer, Refusal):
-                answers.refused[key] = answer
+                results.refused[key] = answer
             else:
-                answers.granted.append(answer)
+                results.granted.append(answer)
                 self._know(answer.token, after[key])
-        return answers
+        return results
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
@@ -108,8 +108,8 @@ class RedisLedger:
         """If the answer is lost, it is repeated: what arrived is told by the mark."""
 
         def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
-            after, verdict = rules.commit(entry, claim, page.now, self._policy)
-            return after, verdict is Verdict.REFUSED
+            after, result = rules.commit(entry, claim, page.now, self._policy)
+            return after, result is CommitResult.REFUSED
 
         # A mark alone gets its time where it is written; whatever else needs the clock is read first.
         quick = self._known_page(claims, lambda entry, claim: rules.commit(entry, claim, 0.0, self._policy)[0])
@@ -179,14 +179,14 @@ class RedisLedger:
         which = (self._scope.key("doubtful"), "-inf", repr(since), "LIMIT", 0, limit)
         return [decoded(code) for code in await self._server.run("ZRANGEBYSCORE", *which)]
 
-    async def mend(self, claim: Claim, written: Want | None) -> None:
+    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
         def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
             return rules.mend(entry, claim, written, page.now), False
 
         await self._end([claim], one)
 
-    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
-        by_key = {want.key: want for want in wants}
+    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
+        by_key = {header.key: header for header in headers}
 
         def act(page: Page, key: str) -> Entry | None:
             lifted = rules.in_era(by_key[key], page.entries[key], page.standing)

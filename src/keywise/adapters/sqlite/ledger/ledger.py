@@ -16,10 +16,10 @@ from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import Book, Scope, headers_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import Census
-from keywise.core.change import Want
+from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
-from keywise.core.entry import Claim, Entry, Policy, Terms
-from keywise.core.ledger import Answers, Failure
+from keywise.core.entry import Claim, Entry, LeaseTerms, Policy
+from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -46,11 +46,11 @@ class SqliteLedger:
     async def __aexit__(self, *error: object) -> None:
         await self.database.__aexit__()
 
-    async def claim(self, wants: Sequence[Want], terms: Terms) -> Answers:
-        def act(book: Book) -> Answers:
-            return bookkeeping.claim(book, wants, terms, book.tokens(len(wants)))
+    async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
+        def act(book: Book) -> ClaimResults:
+            return bookkeeping.claim(book, headers, terms, book.tokens(len(headers)))
 
-        return await self._write([want.key for want in wants], act)
+        return await self._write([header.key for header in headers], act)
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         return await self._write(_keys(claims), lambda book: bookkeeping.renew(book, claims, lease_s))
@@ -99,15 +99,15 @@ class SqliteLedger:
         since = self.database.now() - quiet_s
         return [str(key) for (key,) in self.database.read(_SUSPECTS, (self.scope.number, since, limit))]
 
-    async def mend(self, claim: Claim, written: Want | None) -> None:
+    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
         await self._write([claim.key], lambda book: bookkeeping.mend(book, claim, written))
 
-    async def doubt(self, wants: Sequence[Want], resync_due: bool | None = None) -> None:
+    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         def act(book: Book) -> None:
-            bookkeeping.doubt(book, wants)
+            bookkeeping.doubt(book, headers)
             book.stand(book.standing.with_resync(resync_due, book.now))
 
-        await self._write([want.key for want in wants], act)
+        await self._write([header.key for header in headers], act)
 
     async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
         since, until = max(sought.since, -_FOREVER_S), min(sought.until, _FOREVER_S)

@@ -11,9 +11,9 @@ import msgspec
 from keywise.adapters.sqlite.database import DISK, SqliteDatabase, sqlite_errors
 from keywise.adapters.sqlite.ledger.working_set import MARK, SELECTED, Book, load_active
 from keywise.core import ledger_steps as bookkeeping
-from keywise.core.change import Order, Want
+from keywise.core.change import ChangeHeader, Order
 from keywise.core.dead_letter import Letter
-from keywise.core.entry import Claim, Entry, Policy, Refusal, Verdict
+from keywise.core.entry import Claim, CommitResult, Entry, Policy, Refusal
 from keywise.core.errors import UnavailableError
 
 
@@ -31,51 +31,53 @@ class SqliteTransaction:
         """The entries that were decided, if an operator or a rate has to be heeded."""
         self._now = database.now()
 
-    async def decide(self, wants: Sequence[Want]) -> dict[str, Refusal]:
+    async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._check_open()
         self._careful = None
         with self._errors():
             book = self._new_book()
-            keys = msgspec.json.encode([want.key for want in wants]).decode()
+            keys = msgspec.json.encode([header.key for header in headers]).decode()
             rows = self.connection.execute(_ORDERS, (self._scope, keys)).fetchall()
             is_plain = book.standing.is_plain and self._policy.rate is None
             if not is_plain or any(map(_ERA, rows)):
-                book.load(want.key for want in wants)
+                book.load(header.key for header in headers)
                 self._careful = book
-                return bookkeeping.refusals(book, wants, book.entry)
+                return bookkeeping.refusals(book, headers, book.entry)
             self._active = load_active(self.connection, self._scope, keys)
         marks: dict[str, Order] = {key: (era, version, generation) for key, era, version, generation in rows}
         if not self._active:
             # Most changes are versioned and newer than an idle mark; only the others need a closer look.
             retention_s = self._policy.retention_s
             oldest = self._now - retention_s if retention_s is not None else -math.inf
-            wants = [want for want in wants if not bookkeeping.is_plainly_newer(want, marks.get(want.key), oldest)]
-        return bookkeeping.refusals(book, wants, lambda key: self._active.get(key) or Entry(marks.get(key)))
+            headers = [
+                header for header in headers if not bookkeeping.is_plainly_newer(header, marks.get(header.key), oldest)
+            ]
+        return bookkeeping.refusals(book, headers, lambda key: self._active.get(key) or Entry(marks.get(key)))
 
-    async def mark(self, wants: Sequence[Want]) -> None:
+    async def mark(self, headers: Sequence[ChangeHeader]) -> None:
         self._check_open()
         with self._errors():
             if self._careful is not None:
-                bookkeeping.mark(self._careful, wants)
+                bookkeeping.mark(self._careful, headers)
                 self._careful.store()
                 return
             scope, at = self._scope, math.ceil(self._now)
-            self.connection.executemany(MARK, [(scope, w.key, *w.order, w.deleted, at) for w in wants])  # type: ignore[misc]
+            self.connection.executemany(MARK, [(scope, w.key, *w.order, w.deleted, at) for w in headers])  # type: ignore[misc]
             if self._active:
-                active = [want for want in wants if want.key in self._active]
-                with self._book(want.key for want in active) as book:
+                active = [header for header in headers if header.key in self._active]
+                with self._book(header.key for header in active) as book:
                     bookkeeping.mark(book, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         with self._book(claim.key for claim in claims) as book:
-            return bookkeeping.commit(book, claims, (Verdict.COMMITTED,))
+            return bookkeeping.commit(book, claims, (CommitResult.COMMITTED,))
 
-    async def fail(self, wants: Sequence[Want]) -> list[int]:
-        with self._book(want.key for want in wants) as book:
-            return bookkeeping.fail_unclaimed(book, wants)
+    async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
+        with self._book(header.key for header in headers) as book:
+            return bookkeeping.fail_unclaimed(book, headers)
 
-    async def bury(self, letters: Sequence[tuple[Want | None, Letter]]) -> None:
-        with self._book(want.key for want, _ in letters if want is not None) as book:
+    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
+        with self._book(header.key for header, _ in letters if header is not None) as book:
             bookkeeping.bury_unclaimed(book, letters)
 
     @asynccontextmanager
