@@ -17,7 +17,7 @@ from keywise.core.entry import Claim, Entry, Policy
 from keywise.core.events import Event
 from keywise.core.limits import Debounce
 from keywise.core.settings import Settings
-from keywise.core.sink import Grade, Result
+from keywise.core.sink import Grade, SinkResult
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import Envelope, FieldRoute, Fields
 from keywise.flow.pipeline import Pipeline
@@ -114,7 +114,7 @@ class Writer(Store):
         """What happens after a write, before the worker hears of it."""
         self._shop = shop
 
-    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         keys, shop = [change.key for change in changes], self._shop
         shop.inside += keys
         shop.overlaps += (key for key in keys if shop.inside.count(key) > 1)

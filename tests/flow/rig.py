@@ -18,7 +18,7 @@ from keywise.core.errors import TransientError
 from keywise.core.events import Event
 from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.settings import Settings
-from keywise.core.sink import Grade, Result
+from keywise.core.sink import Grade, SinkResult
 from keywise.core.transaction import Transaction
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import Envelope, FieldRoute, Fields
@@ -58,11 +58,11 @@ class Store(MemorySink):
         self.tries: list[tuple[float, str, int | None]] = []
         self.calls: list[int] = []
 
-    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         self.calls.append(len(changes))
         return [await self._apply_one(change, claim) for change, claim in zip(changes, claims, strict=True)]
 
-    async def _apply_one(self, change: Change[Any], claim: Claim) -> Result:
+    async def _apply_one(self, change: Change[Any], claim: Claim) -> SinkResult:
         self.tries.append((self._clock(), change.key, change.version))
         try:
             await behave(self.behaviour, change)
@@ -70,7 +70,7 @@ class Store(MemorySink):
             raise  # No answer came: the outcome of the whole call is unknown.
         except Exception as error:
             certainty = Certainty.CLEAN if isinstance(error, TransientError) or is_permanent(error) else Certainty.ENDED
-            return Result(Outcome.FAILED, cause_of_error(error), is_permanent(error), certainty)
+            return SinkResult(Outcome.FAILED, cause_of_error(error), is_permanent(error), certainty)
         return self.write(change, claim.token)
 
 

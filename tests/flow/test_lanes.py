@@ -30,8 +30,8 @@ def test_followers_end_only_when_the_newest_is_committed():
     lanes = filled(("a", 1), ("a", 3), ("a", 2))
     [newest] = lanes.take(10, 0.0)
     assert len(lanes) == 3
-    ended = lanes.finish(newest, Outcome.APPLIED, newest.change.order)
-    assert endings(ended) == [("a", 3, "applied"), ("a", 1, "superseded"), ("a", 2, "superseded")]
+    settled = lanes.finish(newest, Outcome.APPLIED, newest.change.order)
+    assert endings(settled) == [("a", 3, "applied"), ("a", 1, "superseded"), ("a", 2, "superseded")]
     assert (len(lanes), lanes.tickets()) == (0, [])
 
 
@@ -39,8 +39,8 @@ def test_a_follower_of_the_same_version_is_a_duplicate():
     lanes = Lanes(10)
     lanes.add([ticket("a", 3, number=1), ticket("a", 3, number=2)])
     [first] = lanes.take(10, 0.0)
-    ended = lanes.finish(first, Outcome.APPLIED, first.change.order)
-    assert endings(ended) == [("a", 3, "applied"), ("a", 3, "duplicate")]
+    settled = lanes.finish(first, Outcome.APPLIED, first.change.order)
+    assert endings(settled) == [("a", 3, "applied"), ("a", 3, "duplicate")]
 
 
 def test_a_change_that_cannot_be_compared_follows_nobody():
@@ -68,8 +68,8 @@ def test_a_stale_change_ends_with_everything_up_to_the_mark():
     lanes = filled(("a", 5), ("a", 3))
     [newest] = lanes.take(10, 0.0)
     lanes.add([ticket("a", 7), ticket("a", 9)])
-    ended = lanes.finish(newest, Outcome.STALE, order_of(7))
-    assert endings(ended) == [("a", 5, "stale"), ("a", 3, "superseded"), ("a", 7, "duplicate")]
+    settled = lanes.finish(newest, Outcome.STALE, order_of(7))
+    assert endings(settled) == [("a", 5, "stale"), ("a", 3, "superseded"), ("a", 7, "duplicate")]
     assert names(lanes.take(10, 0.0)) == [("a", 9)]
 
 
@@ -87,7 +87,7 @@ def test_a_redelivered_message_only_brings_its_newer_receipt():
     [taken] = lanes.take(10, 0.0)
     lanes.add([ticket("a", 1, receipt=2, at=9.0)])
     assert len(lanes) == 1
-    [(ended, _)] = lanes.finish(taken, Outcome.APPLIED, taken.change.order)
+    [(settled, _)] = lanes.finish(taken, Outcome.APPLIED, taken.change.order)
     assert (ended.delivery.receipt, ended.extended_at) == (2, 9.0)
 
 
@@ -250,7 +250,9 @@ def test_a_fold_keeps_the_newest_of_each_key_and_knows_its_followers():
     coalesced = coalesce([ticket("a", 1), ticket("b", 1), ticket("a", 3), ticket("a", 2)])
     assert names(coalesced.survivors) == [("a", 3), ("b", 1)]
     followed = coalesced.followed(())
-    assert {outcome: names(ended) for outcome, ended in followed.items()} == {Outcome.SUPERSEDED: [("a", 1), ("a", 2)]}
+    assert {outcome: names(settled) for outcome, ended in followed.items()} == {
+        Outcome.SUPERSEDED: [("a", 1), ("a", 2)]
+    }
     assert coalesced.followed({"a"}) == {}
 
 

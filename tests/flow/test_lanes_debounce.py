@@ -29,8 +29,8 @@ def test_a_newer_change_starts_the_wait_again_and_the_newest_stands_for_all():
     burst(lanes, ("a", 1, 0.0), ("a", 2, 0.9))
     assert (lanes.take(10, 1.5), lanes.next_due()) == ([], 1.9)
     [newest] = lanes.take(10, 1.9)
-    ended = lanes.finish(newest, Outcome.APPLIED, newest.change.order)
-    assert endings(ended) == [("a", 2, "applied"), ("a", 1, "superseded")]
+    settled = lanes.finish(newest, Outcome.APPLIED, newest.change.order)
+    assert endings(settled) == [("a", 2, "applied"), ("a", 1, "superseded")]
 
 
 def test_an_older_change_that_is_late_does_not_start_the_wait_again():

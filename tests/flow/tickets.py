@@ -1,7 +1,7 @@
 """Tickets for tests that need no source: a key, a version, and the delivery that carried them."""
 
 from keywise.core.change import Change, Delivery, order_of
-from keywise.flow.lanes import Ended, Ticket
+from keywise.flow.lanes import SettledTicket, Ticket
 
 
 def ticket(
@@ -17,6 +17,6 @@ def names(tickets: list[Ticket]) -> list[tuple[str, int | None]]:
     return [(one.change.key, one.change.version) for one in tickets]
 
 
-def endings(ended: list[Ended]) -> list[tuple[str, int | None, str]]:
+def endings(settled: list[SettledTicket]) -> list[tuple[str, int | None, str]]:
     """Keys, versions and outcomes, to compare with."""
     return [(one.change.key, one.change.version, outcome.value) for one, outcome in ended]

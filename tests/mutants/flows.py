@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from keywise.core.change import Change
 from keywise.core.entry import Claim, Entry
 from keywise.core.ledger import Ledger
-from keywise.core.sink import APPLIED, Grade, Result
+from keywise.core.sink import APPLIED, Grade, SinkResult
 from keywise.flow.consumer import Consumer
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, Ticket
@@ -75,7 +75,7 @@ async def _reads_ahead_blindly(
         vars(self).pop("_end", None)
 
 
-def _never_overdue(self: LeasedWorker, job: Job, result: Result) -> None:
+def _never_overdue(self: LeasedWorker, job: Job, result: SinkResult) -> None:
     job.claim.overdue = False
     _finish_job(self, job, result)
 

@@ -12,7 +12,7 @@ from keywise.core.controls import Standing
 from keywise.core.entry import Claim, Entry, Policy, Refusal
 from keywise.core.sink import Grade
 from keywise.flow.consumer import Consumer
-from keywise.flow.lanes import Ended
+from keywise.flow.lanes import SettledTicket
 from keywise.operate import force
 from mutants.mutant import Mutant
 
@@ -32,7 +32,7 @@ async def _charges_nothing(self: MemoryTransaction, headers: Sequence[ChangeHead
 
 async def _gathered_are_acked(self: Consumer, index: int, deliveries: Any) -> None:
     await _take_in(self, index, deliveries)
-    early: list[Ended] = []
+    early: list[SettledTicket] = []
     for lane in self._lanes._lanes.values():
         newest = max(lane.waiting, key=lambda ticket: ticket.change.order, default=None)
         early += ((ticket, Outcome.SUPERSEDED) for ticket in lane.waiting if ticket is not newest)

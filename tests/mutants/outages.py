@@ -7,7 +7,7 @@ from typing import Any
 from keywise.core import events
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
-from keywise.core.sink import Grade, Result
+from keywise.core.sink import Grade, SinkResult
 from keywise.flow.degraded.journal import Spool
 from keywise.flow.degraded.writer import FirstWins
 from keywise.flow.heartbeat import Heartbeat
@@ -56,7 +56,7 @@ async def _known_without_doubt(self: FirstWins, notes: Any) -> None:
     await self._pipeline.operator.doubt([])
 
 
-def _untouched(self: SinkExecutor, job: Job, result: Result) -> None:
+def _untouched(self: SinkExecutor, job: Job, result: SinkResult) -> None:
     job.result = result
 
 

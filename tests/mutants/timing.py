@@ -14,12 +14,12 @@ from keywise.flow import transactional as transacted
 from keywise.flow.coalesce import Coalesced
 from keywise.flow.consumer import Consumer
 from keywise.flow.heartbeat import Heartbeat
-from keywise.flow.lanes import Ended, Endings, Lanes, Ticket
+from keywise.flow.lanes import Lanes, SettledByOutcome, SettledTicket, Ticket
 from keywise.flow.leased.executors import Job
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.repair import Repair
-from keywise.flow.transactional import LedgerTransactionWorker, QueueTransactionWorker, Worked
+from keywise.flow.transactional import BatchResult, LedgerTransactionWorker, QueueTransactionWorker
 from mutants.mutant import Mutant
 
 _take, _finish, _add = Lanes.take, Lanes.finish, Lanes.add
@@ -39,11 +39,11 @@ def _no_coalescing(tickets: Sequence[Ticket]) -> Coalesced:
     return Coalesced(list(tickets), {})
 
 
-def _newer_ends_too(self: Lanes, ticket: Ticket, outcome: Outcome, upto: Any) -> list[Ended]:
+def _newer_ends_too(self: Lanes, ticket: Ticket, outcome: Outcome, upto: Any) -> list[SettledTicket]:
     return _finish(self, ticket, outcome, (2**62, 0, 0))
 
 
-def _buried_together(self: Lanes, ticket: Ticket) -> list[Ended]:
+def _buried_together(self: Lanes, ticket: Ticket) -> list[SettledTicket]:
     return _finish(self, ticket, Outcome.DEAD, ticket.change.order)
 
 
@@ -56,7 +56,7 @@ def _no_surplus(self: Lanes) -> list[Ticket]:
 
 
 async def _followers_at_claim(self: LeasedWorker, tickets: list[Ticket], *, alone: bool) -> None:
-    early: list[Ended] = []
+    early: list[SettledTicket] = []
     for ticket in tickets:
         lane = self._lanes._lanes[ticket.change.key]
         early += ((other, Outcome.SUPERSEDED) for other in lane.waiting if other.change.order <= ticket.change.order)
@@ -74,9 +74,9 @@ async def _ack_before_transaction(self: LedgerTransactionWorker, tickets: list[T
     await _batch(self, tickets)
 
 
-async def _all_acked(self: QueueTransactionWorker, *arguments: Any) -> Endings:
-    *others, worked = arguments
-    done = replace(worked, applied=[*worked.applied, *(ticket for ticket, _ in worked.waiting)], waiting=[])
+async def _all_acked(self: QueueTransactionWorker, *arguments: Any) -> SettledByOutcome:
+    *others, result = arguments
+    done = replace(result, applied=[*result.applied, *(ticket for ticket, _ in result.waiting)], waiting=[])
     return await _end(self, *others, done)  # type: ignore[call-arg]
 
 
@@ -117,11 +117,11 @@ async def _batch_fails_together(transaction: Any, sink: Any, changes: Sequence[A
 
 async def _marked_though_failed(
     pipeline: Pipeline, transaction: Any, tickets: Sequence[Ticket], *, careful: bool
-) -> Worked:
-    worked = await _transact(pipeline, transaction, tickets, careful=careful)
-    failed = [ticket for ticket, _ in worked.waiting]
+) -> BatchResult:
+    result = await _transact(pipeline, transaction, tickets, careful=careful)
+    failed = [ticket for ticket, _ in result.waiting]
     await transaction.mark([ticket.change for ticket in failed])
-    return worked
+    return result
 
 
 def _deadline_after_answer(self: Heartbeat, claims: Any, asked_at: float) -> None:

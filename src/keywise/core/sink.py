@@ -20,7 +20,7 @@ class Grade(enum.StrEnum):
     PLAIN = "plain"
 
 
-class Result(msgspec.Struct, frozen=True):
+class SinkResult(msgspec.Struct, frozen=True):
     """What a sink made of one change."""
 
     outcome: Outcome
@@ -33,10 +33,10 @@ class Result(msgspec.Struct, frozen=True):
     """Of a busy one: when to bring it back; None leaves it to the consumer."""
 
 
-APPLIED = Result(Outcome.APPLIED)
+APPLIED = SinkResult(Outcome.APPLIED)
 
 
-SUPERSEDED = Result(Outcome.SUPERSEDED)
+SUPERSEDED = SinkResult(Outcome.SUPERSEDED)
 
 
 class Sink(Opened, Protocol):
@@ -48,7 +48,7 @@ class Sink(Opened, Protocol):
     batch_max: int
     """How many changes one call may carry."""
 
-    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         """One result per change. Raising (or being cancelled) means that the outcome of all of them is unknown."""
 
 

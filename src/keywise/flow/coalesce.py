@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Sequence
 import msgspec
 
 from keywise.core.change import Order, Outcome
-from keywise.flow.lanes import Ended, Endings, Ticket, is_at_or_below
+from keywise.flow.lanes import SettledByOutcome, SettledTicket, Ticket, is_at_or_below
 
 
 class Coalesced(msgspec.Struct):
@@ -16,7 +16,7 @@ class Coalesced(msgspec.Struct):
     upto: dict[str, Order] = {}
     """The order of the survivor, for each key with followers."""
 
-    def followed(self, apart: Container[str]) -> Endings:
+    def followed(self, apart: Container[str]) -> SettledByOutcome:
         """What ends together with the survivors that were committed: all but those of some keys."""
         superseded: list[Ticket] = []
         duplicates: list[Ticket] = []
@@ -25,8 +25,8 @@ class Coalesced(msgspec.Struct):
                 upto = self.upto[key]
                 for other in others:
                     (duplicates if other.change.order == upto else superseded).append(other)
-        ended: Endings = {Outcome.SUPERSEDED: superseded, Outcome.DUPLICATE: duplicates}
-        return {outcome: tickets for outcome, tickets in ended.items() if tickets}
+        settled: SettledByOutcome = {Outcome.SUPERSEDED: superseded, Outcome.DUPLICATE: duplicates}
+        return {outcome: tickets for outcome, tickets in settled.items() if tickets}
 
 
 def coalesce(tickets: Sequence[Ticket]) -> Coalesced:
@@ -49,9 +49,9 @@ def coalesce(tickets: Sequence[Ticket]) -> Coalesced:
     return Coalesced(list(newest.values()), followers, upto)
 
 
-def grouped(ended: Iterable[Ended]) -> Endings:
-    """What ended, by outcome."""
-    endings: Endings = {}
-    for ticket, outcome in ended:
-        endings.setdefault(outcome, []).append(ticket)
-    return endings
+def group_by_outcome(settled: Iterable[SettledTicket]) -> SettledByOutcome:
+    """What settled, by outcome."""
+    settled_by_outcome: SettledByOutcome = {}
+    for ticket, outcome in settled:
+        settled_by_outcome.setdefault(outcome, []).append(ticket)
+    return settled_by_outcome

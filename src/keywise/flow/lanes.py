@@ -58,8 +58,8 @@ class Lane(msgspec.Struct, gc=False):
     last_at: float = 0.0
 
 
-Ended = tuple[Ticket, Outcome]
-Endings = dict[Outcome, list[Ticket]]
+SettledTicket = tuple[Ticket, Outcome]
+SettledByOutcome = dict[Outcome, list[Ticket]]
 """Everything that ended in one batch, by outcome."""
 
 
@@ -156,21 +156,21 @@ class Lanes:
                 return self._start(lane)
         return None
 
-    def finish(self, ticket: Ticket, outcome: Outcome, upto: Order) -> list[Ended]:
+    def finish(self, ticket: Ticket, outcome: Outcome, upto: Order) -> list[SettledTicket]:
         """The key is committed up to an order: this change and all its followers at or below it have ended."""
         key = ticket.change.key
         lane = self._lanes[key]
-        ended = [(ticket, outcome)]
+        settled = [(ticket, outcome)]
         if not lane.waiting and not self._bulk_tickets:
             del self._lanes[key], self._tickets[ticket.source, ticket.delivery.id]
-            return ended
-        ended += ((other, outcome_of_follower(other, upto)) for other in lane.waiting if is_at_or_below(other, upto))
+            return settled
+        settled += ((other, outcome_of_follower(other, upto)) for other in lane.waiting if is_at_or_below(other, upto))
         lane.waiting = [other for other in lane.waiting if not is_at_or_below(other, upto)]
-        self._forget(ended)
+        self._forget(settled)
         self._free(key, lane)
-        return ended
+        return settled
 
-    def bury(self, ticket: Ticket) -> list[Ended]:
+    def bury(self, ticket: Ticket) -> list[SettledTicket]:
         """Only this change has ended; the next newest of its lane has its turn."""
         self.leave(ticket)
         return [(ticket, Outcome.DEAD)]
@@ -317,8 +317,8 @@ class Lanes:
         be gathered anew when it came back, and so for ever."""
         return len(lane.waiting) - (lane.is_gathering and lane.state is State.HELD)
 
-    def _forget(self, ended: Sequence[Ended]) -> None:
-        for ticket, _ in ended:
+    def _forget(self, settled: Sequence[SettledTicket]) -> None:
+        for ticket, _ in settled:
             del self._tickets[ticket.source, ticket.delivery.id]
             if self._bulk_tickets and ticket.source in self._bulk:
                 self._bulk_tickets -= 1

@@ -25,10 +25,10 @@ from keywise.core.limits import Debounce, Rate
 from keywise.core.settings import Settings
 from keywise.core.sink import AtomicSink, Grade, Sink
 from keywise.core.source import Source
-from keywise.flow.coalesce import grouped
+from keywise.flow.coalesce import group_by_outcome
 from keywise.flow.degraded.journal import Shelf
 from keywise.flow.intake import Envelope, Readings
-from keywise.flow.lanes import Ended, Endings, Ticket
+from keywise.flow.lanes import SettledByOutcome, SettledTicket, Ticket
 from keywise.flow.outage import Outage
 
 T = TypeVar("T")
@@ -147,8 +147,8 @@ class Pipeline:
     def buried(self, ticket: Ticket, cause: str) -> events.Buried:
         return events.Buried(pipeline=self.name, key=ticket.change.key, version=ticket.change.version, cause=cause)
 
-    def tell_ended(self, ended: Endings) -> None:
-        for outcome, tickets in ended.items():
+    def tell_ended(self, settled: SettledByOutcome) -> None:
+        for outcome, tickets in settled.items():
             is_applied = outcome is Outcome.APPLIED
             tells_all = not is_applied or self.settings.history == "all"
             self.emit(
@@ -209,10 +209,10 @@ class Pipeline:
         """Let deliveries come back later that never became changes."""
         await self._at(index, lambda source: source.release(deliveries, self.settings.surplus_s))
 
-    async def settle(self, ended: Sequence[Ended]) -> None:
+    async def settle(self, settled: Sequence[SettledTicket]) -> None:
         """Ack what has ended. An ack that is lost does no harm: the message comes back as a duplicate."""
-        self.tell_ended(grouped(ended))
-        await self._each_source((ticket for ticket, _ in ended), lambda source, some: source.ack(some))
+        self.tell_ended(group_by_outcome(settled))
+        await self._each_source((ticket for ticket, _ in settled), lambda source, some: source.ack(some))
 
     async def give_back(self, tickets: Iterable[Ticket], delay_s: float) -> None:
         """Let deliveries come back later, here or elsewhere."""

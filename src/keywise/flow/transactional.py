@@ -19,7 +19,7 @@ from keywise.core.source import Inlet, InlineSource
 from keywise.core.transaction import Transaction
 from keywise.flow.coalesce import Coalesced, coalesce
 from keywise.flow.intake import Readings
-from keywise.flow.lanes import LIVE_BEFORE_BULK, Ended, Endings, Lanes, Ticket
+from keywise.flow.lanes import LIVE_BEFORE_BULK, Lanes, SettledByOutcome, SettledTicket, Ticket
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.wakeup import Wakeup
 
@@ -27,7 +27,7 @@ BULK_PART = 12
 """A batch of bulk changes is a part of this size of the largest batch: live changes may have to wait for its end."""
 
 
-class Worked(msgspec.Struct):
+class BatchResult(msgspec.Struct):
     """What a transaction made of a batch with one change per key."""
 
     applied: list[Ticket] = []
@@ -159,15 +159,15 @@ class QueueTransactionWorker:
             if len(deliveries) == limit and self._ahead is None:
                 # The next batch is read and decoded while the database is busy with this one.
                 self._ahead = asyncio.create_task(self._peek(index, deliveries[-1]))
-            worked = await transact(pipeline, transaction, coalesced.survivors, careful=careful)
-            if worked.paused and (await pipeline.governor.standing()).is_paused:
+            result = await transact(pipeline, transaction, coalesced.survivors, careful=careful)
+            if result.paused and (await pipeline.governor.standing()).is_paused:
                 raise _AllPausedError
-            ended = await self._end(index, transaction, inlet, readings, coalesced, worked)
-            await inlet.ack(_gone(deliveries, ended, readings))
-        for event in worked.to_emit:
+            settled = await self._end(index, transaction, inlet, readings, coalesced, result)
+            await inlet.ack(_gone(deliveries, settled, readings))
+        for event in result.to_emit:
             pipeline.emit(event)
         pipeline.tell_unread(readings)
-        pipeline.tell_ended(ended)
+        pipeline.tell_ended(settled)
 
     def _limit(self, index: int) -> int:
         """Bulk batches are short where live changes may have to wait for them."""
@@ -197,42 +197,42 @@ class QueueTransactionWorker:
         inlet: Inlet,
         readings: Readings,
         coalesced: Coalesced,
-        worked: Worked,
-    ) -> Endings:
-        """Say what has ended, and put off the rest; followers of a buried change stay for the next batch."""
-        ended = _endings(coalesced, worked)
-        for ticket, wait_s in worked.waiting:
+        result: BatchResult,
+    ) -> SettledByOutcome:
+        """Say what has settled, and put off the rest; followers of a buried change stay for the next batch."""
+        settled = _settled(coalesced, result)
+        for ticket, wait_s in result.waiting:
             together = [ticket, *coalesced.followers.get(ticket.change.key, ())]
             await inlet.release([one.delivery for one in together], wait_s)
         if readings.malformed:
             unread = [self._pipeline.unread_letter(*bad, index) for bad in readings.malformed]
             await transaction.bury([(None, letter) for letter in unread])
-        return ended
+        return settled
 
 
-def _endings(coalesced: Coalesced, worked: Worked) -> Endings:
+def _settled(coalesced: Coalesced, result: BatchResult) -> SettledByOutcome:
     """What ended together in a transaction: survivors, and whoever followed them."""
-    others: list[Ended] = [(ticket, Outcome.DEAD) for ticket in worked.buried]
-    for ticket, refusal in worked.refused:
+    others: list[SettledTicket] = [(ticket, Outcome.DEAD) for ticket in result.buried]
+    for ticket, refusal in result.refused:
         others.append((ticket, Outcome(refusal.reason.value)))
         for other in coalesced.followers.get(ticket.change.key, ()):
             is_same = other.change.order == refusal.mark
             others.append((other, Outcome.DUPLICATE if is_same else Outcome.STALE))
-    apart = {ticket.change.key for ticket, _ in (*others, *worked.waiting)}
-    ended = coalesced.followed(apart)
+    apart = {ticket.change.key for ticket, _ in (*others, *result.waiting)}
+    settled = coalesced.followed(apart)
     for ticket, outcome in others:
-        ended.setdefault(outcome, []).append(ticket)
-    if worked.applied:
-        ended[Outcome.APPLIED] = worked.applied
-    return ended
+        settled.setdefault(outcome, []).append(ticket)
+    if result.applied:
+        settled[Outcome.APPLIED] = result.applied
+    return settled
 
 
-def _gone(deliveries: Sequence[Delivery], ended: Endings, readings: Readings) -> Sequence[Delivery]:
+def _gone(deliveries: Sequence[Delivery], settled: SettledByOutcome, readings: Readings) -> Sequence[Delivery]:
     """What is to be acked: the whole batch, as a rule, and then nothing has to be picked out."""
     unread = [delivery for delivery, _ in (*readings.malformed, *readings.ignored)]
-    if sum(map(len, ended.values())) + len(unread) == len(deliveries):
+    if sum(map(len, settled.values())) + len(unread) == len(deliveries):
         return deliveries
-    return [ticket.delivery for tickets in ended.values() for ticket in tickets] + unread
+    return [ticket.delivery for tickets in settled.values() for ticket in tickets] + unread
 
 
 class LedgerTransactionWorker:
@@ -280,25 +280,25 @@ class LedgerTransactionWorker:
         pipeline = self._pipeline
         with pipeline.batch(len(tickets)):
             async with pipeline.ledger.transaction() as transaction:
-                worked = await transact(pipeline, transaction, tickets, careful=careful)
-        for event in worked.to_emit:
+                result = await transact(pipeline, transaction, tickets, careful=careful)
+        for event in result.to_emit:
             pipeline.emit(event)
-        ended = self._finish(worked)
-        await pipeline.settle(ended)
+        settled = self._finish(result)
+        await pipeline.settle(settled)
         self._room.notify()
 
-    def _finish(self, worked: Worked) -> list[Ended]:
-        lanes, ended = self._lanes, list[Ended]()
-        for ticket in worked.applied:
-            ended += lanes.finish(ticket, Outcome.APPLIED, ticket.change.order)
-        for ticket, refusal in worked.refused:
+    def _finish(self, result: BatchResult) -> list[SettledTicket]:
+        lanes, settled = self._lanes, list[SettledTicket]()
+        for ticket in result.applied:
+            settled += lanes.finish(ticket, Outcome.APPLIED, ticket.change.order)
+        for ticket, refusal in result.refused:
             assert refusal.mark is not None, "only a mark makes a change stale"
-            ended += lanes.finish(ticket, Outcome(refusal.reason.value), refusal.mark)
-        for ticket in worked.buried:
-            ended += lanes.bury(ticket)
-        for ticket, wait_s in worked.waiting:
-            lanes.hold(ticket, self._pipeline.clock() + wait_s, is_firm=ticket.change.key in worked.firm)
-        return ended
+            settled += lanes.finish(ticket, Outcome(refusal.reason.value), refusal.mark)
+        for ticket in result.buried:
+            settled += lanes.bury(ticket)
+        for ticket, wait_s in result.waiting:
+            lanes.hold(ticket, self._pipeline.clock() + wait_s, is_firm=ticket.change.key in result.firm)
+        return settled
 
 
 class _AllPausedError(Exception):
@@ -309,9 +309,11 @@ class BadBatchError(Exception):
     """A change of the batch cannot be written; the transaction has to be rolled back and run again, carefully."""
 
 
-async def transact(pipeline: Pipeline, transaction: Transaction, tickets: Sequence[Ticket], *, careful: bool) -> Worked:
+async def transact(
+    pipeline: Pipeline, transaction: Transaction, tickets: Sequence[Ticket], *, careful: bool
+) -> BatchResult:
     """Bring one change per key to an end, inside a transaction; only a careful one finds out which of them is bad."""
-    worked = Worked()
+    result = BatchResult()
     # If not all of a batch that is not careful is written and marked, it is rolled back.
     decide = transaction.decide if careful else getattr(transaction, "decide_at_once", transaction.decide)
     changes = [ticket.change for ticket in tickets]
@@ -322,16 +324,16 @@ async def transact(pipeline: Pipeline, transaction: Transaction, tickets: Sequen
         changes = [ticket.change for ticket in granted]
         for ticket in tickets:
             if (refusal := refusals.get(ticket.change.key)) is not None:
-                await _refuse(pipeline, transaction, worked, ticket, refusal)
+                await _refuse(pipeline, transaction, result, ticket, refusal)
     sink: AtomicSink = pipeline.sink  # type: ignore[assignment]
     errors = (
         await write_all(transaction, sink, changes) if careful else await _write_at_once(transaction, sink, changes)
     )
-    worked.applied = [t for i, t in enumerate(granted) if i not in errors] if errors else list(granted)
-    await transaction.mark([ticket.change for ticket in worked.applied] if errors else changes)
+    result.applied = [t for i, t in enumerate(granted) if i not in errors] if errors else list(granted)
+    await transaction.mark([ticket.change for ticket in result.applied] if errors else changes)
     for index, error in errors.items():
-        await _fail(pipeline, transaction, worked, granted[index], error)
-    return worked
+        await _fail(pipeline, transaction, result, granted[index], error)
+    return result
 
 
 async def _write_at_once(
@@ -371,38 +373,40 @@ async def write_all(transaction: Transaction, sink: AtomicSink, changes: Sequenc
 
 
 async def _refuse(
-    pipeline: Pipeline, transaction: Transaction, worked: Worked, ticket: Ticket, refusal: Refusal
+    pipeline: Pipeline, transaction: Transaction, result: BatchResult, ticket: Ticket, refusal: Refusal
 ) -> None:
     match refusal.reason:
         case RefusalReason.STALE | RefusalReason.DUPLICATE:
-            worked.refused.append((ticket, refusal))
+            result.refused.append((ticket, refusal))
         case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
             # What goes on with the key is not this change's doing.
-            await _bury(pipeline, transaction, worked, ticket, cause_of_refusal(refusal), tried=False)
+            await _bury(pipeline, transaction, result, ticket, cause_of_refusal(refusal), tried=False)
         case _:
-            worked.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))
-            worked.paused = worked.paused or refusal.reason is RefusalReason.PAUSED
+            result.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))
+            result.paused = result.paused or refusal.reason is RefusalReason.PAUSED
             if concerns_key(refusal):
-                worked.firm.add(ticket.change.key)
+                result.firm.add(ticket.change.key)
 
 
-async def _fail(pipeline: Pipeline, transaction: Transaction, worked: Worked, ticket: Ticket, error: Exception) -> None:
+async def _fail(
+    pipeline: Pipeline, transaction: Transaction, result: BatchResult, ticket: Ticket, error: Exception
+) -> None:
     if isinstance(error, Snooze):
-        worked.waiting.append((ticket, error.delay_s))
+        result.waiting.append((ticket, error.delay_s))
         return
     cause = cause_of_error(error)
     [attempts] = await transaction.fail([ticket.change])
     if is_permanent(error) or attempts >= pipeline.settings.attempts_max:
-        await _bury(pipeline, transaction, worked, ticket, cause)
+        await _bury(pipeline, transaction, result, ticket, cause)
         return
     retry_s = pipeline.retry_s(attempts)
-    worked.waiting.append((ticket, retry_s))
-    worked.to_emit.append(pipeline.failed(ticket, cause, attempts, retry_s))
+    result.waiting.append((ticket, retry_s))
+    result.to_emit.append(pipeline.failed(ticket, cause, attempts, retry_s))
 
 
 async def _bury(
-    pipeline: Pipeline, transaction: Transaction, worked: Worked, ticket: Ticket, cause: str, *, tried: bool = True
+    pipeline: Pipeline, transaction: Transaction, result: BatchResult, ticket: Ticket, cause: str, *, tried: bool = True
 ) -> None:
     await transaction.bury([(ticket.change if tried else None, pipeline.letter(ticket, cause))])
-    worked.buried.append(ticket)
-    worked.to_emit.append(pipeline.buried(ticket, cause))
+    result.buried.append(ticket)
+    result.to_emit.append(pipeline.buried(ticket, cause))

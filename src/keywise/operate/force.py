@@ -15,7 +15,7 @@ from keywise.core.errors import ActError, KeywiseError, MalformedError, Unavaila
 from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
 from keywise.core.rules import era_of, in_era
-from keywise.core.sink import Result, Sink
+from keywise.core.sink import Sink, SinkResult
 from keywise.flow.pipeline import Pipeline, is_atomic
 from keywise.flow.refetch import is_same_version, needs_refetch, truth_of
 from keywise.flow.transactional import write_all
@@ -137,18 +137,18 @@ class Force:
             cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else _told(error)
             raise ActError(f"{change.key!r}: {cause}; nothing was written") from error
 
-    async def _apply(self, claim: Claim, change: Change[Any]) -> Result:
+    async def _apply(self, claim: Claim, change: Change[Any]) -> SinkResult:
         sink: Sink = self._pipeline.sink  # type: ignore[assignment]
         try:
             async with self._grip.heartbeat.limit([claim]):
                 [result] = await sink.apply([change], [claim])
         except Exception as error:
             cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else _told(error)
-            result = Result(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
+            result = SinkResult(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
         claim.overdue = self._grip.heartbeat.left_s([claim]) <= 0
         return result
 
-    async def _end(self, claim: Claim, result: Result) -> None:
+    async def _end(self, claim: Claim, result: SinkResult) -> None:
         pipeline, key = self._pipeline, claim.key
         if result.outcome is Outcome.APPLIED:
             if await pipeline.insist("ledger", lambda: pipeline.ledger.commit([claim])):

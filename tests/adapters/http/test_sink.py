@@ -17,7 +17,7 @@ from keywise.adapters.http.sink import FEW, Asked, Contract, HttpSink, Lull, hel
 from keywise.core.change import Outcome, order_of
 from keywise.core.entry import Certainty
 from keywise.core.errors import AddressError
-from keywise.core.sink import APPLIED, SUPERSEDED, Grade, Result
+from keywise.core.sink import APPLIED, SUPERSEDED, Grade, SinkResult
 from keywise.core.url import Address
 
 PUT = Asked(order_of(5), deleted=False)
@@ -31,7 +31,7 @@ def said(status: int, body: str = "", **headers: str) -> HttpResponse:
     return HttpResponse(status, {name.replace("_", "-"): value for name, value in headers.items()}, body.encode())
 
 
-def result_of(answer: HttpResponse, asked: Asked = PUT, contract: Contract = PLAIN) -> Result:
+def result_of(answer: HttpResponse, asked: Asked = PUT, contract: Contract = PLAIN) -> SinkResult:
     return judged(answer, asked, contract, lambda message: message.replace("hunter2", "***"))
 
 
@@ -51,15 +51,15 @@ def test_what_the_service_took_is_applied(status):
 @pytest.mark.parametrize("status", [404, 410])
 def test_what_is_not_there_is_deleted_and_cannot_be_put(status):
     assert result_of(said(status), DELETION) == APPLIED
-    assert result_of(said(status, "no such index")) == Result(
+    assert result_of(said(status, "no such index")) == SinkResult(
         Outcome.FAILED, f"{status}: no such index", permanent=True
     )
 
 
 def test_a_refusal_of_something_older_is_superseded_only_if_that_was_agreed():
     assert result_of(said(412), contract=CONDITIONAL) == SUPERSEDED
-    assert result_of(said(409), contract=CONDITIONAL) == Result(Outcome.FAILED, "409", permanent=True)
-    assert result_of(said(412)) == Result(Outcome.FAILED, "412", permanent=True)
+    assert result_of(said(409), contract=CONDITIONAL) == SinkResult(Outcome.FAILED, "409", permanent=True)
+    assert result_of(said(412)) == SinkResult(Outcome.FAILED, "412", permanent=True)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_what_a_refusal_does_not_say_is_as_in_the_change():
 
 
 def test_a_service_that_asks_for_time_costs_no_attempt():
-    assert result_of(said(429, "slow", retry_after="7")) == Result(Outcome.BUSY, "429: slow", wait_s=7.0)
-    assert result_of(said(429)) == Result(Outcome.BUSY, "429")
+    assert result_of(said(429, "slow", retry_after="7")) == SinkResult(Outcome.BUSY, "429: slow", wait_s=7.0)
+    assert result_of(said(429)) == SinkResult(Outcome.BUSY, "429")
     agreed = Contract(("/", ""), busy=frozenset({503}))
-    assert result_of(said(503), contract=agreed) == Result(Outcome.BUSY, "503")
+    assert result_of(said(503), contract=agreed) == SinkResult(Outcome.BUSY, "503")
 
 
 def test_a_503_that_asks_for_time_may_come_from_a_gateway_after_the_service_has_acted():
@@ -91,15 +91,15 @@ def test_a_503_that_asks_for_time_may_come_from_a_gateway_after_the_service_has_
     forgetful = Contract(("/", ""), superseded=412, forgets_deletions=True)
     for contract in (PLAIN, forgetful):
         result = result_of(said(503, retry_after="2"), contract=contract)
-        assert result == Result(Outcome.BUSY, "503", certainty=Certainty.UNKNOWN, wait_s=2.0)
-    assert result_of(said(503, retry_after="2"), contract=CONDITIONAL) == Result(Outcome.BUSY, "503", wait_s=2.0)
+        assert result == SinkResult(Outcome.BUSY, "503", certainty=Certainty.UNKNOWN, wait_s=2.0)
+    assert result_of(said(503, retry_after="2"), contract=CONDITIONAL) == SinkResult(Outcome.BUSY, "503", wait_s=2.0)
     assert result_of(said(503, retry_after="soon"), contract=CONDITIONAL).certainty is Certainty.UNKNOWN
 
 
 @pytest.mark.parametrize("status", [401, 407])
 def test_a_wrong_token_is_no_fault_of_any_change(status):
     """An expired one would make dead letters of everything that comes."""
-    assert result_of(said(status, "who?")) == Result(Outcome.BUSY, f"{status}: who?")
+    assert result_of(said(status, "who?")) == SinkResult(Outcome.BUSY, f"{status}: who?")
 
 
 @pytest.mark.parametrize(
@@ -113,17 +113,17 @@ def test_a_wrong_token_is_no_fault_of_any_change(status):
     ],
 )
 def test_a_failure_that_may_pass_says_what_is_known_of_the_write(status, certainty):
-    assert result_of(said(status, "oh")) == Result(Outcome.FAILED, f"{status}: oh", certainty=certainty)
+    assert result_of(said(status, "oh")) == SinkResult(Outcome.FAILED, f"{status}: oh", certainty=certainty)
 
 
 @pytest.mark.parametrize("status", [502, 503, 504, 524])
 def test_a_gateway_does_not_know_whether_the_service_behind_it_is_still_at_work(status):
-    assert result_of(said(status, "oh")) == Result(Outcome.BUSY, f"{status}: oh", certainty=Certainty.UNKNOWN)
+    assert result_of(said(status, "oh")) == SinkResult(Outcome.BUSY, f"{status}: oh", certainty=Certainty.UNKNOWN)
 
 
 @pytest.mark.parametrize("status", [400, 403, 405, 413, 414, 415, 422, 431, 499])
 def test_any_other_refusal_is_permanent(status):
-    assert result_of(said(status)) == Result(Outcome.FAILED, str(status), permanent=True)
+    assert result_of(said(status)) == SinkResult(Outcome.FAILED, str(status), permanent=True)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_any_other_refusal_is_permanent(status):
 )
 def test_a_redirect_is_no_fault_of_a_change_and_says_where_it_points(location, told):
     result = result_of(said(301, "moved", location=location))
-    assert result == Result(Outcome.BUSY, f"301: it points to {told}; name that URL, nothing is followed")
+    assert result == SinkResult(Outcome.BUSY, f"301: it points to {told}; name that URL, nothing is followed")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ class Hands:
         return self.now
 
 
-AWAY = Result(Outcome.BUSY, "429: slow", wait_s=10.0)
+AWAY = SinkResult(Outcome.BUSY, "429: slow", wait_s=10.0)
 
 
 def lulled(clock: Hands) -> Lull:
@@ -189,7 +189,7 @@ def lulled(clock: Hands) -> Lull:
 def test_few_that_are_sent_away_in_a_row_speak_for_all():
     clock = Hands()
     lull = lulled(clock)
-    assert lull.held_back() == Result(Outcome.BUSY, "429: slow"), "to be asked again when the consumer sees fit"
+    assert lull.held_back() == SinkResult(Outcome.BUSY, "429: slow"), "to be asked again when the consumer sees fit"
     clock.now = 9.9
     assert lull.held_back() is not None
     clock.now = 10.1
@@ -200,7 +200,7 @@ def test_one_finds_out_whether_a_service_takes_changes_again():
     clock = Hands()
     lull = lulled(clock)
     clock.now = 11.0
-    assert (lull.held_back(), lull.held_back()) == (None, Result(Outcome.BUSY, "429: slow"))
+    assert (lull.held_back(), lull.held_back()) == (None, SinkResult(Outcome.BUSY, "429: slow"))
     lull.told("k9", AWAY)
     clock.now = 20.9
     assert lull.held_back() is not None, "it is left alone again"
@@ -211,7 +211,7 @@ def test_one_finds_out_whether_a_service_takes_changes_again():
 
 
 @pytest.mark.parametrize(
-    "result", [None, Result(Outcome.BUSY, "no connection"), Result(Outcome.FAILED, certainty=Certainty.UNKNOWN)]
+    "result", [None, SinkResult(Outcome.BUSY, "no connection"), SinkResult(Outcome.FAILED, certainty=Certainty.UNKNOWN)]
 )
 def test_if_the_one_finds_out_nothing_another_one_does(result):
     clock = Hands()
@@ -233,7 +233,7 @@ def test_documents_that_are_sent_away_between_others_hold_up_nobody():
     lull = Lull(Hands())
     for number in range(3 * FEW):
         lull.told(f"k{number}", AWAY)
-        lull.told("other", APPLIED if number % 2 else Result(Outcome.FAILED, "500"))
+        lull.told("other", APPLIED if number % 2 else SinkResult(Outcome.FAILED, "500"))
         assert lull.held_back() is None
 
 

@@ -29,7 +29,7 @@ from keywise.adapters.opensearch.documents import (
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, Outcome, order_of
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError
-from keywise.core.sink import APPLIED, SUPERSEDED, Result
+from keywise.core.sink import APPLIED, SUPERSEDED, SinkResult
 
 BODIES = st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.text(), st.lists), max_size=5)
 
@@ -48,7 +48,7 @@ def told(change: Change, order=None, held=None) -> list:
 def cause(change: Change, order=None) -> str:
     """Why a change is not even sent."""
     result = action_of(change, Claim("k", order or change.order, change.deleted, 1), {})
-    assert isinstance(result, Result) and result.permanent and result.certainty is Certainty.CLEAN
+    assert isinstance(result, SinkResult) and result.permanent and result.certainty is Certainty.CLEAN
     return result.cause
 
 
@@ -122,7 +122,7 @@ def test_a_request_holds_as_much_as_fits():
 PUT, DELETE = Action("k", False, 5, b""), Action("k", True, 5, b"")
 
 
-def conflict(current: int, action: Action = PUT) -> Result | Conflict:
+def conflict(current: int, action: Action = PUT) -> SinkResult | Conflict:
     words = f"[k]: version conflict, current version [{current}] is higher or equal to the one provided [5]"
     return judged(action, Item(409, Reason("version_conflict_engine_exception", words)))
 
@@ -164,7 +164,7 @@ def test_a_conflict_in_other_words_is_looked_into():
 )
 def test_an_item_is_to_blame_or_not(status, kind, outcome, permanent, certainty):
     result = judged(PUT, Item(status, Reason(kind, "why", Reason("deeper", "number"))))
-    assert result == Result(outcome, f"{kind}: why: number", permanent, certainty)
+    assert result == SinkResult(outcome, f"{kind}: why: number", permanent, certainty)
 
 
 def test_an_item_without_an_error_was_applied():
@@ -191,7 +191,7 @@ def test_an_item_without_an_error_was_applied():
 def test_a_whole_request_that_is_refused_blames_its_changes_only_for_what_they_are(
     status, outcome, permanent, certainty
 ):
-    assert refused(HttpResponse(status, {}, b""), "why") == Result(outcome, "why", permanent, certainty)
+    assert refused(HttpResponse(status, {}, b""), "why") == SinkResult(outcome, "why", permanent, certainty)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_whole_request_that_is_refused_blames_its_changes_only_for_what_they_a
 )
 def test_only_the_engine_itself_knows_that_nothing_was_written(status, body, outcome, certainty):
     """Its errors have a type and their status; whatever else answers does not know what the engine is at."""
-    assert refused(HttpResponse(status, {}, body), "why") == Result(outcome, "why", certainty=certainty)
+    assert refused(HttpResponse(status, {}, body), "why") == SinkResult(outcome, "why", certainty=certainty)
 
 
 def test_a_refusal_is_told_in_the_words_of_the_engine():

@@ -13,7 +13,7 @@ from keywise.adapters.opensearch.sink import connect
 from keywise.core import events
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, ChangeHeader, Order, Outcome, order_of
 from keywise.core.entry import Claim, LeaseTerms
-from keywise.core.sink import APPLIED, SUPERSEDED, Result
+from keywise.core.sink import APPLIED, SUPERSEDED, SinkResult
 from keywise.core.url import Address
 from running import run
 from servers import shared
@@ -190,10 +190,10 @@ def gone(key: str, version: int) -> Change:
     return Change(key, order_of(version), deleted=True)
 
 
-def applied(url: str, *changes: Change, repair: bool = False) -> list[Result]:
+def applied(url: str, *changes: Change, repair: bool = False) -> list[SinkResult]:
     """One call after another; a repair has a claim without an order."""
 
-    async def story() -> list[Result]:
+    async def story() -> list[SinkResult]:
         async with connect(Address(url, "direct", {})) as sink:
             results = []
             for change in changes:

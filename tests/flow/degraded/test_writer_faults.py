@@ -11,7 +11,7 @@ from keywise.core import events
 from keywise.core.change import ChangeHeader, Outcome, order_of
 from keywise.core.entry import LeaseTerms
 from keywise.core.errors import PermanentError, TransientError
-from keywise.core.sink import APPLIED, Result
+from keywise.core.sink import APPLIED, SinkResult
 from keywise.flow.degraded.writer import PROBE_MAX_S
 
 FLYING = b'{"since": 5.0, "begun": [["b", [0, 1, 0], false]]}\n'
@@ -81,8 +81,12 @@ def test_a_change_that_was_claimed_before_ends_without_the_ledger():
     outage = Outage(concurrency=1)
     rig = outage.rig
     gate = asyncio.Event()
-    results = {"good": APPLIED, "bad": Result(Outcome.FAILED, "bad", permanent=True), "busy": Result(Outcome.BUSY)}
-    results["snoozed"] = Result(Outcome.BUSY, wait_s=5.0)
+    results = {
+        "good": APPLIED,
+        "bad": SinkResult(Outcome.FAILED, "bad", permanent=True),
+        "busy": SinkResult(Outcome.BUSY),
+    }
+    results["snoozed"] = SinkResult(Outcome.BUSY, wait_s=5.0)
     apply = rig.sink.apply
 
     async def wait_for_gate(changes: Any, claims: Any) -> Any:

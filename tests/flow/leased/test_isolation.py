@@ -6,7 +6,7 @@ from flow.rig import Rig, Running, Store
 from flow.test_consumer import page
 from keywise.core.change import Outcome
 from keywise.core.entry import Certainty
-from keywise.core.sink import Grade, Result
+from keywise.core.sink import Grade, SinkResult
 
 
 class Gateway(Store):
@@ -16,7 +16,7 @@ class Gateway(Store):
 
     async def apply(self, changes, claims):
         if any(change.key == "bad" for change in changes):
-            return [Result(Outcome.BUSY, "504", certainty=Certainty.UNKNOWN)] * len(changes)
+            return [SinkResult(Outcome.BUSY, "504", certainty=Certainty.UNKNOWN)] * len(changes)
         return await super().apply(changes, claims)
 
 

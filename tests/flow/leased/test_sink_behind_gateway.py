@@ -13,7 +13,7 @@ from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import ActError
 from keywise.core.events import Doubted, Failed, Unavailable
-from keywise.core.sink import Grade, Result
+from keywise.core.sink import Grade, SinkResult
 from keywise.flow.repair import Repair
 from keywise.operate.waiting import beating
 from operate.test_force import desk_with
@@ -30,14 +30,14 @@ class GatewayStore(Store):
     takes_it = False
     """The store behind it writes all the same."""
 
-    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         [change] = changes
         if self._clock() >= self.back_at and change.key != self.bad_key:
             return await super().apply(changes, claims)
         self.calls.append(1)
         if self.takes_it:
             self.write(change, claims[0].token)
-        return [Result(Outcome.BUSY, "504: no answer", certainty=Certainty.UNKNOWN)]
+        return [SinkResult(Outcome.BUSY, "504: no answer", certainty=Certainty.UNKNOWN)]
 
 
 @pytest.mark.parametrize("way", [LEASED, LEASED_CONDITIONAL])

@@ -8,7 +8,7 @@ from flow.test_consumer import page
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Claim
 from keywise.core.events import Failed, Handled, Unavailable
-from keywise.core.sink import Grade, Result
+from keywise.core.sink import Grade, SinkResult
 
 AWAY_S = 120.0
 
@@ -19,10 +19,10 @@ class AwayStore(Store):
     batch_max = 1
     back_at = AWAY_S
 
-    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         if self._clock() < self.back_at:
             self.calls.append(len(changes))
-            return [Result(Outcome.BUSY, "host:80: refused")] * len(changes)
+            return [SinkResult(Outcome.BUSY, "host:80: refused")] * len(changes)
         return await super().apply(changes, claims)
 
 

@@ -13,7 +13,7 @@ from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import OutcomeUnknownError, PermanentError, SettingsError, TransientError
 from keywise.core.limits import Snooze
-from keywise.core.sink import APPLIED, Grade, Result
+from keywise.core.sink import APPLIED, Grade, SinkResult
 from keywise.core.transaction import Transaction
 
 BATCH_MAX = 1000
@@ -64,8 +64,8 @@ def signature_of(handler: Callable[..., Any]) -> Signature:
     )
 
 
-NO_THREAD = Result(Outcome.BUSY, "every thread runs a handler that hangs")
-STILL_RUNS = Result(Outcome.FAILED, "an earlier try still runs in its thread", certainty=Certainty.UNKNOWN)
+NO_THREAD = SinkResult(Outcome.BUSY, "every thread runs a handler that hangs")
+STILL_RUNS = SinkResult(Outcome.FAILED, "an earlier try still runs in its thread", certainty=Certainty.UNKNOWN)
 """A second thread would hang as well, and in the end there would be none for others."""
 
 
@@ -92,7 +92,7 @@ class FunctionSink:
         # A thread cannot be cancelled; what hangs keeps its slot, and is not waited for.
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         """The whole batch first; if the handler refuses it, by halves, until the bad change is alone."""
         if any(change.key in self._running for change in changes):
             return [STILL_RUNS] * len(changes)
@@ -101,7 +101,7 @@ class FunctionSink:
         try:
             await self._call(changes, claims)
         except Snooze as snooze:
-            return [Result(Outcome.BUSY, str(snooze), wait_s=snooze.delay_s)] * len(changes)
+            return [SinkResult(Outcome.BUSY, str(snooze), wait_s=snooze.delay_s)] * len(changes)
         except Exception as error:
             failed = _failed(error)
             if len(changes) == 1 or failed.certainty is Certainty.UNKNOWN:
@@ -190,10 +190,10 @@ async def _finished(running: Awaitable[object]) -> object:
         raise OutcomeUnknownError("the handler was cancelled from within") from error
 
 
-def _failed(error: Exception) -> Result:
+def _failed(error: Exception) -> SinkResult:
     permanent = isinstance(error, PermanentError | msgspec.ValidationError)
     cause = _text(error)
-    return Result(Outcome.FAILED, cause, permanent=permanent, certainty=certainty_of(error))
+    return SinkResult(Outcome.FAILED, cause, permanent=permanent, certainty=certainty_of(error))
 
 
 def _text(error: Exception) -> str:

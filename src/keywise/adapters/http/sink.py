@@ -23,7 +23,7 @@ from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, OutcomeUnknownError, UnavailableError
 from keywise.core.settings import seconds
-from keywise.core.sink import APPLIED, SUPERSEDED, Grade, Result
+from keywise.core.sink import APPLIED, SUPERSEDED, Grade, SinkResult
 from keywise.core.url import Address, shown
 
 ANSWER_MAX = 64 * 1024
@@ -93,14 +93,14 @@ class HttpSink:
     async def __aexit__(self, *error: object) -> None:
         await self._client.__aexit__()
 
-    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         return [await self._apply(change, claim) for change, claim in zip(changes, claims, strict=True)]
 
-    async def _apply(self, change: Change[Any], claim: Claim) -> Result:
+    async def _apply(self, change: Change[Any], claim: Claim) -> SinkResult:
         # The claim knows the era; that of a repair has no order of its own.
         asked = Asked(claim.order or change.order, change.deleted)
         if (misfit := misfit_of(change.key)) is not None:
-            return Result(Outcome.FAILED, misfit, permanent=True)
+            return SinkResult(Outcome.FAILED, misfit, permanent=True)
         if (waits := self._lull.held_back()) is not None:
             return waits
         result = None
@@ -111,7 +111,7 @@ class HttpSink:
         finally:
             self._lull.told(change.key, result)
 
-    async def _ask(self, change: Change[Any], asked: Asked, claim: Claim) -> Result:
+    async def _ask(self, change: Change[Any], asked: Asked, claim: Claim) -> SinkResult:
         contract = self._contract
         method = contract.method_of(asked)
         # To send a body with DELETE means nothing, and some servers refuse it.
@@ -125,9 +125,9 @@ class HttpSink:
                 timeout_s=contract.timeout_s,
             )
         except UnavailableError as error:
-            return Result(Outcome.BUSY, str(error))
+            return SinkResult(Outcome.BUSY, str(error))
         except OutcomeUnknownError as error:
-            return Result(Outcome.FAILED, str(error), certainty=Certainty.UNKNOWN)
+            return SinkResult(Outcome.FAILED, str(error), certainty=Certainty.UNKNOWN)
         return judged(answer, asked, contract, self._client.discreet)
 
     def _headers(self, asked: Asked, claim: Claim, *, has_body: bool) -> dict[str, str]:
@@ -156,16 +156,16 @@ class Lull:
         self._is_asked = False
         """Somebody finds out whether it is over."""
 
-    def held_back(self) -> Result | None:
+    def held_back(self) -> SinkResult | None:
         """What becomes of a change without asking; None if it may be sent, and then `told` has to be called."""
         if len(self._sent_away) < FEW:
             return None
         if self._is_asked or self._clock() < self._until:
-            return Result(Outcome.BUSY, self._cause)
+            return SinkResult(Outcome.BUSY, self._cause)
         self._is_asked = True
         return None
 
-    def told(self, key: str, result: Result | None) -> None:
+    def told(self, key: str, result: SinkResult | None) -> None:
         """What became of a change that was sent; None if nobody knows."""
         self._is_asked = False
         if result is not None and result.wait_s is not None:
@@ -175,7 +175,7 @@ class Lull:
             self._sent_away.clear()
 
 
-def judged(answer: HttpResponse, asked: Asked, contract: Contract, discreet: Callable[[str], str]) -> Result:
+def judged(answer: HttpResponse, asked: Asked, contract: Contract, discreet: Callable[[str], str]) -> SinkResult:
     """What an answer says about a change. `discreet` takes secrets out of what the service says."""
     status = answer.status
     if 200 <= status < 300 or (asked.deleted and status in GONE):
@@ -187,27 +187,27 @@ def judged(answer: HttpResponse, asked: Asked, contract: Contract, discreet: Cal
         return _redirected(status, contract.method_of(asked), told)
     wait_s = retry_after_s(answer)
     if status in contract.busy or status in NOT_LET_IN:
-        return Result(Outcome.BUSY, told, wait_s=wait_s)
+        return SinkResult(Outcome.BUSY, told, wait_s=wait_s)
     if status == 503 and wait_s is not None and contract.undoes_nothing:
-        return Result(Outcome.BUSY, told, wait_s=wait_s)
+        return SinkResult(Outcome.BUSY, told, wait_s=wait_s)
     if status in UNREAD:
-        return Result(Outcome.FAILED, told)
+        return SinkResult(Outcome.FAILED, told)
     if status in OWN_FAILURES:
-        return Result(Outcome.FAILED, told, certainty=Certainty.ENDED)
+        return SinkResult(Outcome.FAILED, told, certainty=Certainty.ENDED)
     if status >= 500:
-        return Result(Outcome.BUSY, told, certainty=Certainty.UNKNOWN, wait_s=wait_s)
-    return Result(Outcome.FAILED, told, permanent=True)
+        return SinkResult(Outcome.BUSY, told, certainty=Certainty.UNKNOWN, wait_s=wait_s)
+    return SinkResult(Outcome.FAILED, told, permanent=True)
 
 
-def _redirected(status: int, method: str, told: str) -> Result:
+def _redirected(status: int, method: str, told: str) -> SinkResult:
     """Whoever wrote the URL can put that right; no change can."""
     if status not in ACTED[method]:
-        return Result(Outcome.BUSY, told)
+        return SinkResult(Outcome.BUSY, told)
     fix = "a service that takes a change has to answer 2xx itself"
-    return Result(Outcome.BUSY, f"{told}; it may have been written: {fix}", certainty=Certainty.UNKNOWN)
+    return SinkResult(Outcome.BUSY, f"{told}; it may have been written: {fix}", certainty=Certainty.UNKNOWN)
 
 
-def _refused(answer: HttpResponse, order: Order, told: str) -> Result:
+def _refused(answer: HttpResponse, order: Order, told: str) -> SinkResult:
     """The service holds something newer, if it tells the truth; if it says which, that is looked at."""
     held = held_order(answer, order)
     if held is None or held > order:
@@ -215,7 +215,7 @@ def _refused(answer: HttpResponse, order: Order, told: str) -> Result:
     if held == order:
         # An earlier try arrived though its answer was lost.
         return APPLIED
-    return Result(Outcome.FAILED, f"{told} (it holds version {held[1]}, which is older)", permanent=True)
+    return SinkResult(Outcome.FAILED, f"{told} (it holds version {held[1]}, which is older)", permanent=True)
 
 
 def held_order(answer: HttpResponse, own: Order) -> Order | None:

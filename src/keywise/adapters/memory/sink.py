@@ -11,7 +11,7 @@ from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Claim
 from keywise.core.errors import AddressError
 from keywise.core.settings import seconds
-from keywise.core.sink import APPLIED, SUPERSEDED, Content, Grade, Result
+from keywise.core.sink import APPLIED, SUPERSEDED, Content, Grade, SinkResult
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -53,10 +53,10 @@ class MemorySink:
     async def __aexit__(self, *error: object) -> None:
         pass
 
-    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         return [self.write(change, claim.token) for change, claim in zip(changes, claims, strict=True)]
 
-    def write(self, change: Change[Any], token: int) -> Result:
+    def write(self, change: Change[Any], token: int) -> SinkResult:
         """Accept one write, or refuse it if the store holds something newer."""
         held = self._held(change.key)
         if self.grade is Grade.CONDITIONAL and held is not None and held.order >= change.order:

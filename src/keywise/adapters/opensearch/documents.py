@@ -13,7 +13,7 @@ from keywise.core.change import VERSION_MIN, Change, Outcome
 from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError
-from keywise.core.sink import APPLIED, SUPERSEDED, Result
+from keywise.core.sink import APPLIED, SUPERSEDED, SinkResult
 
 NEWER, NOT_OLDER = b"external", b"external_gte"
 """What the engine lets pass: a version above the one that it holds, or one that is not below it."""
@@ -45,7 +45,7 @@ class Action(msgspec.Struct, frozen=True, gc=False):
     lines: bytes
 
 
-def action_of(change: Change[Any], claim: Claim, held: Mapping[str, int]) -> Action | Result:
+def action_of(change: Change[Any], claim: Claim, held: Mapping[str, int]) -> Action | SinkResult:
     """The lines of a change, or what became of it without asking; `held` has the versions of removals."""
     if is_removal(change):
         # Whatever is there goes, unless it becomes newer meanwhile.
@@ -112,8 +112,8 @@ _encoded = msgspec.json.Encoder().encode
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def _hopeless(cause: str) -> Result:
-    return Result(Outcome.FAILED, cause, permanent=True)
+def _hopeless(cause: str) -> SinkResult:
+    return SinkResult(Outcome.FAILED, cause, permanent=True)
 
 
 # What is said.
@@ -193,7 +193,7 @@ class Conflict(enum.Enum):
     """The engine says that a lower version is there, which would be no conflict."""
 
 
-def judged(action: Action, item: Item) -> Result | Conflict:
+def judged(action: Action, item: Item) -> SinkResult | Conflict:
     """What became of an action."""
     error = item.error
     if error is None:
@@ -202,10 +202,10 @@ def judged(action: Action, item: Item) -> Result | Conflict:
     if item.status == CONFLICT:
         return _conflicting(action, error.reason or "")
     if item.status in (TOO_MANY, UNAVAILABLE) or error.type in CLOSED or is_astray(item):
-        return Result(Outcome.BUSY, str(error))
+        return SinkResult(Outcome.BUSY, str(error))
     if 400 <= item.status < 500:
         return _hopeless(str(error))
-    return Result(Outcome.FAILED, str(error), certainty=Certainty.ENDED)
+    return SinkResult(Outcome.FAILED, str(error), certainty=Certainty.ENDED)
 
 
 def is_astray(item: Item) -> bool:
@@ -216,7 +216,7 @@ def is_astray(item: Item) -> bool:
     return item.error.type == NOT_FOUND or (item.error.type == "illegal_argument_exception" and has_several)
 
 
-def _conflicting(action: Action, reason: str) -> Result | Conflict:
+def _conflicting(action: Action, reason: str) -> SinkResult | Conflict:
     # At the end, because the text begins with the key.
     told = re.search(r"current version \[(\d+)\] is higher [a-z ]*the one provided \[\d+\]$", reason)
     if told is None:
@@ -229,7 +229,7 @@ def _conflicting(action: Action, reason: str) -> Result | Conflict:
     return APPLIED if action.deleted else Conflict.EQUAL
 
 
-def looked_into(action: Action, conflict: Conflict, held: int | None) -> Result:
+def looked_into(action: Action, conflict: Conflict, held: int | None) -> SinkResult:
     """What a conflict means, with the version that is held now; None: no document is there."""
     if held is not None and held >= action.version:
         return APPLIED if held == action.version else SUPERSEDED
@@ -238,11 +238,13 @@ def looked_into(action: Action, conflict: Conflict, held: int | None) -> Result:
     return APPLIED if action.deleted else REMEMBERED
 
 
-REMEMBERED = Result(
+REMEMBERED = SinkResult(
     Outcome.BUSY,
     "the index refuses this version and holds nothing: it remembers a removal, and forgets it after index.gc_deletes",
 )
-CONTRADICTED = Result(Outcome.BUSY, "the index refuses this version, and holds none that is as high; it is asked again")
+CONTRADICTED = SinkResult(
+    Outcome.BUSY, "the index refuses this version, and holds none that is as high; it is asked again"
+)
 
 
 def cause_of(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
@@ -253,19 +255,19 @@ def cause_of(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
     return f"status {answer.status}{f', {told}' if told else ''}"
 
 
-def refused(answer: HttpResponse, cause: str) -> Result:
+def refused(answer: HttpResponse, cause: str) -> SinkResult:
     """What it means for a change that its whole request was refused."""
     if answer.status in (400, 413):
         return _hopeless(cause)
     is_of_engine = _refusal_of(answer).is_of_engine(answer.status)
     if answer.status < 500 or (is_of_engine and answer.status == UNAVAILABLE):
         # Rights, addresses and limits concern every change, and none of them is to blame.
-        return Result(Outcome.BUSY, cause)
+        return SinkResult(Outcome.BUSY, cause)
     if is_of_engine or answer.status == 500:
         certainty = Certainty.ENDED if is_of_engine and answer.status == 500 else Certainty.UNKNOWN
-        return Result(Outcome.FAILED, cause, certainty=certainty)
+        return SinkResult(Outcome.FAILED, cause, certainty=certainty)
     # A gateway answers in place of the engine, which may still be at it.
-    return Result(Outcome.BUSY, cause, certainty=Certainty.UNKNOWN)
+    return SinkResult(Outcome.BUSY, cause, certainty=Certainty.UNKNOWN)
 
 
 def _refusal_of(answer: HttpResponse) -> _Refusal:

@@ -35,7 +35,7 @@ from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, OutcomeUnknownError, UnavailableError
 from keywise.core.settings import seconds
-from keywise.core.sink import APPLIED, Content, Grade, Result
+from keywise.core.sink import APPLIED, Content, Grade, SinkResult
 from keywise.core.url import Address
 
 PORT = 9200
@@ -96,7 +96,7 @@ class OpenSearchSink:
 
     # Write.
 
-    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         if self._pressure.wait_s > 0:
             return [self._waits()] * len(changes)
         try:
@@ -106,15 +106,15 @@ class OpenSearchSink:
             return [self._held_back(str(error))] * len(changes)
         planned = [action_of(change, claim, held) for change, claim in zip(changes, claims, strict=True)]
         results = iter(await self._write([one for one in planned if isinstance(one, Action)]))
-        return [one if isinstance(one, Result) else next(results) for one in planned]
+        return [one if isinstance(one, SinkResult) else next(results) for one in planned]
 
-    async def _write(self, actions: Sequence[Action]) -> list[Result]:
-        results: list[Result] = []
+    async def _write(self, actions: Sequence[Action]) -> list[SinkResult]:
+        results: list[SinkResult] = []
         while rest := actions[len(results) :]:
             results += await self._send(first_part(rest, self._pressure.count, self._bytes_max))
         return results
 
-    async def _send(self, actions: Sequence[Action]) -> list[Result]:
+    async def _send(self, actions: Sequence[Action]) -> list[SinkResult]:
         """One request, or two halves of it if it was too much."""
         if self._pressure.wait_s > 0:
             return [self._waits()] * len(actions)
@@ -138,7 +138,7 @@ class OpenSearchSink:
             self._pressure.refused(result.cause, wait_s=retry_after_s(answer), is_crowded=is_crowded)
         return [result] * len(actions)
 
-    async def _judged(self, actions: Sequence[Action], answer: HttpResponse) -> list[Result]:
+    async def _judged(self, actions: Sequence[Action], answer: HttpResponse) -> list[SinkResult]:
         try:
             told = read_items(answer.body)
         except (msgspec.MsgspecError, UnicodeError) as error:
@@ -156,13 +156,13 @@ class OpenSearchSink:
         return await self._without_conflicts(actions, verdicts)
 
     async def _without_conflicts(
-        self, actions: Sequence[Action], verdicts: Sequence[Result | Conflict]
-    ) -> list[Result]:
+        self, actions: Sequence[Action], verdicts: Sequence[SinkResult | Conflict]
+    ) -> list[SinkResult]:
         pairs = list(zip(actions, verdicts, strict=True))
         try:
             held = await self._versions(action.key for action, verdict in pairs if isinstance(verdict, Conflict))
         except KeywiseError as error:
-            waits = Result(Outcome.BUSY, str(error))
+            waits = SinkResult(Outcome.BUSY, str(error))
             return [waits if isinstance(verdict, Conflict) else verdict for verdict in verdicts]
         return [
             looked_into(action, verdict, held.get(action.key)) if isinstance(verdict, Conflict) else verdict
@@ -171,17 +171,17 @@ class OpenSearchSink:
 
     # Back-pressure.
 
-    def _waits(self) -> Result:
-        return Result(Outcome.BUSY, self._pressure.cause)
+    def _waits(self) -> SinkResult:
+        return SinkResult(Outcome.BUSY, self._pressure.cause)
 
-    def _held_back(self, cause: str) -> Result:
+    def _held_back(self, cause: str) -> SinkResult:
         """Nothing was sent."""
         self._pressure.refused(cause, is_crowded=False)
         return self._waits()
 
-    def _feel(self, items: Sequence[Item], verdicts: Sequence[Result | Conflict]) -> None:
+    def _feel(self, items: Sequence[Item], verdicts: Sequence[SinkResult | Conflict]) -> None:
         """Some of a request may have been too much, or a part of the index may be away."""
-        waiting = [one for one in verdicts if isinstance(one, Result) and one.outcome is Outcome.BUSY]
+        waiting = [one for one in verdicts if isinstance(one, SinkResult) and one.outcome is Outcome.BUSY]
         if not waiting:
             self._pressure.coped(len(items))
             return
@@ -301,5 +301,5 @@ def _count(options: Mapping[str, str], name: str, default: int) -> int:
     return int(told)
 
 
-def _unknown(cause: str) -> Result:
-    return Result(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
+def _unknown(cause: str) -> SinkResult:
+    return SinkResult(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)

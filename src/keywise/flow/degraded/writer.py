@@ -14,9 +14,9 @@ from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.limits import Pace
 from keywise.core.rules import PAUSE_LOOK_S
-from keywise.core.sink import Result, Sink
+from keywise.core.sink import Sink, SinkResult
 from keywise.flow.degraded.journal import Notes, Shelf, Spool
-from keywise.flow.lanes import Ended, Lanes, Ticket
+from keywise.flow.lanes import Lanes, SettledTicket, Ticket
 from keywise.flow.leased.executors import Executor, Job, unknown_result
 from keywise.flow.pipeline import LEDGER, Pipeline
 from keywise.flow.wakeup import Wakeup
@@ -33,7 +33,7 @@ ADVICE = (
     "keywise repair --resynced"
 )
 
-Ending = tuple[Ticket, Result]
+Ending = tuple[Ticket, SinkResult]
 
 
 class FirstWins:
@@ -171,7 +171,7 @@ class FirstWins:
         self._wakeup.notify()
         self._room.notify()
 
-    async def _applied(self, tickets: list[Ticket]) -> Sequence[Result]:
+    async def _applied(self, tickets: list[Ticket]) -> Sequence[SinkResult]:
         pipeline, started = self._pipeline, self._pipeline.clock()
         sink: Sink = pipeline.sink  # type: ignore[assignment]
         changes = [ticket.change for ticket in tickets]
@@ -189,20 +189,20 @@ class FirstWins:
         """Ack what was written. What failed comes back: attempts and dead letters need the ledger."""
         shown = [ticket for ticket, result in endings if _may_show(result)]
         await self._ended(shown, [ticket for ticket, result in endings if not _may_show(result)])
-        ended, failed = list[Ended](), list[Ending]()
+        settled, failed = list[SettledTicket](), list[Ending]()
         for ticket, result in endings:
             if result.outcome in (Outcome.APPLIED, Outcome.SUPERSEDED):
-                ended += self._lanes.finish(ticket, result.outcome, ticket.change.order)
+                settled += self._lanes.finish(ticket, result.outcome, ticket.change.order)
             elif result.outcome is Outcome.BUSY and result.wait_s is None:
                 self._lanes.hold(ticket, self._pipeline.clock() + self._pipeline.retry_s(1))
             else:
                 failed.append((ticket, result))
         # At once: what has left its lane must not come again before it is acked, or the ack has an old receipt.
-        await self._pipeline.settle(ended)
+        await self._pipeline.settle(settled)
         for ticket, result in failed:
             await self._give_back(ticket, result)
 
-    async def _give_back(self, ticket: Ticket, result: Result) -> None:
+    async def _give_back(self, ticket: Ticket, result: SinkResult) -> None:
         pipeline, change = self._pipeline, ticket.change
         self._lanes.leave(ticket)
         if result.wait_s is not None:
@@ -283,7 +283,7 @@ class FirstWins:
             await self._pipeline.operator.doubt([], True)
 
 
-def _may_show(result: Result) -> bool:
+def _may_show(result: SinkResult) -> bool:
     """Whether something of it may be in the sink."""
     is_written = result.outcome not in (Outcome.BUSY, Outcome.FAILED)
     return is_written or result.certainty is not Certainty.CLEAN

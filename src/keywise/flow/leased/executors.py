@@ -12,7 +12,7 @@ from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.limits import Snooze
-from keywise.core.sink import APPLIED, AtomicSink, Result, Sink
+from keywise.core.sink import APPLIED, AtomicSink, Sink, SinkResult
 from keywise.core.transaction import Transaction
 from keywise.core.transaction_context import transaction_of
 from keywise.flow.heartbeat import Heartbeat
@@ -34,7 +34,7 @@ class Job(msgspec.Struct):
 
     ticket: Ticket
     claim: Claim
-    result: Result = APPLIED
+    result: SinkResult = APPLIED
     committed: bool = False
     """The work has committed its own mark."""
     rest_s: float = 0.0
@@ -100,7 +100,7 @@ class SinkExecutor:
             job.rest_s = rest_s
         return rest_s
 
-    def _judge(self, job: Job, result: Result) -> None:
+    def _judge(self, job: Job, result: SinkResult) -> None:
         job.result = result
         if result.outcome is Outcome.BUSY and result.certainty is not Certainty.CLEAN:
             # The sink seems to be away, and may have written it all the same: its claim must not be given back.
@@ -109,7 +109,7 @@ class SinkExecutor:
         elif result.outcome is not Outcome.BUSY and result.outcome is not Outcome.FAILED:
             self._health.succeeded(job.claim)
 
-    def _rest_s(self, results: Sequence[Result]) -> float:
+    def _rest_s(self, results: Sequence[SinkResult]) -> float:
         if all(result.outcome is Outcome.BUSY and result.wait_s is None for result in results):
             # It takes nothing now, whatever it is given: to hurry on to the next would be a storm of claims.
             self._refusals += 1
@@ -151,10 +151,10 @@ def tell_handled(pipeline: Pipeline, jobs: Sequence[Job], started: float) -> Non
     pipeline.emit(events.Handled(pipeline=pipeline.name, keys=keys, seconds=pipeline.clock() - started))
 
 
-def unknown_result(error: Exception) -> Result:
+def unknown_result(error: Exception) -> SinkResult:
     """What is made of a call that did not end by itself."""
     cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else cause_of_error(error)
-    return Result(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
+    return SinkResult(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
 
 
 class TransactionExecutor:
@@ -209,7 +209,7 @@ class TransactionExecutor:
                 return
             except TimeoutError:
                 # It was rolled back. Each is tried again alone, so that only the slow one fails for good.
-                late = Result(Outcome.FAILED, "the claim ended before the handler did")
+                late = SinkResult(Outcome.FAILED, "the claim ended before the handler did")
                 for job in pending:
                     job.result, job.undone, job.committed = late, not self._has_begun, False
                 return
@@ -231,9 +231,9 @@ class TransactionExecutor:
         for index, error in errors.items():
             # The savepoint took back whatever the handler had written.
             if isinstance(error, Snooze):
-                jobs[index].result = Result(Outcome.BUSY, str(error), wait_s=error.delay_s)
+                jobs[index].result = SinkResult(Outcome.BUSY, str(error), wait_s=error.delay_s)
                 continue
-            jobs[index].result = Result(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
+            jobs[index].result = SinkResult(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
 
 
 class _RefusedError(Exception):
@@ -243,5 +243,5 @@ class _RefusedError(Exception):
         self.claims = claims
 
 
-def dead_result(cause: str) -> Result:
-    return Result(Outcome.FAILED, cause, permanent=True)
+def dead_result(cause: str) -> SinkResult:
+    return SinkResult(Outcome.FAILED, cause, permanent=True)

@@ -14,10 +14,10 @@ from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal, RefusalRea
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_refusal, concerns_key, look_again_s
 from keywise.core.ledger import Failure
-from keywise.core.sink import Result
+from keywise.core.sink import SinkResult
 from keywise.flow.degraded.writer import FirstWins
 from keywise.flow.heartbeat import Heartbeat
-from keywise.flow.lanes import Ended, Lanes, Ticket
+from keywise.flow.lanes import Lanes, SettledTicket, Ticket
 from keywise.flow.leased.dispatch import RESERVED_PART, ClaimWindow, DispatchQueue, WorkerBackoff
 from keywise.flow.leased.executors import Executor, Job, dead_result
 from keywise.flow.pipeline import LEDGER, Pipeline
@@ -167,13 +167,13 @@ class LeasedWorker:
                 self._claimed.put(job, is_bulk=self._is_bulk(job))
 
     async def _refuse(self, refused: list[tuple[Ticket, Refusal]]) -> None:
-        pipeline, lanes, ended = self._pipeline, self._lanes, list[Ended]()
+        pipeline, lanes, settled = self._pipeline, self._lanes, list[SettledTicket]()
         hopeless: list[tuple[Ticket, str]] = []
         for ticket, refusal in refused:
             match refusal.reason:
                 case RefusalReason.STALE | RefusalReason.DUPLICATE:
                     assert refusal.mark is not None, "only a mark makes a change stale"
-                    ended += lanes.finish(ticket, Outcome(refusal.reason.value), refusal.mark)
+                    settled += lanes.finish(ticket, Outcome(refusal.reason.value), refusal.mark)
                 case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
                     hopeless.append((ticket, cause_of_refusal(refusal)))
                 case RefusalReason.ALONE:
@@ -183,12 +183,12 @@ class LeasedWorker:
                     lanes.hold(ticket, pipeline.clock() + wait_s, is_firm=concerns_key(refusal))
                     pipeline.emit(pipeline.refused(ticket, refusal.reason, wait_s))
         if refused:
-            await pipeline.settle(ended)
+            await pipeline.settle(settled)
             await self._bury_unclaimed(hopeless)
             self._room.notify()
 
     async def _bury_unclaimed(self, hopeless: list[tuple[Ticket, str]]) -> None:
-        pipeline, ended = self._pipeline, list[Ended]()
+        pipeline, settled = self._pipeline, list[SettledTicket]()
         if not hopeless:
             return
         burials = [Burial(pipeline.letter(ticket, cause)) for ticket, cause in hopeless]
@@ -200,8 +200,8 @@ class LeasedWorker:
             return
         for ticket, cause in hopeless:
             pipeline.emit(pipeline.buried(ticket, cause))
-            ended += self._lanes.bury(ticket)
-        await pipeline.settle(ended)
+            settled += self._lanes.bury(ticket)
+        await pipeline.settle(settled)
 
     # Work.
 
@@ -252,7 +252,7 @@ class LeasedWorker:
             job.undone = True
             self._finish_job(job, job.result)
 
-    def _finish_job(self, job: Job, result: Result) -> None:
+    def _finish_job(self, job: Job, result: SinkResult) -> None:
         job.result = result
         self._done.append(job)
         self._done_wakeup.notify()
@@ -292,13 +292,13 @@ class LeasedWorker:
         if refused is None:
             return
         lost = {claim.token for claim in refused}
-        ended: list[Ended] = []
+        settled: list[SettledTicket] = []
         for job in jobs:
             if job.claim.token in lost:
                 self._lose(job)
             else:
-                ended += self._lanes.finish(job.ticket, job.result.outcome, job.ticket.change.order)
-        await pipeline.settle(ended)
+                settled += self._lanes.finish(job.ticket, job.result.outcome, job.ticket.change.order)
+        await pipeline.settle(settled)
 
     async def _insist(self, jobs: list[Job], act: Callable[[], Awaitable[list[Claim]]]) -> list[Claim] | None:
         """None: the ledger is not waited for, and the changes have ended without it."""
@@ -355,14 +355,14 @@ class LeasedWorker:
         if lost is None:
             return
         tokens = {claim.token for claim in lost}
-        ended: list[Ended] = []
+        settled: list[SettledTicket] = []
         for job in jobs:
             if job.claim.token in tokens:
                 self._lose(job)
                 continue
             pipeline.emit(pipeline.buried(job.ticket, job.result.cause))
-            ended += self._lanes.bury(job.ticket)
-        await pipeline.settle(ended)
+            settled += self._lanes.bury(job.ticket)
+        await pipeline.settle(settled)
 
     async def _release(self, jobs: list[Job]) -> None:
         claims = [job.claim for job in jobs]

@@ -9,7 +9,7 @@ import msgspec
 
 from keywise.core.change import Change, Outcome, order_of
 from keywise.core.entry import Claim
-from keywise.core.sink import Result
+from keywise.core.sink import SinkResult
 from keywise.testing.conformance.promise import Promises, same
 
 
@@ -27,7 +27,7 @@ class SinkBench:
     """A change that this store cannot take, if there is one."""
     _tokens: int = field(default=0)
 
-    async def apply(self, *changes: Change[Any]) -> Sequence[Result]:
+    async def apply(self, *changes: Change[Any]) -> Sequence[SinkResult]:
         """Apply under claims as a ledger would give them; one result for each change."""
         results = await self.sink.apply(changes, [self._claim(change) for change in changes])
         same("the number of results", len(results), len(changes))
@@ -86,7 +86,7 @@ def shown(*changes: Change[Any]) -> dict[str, bytes]:
     return {change.key: change.body for change in changes}
 
 
-def all_applied(results: Sequence[Result]) -> None:
+def all_applied(results: Sequence[SinkResult]) -> None:
     same("the outcomes", [result.outcome for result in results], [Outcome.APPLIED] * len(results))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from keywise.adapters.memory.sink import MemorySink
 from keywise.core.change import Change, Order, Outcome
 from keywise.core.entry import Certainty, Claim
-from keywise.core.sink import APPLIED, Result
+from keywise.core.sink import APPLIED, SinkResult
 
 if TYPE_CHECKING:
     from keywise.testing.simulator.world import World
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 FIRST_AT_S, LAST_AT_S = 5.0, 80.0
 SHORTEST_S, LONGEST_S = 1.0, 60.0
 LATE_MAX_S = 5.0
-AWAY = Result(Outcome.BUSY, "the gateway waits for the sink in vain", certainty=Certainty.UNKNOWN)
+AWAY = SinkResult(Outcome.BUSY, "the gateway waits for the sink in vain", certainty=Certainty.UNKNOWN)
 
 
 class Gateway:
@@ -34,7 +34,7 @@ class Gateway:
         self._world.faults.injected["gateway"] += 1
         return True
 
-    def answer(self, sink: MemorySink, change: Change[Any], claim: Claim) -> Result:
+    def answer(self, sink: MemorySink, change: Change[Any], claim: Claim) -> SinkResult:
         """The sink writes at once, or while the lease lasts, or not at all; who asked cannot tell."""
         match self._rng.choice(("now", "later", "never")):
             case "now":
@@ -65,7 +65,7 @@ class Blame:
         self._passed = 0
         self._seen: dict[tuple[str, Order], int] = {}
 
-    def is_due(self, change: Change[Any], result: Result) -> bool:
+    def is_due(self, change: Change[Any], result: SinkResult) -> bool:
         """Whether this answer may cost an attempt."""
         if result is not AWAY:
             self._passed += result is APPLIED or result.outcome is Outcome.SUPERSEDED

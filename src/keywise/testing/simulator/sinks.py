@@ -8,7 +8,7 @@ from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import PermanentError, TransientError
-from keywise.core.sink import Result
+from keywise.core.sink import SinkResult
 from keywise.core.transaction import Transaction
 from keywise.testing.simulator.gateway import Blame
 from keywise.testing.simulator.links import Link
@@ -33,10 +33,10 @@ class LinkedSink:
     async def __aexit__(self, *error: object) -> None:
         pass
 
-    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         world = self._link.world
         call = world.auditor.call_started(self._link.process, list(changes), list(claims))
-        results: Sequence[Result] = [Result(Outcome.FAILED)] * len(changes)
+        results: Sequence[SinkResult] = [SinkResult(Outcome.FAILED)] * len(changes)
         costs = True
         try:
             await world.meet_killers(self._link.process, changes)
@@ -53,36 +53,36 @@ class LinkedSink:
                 if (result.outcome is Outcome.FAILED and costs) or is_to_blame:
                     world.auditor.tries[change.key, change.order] += 1
 
-    async def _in_thread(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def _in_thread(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         running = asyncio.ensure_future(self._run(changes, claims))
         running.add_done_callback(_thrown_away)
         return await asyncio.shield(running)
 
-    async def _run(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def _run(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         """A handler thinks for a while before it writes."""
         await asyncio.sleep(self._link.world.rng.choice((0.0, 0.001, 0.5)))
         self._link.world.trouble.meanwhile(self._link.process)
         return await self._link.call(lambda: self._apply(changes, claims))
 
-    async def _apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[Result]:
+    async def _apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         gateway, pairs = self._link.world.gateway, list(zip(changes, claims, strict=True))
         if gateway.is_shut():
             return [gateway.answer(self._sink, change, claim) for change, claim in pairs]
         return [self._apply_one(change, claim) for change, claim in pairs]
 
-    def _apply_one(self, change: Change[Any], claim: Claim) -> Result:
+    def _apply_one(self, change: Change[Any], claim: Claim) -> SinkResult:
         world = self._link.world
         sent = world.sent_of(change)
         if sent is not None and claim.order is None:
             world.auditor.repairing(change, claim)
         if sent is not None and sent.poison:
-            return Result(Outcome.FAILED, "poison", permanent=True)
+            return SinkResult(Outcome.FAILED, "poison", permanent=True)
         if sent is not None and sent.flaky > 0:
             sent.flaky -= 1
             certainty = world.rng.choice((Certainty.CLEAN, Certainty.ENDED))
             if certainty is Certainty.ENDED and world.rng.random() < 0.5:
                 world.write(self._sink, change, claim.token)
-            return Result(Outcome.FAILED, "flaky", certainty=certainty)
+            return SinkResult(Outcome.FAILED, "flaky", certainty=certainty)
         return world.write(self._sink, change, claim.token)
 
 

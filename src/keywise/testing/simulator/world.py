@@ -16,7 +16,7 @@ from keywise.core.dead_letter import Letter
 from keywise.core.entry import Claim, Entry, Policy
 from keywise.core.rules import doubtful_since
 from keywise.core.settings import Settings
-from keywise.core.sink import APPLIED, Grade, Result
+from keywise.core.sink import APPLIED, Grade, SinkResult
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import Envelope, FunctionRoute
 from keywise.flow.lanes import Lanes
@@ -333,7 +333,7 @@ class World:
                 self.loop.call_soon(self.kill, process, context=self.outside)
                 await asyncio.Event().wait()
 
-    def write(self, sink: MemorySink, change: Change[Any], token: int) -> Result:
+    def write(self, sink: MemorySink, change: Change[Any], token: int) -> SinkResult:
         accepted = len(sink.writes)
         result = sink.write(change, token)
         if result is APPLIED and len(sink.writes) > accepted:
