@@ -94,7 +94,7 @@ async def _drain_watched(job: Job, bodies: list[bytes], folder: Path, stopwatch:
     async with keywise_sqlite.app_in(folder, job.batch) as app:
         await app.send(keywise_sqlite.PIPELINE, *bodies)
         async with app.open(keywise_sqlite.PIPELINE) as pipeline:
-            route: Any = pipeline.envelope._route
+            route: Any = pipeline.reader._route
             watch(pipeline, stopwatch)
             consumer = Consumer(pipeline)
             profiles: list[Profile] = []
@@ -124,7 +124,7 @@ def watch(pipeline: Pipeline, stopwatch: Stopwatch) -> None:
     plugs.sources = [(name, Watched(source, stopwatch, IN_SOURCE))]
     plugs.sources[0][1].inlet = lambda connection: Watched(source.inlet(connection), stopwatch, IN_QUEUE)
     plugs.sink = Watched(plugs.sink, stopwatch, {"write": "sink write"})
-    plugs.envelope = Watched(plugs.envelope, stopwatch, {"read": "decode"})
+    plugs.reader = Watched(plugs.reader, stopwatch, {"read": "decode"})
 
 
 def _profile(stopwatch: Stopwatch, bodies: list[bytes], decode: Callable[[bytes], object]) -> Profile:

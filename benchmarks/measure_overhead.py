@@ -13,7 +13,7 @@ from benchmarks.layers import Profile
 from benchmarks.machine import run_module
 from benchmarks.stopwatch import REST, WAIT
 from keywise.core.change import Delivery, Outcome
-from keywise.flow.intake import Envelope, FieldRoute, Fields
+from keywise.flow.intake import FieldRoute, Fields, MessageReader
 from keywise.flow.lanes import Lanes, Ticket
 
 TARGET_US = 1.5
@@ -50,10 +50,10 @@ def own_us(profile: Profile) -> float:
 def lanes_us(job: Job) -> float:
     """The cost of passing through the lanes, in batches as a consumer takes them."""
     bodies = workload.changes(job.changes, job.keys, job.distribution)
-    envelope = Envelope(FieldRoute(Fields("content_id", "payload_version")), body_max_bytes=10_000)
+    reader = MessageReader(FieldRoute(Fields("content_id", "payload_version")), body_max_bytes=10_000)
     deliveries = [Delivery(number, number, body, 0.0) for number, body in enumerate(bodies)]
     batches = [
-        envelope.read(deliveries[start : start + job.batch], 0, 0.0).tickets
+        reader.read(deliveries[start : start + job.batch], 0, 0.0).tickets
         for start in range(0, len(deliveries), job.batch)
     ]
     lanes = Lanes(4 * job.batch)

@@ -26,7 +26,7 @@ from keywise.core.url import Address, shown
 from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import FileShelf
 from keywise.flow.degraded.lazy_ledger import Late
-from keywise.flow.intake import Envelope, FieldRoute, Fields, FunctionRoute, Read
+from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, MessageReader, Read
 from keywise.flow.pipeline import Pipeline, is_atomic, may_show_older
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.observe.history import History
@@ -122,8 +122,8 @@ class PipelineDefinition:
         if self._sink_url is not None or self._handler is not None:
             raise SettingsError(f"pipeline {self.name!r} has a sink already; a second one needs a pipeline of its own")
 
-    def _envelope(self) -> Envelope:
-        return Envelope(self._route, body_max_bytes=self.settings.body_max_bytes, decode=self._decode)
+    def _reader(self) -> MessageReader:
+        return MessageReader(self._route, body_max_bytes=self.settings.body_max_bytes, decode=self._decode)
 
 
 class App:
@@ -291,7 +291,7 @@ class App:
                 governor=part(plugs.governor),
                 historian=part(plugs.historian),
                 sink=sink,
-                envelope=definition._envelope(),
+                reader=definition._reader(),
                 settings=definition.settings,
                 owner=owner,
                 observers=self.observers,

@@ -19,7 +19,7 @@ from keywise.core.limits import Debounce
 from keywise.core.settings import Settings
 from keywise.core.sink import Grade, SinkResult
 from keywise.flow.consumer import Consumer
-from keywise.flow.intake import Envelope, FieldRoute, Fields
+from keywise.flow.intake import FieldRoute, Fields, MessageReader
 from keywise.flow.pipeline import Pipeline
 from keywise.testing.conformance import LedgerBench
 
@@ -154,7 +154,7 @@ class Worker:
                 governor=ledger.governor,
                 historian=ledger.historian,
                 sink=self.sink,
-                envelope=Envelope(FieldRoute(Fields("id", "v", {})), body_max_bytes=10_000),
+                reader=MessageReader(FieldRoute(Fields("id", "v", {})), body_max_bytes=10_000),
                 settings=Settings(lease_s=LEASE_S, redelivery_s=REDELIVERY_S, poll_s=0.05, **settings),
                 owner=name,
                 observers=[self.events.append],

@@ -11,7 +11,7 @@ import pytest
 from keywise.core.bodies import decoder, encoded, is_model
 from keywise.core.change import Delivery, Put
 from keywise.core.errors import SettingsError
-from keywise.flow.intake import Envelope, FunctionRoute
+from keywise.flow.intake import FunctionRoute, MessageReader
 
 SECRET = "hunter2"
 
@@ -158,10 +158,10 @@ def test_a_read_function_gets_the_model_and_a_refused_body_harms_no_neighbour():
 
     texts = [b'{"id": "a", "payload_version": 1}', b'{"id": "hunter2"}', b'{"id": "b", "payload_version": 2}']
     deliveries = [Delivery(number, number, body, 0.0) for number, body in enumerate(texts)]
-    readings = Envelope(FunctionRoute(read), body_max_bytes=1000).read(deliveries, 0, 0.0)
-    assert [(one.change.key, one.change.version) for one in readings.tickets] == [("a", 1), ("b", 2)]
-    assert readings.tickets[0].change.value == Page(id="a", payload_version=1)
-    assert [said for _, said in readings.malformed] == ["body cannot be read: Page refuses payload_version (missing)"]
+    read_batch = MessageReader(FunctionRoute(read), body_max_bytes=1000).read(deliveries, 0, 0.0)
+    assert [(one.change.key, one.change.version) for one in read_batch.tickets] == [("a", 1), ("b", 2)]
+    assert read_batch.tickets[0].change.value == Page(id="a", payload_version=1)
+    assert [said for _, said in read_batch.malformed] == ["body cannot be read: Page refuses payload_version (missing)"]
 
 
 def test_a_type_that_pydantic_cannot_read_is_refused_before_anything_starts():

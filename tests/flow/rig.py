@@ -21,7 +21,7 @@ from keywise.core.settings import Settings
 from keywise.core.sink import Grade, SinkResult
 from keywise.core.transaction import Transaction
 from keywise.flow.consumer import Consumer
-from keywise.flow.intake import Envelope, FieldRoute, Fields
+from keywise.flow.intake import FieldRoute, Fields, MessageReader
 from keywise.flow.pipeline import Pipeline
 from keywise.observe.counters import Figures
 from keywise.testing.virtual_loop import VirtualLoop
@@ -114,7 +114,7 @@ class Rig:
         self.events: list[Event] = []
         self.figures = Figures()
         self.refetch: Callable[[str], Any] | None = None
-        self.envelope = Envelope(FieldRoute(Fields("id", "v", {"gone": [True]})), body_max_bytes=10_000)
+        self.reader = MessageReader(FieldRoute(Fields("id", "v", {"gone": [True]})), body_max_bytes=10_000)
         self.more: dict[str, Any] = {}
         """What a test puts in place of a part of the pipeline."""
 
@@ -127,7 +127,7 @@ class Rig:
             "governor": self.ledger,
             "historian": self.ledger,
             "sink": self.sink,
-            "envelope": self.envelope,
+            "reader": self.reader,
             "settings": self.settings,
             "owner": owner,
             "observers": [self.events.append, self.figures],

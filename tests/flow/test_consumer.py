@@ -6,7 +6,7 @@ from flow.rig import CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, LEDGER_TRA
 from keywise.core import events
 from keywise.core.change import Change, Ignore, Put, order_of
 from keywise.core.errors import PermanentError, TransientError
-from keywise.flow.intake import Envelope, FunctionRoute
+from keywise.flow.intake import FunctionRoute, MessageReader
 
 every_way = pytest.mark.parametrize("way", WAYS)
 
@@ -85,7 +85,7 @@ def test_a_malformed_message_becomes_a_dead_letter_and_harms_nobody(way: str):
 def test_a_message_that_says_nothing_is_acked_and_counted(way: str):
     rig = Rig(way)
     read = FunctionRoute(lambda body: Put(body["id"], body["v"]) if body["v"] else Ignore("locale"))
-    rig.envelope = Envelope(read, body_max_bytes=1000)
+    rig.reader = MessageReader(read, body_max_bytes=1000)
     rig.run(page("a", 0), page("b", 0), page("c", 1))
     assert [(event.reason, event.changes) for event in rig.of(events.Ignored)] == [("locale", 2)]
     assert (rig.stored, rig.outcomes, rig.letters, rig.queue) == ({"c": 1}, {"applied": 1}, [], {})
@@ -169,7 +169,7 @@ def test_one_bad_change_of_a_batch_does_not_take_the_others_with_it(way: str):
 def test_versioned_and_unversioned_changes_of_a_key_end_as_a_dead_letter(way: str):
     """Rule 21."""
     rig = Rig(way)
-    rig.envelope = Envelope(FunctionRoute(lambda body: Put(body["id"], body["v"])), body_max_bytes=1000)
+    rig.reader = MessageReader(FunctionRoute(lambda body: Put(body["id"], body["v"])), body_max_bytes=1000)
     rig.run(page("a", 1), page("b", None))
     rig.run(page("a", None), page("b", 1))
     assert sorted(letter.key for letter in rig.letters) == ["a", "b"]
@@ -181,7 +181,7 @@ def test_versioned_and_unversioned_changes_of_a_key_end_as_a_dead_letter(way: st
 def test_versioned_and_unversioned_changes_do_not_mix_within_one_batch_either(way: str):
     """Rule 21: none is acked as superseded by the other."""
     rig = Rig(way)
-    rig.envelope = Envelope(FunctionRoute(lambda body: Put(body["id"], body["v"])), body_max_bytes=1000)
+    rig.reader = MessageReader(FunctionRoute(lambda body: Put(body["id"], body["v"])), body_max_bytes=1000)
     rig.run(page("a", 1), page("a", None))
     assert rig.outcomes == {"applied": 1, "dead": 1}
     assert [letter.key for letter in rig.letters] == ["a"]

@@ -7,23 +7,23 @@ import pytest
 
 from keywise.core.change import KEY_MAX_BYTES, VERSION_MAX, VERSION_MIN, Delivery, order_of
 from keywise.core.errors import MalformedError, SettingsError
-from keywise.flow.intake import Envelope, FieldRoute, Fields, Readings
+from keywise.flow.intake import FieldRoute, Fields, MessageReader, ReadBatch
 
 GOOD = b'{"id": "good", "v": 1}'
 LIMIT = 2000
 MICROSECONDS = 1_700_000_000_123_456
 
 
-def envelope(fields: Fields | None = None) -> Envelope:
-    return Envelope(FieldRoute(fields or Fields("id", "v", {"state": ["gone", "moved"]})), body_max_bytes=LIMIT)
+def reader(fields: Fields | None = None) -> MessageReader:
+    return MessageReader(FieldRoute(fields or Fields("id", "v", {"state": ["gone", "moved"]})), body_max_bytes=LIMIT)
 
 
 def deliveries(*bodies: bytes) -> list[Delivery]:
     return [Delivery(number, number, body, 50.0) for number, body in enumerate(bodies)]
 
 
-def read(*bodies: bytes, fields: Fields | None = None) -> Readings:
-    return envelope(fields).read(deliveries(*bodies), 0, 7.0)
+def read(*bodies: bytes, fields: Fields | None = None) -> ReadBatch:
+    return reader(fields).read(deliveries(*bodies), 0, 7.0)
 
 
 def one(**fields: object) -> bytes:
@@ -32,7 +32,7 @@ def one(**fields: object) -> bytes:
 
 def test_key_and_version_are_read_and_the_body_stays_as_it_is():
     delivery = Delivery(1, 9, b'{"id": "a", "v": 5, "text": "x"}', 50.0)
-    [ticket] = envelope().read([delivery], 3, 7.0).tickets
+    [ticket] = reader().read([delivery], 3, 7.0).tickets
     change = ticket.change
     assert (change.key, change.order, change.deleted, change.sent_at) == ("a", order_of(5), False, 50.0)
     assert (change.body, change.value) == (delivery.body, {"id": "a", "v": 5, "text": "x"})
@@ -79,20 +79,20 @@ BAD = {
 @pytest.mark.parametrize(("body", "cause"), BAD.values(), ids=BAD.keys())
 def test_a_bad_body_is_set_aside_with_its_cause_and_harms_no_neighbour(body: bytes, cause: str):
     """Rule 17: one bad change never takes its batch with it."""
-    readings = read(GOOD, body, GOOD)
-    assert [ticket.delivery.id for ticket in readings.tickets] == [0, 2]
-    [(delivery, said)] = readings.malformed
+    read_batch = read(GOOD, body, GOOD)
+    assert [ticket.delivery.id for ticket in read_batch.tickets] == [0, 2]
+    [(delivery, said)] = read_batch.malformed
     assert delivery.id == 1
     assert cause.lower() in said.lower()
     assert len(said) < 200, "a cause is read by a person"
-    assert readings.ignored == []
+    assert read_batch.ignored == []
 
 
 def test_all_bad_bodies_together_are_told_one_by_one():
     """Rule 17: each keeps its own cause."""
-    readings = read(*(body for body, _ in BAD.values()))
-    assert [delivery.id for delivery, _ in readings.malformed] == list(range(len(BAD)))
-    assert readings.tickets == []
+    read_batch = read(*(body for body, _ in BAD.values()))
+    assert [delivery.id for delivery, _ in read_batch.malformed] == list(range(len(BAD)))
+    assert read_batch.tickets == []
 
 
 @pytest.mark.parametrize("key", ["k" * KEY_MAX_BYTES, "ü" * (KEY_MAX_BYTES // 2), " ", "a/b?c", "日本", "\u202e", "\n"])
@@ -132,8 +132,8 @@ def test_a_missing_field_does_not_mean_deleted():
 def test_any_of_several_fields_may_say_deleted():
     fields = Fields("id", "v", {"state": ["gone"], "withdrawn": [True]})
     bodies = [one(), one(state="gone"), one(withdrawn=True), one(state="live", withdrawn=False), one(state=["gone"])]
-    readings = read(*bodies, fields=fields)
-    assert [ticket.change.deleted for ticket in readings.tickets] == [False, True, True, False, False]
+    read_batch = read(*bodies, fields=fields)
+    assert [ticket.change.deleted for ticket in read_batch.tickets] == [False, True, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ def test_the_last_of_two_equal_fields_counts():
 
 
 def test_one_body_is_read_without_a_source():
-    change = envelope().read_one(one(id="a", v=3, state="gone"))
+    change = reader().read_one(one(id="a", v=3, state="gone"))
     assert (change.key, change.version, change.deleted) == ("a", 3, True)
     assert change.sent_at == float("inf"), "what is asked for now is never late"
 
 
 def test_one_bad_body_raises_its_cause():
     with pytest.raises(MalformedError, match="missing required field"):
-        envelope().read_one(b"{}")
+        reader().read_one(b"{}")
     with pytest.raises(MalformedError, match="over the limit"):
-        envelope().read_one(b" " * (LIMIT + 1))
+        reader().read_one(b" " * (LIMIT + 1))

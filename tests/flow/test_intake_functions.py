@@ -11,7 +11,7 @@ import pytest
 from keywise.core.bodies import decoder, first_parameter_type
 from keywise.core.change import VERSION_MAX, Delete, Delivery, Ignore, Put, order_of
 from keywise.core.errors import MalformedError, SettingsError
-from keywise.flow.intake import Envelope, FunctionRoute, Readings
+from keywise.flow.intake import FunctionRoute, MessageReader, ReadBatch
 
 
 class Page(msgspec.Struct):
@@ -21,37 +21,37 @@ class Page(msgspec.Struct):
     v: int = 0
 
 
-def readings_of(function: Callable[..., Any], *bodies: bytes) -> Readings:
+def read_batch_of(function: Callable[..., Any], *bodies: bytes) -> ReadBatch:
     deliveries = [Delivery(number, number, body, 50.0) for number, body in enumerate(bodies or (b'{"id": "a"}',))]
-    return Envelope(FunctionRoute(function), body_max_bytes=1000).read(deliveries, 0, 0.0)
+    return MessageReader(FunctionRoute(function), body_max_bytes=1000).read(deliveries, 0, 0.0)
 
 
 def cause_of(function: Callable[..., Any]) -> str:
-    readings = readings_of(function)
-    assert readings.tickets == []
-    [(_, cause)] = readings.malformed
+    read_batch = read_batch_of(function)
+    assert read_batch.tickets == []
+    [(_, cause)] = read_batch.malformed
     return cause
 
 
 def test_a_put_says_what_the_key_looks_like():
-    [ticket] = readings_of(lambda body: Put(body["id"], 5)).tickets
+    [ticket] = read_batch_of(lambda body: Put(body["id"], 5)).tickets
     assert (ticket.change.key, ticket.change.order, ticket.change.deleted) == ("a", order_of(5), False)
 
 
 def test_a_delete_says_that_the_key_is_gone():
-    [ticket] = readings_of(lambda body: Delete(body["id"], 5)).tickets
+    [ticket] = read_batch_of(lambda body: Delete(body["id"], 5)).tickets
     assert ticket.change.deleted is True
 
 
 def test_without_a_version_the_change_is_unversioned():
-    [ticket] = readings_of(lambda body: Put("a")).tickets
+    [ticket] = read_batch_of(lambda body: Put("a")).tickets
     assert ticket.change.version is None
 
 
 def test_an_ignored_delivery_is_told_with_its_reason():
-    readings = readings_of(lambda body: Ignore("locale"))
-    assert [reason for _, reason in readings.ignored] == ["locale"]
-    assert (readings.tickets, readings.malformed) == ([], [])
+    read_batch = read_batch_of(lambda body: Ignore("locale"))
+    assert [reason for _, reason in read_batch.ignored] == ["locale"]
+    assert (read_batch.tickets, read_batch.malformed) == ([], [])
 
 
 def test_the_body_comes_as_the_type_that_the_function_names():
@@ -59,7 +59,7 @@ def test_the_body_comes_as_the_type_that_the_function_names():
         assert isinstance(page, Page)
         return Put(page.id, page.v)
 
-    [ticket] = readings_of(read, b'{"id": "a", "v": 3, "more": 1}').tickets
+    [ticket] = read_batch_of(read, b'{"id": "a", "v": 3, "more": 1}').tickets
     assert Page("a", 3) == ticket.change.value
 
 
@@ -69,9 +69,9 @@ def test_a_body_that_is_not_of_the_type_is_set_aside():
     def read(page: Page) -> Put:
         return Put(page.id, page.v)
 
-    readings = readings_of(read, b'{"id": 1}', b'{"id": "a"}', b'{"id": "b", "v": "x"}')
-    assert [ticket.change.key for ticket in readings.tickets] == ["a"]
-    assert ["Expected `str`" in cause or "Expected `int`" in cause for _, cause in readings.malformed] == [True, True]
+    read_batch = read_batch_of(read, b'{"id": 1}', b'{"id": "a"}', b'{"id": "b", "v": "x"}')
+    assert [ticket.change.key for ticket in read_batch.tickets] == ["a"]
+    assert ["Expected `str`" in cause or "Expected `int`" in cause for _, cause in read_batch.malformed] == [True, True]
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError])
@@ -88,9 +88,9 @@ def test_a_type_that_refuses_a_value_sets_only_that_body_aside(error: type[Excep
     def read(body: Even) -> Put:
         return Put("a", body.v)
 
-    readings = readings_of(read, b'{"v": 1}', b'{"v": 2}')
-    assert [ticket.change.version for ticket in readings.tickets] == [2]
-    assert "odd" in readings.malformed[0][1]
+    read_batch = read_batch_of(read, b'{"v": 1}', b'{"v": 2}')
+    assert [ticket.change.version for ticket in read_batch.tickets] == [2]
+    assert "odd" in read_batch.malformed[0][1]
 
 
 def test_a_function_that_raises_sets_only_that_body_aside():
@@ -99,9 +99,9 @@ def test_a_function_that_raises_sets_only_that_body_aside():
     def read(body: dict[str, Any]) -> Put:
         return Put(body["id"], body["v"])
 
-    readings = readings_of(read, b'{"id": "a"}', b'{"id": "b", "v": 2}')
-    assert [ticket.change.key for ticket in readings.tickets] == ["b"]
-    assert [cause for _, cause in readings.malformed] == ["read failed: KeyError: 'v'"]
+    read_batch = read_batch_of(read, b'{"id": "a"}', b'{"id": "b", "v": 2}')
+    assert [ticket.change.key for ticket in read_batch.tickets] == ["b"]
+    assert [cause for _, cause in read_batch.malformed] == ["read failed: KeyError: 'v'"]
 
 
 @pytest.mark.parametrize("said", [None, "a", 5, ("a", 1), {"key": "a"}, object, Put])
@@ -139,13 +139,13 @@ def test_a_version_from_a_function_is_checked_too(version: Any, cause: str):
 
 
 def test_a_datetime_from_a_function_becomes_its_microseconds():
-    [ticket] = readings_of(lambda body: Put("a", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))).tickets
+    [ticket] = read_batch_of(lambda body: Put("a", datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))).tickets
     assert ticket.change.version == 1_000_000
 
 
 def test_one_ignored_body_raises_its_reason():
-    ignoring = Envelope(FunctionRoute(lambda body: Ignore("locale")), body_max_bytes=1000)
-    silent = Envelope(FunctionRoute(lambda body: Ignore()), body_max_bytes=1000)
+    ignoring = MessageReader(FunctionRoute(lambda body: Ignore("locale")), body_max_bytes=1000)
+    silent = MessageReader(FunctionRoute(lambda body: Ignore()), body_max_bytes=1000)
     with pytest.raises(MalformedError, match="locale"):
         ignoring.read_one(b"{}")
     with pytest.raises(MalformedError, match="the pipeline ignores this body"):
@@ -184,7 +184,7 @@ def test_the_first_parameter_says_the_type_whatever_is_called():
     partial = functools.partial(with_prefix, "a-")
     assert [first_parameter_type(one) for one in (typed, untyped)] == [Page, Any]
     assert [first_parameter_type(one) for one in (Reader().read, Reader(), partial)] == [Page, Page, Page]
-    [ticket] = readings_of(partial, b'{"id": "b", "v": 3}').tickets
+    [ticket] = read_batch_of(partial, b'{"id": "b", "v": 3}').tickets
     assert (ticket.change.key, ticket.change.version) == ("a-b", 3)
 
 

@@ -67,7 +67,7 @@ async def _reads_ahead_blindly(
         return await _end(self, *arguments)
 
     if ahead.deliveries:
-        vars(self).update(_read=lambda *_: ahead.readings, _end=end)
+        vars(self).update(_read=lambda *_: ahead.read_batch, _end=end)
     try:
         await _transact(self, index, ahead, batch, careful=careful)
     finally:

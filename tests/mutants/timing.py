@@ -80,8 +80,8 @@ async def _all_acked(self: QueueTransactionWorker, *arguments: Any) -> SettledBy
     return await _end(self, *others, done)  # type: ignore[call-arg]
 
 
-async def _malformed_acked(self: Consumer, index: int, readings: Any) -> None:
-    await self._pipeline.ack(index, [delivery for delivery, _ in (*readings.malformed, *readings.ignored)])
+async def _malformed_acked(self: Consumer, index: int, read_batch: Any) -> None:
+    await self._pipeline.ack(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
 
 
 async def _unknown_is_clean(self: LeasedWorker, jobs: list[Job]) -> None:
@@ -162,7 +162,7 @@ async def _no_repair(self: Repair, keys: list[str]) -> None:
 async def _repair_without_claim(self: Repair, key: str) -> None:
     body = self._pipeline.refetch(key) if self._pipeline.refetch else None
     if body is not None:
-        change = self._pipeline.envelope.read_one(body)
+        change = self._pipeline.reader.read_one(body)
         sink: Any = self._pipeline.sink
         await sink._link.call(lambda: sink._apply([change], [_NOBODY]))
 

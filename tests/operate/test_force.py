@@ -13,7 +13,7 @@ from keywise.core.controls import Pause
 from keywise.core.entry import LeaseTerms, Policy
 from keywise.core.errors import ActError
 from keywise.core.limits import Rate
-from keywise.flow.intake import Envelope, FieldRoute, Fields
+from keywise.flow.intake import FieldRoute, Fields, MessageReader
 from operate.admin_rig import WHO, WHY, Desk
 
 
@@ -97,7 +97,7 @@ def test_in_a_new_era_the_lowest_order_is_enough_and_the_first_change_wins():
 
 def test_changes_without_a_version_can_be_forced_and_removed_too():
     desk = desk_with(truth={"id": "a"})
-    desk.rig.envelope = _unversioned()
+    desk.rig.reader = _unversioned()
     desk.rig.run({"id": "a"})
     assert desk.do("force", "a").order == (0, 1, -1)
     assert desk.do("force", "a").order == (0, 2, -1)
@@ -107,16 +107,16 @@ def test_changes_without_a_version_can_be_forced_and_removed_too():
     assert list(desk.rig.stored) == ["never seen"], "the first change of a removed key is applied, and none is mixed"
 
 
-def _unversioned() -> Envelope:
-    return Envelope(FieldRoute(Fields("id", None, {})), body_max_bytes=10_000)
+def _unversioned() -> MessageReader:
+    return MessageReader(FieldRoute(Fields("id", None, {})), body_max_bytes=10_000)
 
 
 def test_versions_that_cannot_be_ordered_are_refused():
     desk = desk_with(truth={"id": "a", "v": 1})
     rig = desk.rig
-    versioned, rig.envelope = rig.envelope, _unversioned()
+    versioned, rig.reader = rig.reader, _unversioned()
     rig.run({"id": "a"})
-    rig.envelope = versioned
+    rig.reader = versioned
     with pytest.raises(ActError, match="nobody can order them"):
         desk.do("force", "a")
 

@@ -10,7 +10,7 @@ from keywise.core.dead_letter import Burial
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.flow.heartbeat import Heartbeat, Pulse
-from keywise.flow.intake import Readings
+from keywise.flow.intake import ReadBatch
 from keywise.flow.lanes import Lanes
 from keywise.flow.leased.executors import Executor, SinkExecutor, TransactionExecutor
 from keywise.flow.leased.worker import LeasedWorker
@@ -159,29 +159,29 @@ class Consumer:
 
     async def _take_in(self, index: int, deliveries: Sequence[Delivery]) -> None:
         pipeline = self._pipeline
-        readings = pipeline.envelope.read(deliveries, index, pipeline.clock())
-        self._lanes.add(readings.tickets)
+        read_batch = pipeline.reader.read(deliveries, index, pipeline.clock())
+        self._lanes.add(read_batch.tickets)
         self._wakeup.notify()
-        if readings.malformed or readings.ignored:
-            await self._set_aside(index, readings)
+        if read_batch.malformed or read_batch.ignored:
+            await self._set_aside(index, read_batch)
 
     async def _make_room(self) -> None:
         """A blocked key must not use up the room of the others: the surplus comes back later."""
         if surplus := self._lanes.surplus():
             await self._pipeline.give_back(surplus, self._pipeline.settings.surplus_s)
 
-    async def _set_aside(self, index: int, readings: Readings) -> None:
+    async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
         pipeline = self._pipeline
-        burials = [Burial(pipeline.unread_letter(*bad, index)) for bad in readings.malformed]
+        burials = [Burial(pipeline.unread_letter(*bad, index)) for bad in read_batch.malformed]
         if burials:
             try:
                 await pipeline.insist(LEDGER, lambda: pipeline.ledger.bury(burials))
             except UnavailableError:
                 # A dead letter needs the ledger; until it is back, such a message comes again and again.
-                await pipeline.release(index, [delivery for delivery, _ in readings.malformed])
-                readings = Readings(ignored=readings.ignored)
-        pipeline.tell_unread(readings)
-        await pipeline.ack(index, [delivery for delivery, _ in (*readings.malformed, *readings.ignored)])
+                await pipeline.release(index, [delivery for delivery, _ in read_batch.malformed])
+                read_batch = ReadBatch(ignored=read_batch.ignored)
+        pipeline.tell_unread(read_batch)
+        await pipeline.ack(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
 
     async def _keep_looking(self) -> None:
         """See what an operator has set, and tell what waits here."""

@@ -29,7 +29,7 @@ Route: TypeAlias = tuple[str, Order, bool]
 """Key, order, deleted."""
 
 
-class Readings(msgspec.Struct):
+class ReadBatch(msgspec.Struct):
     """What became of many deliveries."""
 
     tickets: list[Ticket] = []
@@ -45,7 +45,7 @@ class Fields(msgspec.Struct, frozen=True):
     deleted: Mapping[str, Sequence[Any]] = {}
 
 
-class Envelope:
+class MessageReader:
     """Reads deliveries for one pipeline."""
 
     def __init__(
@@ -60,11 +60,11 @@ class Envelope:
         self.decode = decode or route.decode
         """What `change.value` is made with."""
 
-    def read(self, deliveries: Sequence[Delivery], source: int, now: float) -> Readings:
+    def read(self, deliveries: Sequence[Delivery], source: int, now: float) -> ReadBatch:
         """Make tickets; one bad delivery never takes its neighbours with it."""
-        readings = Readings()
+        read_batch = ReadBatch()
         route, decode, body_max = self._route, self.decode, self._body_max_bytes
-        add = readings.tickets.append
+        add = read_batch.tickets.append
         for delivery in deliveries:
             body = delivery.body
             try:
@@ -74,24 +74,24 @@ class Envelope:
                 if not (key.isascii() and 0 < len(key) <= KEY_MAX_BYTES and "\0" not in key):
                     check_key(key)
             except _Ignored as ignored:
-                readings.ignored.append((delivery, str(ignored)))
+                read_batch.ignored.append((delivery, str(ignored)))
             except (MalformedError, VersionError) as error:
-                readings.malformed.append((delivery, str(error)))
+                read_batch.malformed.append((delivery, str(error)))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                readings.malformed.append((delivery, f"body cannot be read: {error}"))
+                read_batch.malformed.append((delivery, f"body cannot be read: {error}"))
             except Exception as error:
                 # User code and hostile bodies meet here; whatever they raise, even in their own texts, is theirs alone.
-                readings.malformed.append((delivery, f"body cannot be read: {type(error).__name__}"))
+                read_batch.malformed.append((delivery, f"body cannot be read: {type(error).__name__}"))
             else:
                 add(Ticket(Change(key, order, deleted, delivery.sent_at, body, decode), delivery, source, now))
-        return readings
+        return read_batch
 
     def read_one(self, body: bytes) -> Change[Any]:
         """Read one body that is not from a source; raises `MalformedError` if it says nothing."""
-        readings = self.read([Delivery("", "", body, float("inf"))], 0, 0.0)
-        for _, cause in (*readings.malformed, *readings.ignored):
+        read_batch = self.read([Delivery("", "", body, float("inf"))], 0, 0.0)
+        for _, cause in (*read_batch.malformed, *read_batch.ignored):
             raise MalformedError(cause or "the pipeline ignores this body")
-        return readings.tickets[0].change
+        return read_batch.tickets[0].change
 
 
 class FieldRoute:

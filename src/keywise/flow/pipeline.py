@@ -27,7 +27,7 @@ from keywise.core.sink import AtomicSink, Grade, Sink
 from keywise.core.source import Source
 from keywise.flow.coalesce import group_by_outcome
 from keywise.flow.degraded.journal import Shelf
-from keywise.flow.intake import Envelope, Readings
+from keywise.flow.intake import MessageReader, ReadBatch
 from keywise.flow.lanes import SettledByOutcome, SettledTicket, Ticket
 from keywise.flow.outage import Outage
 
@@ -49,7 +49,7 @@ class Pipeline:
     governor: Governor
     historian: Historian
     sink: Sink | AtomicSink
-    envelope: Envelope
+    reader: MessageReader
     settings: Settings
     owner: str
     observers: Sequence[events.Observer] = ()
@@ -162,12 +162,12 @@ class Pipeline:
                 )
             )
 
-    def tell_unread(self, readings: Readings) -> None:
-        for _, cause in readings.malformed:
+    def tell_unread(self, read_batch: ReadBatch) -> None:
+        for _, cause in read_batch.malformed:
             self.emit(events.Buried(pipeline=self.name, key="", cause=cause))
-        if readings.malformed:
-            self.emit(events.Settled(pipeline=self.name, outcome=Outcome.DEAD, changes=len(readings.malformed)))
-        for reason, count in Counter(reason for _, reason in readings.ignored).items():
+        if read_batch.malformed:
+            self.emit(events.Settled(pipeline=self.name, outcome=Outcome.DEAD, changes=len(read_batch.malformed)))
+        for reason, count in Counter(reason for _, reason in read_batch.ignored).items():
             self.emit(events.Ignored(pipeline=self.name, reason=reason, changes=count))
 
     async def insist(self, what: str, act: Callable[[], Awaitable[T]]) -> T:

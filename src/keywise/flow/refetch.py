@@ -16,7 +16,7 @@ async def truth_of(pipeline: Pipeline, key: str) -> Change[Any] | None:
         body = await body
     if body is None:
         return None
-    change = pipeline.envelope.read_one(encoded(body))
+    change = pipeline.reader.read_one(encoded(body))
     if change.key != key:
         raise KeywiseError(
             f"refetch({key!r}) returned the body of {change.key!r}; return the body of the key asked for"

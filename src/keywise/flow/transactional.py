@@ -18,7 +18,7 @@ from keywise.core.sink import AtomicSink
 from keywise.core.source import Inlet, InlineSource
 from keywise.core.transaction import Transaction
 from keywise.flow.coalesce import Coalesced, coalesce
-from keywise.flow.intake import Readings
+from keywise.flow.intake import ReadBatch
 from keywise.flow.lanes import LIVE_BEFORE_BULK, Lanes, SettledByOutcome, SettledTicket, Ticket
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.wakeup import Wakeup
@@ -49,7 +49,7 @@ class Ahead(msgspec.Struct):
 
     source: int = 0
     deliveries: Sequence[Delivery] = ()
-    readings: Readings = msgspec.field(default_factory=Readings)
+    read_batch: ReadBatch = msgspec.field(default_factory=ReadBatch)
 
 
 class QueueTransactionWorker:
@@ -154,19 +154,19 @@ class QueueTransactionWorker:
                 return
             self._live_in_row = self._live_in_row + 1 if index in self._live else 0
             batch.enter_context(pipeline.batch(len(deliveries)))
-            readings = ahead.readings if deliveries is ahead.deliveries else self._read(index, deliveries)
-            coalesced = coalesce(readings.tickets)
+            read_batch = ahead.read_batch if deliveries is ahead.deliveries else self._read(index, deliveries)
+            coalesced = coalesce(read_batch.tickets)
             if len(deliveries) == limit and self._ahead is None:
                 # The next batch is read and decoded while the database is busy with this one.
                 self._ahead = asyncio.create_task(self._peek(index, deliveries[-1]))
             result = await transact(pipeline, transaction, coalesced.survivors, careful=careful)
             if result.paused and (await pipeline.governor.standing()).is_paused:
                 raise _AllPausedError
-            settled = await self._end(index, transaction, inlet, readings, coalesced, result)
-            await inlet.ack(_gone(deliveries, settled, readings))
+            settled = await self._end(index, transaction, inlet, read_batch, coalesced, result)
+            await inlet.ack(_gone(deliveries, settled, read_batch))
         for event in result.to_emit:
             pipeline.emit(event)
-        pipeline.tell_unread(readings)
+        pipeline.tell_unread(read_batch)
         pipeline.tell_ended(settled)
 
     def _limit(self, index: int) -> int:
@@ -174,8 +174,8 @@ class QueueTransactionWorker:
         limit = shortened(self._pipeline.settings.batch_max, self._unreachable)
         return max(1, limit // BULK_PART) if index in self._bulk and self._pipeline.has_both_lanes else limit
 
-    def _read(self, index: int, deliveries: Sequence[Delivery]) -> Readings:
-        return self._pipeline.envelope.read(deliveries, index, 0.0)
+    def _read(self, index: int, deliveries: Sequence[Delivery]) -> ReadBatch:
+        return self._pipeline.reader.read(deliveries, index, 0.0)
 
     async def _peek(self, index: int, after: Delivery) -> "Ahead":
         try:
@@ -195,7 +195,7 @@ class QueueTransactionWorker:
         index: int,
         transaction: Transaction,
         inlet: Inlet,
-        readings: Readings,
+        read_batch: ReadBatch,
         coalesced: Coalesced,
         result: BatchResult,
     ) -> SettledByOutcome:
@@ -204,8 +204,8 @@ class QueueTransactionWorker:
         for ticket, wait_s in result.waiting:
             together = [ticket, *coalesced.followers.get(ticket.change.key, ())]
             await inlet.release([one.delivery for one in together], wait_s)
-        if readings.malformed:
-            unread = [self._pipeline.unread_letter(*bad, index) for bad in readings.malformed]
+        if read_batch.malformed:
+            unread = [self._pipeline.unread_letter(*bad, index) for bad in read_batch.malformed]
             await transaction.bury([(None, letter) for letter in unread])
         return settled
 
@@ -227,9 +227,9 @@ def _settled(coalesced: Coalesced, result: BatchResult) -> SettledByOutcome:
     return settled
 
 
-def _gone(deliveries: Sequence[Delivery], settled: SettledByOutcome, readings: Readings) -> Sequence[Delivery]:
+def _gone(deliveries: Sequence[Delivery], settled: SettledByOutcome, read_batch: ReadBatch) -> Sequence[Delivery]:
     """What is to be acked: the whole batch, as a rule, and then nothing has to be picked out."""
-    unread = [delivery for delivery, _ in (*readings.malformed, *readings.ignored)]
+    unread = [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)]
     if sum(map(len, settled.values())) + len(unread) == len(deliveries):
         return deliveries
     return [ticket.delivery for tickets in settled.values() for ticket in tickets] + unread

@@ -128,7 +128,7 @@ class Reconcile:
     def _version(self, body: Any) -> int | None:
         """The version in what a store holds, if it keeps that too."""
         try:
-            return self._pipeline.envelope.read_one(encoded(body)).version
+            return self._pipeline.reader.read_one(encoded(body)).version
         except MalformedError:
             return None
 

@@ -17,7 +17,7 @@ async def replay(pipeline: Pipeline, number: int, letter: Letter, *, older: bool
     somebody knows better.
     """
     try:
-        change = pipeline.envelope.read_one(letter.body)
+        change = pipeline.reader.read_one(letter.body)
     except MalformedError as error:
         raise LetterError(f"letter {number} cannot be read: {error}; it stays, drop it if it is of no use") from error
     want = ChangeHeader(change.key, change.order, sent_at=math.inf if older else letter.sent_at)

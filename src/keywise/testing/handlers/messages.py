@@ -78,10 +78,10 @@ class Samples:
 
 
 def _read(definition: PipelineDefinition, number: int, body: bytes) -> Sample:
-    readings = definition._envelope().read([Delivery(number, 0, body, 0.0)], 0, 0.0)
-    for _, cause in readings.malformed:
+    read_batch = definition._reader().read([Delivery(number, 0, body, 0.0)], 0, 0.0)
+    for _, cause in read_batch.malformed:
         raise SettingsError(f"message {number} cannot be read by pipeline {definition.name!r}: {cause}")
-    return Sample(body, readings.tickets[0].change if readings.tickets else None)
+    return Sample(body, read_batch.tickets[0].change if read_batch.tickets else None)
 
 
 def _in_order(samples: list[Sample]) -> list[Sample]:

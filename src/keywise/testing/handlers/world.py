@@ -205,7 +205,7 @@ class OwnWorld:
                 governor=ledger,
                 historian=ledger,
                 sink=sink,
-                envelope=definition._envelope(),
+                reader=definition._reader(),
                 settings=self.settings,
                 owner=worker.name,
                 observers=[self.watch.observer(worker)],

@@ -18,7 +18,7 @@ from keywise.core.rules import doubtful_since
 from keywise.core.settings import Settings
 from keywise.core.sink import APPLIED, Grade, SinkResult
 from keywise.flow.consumer import Consumer
-from keywise.flow.intake import Envelope, FunctionRoute
+from keywise.flow.intake import FunctionRoute, MessageReader
 from keywise.flow.lanes import Lanes
 from keywise.flow.pipeline import Pipeline
 from keywise.testing.simulator import workload
@@ -241,7 +241,7 @@ class World:
             governor=office,
             historian=office,
             sink=sink,
-            envelope=Envelope(FunctionRoute(_read), body_max_bytes=1000),
+            reader=MessageReader(FunctionRoute(_read), body_max_bytes=1000),
             settings=self.settings,
             owner=process.name,
             bulk=frozenset({1}) if self.flow.has_bulk else frozenset(),
