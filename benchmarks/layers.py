@@ -29,7 +29,7 @@ from keywise.flow import transactional as transacted
 from keywise.flow.consumer import Consumer
 from keywise.flow.pipeline import Pipeline
 
-IN_TRANSACTION = {"decide": "decide", "mark": "mark", "bury": "mark", "fail": "mark"}
+IN_TRANSACTION = {"decide": "decide", "mark": "mark", "dead_letter": "mark", "fail": "mark"}
 IN_QUEUE = {"receive": "queue read", "ack": "ack", "release": "ack"}
 IN_SOURCE = {"arrived": "look", "peek": "queue read"}
 

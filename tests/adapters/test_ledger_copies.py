@@ -14,7 +14,7 @@ from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.history import Line
 from keywise.core.limits import Rate
@@ -139,7 +139,7 @@ def test_pipelines_in_one_store_are_copied_and_cleared_each_for_itself(kind):
             contents = []
             for ledger, version in ((one, 1), (other, 2)):
                 order = order_of(version)
-                line, letter = Line(1.0, "stale", "a", version), Letter("cause", b"", "a", version)
+                line, letter = Line(1.0, "stale", "a", version), DeadLetter("cause", b"", "a", version)
                 entries = [("a", Entry(order, updated_at=1.0)), ("b", Entry(order, suspect=1, rate_at=2.0**40))]
                 # Charged for a rate that the pipeline has no more.
                 entries.append(("c", Entry(rate_at=2.0**40)))

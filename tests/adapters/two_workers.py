@@ -12,7 +12,7 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.sink import Stored, Write
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, Entry, Policy
 from keywise.core.events import Event
 from keywise.core.limits import Debounce
@@ -89,8 +89,8 @@ class Shop:
     async def entry(self, key: str = "a") -> Entry:
         return await self.bench.entry(key)
 
-    async def letters(self) -> list[Letter]:
-        return [letter for _, _, letter in await self.bench.ledger.operator.letters(100)]
+    async def letters(self) -> list[DeadLetter]:
+        return [letter for _, _, letter in await self.bench.ledger.operator.dead_letters(100)]
 
     @property
     def written(self) -> list[tuple[str, int]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import keywise
 from keywise import Change, Transaction
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry
 from keywise.core.events import Event
 from keywise.flow.pipeline import Pipeline
@@ -94,10 +94,10 @@ class Shop:
             await self.work_until(is_empty, limit_s=limit_s)
             assert await source.depth() == 0
 
-    async def letters(self) -> list[Letter]:
+    async def letters(self) -> list[DeadLetter]:
         """All dead letters, oldest first."""
         async with self.opened() as pipeline:
-            return [letter for _, _, letter in reversed(await pipeline.operator.letters(1000))]
+            return [letter for _, _, letter in reversed(await pipeline.operator.dead_letters(1000))]
 
     async def entry(self, key: str) -> Entry | None:
         async with self.opened() as pipeline:

@@ -139,7 +139,7 @@ class Store:
 
     def letters(self) -> dict[str, str]:
         """The cause of each dead letter by its key."""
-        found = self._look(lambda pipeline: pipeline.operator.letters(1000))
+        found = self._look(lambda pipeline: pipeline.operator.dead_letters(1000))
         return {letter.key: letter.cause for _, _, letter in found}
 
     def _marks(self) -> dict[str, int]:

@@ -80,8 +80,8 @@ class OneKey:
     def release(self, claim: Claim) -> None:
         self.entry = rules.release(self.entry, claim)
 
-    def bury(self, claim: Claim, certainty: Certainty = Certainty.CLEAN) -> None:
-        self.entry = rules.bury(self.entry, claim, certainty, self.now, self.policy)
+    def dead_letter(self, claim: Claim, certainty: Certainty = Certainty.CLEAN) -> None:
+        self.entry = rules.dead_letter(self.entry, claim, certainty, self.now, self.policy)
 
     def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
         self.entry = rules.mend(self.entry, claim, written, self.now)

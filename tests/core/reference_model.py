@@ -130,11 +130,11 @@ class SecondBook:
         entry = self.key.entry or rules.EMPTY
         assert (before.attempts, before.suspect, before.unknown) == (entry.attempts, entry.suspect, entry.unknown)
 
-    def bury(self, claim: Claim, certainty: Certainty) -> None:
+    def dead_letter(self, claim: Claim, certainty: Certainty) -> None:
         if not self._is_mine(claim):
             return
         suspect = self.key.suspect
-        self.key.bury(claim, certainty)
+        self.key.dead_letter(claim, certainty)
         self.ended.add(claim.token)
         assert all(order <= claim.order for order in self.doubts), "nothing is claimed below a doubt"
         doubtful = self.key.policy.intents and (self.doubts or certainty is not Certainty.CLEAN)

@@ -1,4 +1,4 @@
-"""How a claim ends: commit, failure, release, burial, repair; and what an entry remembers afterwards."""
+"""How a claim ends: commit, failure, release, dead letter, repair; and what an entry remembers afterwards."""
 
 import pytest
 
@@ -276,7 +276,7 @@ def test_a_burial_makes_older_changes_eligible_again():
     """Rule 4: if the survivor is poison, the next newest has its turn."""
     key = OneKey()
     key.fail(key.take(5), Certainty.CLEAN, retry_s=0)
-    key.bury(key.take(5))
+    key.dead_letter(key.take(5))
     assert key.entry is None
     assert key.take(4).attempts == 0
 
@@ -285,7 +285,7 @@ def test_a_burial_makes_older_changes_eligible_again():
 def test_a_burial_after_a_possible_write_leaves_a_suspect_and_no_one_waits(certainty: Certainty):
     """Rule 19: the buried change may be in the sink all the same."""
     key = OneKey()
-    key.bury(key.take(5), certainty)
+    key.dead_letter(key.take(5), certainty)
     assert (key.suspect, key.entry.unknown) == (1, None)
     assert isinstance(key.ask(4), Claim)
 
@@ -294,29 +294,29 @@ def test_a_burial_resolves_an_inherited_unknown_write_at_or_below_it():
     """Rule 6: something at or above it was buried."""
     key = OneKey()
     key.fail(key.take(5), Certainty.ENDED, retry_s=0)
-    key.bury(key.take(5))
+    key.dead_letter(key.take(5))
     assert (key.suspect, key.entry.unknown) == (1, None)
 
 
 def test_a_burial_keeps_an_unknown_write_above_it():
     """Rule 6: a buried older change says nothing about the newer one."""
     key = OneKey(entry=Entry(token=7, lease_until=2000.0, unknown=order_of(9), unknown_until=5000.0))
-    key.bury(Claim("a", order_of(5), False, token=7))
+    key.dead_letter(Claim("a", order_of(5), False, token=7))
     assert (0, order_of(9)) == (key.suspect, key.entry.unknown)
 
 
 def test_a_burial_needs_the_token():
-    """Rule 9: only its holder may bury a change."""
+    """Rule 9: only its holder may dead-letter a change."""
     key = OneKey()
     key.take(5)
     with pytest.raises(AssertionError, match="only its holder"):
-        key.bury(Claim("a", order_of(5), False, token=99))
+        key.dead_letter(Claim("a", order_of(5), False, token=99))
 
 
 def test_a_burial_keeps_the_mark():
     """Rule 3: what was committed before stays committed."""
     key = committed(5)
-    key.bury(key.take(6))
+    key.dead_letter(key.take(6))
     assert Entry(mark=order_of(5), updated_at=key.now) == key.entry
 
 

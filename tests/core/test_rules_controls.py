@@ -59,7 +59,7 @@ def test_after_the_wait_that_was_told_a_dispatch_is_allowed(rate, waits):
         assert again is None
 
 
-@pytest.mark.parametrize("ending", ["commit", "fail", "release", "bury"])
+@pytest.mark.parametrize("ending", ["commit", "fail", "release", "dead_letter"])
 def test_a_dispatch_stays_charged_whatever_becomes_of_it(ending):
     policy = Policy(rate=Rate(1, per=PER_S))
     entry, claim = rules.grant(None, ChangeHeader("a", order_of(1)), 1, 0.0, TERMS, policy)
@@ -67,7 +67,7 @@ def test_a_dispatch_stays_charged_whatever_becomes_of_it(ending):
         "commit": lambda: rules.commit(entry, claim, 1.0, policy)[0],
         "fail": lambda: rules.fail(entry, claim, Certainty.CLEAN, 0.0, 1.0, policy),
         "release": lambda: rules.release(entry, claim),
-        "bury": lambda: rules.bury(entry, claim, Certainty.CLEAN, 1.0, policy),
+        "dead_letter": lambda: rules.dead_letter(entry, claim, Certainty.CLEAN, 1.0, policy),
     }[ending]()
     refusal = rules.decide(after, ChangeHeader("a", order_of(2)), 2.0, policy, TERMS)
     assert refusal is not None and (refusal.reason, refusal.wait_s) == (RefusalReason.LIMITED, PER_S - 2.0)

@@ -14,7 +14,18 @@ VERSIONS = st.sampled_from([3, 2, 1, 4, 3, 2, 1, None])
 OWNERS = st.sampled_from(["w1", "w2", "w3"])
 RARELY = st.sampled_from([False] * 7 + [True])
 ENDINGS = st.sampled_from(
-    ["vanish", "die", "unknown", "ended", "clean", "keep", "commit", "release", "bury", "bury after a write"]
+    [
+        "vanish",
+        "die",
+        "unknown",
+        "ended",
+        "clean",
+        "keep",
+        "commit",
+        "release",
+        "dead_letter",
+        "dead-letter after a write",
+    ]
 )
 REPAIR_ENDINGS = st.sampled_from(["mend", "die", "vanish", "keep", "release"])
 WORK = st.tuples(st.just("work"), VERSIONS, OWNERS, st.booleans(), RARELY, ENDINGS)
@@ -87,10 +98,10 @@ class History:
                 self.book.commit(claim)
             case "release":
                 self.book.release(claim)
-            case "bury":
-                self.book.bury(claim, Certainty.CLEAN)
-            case "bury after a write":
-                self.book.bury(claim, Certainty.ENDED)
+            case "dead_letter":
+                self.book.dead_letter(claim, Certainty.CLEAN)
+            case "dead-letter after a write":
+                self.book.dead_letter(claim, Certainty.ENDED)
             case "clean" | "ended" | "unknown":
                 self.book.fail(claim, Certainty(ending), retry_s=2.0)
             case _:

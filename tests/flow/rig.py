@@ -12,7 +12,7 @@ from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core import events
 from keywise.core.change import Change, Outcome
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Certainty, Claim, Entry, Policy
 from keywise.core.errors import TransientError
 from keywise.core.events import Event
@@ -188,7 +188,7 @@ class Rig:
         return dict(self.figures.outcomes)
 
     @property
-    def letters(self) -> list[Letter]:
+    def letters(self) -> list[DeadLetter]:
         return [letter for _, letter in self.database.scope("test").letters.values()]
 
     def entry(self, key: str) -> Entry | None:

@@ -77,7 +77,7 @@ def test_the_next_newest_has_its_turn_when_the_newest_is_buried():
     """Rule 4: if the survivor is poison, nothing that follows it is acked."""
     lanes = filled(("a", 1), ("a", 3), ("a", 2))
     [poison] = lanes.take(10, 0.0)
-    assert endings(lanes.bury(poison)) == [("a", 3, "dead")]
+    assert endings(lanes.dead_letter(poison)) == [("a", 3, "dead")]
     assert names(lanes.take(10, 0.0)) == [("a", 2)]
 
 

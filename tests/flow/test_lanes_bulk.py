@@ -71,7 +71,7 @@ def test_a_lane_is_bulk_again_when_nothing_live_waits_in_it():
     lanes = both()
     lanes.add([*bulk("k"), change("k", 2, source=LIVE)])
     [poison] = lanes.take(1, 0.0)
-    lanes.bury(poison)
+    lanes.dead_letter(poison)
     lanes.add(live("a"))
     assert names(lanes.take(10, 0.0)) == [("a", 1), ("k", 1)]
 
@@ -118,7 +118,7 @@ def test_room_comes_back_whatever_became_of_a_bulk_change():
     one, two, three, *_ = lanes.take(10, 0.0)
     assert lanes.room_for(BULK) == 0
     lanes.finish(one, Outcome.APPLIED, one.change.order)
-    lanes.bury(two)
+    lanes.dead_letter(two)
     lanes.leave(three)
     assert lanes.room_for(BULK) == 3
     lanes.drain()

@@ -110,7 +110,7 @@ def test_a_newer_change_that_came_while_an_older_one_failed_is_gathered():
 def test_the_next_newest_of_a_burial_is_not_gathered_again():
     lanes = gathering()
     burst(lanes, ("a", 1, 0.0), ("a", 2, 0.1))
-    lanes.bury(lanes.take(10, 1.1)[0])
+    lanes.dead_letter(lanes.take(10, 1.1)[0])
     assert names(lanes.take(10, 1.1)) == [("a", 1)]
 
 
@@ -119,7 +119,7 @@ def test_what_came_during_the_work_of_a_buried_change_is_gathered():
     burst(lanes, ("a", 1, 0.0))
     [poison] = lanes.take(10, 1.0)
     burst(lanes, ("a", 2, 1.5))
-    lanes.bury(poison)
+    lanes.dead_letter(poison)
     assert (lanes.take(10, 2.4), names(lanes.take(10, 2.5))) == ([], [("a", 2)])
 
 

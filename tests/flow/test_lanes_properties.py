@@ -92,7 +92,7 @@ class Day(RuleBasedStateMachine):
     @rule(data=st.data())
     def work_is_buried(self, data: st.DataObject) -> None:
         one = self._any_worker(data)
-        assert self.lanes.bury(one) == [(one, Outcome.DEAD)]
+        assert self.lanes.dead_letter(one) == [(one, Outcome.DEAD)]
         self._left([one])
 
     @precondition(lambda self: self.working)

@@ -1,4 +1,4 @@
-"""Variants that commit, release, bury, prune or mend what they must not."""
+"""Variants that commit, release, dead-letter, prune or mend what they must not."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ from msgspec.structs import replace
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.core import rules
 from keywise.core.change import ChangeHeader
-from keywise.core.dead_letter import Burial
+from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Policy
 from keywise.core.sink import Grade
 from mutants.mutant import Mutant
 
 _commit, _mark, _fail, _release = rules.commit, rules.mark, rules.fail, rules.release
-_bury, _mend, _is_prunable = rules.bury, rules.mend, rules.is_prunable
+_dead_letter, _mend, _is_prunable = rules.dead_letter, rules.mend, rules.is_prunable
 
 
 def _any_token(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, CommitResult]:
@@ -73,12 +73,12 @@ def _release_drops_unknown(entry: Entry | None, claim: Claim) -> Entry | None:
 
 
 def _unsuspected(entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: Policy) -> Entry | None:
-    after = _bury(entry, claim, certainty, now, policy)
+    after = _dead_letter(entry, claim, certainty, now, policy)
     return replace(after, suspect=entry.suspect) if after is not None and entry is not None else after
 
 
-async def _no_letter(self: MemoryLedger, burials: Sequence[Burial]) -> list[Claim]:
-    await self.release([burial.claim for burial in burials if burial.claim is not None])
+async def _no_letter(self: MemoryLedger, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
+    await self.release([request.claim for request in requests if request.claim is not None])
     return []
 
 
@@ -113,8 +113,8 @@ COMMITS = (
     Mutant("failures are not counted", 10, rules, "fail", _uncounted),
     Mutant("anybody can release", 9, rules, "release", _released_by_anybody, Grade.CONDITIONAL),
     Mutant("a release drops the inherited unknown", 6, rules, "release", _release_drops_unknown),
-    Mutant("a burial after an unknown outcome is not suspect", 6, rules, "bury", _unsuspected),
-    Mutant("a dead change leaves no letter", 13, MemoryLedger, "bury", _no_letter),
+    Mutant("a dead letter after an unknown outcome is not suspect", 6, rules, "dead_letter", _unsuspected),
+    Mutant("a dead change leaves no letter", 13, MemoryLedger, "dead_letter", _no_letter),
     Mutant("pruned before the retention", 14, rules, "is_prunable", _too_early),
     Mutant("pruned before an older version is late", 14, rules, "is_prunable", _after_retention_only, Grade.ATOMIC),
     Mutant("pruned though something goes on", 14, rules, "is_prunable", _though_busy),

@@ -1,7 +1,7 @@
 """Variants of the replay of a dead letter that apply what is old, or lose what is not."""
 
 from keywise.core.change import ChangeHeader
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Refusal
 from keywise.core.sink import Grade
 from keywise.flow.pipeline import Pipeline
@@ -16,7 +16,7 @@ async def _age_is_forgotten(pipeline: Pipeline, header: ChangeHeader) -> Refusal
     return await _judge(pipeline, ChangeHeader(header.key, header.order))
 
 
-async def _dropped_first(pipeline: Pipeline, number: int, letter: Letter) -> None:
+async def _dropped_first(pipeline: Pipeline, number: int, letter: DeadLetter) -> None:
     change = pipeline.reader.read_one(letter.body)
     if await _judge(pipeline, ChangeHeader(change.key, change.order, sent_at=letter.sent_at)) is None:
         await pipeline.operator.drop([number])

@@ -43,7 +43,7 @@ def _newer_ends_too(self: Lanes, ticket: Ticket, outcome: Outcome, upto: Any) ->
     return _finish(self, ticket, outcome, (2**62, 0, 0))
 
 
-def _buried_together(self: Lanes, ticket: Ticket) -> list[SettledTicket]:
+def _dead_lettered_together(self: Lanes, ticket: Ticket) -> list[SettledTicket]:
     return _finish(self, ticket, Outcome.DEAD, ticket.change.order)
 
 
@@ -103,7 +103,7 @@ async def _failed_acked(self: LeasedWorker, jobs: list[Job]) -> None:
     await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.release(claims))
     self._heartbeat.drop(claims)
     for job in jobs:
-        await self._pipeline.settle(self._lanes.bury(job.ticket))
+        await self._pipeline.settle(self._lanes.dead_letter(job.ticket))
 
 
 async def _batch_fails_together(transaction: Any, sink: Any, changes: Sequence[Any]) -> dict[int, Exception]:
@@ -181,7 +181,7 @@ ACTS = (
     Mutant("a batch takes two changes of one key", 2, Lanes, "take", _two_of_one_key),
     Mutant("a transaction takes two changes of one key", 2, transacted, "coalesce", _no_coalescing, Grade.ATOMIC),
     Mutant("a commit ends newer changes too", 4, Lanes, "finish", _newer_ends_too),
-    Mutant("followers end with a poisonous survivor", 4, Lanes, "bury", _buried_together),
+    Mutant("followers end with a poisonous survivor", 4, Lanes, "dead_letter", _dead_lettered_together),
     Mutant("followers are acked at the claim", 4, LeasedWorker, "_claim", _followers_at_claim),
     Mutant("acked before the commit", 5, LeasedWorker, "_conclude", _ack_first),
     Mutant("acked before the transaction", 5, LedgerTransactionWorker, "_batch", _ack_before_transaction, Grade.ATOMIC),

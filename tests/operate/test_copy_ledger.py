@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, Policy
 from keywise.core.errors import ActError
 from keywise.core.history import Line
@@ -142,7 +142,7 @@ def test_only_charges_that_still_limit_a_key_are_carried():
 
 def test_texts_that_not_every_store_takes_are_carried_as_it_would_take_them():
     road = Road()
-    letter = Letter("a\0cause", b"\0", "k", 1, {}, 1.0, "so\0urce")
+    letter = DeadLetter("a\0cause", b"\0", "k", 1, {}, 1.0, "so\0urce")
 
     async def main() -> None:
         await road.source.governor.pause(EVERY_KEY)
@@ -200,7 +200,7 @@ def test_the_same_content_is_not_copied_again(ahead_s):
     [
         (Part(entries=[("more", Entry(order_of(1)))]), "15 keys instead of 14"),
         (Part(entries=[("a", Entry(order_of(99)))]), "14 keys, and some of them are different"),
-        (Part(letters=[(1.0, Letter("cause", b""))]), "4 dead letters instead of 3"),
+        (Part(letters=[(1.0, DeadLetter("cause", b""))]), "4 dead letters instead of 3"),
         (Part(lines=[Line(1.0, "stale")]), "6 lines of history instead of 5"),
     ],
 )
@@ -253,7 +253,10 @@ def test_a_tally_tells_what_there_is_whatever_the_order():
 
 def test_the_order_of_lines_counts_and_that_of_letters_does_not():
     """Letters are told by when they were buried, and each says so."""
-    letters, lines = [(1.0, Letter("one", b"")), (2.0, Letter("two", b""))], [Line(1.0, "one"), Line(1.0, "two")]
+    letters, lines = (
+        [(1.0, DeadLetter("one", b"")), (2.0, DeadLetter("two", b""))],
+        [Line(1.0, "one"), Line(1.0, "two")],
+    )
     one, other = Tallies(), Tallies()
     one.add(Part(letters=letters, lines=lines))
     other.add(Part(letters=letters[::-1], lines=lines[::-1]))

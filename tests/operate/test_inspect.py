@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from keywise import App, Change, Grade
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
-from keywise.core.dead_letter import Burial, Letter
+from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.rules import decide
 from keywise.operate.inspect import Figures, Meeting, SourceFigures, Spooled, Story, figures_of, meetings, story_of
@@ -20,7 +20,7 @@ POLICY = Policy(intents=True, redelivery_s=100.0)
 
 
 def tell(
-    entry: Entry | None, *, letters: tuple[Letter, ...] = (), refetch: bool = False, **settings: Any
+    entry: Entry | None, *, letters: tuple[DeadLetter, ...] = (), refetch: bool = False, **settings: Any
 ) -> Story | None:
     """The story of the key `a` of a plain pipeline; the entry's moments are seconds from now."""
     app = App("memory://")
@@ -31,7 +31,7 @@ def tell(
 
     async def act() -> Story | None:
         async with app.open("pages", work=False) as pipeline:
-            await pipeline.ledger.bury([Burial(letter) for letter in letters])
+            await pipeline.ledger.dead_letter([DeadLetterRequest(letter) for letter in letters])
             if entry is not None:
                 ledger: Any = pipeline.ledger
                 ledger.database.clock = lambda: 0.0
@@ -81,7 +81,7 @@ def test_figures_count_what_is_queued_remembered_and_set_aside():
             ]
             results = await pipeline.ledger.claim(headers, TERMS)
             await pipeline.ledger.commit(results.granted[:2])
-            await pipeline.ledger.bury([Burial(Letter("broken", b""))])
+            await pipeline.ledger.dead_letter([DeadLetterRequest(DeadLetter("broken", b""))])
             return await figures_of(pipeline, WALL)
 
     found = run(act())
@@ -91,7 +91,7 @@ def test_figures_count_what_is_queued_remembered_and_set_aside():
 
 
 def test_a_key_that_nobody_knows_has_no_story():
-    assert tell(None, letters=(Letter("broken", b"", key="other"),)) is None
+    assert tell(None, letters=(DeadLetter("broken", b"", key="other"),)) is None
 
 
 def test_an_idle_key_tells_when_it_was_committed_and_is_kept_for_ever():
@@ -167,7 +167,7 @@ def test_a_suspect_is_repaired_after_the_horizon_if_there_is_a_refetch():
 
 
 def test_only_the_dead_letters_of_the_key_are_told():
-    letters = (Letter("bad", b"1", key="a", version=4), Letter("worse", b"2", key="b"))
+    letters = (DeadLetter("bad", b"1", key="a", version=4), DeadLetter("worse", b"2", key="b"))
     story = told(None, letters=letters)
     assert [(letter.version, letter.cause) for letter in story.letters] == [(4, "bad")]
     assert story.letters_are_all

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from keywise.cli.output import fail, iso, refuse
-from keywise.core.dead_letter import Letter, Sought
+from keywise.core.dead_letter import DeadLetter, DeadLetterFilter
 from keywise.core.errors import SettingsError
 from keywise.core.settings import seconds
 from keywise.flow.pipeline import Pipeline
@@ -33,7 +33,7 @@ class Found(msgspec.Struct):
     number: int
     at: float
     """By the wall clock."""
-    letter: Letter
+    letter: DeadLetter
 
 
 class Filter(msgspec.Struct, frozen=True):
@@ -46,10 +46,12 @@ class Filter(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         return self != Filter()
 
-    def sought(self, ahead_s: float) -> Sought:
+    def dead_letter_filter(self, ahead_s: float) -> DeadLetterFilter:
         """By the clock of a store that the wall clock is ahead of."""
         given = {"since": self.since, "until": self.until}
-        return Sought(cause=self.cause, **{name: at - ahead_s for name, at in given.items() if at is not None})
+        return DeadLetterFilter(
+            cause=self.cause, **{name: at - ahead_s for name, at in given.items() if at is not None}
+        )
 
 
 def filter_of(since: str | None, until: str | None, cause: str) -> Filter:
@@ -76,7 +78,7 @@ def _moment(text: str | None, option: str, now: float) -> float | None:
 async def newest(pipeline: Pipeline, limit: int, wanted: Filter) -> list[Found]:
     """The newest letters of a pipeline that are wanted."""
     ahead_s = time.time() - await pipeline.operator.now()
-    letters = await pipeline.operator.letters(limit, wanted.sought(ahead_s))
+    letters = await pipeline.operator.dead_letters(limit, wanted.dead_letter_filter(ahead_s))
     return [Found(pipeline, number, buried_at + ahead_s, letter) for number, buried_at, letter in letters]
 
 

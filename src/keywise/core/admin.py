@@ -7,7 +7,7 @@ import msgspec
 
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Pause, Standing
-from keywise.core.dead_letter import EVERY_LETTER, Letter, Sought
+from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter
 from keywise.core.entry import Claim, Entry
 
 
@@ -40,7 +40,9 @@ class Operator(Protocol):
         asked with none. True notes besides that a full resync is due since now, unless it is already; False ends that.
         """
 
-    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
+    async def dead_letters(
+        self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
+    ) -> list[tuple[int, float, DeadLetter]]:
         """Dead letters, newest first: number, when it was buried, and what."""
 
     async def drop(self, numbers: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ import msgspec
 from keywise.core.entry import Certainty, Claim
 
 
-class Letter(msgspec.Struct, frozen=True):
+class DeadLetter(msgspec.Struct, frozen=True):
     """A dead letter: a delivery set aside with its cause."""
 
     cause: str
@@ -21,15 +21,15 @@ class Letter(msgspec.Struct, frozen=True):
     source: str = ""
 
 
-class Burial(msgspec.Struct, frozen=True):
+class DeadLetterRequest(msgspec.Struct, frozen=True):
     """A dead letter on its way: with the claim it ends, if one is held, and what is known of the last try."""
 
-    letter: Letter
+    letter: DeadLetter
     claim: Claim | None = None
     certainty: Certainty = Certainty.CLEAN
 
 
-class Sought(msgspec.Struct, frozen=True):
+class DeadLetterFilter(msgspec.Struct, frozen=True):
     """Which dead letters are looked for; without anything, all of them."""
 
     since: float = -math.inf
@@ -39,8 +39,8 @@ class Sought(msgspec.Struct, frozen=True):
     cause: str = ""
     """Part of their cause."""
 
-    def covers(self, buried_at: float, letter: Letter) -> bool:
+    def covers(self, buried_at: float, letter: DeadLetter) -> bool:
         return self.since <= buried_at < self.until and self.cause in letter.cause
 
 
-EVERY_LETTER = Sought()
+EVERY_DEAD_LETTER = DeadLetterFilter()

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from keywise.core.change import ChangeHeader
-from keywise.core.dead_letter import Burial
+from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal
 from keywise.core.resource import Opened
 from keywise.core.transaction import Transaction
@@ -57,7 +57,7 @@ class Ledger(Opened, Protocol):
     async def release(self, claims: Sequence[Claim]) -> None:
         """Give back claims under which nothing was written."""
 
-    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+    async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         """Keep dead letters and end their claims in one step; return the claims that are lost (nothing is kept)."""
 
     async def prune(self, retention_s: float) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.controls import Standing
-from keywise.core.dead_letter import Burial, Letter
+from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
 from keywise.core.ledger import ClaimResults, Failure
 
@@ -34,7 +34,7 @@ class Book(Protocol):
 
     def set(self, key: str, entry: Entry | None) -> None: ...
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, letter: DeadLetter) -> None:
         """Add a dead letter."""
 
 
@@ -87,16 +87,16 @@ def release(book: Book, claims: Sequence[Claim]) -> None:
         book.set(one.key, rules.release(book.entry(one.key), one))
 
 
-def bury(book: Book, burials: Sequence[Burial]) -> list[Claim]:
+def dead_letter(book: Book, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
     lost = []
-    for burial in burials:
-        if (one := burial.claim) is not None:
+    for request in requests:
+        if (one := request.claim) is not None:
             entry = book.entry(one.key)
             if entry is None or entry.token != one.token:
                 lost.append(one)
                 continue
-            book.set(one.key, rules.bury(entry, one, burial.certainty, book.now, book.policy))
-        book.keep(burial.letter)
+            book.set(one.key, rules.dead_letter(entry, one, request.certainty, book.now, book.policy))
+        book.keep(request.letter)
     return lost
 
 
@@ -150,7 +150,7 @@ def fail_unclaimed(book: Book, headers: Sequence[ChangeHeader]) -> list[int]:
     return counts
 
 
-def bury_unclaimed(book: Book, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
+def bury_unclaimed(book: Book, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
     for header, letter in letters:
         if header is not None:
             book.set(header.key, rules.bury_unclaimed(book.entry(header.key)))

@@ -178,9 +178,9 @@ def release(entry: Entry | None, claim: Claim) -> Entry | None:
     return kept(_free(entry))
 
 
-def bury(entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: Policy) -> Entry | None:
+def dead_letter(entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: Policy) -> Entry | None:
     """Set the claimed change aside; older ones are eligible again."""
-    assert entry is not None and entry.token == claim.token, "only its holder may bury a change"
+    assert entry is not None and entry.token == claim.token, "only its holder may dead-letter a change"
     if certainty is not Certainty.CLEAN:
         entry = _with_unknown(entry, entry.intent, now)
     entry = _idle(entry)

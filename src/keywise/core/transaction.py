@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from keywise.core.change import ChangeHeader
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, Refusal
 
 
@@ -30,7 +30,7 @@ class Transaction(Protocol):
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         """Count failed tries of keys that no claim is held on; return the counts."""
 
-    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
+    async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         """Keep dead letters; older changes of their keys are eligible again."""
 
     def savepoint(self) -> AbstractAsyncContextManager[None]:

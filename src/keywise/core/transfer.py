@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from keywise.core.controls import Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry
 from keywise.core.history import Line
 
@@ -15,7 +15,7 @@ class Part(msgspec.Struct, frozen=True):
     """Some of what a ledger keeps of one scope."""
 
     entries: Sequence[tuple[str, Entry]] = ()
-    letters: Sequence[tuple[float, Letter]] = ()
+    letters: Sequence[tuple[float, DeadLetter]] = ()
     """Each with when it was buried; the oldest first, by that moment or by its number."""
     lines: Sequence[Line] = ()
     """The oldest first."""

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from keywise.core import events
 from keywise.core.change import Delivery
-from keywise.core.dead_letter import Burial
+from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.flow.heartbeat import Heartbeat, Pulse
@@ -172,10 +172,10 @@ class Consumer:
 
     async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
         pipeline = self._pipeline
-        burials = [Burial(pipeline.unread_letter(*bad, index)) for bad in read_batch.malformed]
-        if burials:
+        requests = [DeadLetterRequest(pipeline.unread_dead_letter(*bad, index)) for bad in read_batch.malformed]
+        if requests:
             try:
-                await pipeline.insist(LEDGER, lambda: pipeline.ledger.bury(burials))
+                await pipeline.insist(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
             except UnavailableError:
                 # A dead letter needs the ledger; until it is back, such a message comes again and again.
                 await pipeline.release(index, [delivery for delivery, _ in read_batch.malformed])

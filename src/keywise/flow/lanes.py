@@ -170,7 +170,7 @@ class Lanes:
         self._free(key, lane)
         return settled
 
-    def bury(self, ticket: Ticket) -> list[SettledTicket]:
+    def dead_letter(self, ticket: Ticket) -> list[SettledTicket]:
         """Only this change has ended; the next newest of its lane has its turn."""
         self.leave(ticket)
         return [(ticket, Outcome.DEAD)]

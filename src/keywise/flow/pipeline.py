@@ -15,7 +15,7 @@ from keywise.core.backoff import backoff_s
 from keywise.core.change import Delivery, Outcome
 from keywise.core.clock import Clock, boot_time
 from keywise.core.controls import PLAIN, Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import storable
@@ -120,15 +120,15 @@ class Pipeline:
     def retry_s(self, attempts: int) -> float:
         return backoff_s(attempts, self.settings.backoff_s, self.settings.backoff_max_s, self.rng)
 
-    def letter(self, ticket: Ticket, cause: str) -> Letter:
+    def dead_letter(self, ticket: Ticket, cause: str) -> DeadLetter:
         change = ticket.change
-        return self.unread_letter(ticket.delivery, cause, ticket.source, key=change.key, version=change.version)
+        return self.unread_dead_letter(ticket.delivery, cause, ticket.source, key=change.key, version=change.version)
 
-    def unread_letter(
+    def unread_dead_letter(
         self, delivery: Delivery, cause: str, source: int, *, key: str = "", version: int | None = None
-    ) -> Letter:
+    ) -> DeadLetter:
         name, _ = self.sources[source]
-        return Letter(storable(cause), delivery.body, key, version, delivery.headers, delivery.sent_at, name)
+        return DeadLetter(storable(cause), delivery.body, key, version, delivery.headers, delivery.sent_at, name)
 
     def until(self, due: float | None) -> float | None:
         """The seconds from now to a moment of the own clock; None for never."""
@@ -144,7 +144,7 @@ class Pipeline:
         key, version = ticket.change.key, ticket.change.version
         return events.Refused(pipeline=self.name, key=key, version=version, reason=reason.value, wait_s=wait_s)
 
-    def buried(self, ticket: Ticket, cause: str) -> events.Buried:
+    def dead_lettered(self, ticket: Ticket, cause: str) -> events.Buried:
         return events.Buried(pipeline=self.name, key=ticket.change.key, version=ticket.change.version, cause=cause)
 
     def tell_ended(self, settled: SettledByOutcome) -> None:

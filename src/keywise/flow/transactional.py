@@ -39,7 +39,7 @@ class BatchResult(msgspec.Struct):
     """Keys of those whose newer changes have to wait as well."""
     paused: bool = False
     """Some of those that wait do so because an operator said so."""
-    buried: list[Ticket] = []
+    dead_lettered: list[Ticket] = []
     to_emit: list[events.Event] = []
     """To be told once the transaction has committed."""
 
@@ -205,14 +205,14 @@ class QueueTransactionWorker:
             together = [ticket, *coalesced.followers.get(ticket.change.key, ())]
             await inlet.release([one.delivery for one in together], wait_s)
         if read_batch.malformed:
-            unread = [self._pipeline.unread_letter(*bad, index) for bad in read_batch.malformed]
-            await transaction.bury([(None, letter) for letter in unread])
+            unread = [self._pipeline.unread_dead_letter(*bad, index) for bad in read_batch.malformed]
+            await transaction.dead_letter([(None, letter) for letter in unread])
         return settled
 
 
 def _settled(coalesced: Coalesced, result: BatchResult) -> SettledByOutcome:
     """What ended together in a transaction: survivors, and whoever followed them."""
-    others: list[SettledTicket] = [(ticket, Outcome.DEAD) for ticket in result.buried]
+    others: list[SettledTicket] = [(ticket, Outcome.DEAD) for ticket in result.dead_lettered]
     for ticket, refusal in result.refused:
         others.append((ticket, Outcome(refusal.reason.value)))
         for other in coalesced.followers.get(ticket.change.key, ()):
@@ -294,8 +294,8 @@ class LedgerTransactionWorker:
         for ticket, refusal in result.refused:
             assert refusal.mark is not None, "only a mark makes a change stale"
             settled += lanes.finish(ticket, Outcome(refusal.reason.value), refusal.mark)
-        for ticket in result.buried:
-            settled += lanes.bury(ticket)
+        for ticket in result.dead_lettered:
+            settled += lanes.dead_letter(ticket)
         for ticket, wait_s in result.waiting:
             lanes.hold(ticket, self._pipeline.clock() + wait_s, is_firm=ticket.change.key in result.firm)
         return settled
@@ -380,7 +380,7 @@ async def _refuse(
             result.refused.append((ticket, refusal))
         case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
             # What goes on with the key is not this change's doing.
-            await _bury(pipeline, transaction, result, ticket, cause_of_refusal(refusal), tried=False)
+            await _dead_letter(pipeline, transaction, result, ticket, cause_of_refusal(refusal), tried=False)
         case _:
             result.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))
             result.paused = result.paused or refusal.reason is RefusalReason.PAUSED
@@ -397,16 +397,16 @@ async def _fail(
     cause = cause_of_error(error)
     [attempts] = await transaction.fail([ticket.change])
     if is_permanent(error) or attempts >= pipeline.settings.attempts_max:
-        await _bury(pipeline, transaction, result, ticket, cause)
+        await _dead_letter(pipeline, transaction, result, ticket, cause)
         return
     retry_s = pipeline.retry_s(attempts)
     result.waiting.append((ticket, retry_s))
     result.to_emit.append(pipeline.failed(ticket, cause, attempts, retry_s))
 
 
-async def _bury(
+async def _dead_letter(
     pipeline: Pipeline, transaction: Transaction, result: BatchResult, ticket: Ticket, cause: str, *, tried: bool = True
 ) -> None:
-    await transaction.bury([(ticket.change if tried else None, pipeline.letter(ticket, cause))])
-    result.buried.append(ticket)
-    result.to_emit.append(pipeline.buried(ticket, cause))
+    await transaction.dead_letter([(ticket.change if tried else None, pipeline.dead_letter(ticket, cause))])
+    result.dead_lettered.append(ticket)
+    result.to_emit.append(pipeline.dead_lettered(ticket, cause))

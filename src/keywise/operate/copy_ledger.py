@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from keywise.core import rules
 from keywise.core.admin import Census
 from keywise.core.controls import PLAIN, Pause, Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry
 from keywise.core.errors import ActError
 from keywise.core.failures import storable
@@ -314,7 +314,7 @@ def _carried_entry(entry: Entry, since: float, shift_s: float) -> Entry:
     return replace(entry, **{name: at + shift_s for name in _MOMENTS if (at := getattr(entry, name))})
 
 
-def _carried_letter(letter: Letter) -> Letter:
+def _carried_letter(letter: DeadLetter) -> DeadLetter:
     headers = dict(letter.headers) if letter.headers else None
     return replace(letter, cause=_text(letter.cause), source=_text(letter.source), headers=headers)
 

@@ -142,7 +142,7 @@ class Limit(msgspec.Struct, frozen=True):
     """Not before; None: now."""
 
 
-class BuriedLetter(msgspec.Struct, frozen=True):
+class DeadLetterSummary(msgspec.Struct, frozen=True):
     """A dead letter of the key."""
 
     number: int
@@ -175,7 +175,7 @@ class Story(msgspec.Struct, frozen=True):
     unknown: UnknownWrite | None
     tries: Tries | None
     suspicion: Suspicion | None
-    letters: list[BuriedLetter]
+    letters: list[DeadLetterSummary]
     letters_are_all: bool
     """False: there are so many dead letters that only the newest were looked at."""
     next: list[Meeting]
@@ -229,10 +229,10 @@ async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES
     operator = pipeline.operator
     entry, now, standing = await operator.inspect(key), await operator.now(), await pipeline.governor.standing()
     history = await pipeline.historian.history(key, max(1, lines))
-    newest = await operator.letters(LETTERS_MAX)
+    newest = await operator.dead_letters(LETTERS_MAX)
     ahead_s = wall - now
     letters = [
-        BuriedLetter(number, buried_at + ahead_s, letter.version, letter.cause)
+        DeadLetterSummary(number, buried_at + ahead_s, letter.version, letter.cause)
         for number, buried_at, letter in newest
         if letter.key == key
     ]

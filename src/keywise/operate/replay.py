@@ -3,14 +3,14 @@
 import math
 
 from keywise.core.change import ChangeHeader
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import LeaseTerms, Policy, Refusal, RefusalReason
 from keywise.core.errors import LetterError, MalformedError
 from keywise.core.rules import decide_under
 from keywise.flow.pipeline import Pipeline
 
 
-async def replay(pipeline: Pipeline, number: int, letter: Letter, *, older: bool = False) -> None:
+async def replay(pipeline: Pipeline, number: int, letter: DeadLetter, *, older: bool = False) -> None:
     """Send its body to the first source, then forget the letter: a crash between the two only duplicates.
 
     It counts as sent now. So where its key was forgotten, its own age decides, unless `older` says that

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from app.shop import QUICK, Shop
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 
 SHORT = {"lease": "500ms", "margin": "100ms"}
 """Leases that run out while a test waits; with a source of the same visibility."""
@@ -36,7 +36,7 @@ def keys(count: int) -> set[str]:
     return {f"k{number}" for number in range(count)}
 
 
-async def handle_all(shop: Shop, *sent: object, limit_s: float = 20.0) -> list[Letter]:
+async def handle_all(shop: Shop, *sent: object, limit_s: float = 20.0) -> list[DeadLetter]:
     """Send, work until all of it is acked, and return the dead letters."""
     await shop.app.send("shop", *sent)
     try:

@@ -14,7 +14,7 @@ from cli.command import Folder
 from flow.test_rates_across_processes import VERSIONS, send_for_a_second
 from keywise.adapters.http.sink import FEW, connect
 from keywise.core.change import Change, order_of
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim
 from keywise.core.events import Failed, Repaired, Snoozed, Unavailable
 from keywise.core.sink import APPLIED
@@ -39,7 +39,7 @@ def body(version: int, key: str = "a", **more: object) -> dict:
     return {"key": key, "version": version, **more}
 
 
-async def handled(shop: Shop, *sent: dict) -> list[Letter]:
+async def handled(shop: Shop, *sent: dict) -> list[DeadLetter]:
     """Send, work until all of it is acked, and return the dead letters."""
     await shop.app.send("shop", *sent)
     try:
@@ -49,7 +49,7 @@ async def handled(shop: Shop, *sent: dict) -> list[Letter]:
         await shop.app.close()
 
 
-async def worked_until(shop: Shop, done: Callable[[], Awaitable[bool]], *sent: dict) -> list[Letter]:
+async def worked_until(shop: Shop, done: Callable[[], Awaitable[bool]], *sent: dict) -> list[DeadLetter]:
     await shop.app.send("shop", *sent)
     try:
         await shop.work_until(done)

@@ -16,7 +16,7 @@ from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.admin import Census
 from keywise.core.change import Change, ChangeHeader, order_of
-from keywise.core.dead_letter import Burial, Letter
+from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, LeaseTerms, Policy, RefusalReason
 from keywise.core.errors import AddressError
 from keywise.core.ledger import Failure
@@ -186,10 +186,10 @@ def test_a_transaction_that_raises_leaves_nothing_behind():
             async with shop.ledger.transaction() as transaction:
                 await transaction.mark([ChangeHeader("a", order_of(1))])
                 await shop.table.write(transaction, [Change("a", order_of(1))])
-                await transaction.bury([(None, Letter("no", b""))])
+                await transaction.dead_letter([(None, DeadLetter("no", b""))])
                 raise ZeroDivisionError
         assert (await shop.ledger.inspect("a"), shop.table.stored, shop.table.writes) == (None, {}, {})
-        assert await shop.ledger.letters(10) == []
+        assert await shop.ledger.dead_letters(10) == []
 
     in_a_shop(story)
 
@@ -241,9 +241,9 @@ def test_failures_in_a_transaction_are_counted_and_a_burial_forgets_them():
         async with shop.ledger.transaction() as transaction:
             assert await transaction.decide([header]) == {}
             assert [await transaction.fail([header]), await transaction.fail([header])] == [[1], [2]]
-            await transaction.bury([(header, Letter("no", b"x", key="a"))])
+            await transaction.dead_letter([(header, DeadLetter("no", b"x", key="a"))])
         assert await shop.ledger.inspect("a") is None
-        assert [letter.key for _, _, letter in await shop.ledger.letters(10)] == ["a"]
+        assert [letter.key for _, _, letter in await shop.ledger.dead_letters(10)] == ["a"]
 
     in_a_shop(story)
 
@@ -273,10 +273,15 @@ def test_a_burial_keeps_its_letter_only_with_its_claim():
     """Rule 13: what is not ended here is ended by its new holder."""
 
     async def story(shop: Shop) -> None:
-        claim, letter = await shop.take("a"), Letter("no", b"x", key="a")
-        assert await shop.ledger.bury([Burial(letter, claim), Burial(Letter("bad", b"y"))]) == []
-        assert await shop.ledger.bury([Burial(letter, claim)]) == [claim]
-        assert [one.cause for _, _, one in await shop.ledger.letters(10)] == ["bad", "no"]
+        claim, letter = await shop.take("a"), DeadLetter("no", b"x", key="a")
+        assert (
+            await shop.ledger.dead_letter(
+                [DeadLetterRequest(letter, claim), DeadLetterRequest(DeadLetter("bad", b"y"))]
+            )
+            == []
+        )
+        assert await shop.ledger.dead_letter([DeadLetterRequest(letter, claim)]) == [claim]
+        assert [one.cause for _, _, one in await shop.ledger.dead_letters(10)] == ["bad", "no"]
 
     in_a_shop(story)
 
@@ -288,7 +293,7 @@ def test_the_operator_sees_figures_suspects_and_letters():
         await ledger.fail([Failure(await shop.take("c"), Certainty.ENDED, 0.0)])
         await ledger.commit([Claim("a", order_of(9), False, token=99)])
         await shop.take("d")
-        await ledger.bury([Burial(Letter("no", b"x"))])
+        await ledger.dead_letter([DeadLetterRequest(DeadLetter("no", b"x"))])
         assert Census(keys=2, tombstones=0, claims=1, suspects=1, dead=1) == await ledger.census()
         assert await ledger.suspects(10, 1.0) == []
         await shop.pass_s(1.0)
@@ -296,9 +301,9 @@ def test_the_operator_sees_figures_suspects_and_letters():
         await shop.pass_s(100.0)
         assert await ledger.suspects(10, 1.0) == ["a", "c", "d"], "longest in doubt first"
         assert await ledger.suspects(1, 1.0) == ["a"]
-        [(number, buried_at, letter)] = await ledger.letters(10)
+        [(number, buried_at, letter)] = await ledger.dead_letters(10)
         assert (buried_at, letter.body, await ledger.now()) == (0.0, b"x", 101.0)
-        assert (await ledger.drop([number, 12345]), await ledger.letters(10)) == (1, [])
+        assert (await ledger.drop([number, 12345]), await ledger.dead_letters(10)) == (1, [])
 
     in_a_shop(story)
 

@@ -15,7 +15,7 @@ from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.dead_letter import Burial, Letter
+from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Entry, LeaseTerms, Policy
 from keywise.core.ledger import Failure
 from keywise.core.transfer import Part
@@ -41,7 +41,7 @@ class Parts:
         self.database, self.source, self.ledger, self.sink = database, source, ledger, sink
 
     async def one_transaction(self, batch: int, version: int) -> None:
-        """Receive, decide, write, mark, fail, bury, release and ack in one transaction; then with what was peeked."""
+        """Receive, decide, write, mark, fail, dead-letter, release and ack in one transaction; then with what was peeked."""
         changes = [put(f"k{number}", version) for number in range(batch)]
         async with self.ledger.transaction() as transaction:
             inlet = self.source.inlet(transaction.connection)
@@ -51,7 +51,7 @@ class Parts:
                 await self.sink.write(transaction, [*changes, gone("gone", version)])
             await transaction.mark(changes)
             await transaction.fail([ChangeHeader("failed", order_of(version))])
-            await transaction.bury([(ChangeHeader("failed", order_of(version)), Letter("cause", b""))])
+            await transaction.dead_letter([(ChangeHeader("failed", order_of(version)), DeadLetter("cause", b""))])
             await inlet.release(deliveries[:1], 0.0)
             await inlet.ack(deliveries[2:])
         async with self.ledger.transaction() as transaction:
@@ -64,7 +64,7 @@ class Parts:
             await transaction.decide_at_once([put(f"k{number}", version + 1) for number in range(batch)])
 
     async def leased(self, batch: int, version: int) -> None:
-        """Receive, claim, renew, commit, fail, release, bury, extend, release and ack, each on its own."""
+        """Receive, claim, renew, commit, fail, release, dead-letter, extend, release and ack, each on its own."""
         deliveries = await self.source.receive(batch, 0.0)
         headers = [ChangeHeader(f"k{number}", order_of(version)) for number in range(max(4, batch))]
         results = await self.ledger.claim(headers, LeaseTerms("w1", 60.0))
@@ -73,12 +73,12 @@ class Parts:
         await self.ledger.commit(rest)
         await self.ledger.fail([Failure(failed, Certainty.CLEAN, 0.0)])
         await self.ledger.release([released])
-        await self.ledger.bury([Burial(Letter("cause", b""), buried)])
+        await self.ledger.dead_letter([DeadLetterRequest(DeadLetter("cause", b""), buried)])
         await self.source.extend(deliveries, 60.0)
         await self.source.release(deliveries[:1], 0.0)
         await self.source.ack(deliveries[1:])
         await self.ledger.suspects(10, 0.0)
-        await self.ledger.letters(10)
+        await self.ledger.dead_letters(10)
         await self.ledger.inspect("k1")
         await self.source.arrived(0.0)
 

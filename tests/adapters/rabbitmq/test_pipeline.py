@@ -92,7 +92,7 @@ def test_a_dead_letter_keeps_body_and_headers(tmp_path: Path):
                     return (await pipeline.operator.census()).dead == 1
 
                 await until(is_buried)
-                [(_, _, letter)] = await pipeline.operator.letters(10)
+                [(_, _, letter)] = await pipeline.operator.dead_letters(10)
             shop.app.stop()
             await work
         assert (letter.body, letter.headers, letter.sent_at) == (b"no json", {"sender": "cms"}, 1_700_000_000.0)

@@ -11,7 +11,7 @@ from keywise.adapters.redis.ledger import ledger as redis_ledger
 from keywise.adapters.redis.ledger import working_set as redis_book
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.dead_letter import Burial, Letter
+from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import LeaseTerms, Policy
 from keywise.core.transfer import Part
 from running import run
@@ -20,8 +20,8 @@ from servers.redis import RedisServer, redis_server
 
 pytestmark = pytest.mark.server("redis")
 
-LARGE = Letter(cause="broken", body=b"b" * 600_000, key="a")
-SMALL = Letter(cause="broken", body=b"", key="a")
+LARGE = DeadLetter(cause="broken", body=b"b" * 600_000, key="a")
+SMALL = DeadLetter(cause="broken", body=b"", key="a")
 
 
 @pytest.fixture
@@ -41,15 +41,15 @@ async def ledger_on(server: RedisServer, name: str = "shop") -> AsyncIterator[Re
 def test_large_letters_are_kept_a_few_at_a_time(narrow):
     async def story() -> None:
         async with ledger_on(narrow) as ledger:
-            assert await ledger.bury([Burial(LARGE)] * 4) == []
+            assert await ledger.dead_letter([DeadLetterRequest(LARGE)] * 4) == []
             claims = (
                 await ledger.claim([ChangeHeader(key, order_of(1)) for key in "abcd"], LeaseTerms("w1", 60.0))
             ).granted
-            assert await ledger.bury([Burial(LARGE, claim) for claim in claims]) == []
+            assert await ledger.dead_letter([DeadLetterRequest(LARGE, claim) for claim in claims]) == []
             assert (await ledger.census()).dead == 8
             await ledger.archive.add(Part(letters=[(1.0, LARGE)] * 3))
             assert (await ledger.census()).dead == 11
-            assert [letter for _, _, letter in await ledger.letters(20)] == [LARGE] * 11
+            assert [letter for _, _, letter in await ledger.dead_letters(20)] == [LARGE] * 11
 
     run(story())
 
@@ -60,7 +60,7 @@ def test_many_letters_are_kept_and_dropped_a_few_at_a_time(narrow, monkeypatch):
 
     async def story() -> None:
         async with ledger_on(narrow) as ledger:
-            assert await ledger.bury([Burial(SMALL)] * 30) == []
+            assert await ledger.dead_letter([DeadLetterRequest(SMALL)] * 30) == []
             assert (await ledger.census()).dead == 30
             assert await ledger.drop(range(1, 50)) == 30
             assert (await ledger.census()).dead == 0
@@ -71,7 +71,7 @@ def test_many_letters_are_kept_and_dropped_a_few_at_a_time(narrow, monkeypatch):
 def test_a_letter_that_is_dropped_while_letters_are_carried_off_is_left_out():
     async def story() -> None:
         async with ledger_on(shared.redis(), fresh("scope")) as ledger:
-            await ledger.bury([Burial(SMALL)] * 3)
+            await ledger.dead_letter([DeadLetterRequest(SMALL)] * 3)
             real = ledger._server.run
 
             async def run(*command):

@@ -13,7 +13,7 @@ from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.dead_letter import Burial, Letter
+from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, LeaseTerms, Policy
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.sinks import gone, put
@@ -33,7 +33,7 @@ class Parts:
         await self.source.send([msgspec.json.encode({"key": f"k{n}"}) for n in range(count)], delay_s=delay_s)
 
     async def one_transaction(self, version: int) -> None:
-        """Receive, decide, write, mark, fail, bury, release and ack in one transaction."""
+        """Receive, decide, write, mark, fail, dead-letter, release and ack in one transaction."""
         changes = [put(f"k{number}", version) for number in range(BATCH)]
         async with self.ledger.transaction() as transaction:
             inlet = self.source.inlet(transaction.connection)
@@ -43,14 +43,14 @@ class Parts:
                 await self.sink.write(transaction, [*changes, gone("gone", version)])
             await transaction.mark(changes)
             await transaction.fail([ChangeHeader("failed", order_of(version))])
-            await transaction.bury([(ChangeHeader("failed", order_of(version)), Letter("cause", b""))])
+            await transaction.dead_letter([(ChangeHeader("failed", order_of(version)), DeadLetter("cause", b""))])
             await inlet.release(deliveries[:3], 0.0)
             await inlet.ack(deliveries[3:])
         if deliveries:
             await self.source.peek(BATCH, deliveries[-1])
 
     async def leased(self, version: int) -> None:
-        """Receive, claim, renew, commit, fail, release, bury, extend, release and ack, each on its own."""
+        """Receive, claim, renew, commit, fail, release, dead-letter, extend, release and ack, each on its own."""
         deliveries = await self.source.receive(BATCH, 0.0)
         headers = [ChangeHeader(f"k{number}", order_of(version)) for number in range(BATCH)]
         results = await self.ledger.claim(headers, LeaseTerms("w1", 60.0))
@@ -59,12 +59,12 @@ class Parts:
         await self.ledger.commit(rest)
         await self.ledger.fail([Failure(failed, Certainty.CLEAN, 0.0)])
         await self.ledger.release([released])
-        await self.ledger.bury([Burial(Letter("cause", b""), buried)])
+        await self.ledger.dead_letter([DeadLetterRequest(DeadLetter("cause", b""), buried)])
         await self.source.extend(deliveries, 60.0)
         await self.source.release(deliveries[:3], 0.0)
         await self.source.ack(deliveries[3:])
         await self.ledger.suspects(10, 0.0)
-        await self.ledger.letters(10)
+        await self.ledger.dead_letters(10)
         await self.ledger.governor.held("", 10)
         await self.ledger.inspect("k1")
         await self.source.arrived(0.0)
@@ -167,7 +167,7 @@ async def crowd(parts: Parts, count: int) -> None:
         [ChangeHeader(f"other {n}", order_of(1)) for n in range(count)], LeaseTerms("w2", 1000.0)
     )
     await parts.ledger.commit(results.granted[count // 2 :])
-    await parts.ledger.bury([Burial(Letter("cause", b"body")) for _ in range(count)])
+    await parts.ledger.dead_letter([DeadLetterRequest(DeadLetter("cause", b"body")) for _ in range(count)])
 
 
 @pytest.mark.parametrize("way", ["one_transaction", "leased"])

@@ -59,7 +59,7 @@ def test_a_malformed_message_comes_again_until_there_can_be_a_dead_letter():
 
 
 def test_what_a_refusal_wants_to_bury_waits_for_the_ledger():
-    outage = Outage("first-wins", "bury")
+    outage = Outage("first-wins", "dead_letter")
     rig = outage.rig
 
     async def story() -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from keywise.core.clock import Clock, boot_time
 from keywise.core.controls import Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry
 from keywise.core.history import Line
 
@@ -32,7 +32,7 @@ class Scope(msgspec.Struct):
     """What a ledger keeps for one pipeline."""
 
     entries: dict[str, Entry] = {}
-    letters: dict[int, tuple[float, Letter]] = {}
+    letters: dict[int, tuple[float, DeadLetter]] = {}
     standings: dict[str, Standing] = {}
     """At most one, under an empty name."""
     chores: dict[str, float] = {}

@@ -12,7 +12,7 @@ from keywise.core import rules
 from keywise.core.admin import Census
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import PLAIN, Pause, Standing
-from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
+from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
 from keywise.core.history import Line
 from keywise.core.ledger import ClaimResults, Failure
@@ -82,17 +82,17 @@ class MemoryLedger:
             for claim in claims:
                 self._set(claim.key, rules.release(self._entry(claim.key), claim))
 
-    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
+    async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         async with self.database.exclusive():
             lost = []
-            for burial in burials:
-                if (claim := burial.claim) is not None:
+            for request in requests:
+                if (claim := request.claim) is not None:
                     entry = self._entry(claim.key)
                     if entry is None or entry.token != claim.token:
                         lost.append(claim)
                         continue
-                    self._set(claim.key, rules.bury(entry, claim, burial.certainty, self._now(), self._policy))
-                self._keep(burial.letter)
+                    self._set(claim.key, rules.dead_letter(entry, claim, request.certainty, self._now(), self._policy))
+                self._keep(request.letter)
             return lost
 
     async def prune(self, retention_s: float) -> int:
@@ -139,9 +139,11 @@ class MemoryLedger:
                 self._set(header.key, rules.doubt(entry, lifted, now, self._policy))
             self._stand(standing.with_resync(resync_due, now))
 
-    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
+    async def dead_letters(
+        self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
+    ) -> list[tuple[int, float, DeadLetter]]:
         numbered = sorted(self._scope.letters.items(), reverse=True)
-        found = [(number, *kept) for number, kept in numbered if sought.covers(*kept)]
+        found = [(number, *kept) for number, kept in numbered if matching.covers(*kept)]
         return found[:limit]
 
     async def drop(self, numbers: Sequence[int]) -> int:
@@ -239,7 +241,7 @@ class MemoryLedger:
     def _stand(self, standing: Standing) -> None:
         self.database.set(self._scope.standings, "", standing)
 
-    def _keep(self, letter: Letter) -> None:
+    def _keep(self, letter: DeadLetter) -> None:
         self.database.set(self._scope.letters, self.database.number(), (self._now(), letter))
 
     def _now(self) -> float:
@@ -294,7 +296,7 @@ class MemoryTransaction:
             counts.append(entry.attempts)
         return counts
 
-    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
+    async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         for header, letter in letters:
             if header is not None:
                 self._ledger._set(header.key, rules.bury_unclaimed(self._ledger._entry(header.key)))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from keywise.core import events
 from keywise.core.change import Outcome
-from keywise.core.dead_letter import Burial
+from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal, RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_refusal, concerns_key, look_again_s
@@ -184,23 +184,23 @@ class LeasedWorker:
                     pipeline.emit(pipeline.refused(ticket, refusal.reason, wait_s))
         if refused:
             await pipeline.settle(settled)
-            await self._bury_unclaimed(hopeless)
+            await self._dead_letter_unclaimed(hopeless)
             self._room.notify()
 
-    async def _bury_unclaimed(self, hopeless: list[tuple[Ticket, str]]) -> None:
+    async def _dead_letter_unclaimed(self, hopeless: list[tuple[Ticket, str]]) -> None:
         pipeline, settled = self._pipeline, list[SettledTicket]()
         if not hopeless:
             return
-        burials = [Burial(pipeline.letter(ticket, cause)) for ticket, cause in hopeless]
+        requests = [DeadLetterRequest(pipeline.dead_letter(ticket, cause)) for ticket, cause in hopeless]
         try:
-            await pipeline.insist(LEDGER, lambda: pipeline.ledger.bury(burials))
+            await pipeline.insist(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
         except UnavailableError:
             for ticket, _ in hopeless:
                 self._lanes.hold(ticket, pipeline.clock())
             return
         for ticket, cause in hopeless:
-            pipeline.emit(pipeline.buried(ticket, cause))
-            settled += self._lanes.bury(ticket)
+            pipeline.emit(pipeline.dead_lettered(ticket, cause))
+            settled += self._lanes.dead_letter(ticket)
         await pipeline.settle(settled)
 
     # Work.
@@ -315,7 +315,7 @@ class LeasedWorker:
 
     async def _fail(self, jobs: list[Job]) -> None:
         hopeless = [job for job in jobs if self._is_hopeless(job)]
-        await self._bury(hopeless)
+        await self._dead_letter(hopeless)
         await self._fail_cut_off([job for job in jobs if job.cut_off])
         rest = [job for job in jobs if not self._is_hopeless(job) and not job.cut_off]
         retries = {job.claim.token: self._pipeline.retry_s(job.claim.attempts + 1) for job in rest}
@@ -345,12 +345,14 @@ class LeasedWorker:
             return False  # It may still land: the lease has to run out before anything is decided.
         return job.result.permanent or job.claim.attempts + 1 >= self._pipeline.settings.attempts_max
 
-    async def _bury(self, jobs: list[Job]) -> None:
+    async def _dead_letter(self, jobs: list[Job]) -> None:
         if not jobs:
             return
         pipeline = self._pipeline
-        burials = [Burial(pipeline.letter(j.ticket, j.result.cause), j.claim, j.result.certainty) for j in jobs]
-        lost = await self._insist(jobs, lambda: pipeline.ledger.bury(burials))
+        requests = [
+            DeadLetterRequest(pipeline.dead_letter(j.ticket, j.result.cause), j.claim, j.result.certainty) for j in jobs
+        ]
+        lost = await self._insist(jobs, lambda: pipeline.ledger.dead_letter(requests))
         self._heartbeat.drop(job.claim for job in jobs)
         if lost is None:
             return
@@ -360,8 +362,8 @@ class LeasedWorker:
             if job.claim.token in tokens:
                 self._lose(job)
                 continue
-            pipeline.emit(pipeline.buried(job.ticket, job.result.cause))
-            settled += self._lanes.bury(job.ticket)
+            pipeline.emit(pipeline.dead_lettered(job.ticket, job.result.cause))
+            settled += self._lanes.dead_letter(job.ticket)
         await pipeline.settle(settled)
 
     async def _release(self, jobs: list[Job]) -> None:

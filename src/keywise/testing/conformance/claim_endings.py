@@ -1,9 +1,9 @@
-"""What every ledger promises about the end of a claim: commit, failure, release, burial, repair and forgetting."""
+"""What every ledger promises about the end of a claim: commit, failure, release, dead letter, repair and forgetting."""
 
 from collections.abc import Sequence
 
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.dead_letter import Burial, Letter, Sought
+from keywise.core.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Certainty, LeaseTerms, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
@@ -21,12 +21,14 @@ from keywise.testing.conformance.promise import Promises, near, same
 
 ENDING_PROMISES: Promises[LedgerBench] = Promises()
 
-LETTER = Letter("it is bad", b"\x00\xff body", "a", -(2**63), {"h": "é", "empty": ""}, 1234.5, "sqlite:///x.db?queue=q")
+LETTER = DeadLetter(
+    "it is bad", b"\x00\xff body", "a", -(2**63), {"h": "é", "empty": ""}, 1234.5, "sqlite:///x.db?queue=q"
+)
 
 
 @ENDING_PROMISES.add(PLAIN)
 async def only_a_commit_raises_the_mark(bench: LedgerBench) -> None:
-    """Claims, renewals, failures, releases and burials leave the mark where it is."""
+    """Claims, renewals, failures, releases and dead letters leave the mark where it is."""
     await bench.committed(1)
     for version, certainty in enumerate(Certainty, start=2):
         claim = await bench.take(version)
@@ -36,8 +38,8 @@ async def only_a_commit_raises_the_mark(bench: LedgerBench) -> None:
         bench.expire()
     claim = await bench.take(10)
     await bench.ledger.release([claim])
-    await bench.ledger.bury([Burial(LETTER, await bench.take(11))])
-    same("the mark after a release and a burial", (await bench.entry()).mark, order_of(1))
+    await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await bench.take(11))])
+    same("the mark after a release and a dead letter", (await bench.entry()).mark, order_of(1))
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -179,9 +181,15 @@ async def no_key_waits_for_ever(bench: LedgerBench) -> None:
 async def a_burial_keeps_the_letter_and_frees_the_key(bench: LedgerBench) -> None:
     """A dead letter keeps every byte; older changes are eligible again and tries are forgotten."""
     claim = await bench.take(5)
-    same("lost claims", await bench.ledger.bury([Burial(LETTER, claim), Burial(Letter("unread", b""))]), [])
-    found = await bench.another.letters(10)
-    same("the letters, newest first", letters_of(found), [Letter("unread", b""), LETTER])
+    same(
+        "lost claims",
+        await bench.ledger.dead_letter(
+            [DeadLetterRequest(LETTER, claim), DeadLetterRequest(DeadLetter("unread", b""))]
+        ),
+        [],
+    )
+    found = await bench.another.dead_letters(10)
+    same("the letters, newest first", letters_of(found), [DeadLetter("unread", b""), LETTER])
     for _, buried_at, _ in found:
         near("when it was buried", buried_at, await bench.ledger.now(), within=CLOCK_S)
     same("attempts of an older change", (await bench.take(4, "w2")).attempts, 0)
@@ -189,19 +197,19 @@ async def a_burial_keeps_the_letter_and_frees_the_key(bench: LedgerBench) -> Non
 
 @ENDING_PROMISES.add(PLAIN)
 async def a_burial_without_the_claim_keeps_nothing(bench: LedgerBench) -> None:
-    """Whoever lost the claim cannot bury: the next holder decides."""
+    """Whoever lost the claim cannot dead-letter: the next holder decides."""
     old = await bench.take(5)
     bench.expire()
     new = await bench.take(5, "w2", alone=True)
-    same("lost claims", await bench.ledger.bury([Burial(LETTER, old)]), [old])
-    same("the letters", await bench.ledger.letters(10), [])
+    same("lost claims", await bench.ledger.dead_letter([DeadLetterRequest(LETTER, old)]), [old])
+    same("the letters", await bench.ledger.dead_letters(10), [])
     same("the holder", (await bench.entry()).token, new.token)
 
 
 @ENDING_PROMISES.add(PLAIN)
 async def a_buried_change_that_may_have_been_written_is_suspect(bench: LedgerBench) -> None:
-    """A burial after a try that may have written leaves the key suspect."""
-    await bench.ledger.bury([Burial(LETTER, await bench.take(5), Certainty.ENDED)])
+    """a dead letter after a try that may have written leaves the key suspect."""
+    await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await bench.take(5), Certainty.ENDED)])
     same("the suspicion", (await bench.entry()).suspect, 1)
     await bench.take(4)
 
@@ -209,13 +217,13 @@ async def a_buried_change_that_may_have_been_written_is_suspect(bench: LedgerBen
 @ENDING_PROMISES.add(PLAIN)
 async def letters_are_listed_and_dropped_by_number(bench: LedgerBench) -> None:
     """The newest come first, up to the limit; dropping says how many there were."""
-    await bench.ledger.bury([Burial(Letter(f"cause {number}", b"")) for number in range(5)])
-    found = await bench.ledger.letters(3)
+    await bench.ledger.dead_letter([DeadLetterRequest(DeadLetter(f"cause {number}", b"")) for number in range(5)])
+    found = await bench.ledger.dead_letters(3)
     same("the newest three", [letter.cause for letter in letters_of(found)], ["cause 4", "cause 3", "cause 2"])
     numbers = [number for number, _, _ in found]
     same("dropped", await bench.another.drop([numbers[0], numbers[2], -1]), 2)
     same("dropped again", await bench.another.drop([numbers[0]]), 0)
-    left = [letter.cause for letter in letters_of(await bench.ledger.letters(10))]
+    left = [letter.cause for letter in letters_of(await bench.ledger.dead_letters(10))]
     same("the rest", left, ["cause 3", "cause 1", "cause 0"])
     same("the census of letters", (await bench.ledger.census()).dead, 3)
 
@@ -224,21 +232,25 @@ async def letters_are_listed_and_dropped_by_number(bench: LedgerBench) -> None:
 async def letters_are_found_by_time_and_cause(bench: LedgerBench) -> None:
     """Since is included, until is not, and part of a cause is enough; the limit counts what was found."""
     for cause in ("first 50%", "second", "first again"):
-        await bench.ledger.bury([Burial(Letter(cause, b""))])
+        await bench.ledger.dead_letter([DeadLetterRequest(DeadLetter(cause, b""))])
         bench.advance(100.0)
-    [(_, last, _), (_, middle, _), (_, first, _)] = await bench.ledger.letters(10)
-    for sought, wanted in (
-        (Sought(since=middle), ["first again", "second"]),
-        (Sought(until=middle), ["first 50%"]),
-        (Sought(since=first, until=last), ["second", "first 50%"]),
-        (Sought(cause="first"), ["first again", "first 50%"]),
-        (Sought(cause="0%"), ["first 50%"]),
-        (Sought(cause="%"), ["first 50%"]),
-        (Sought(since=middle, cause="second"), ["second"]),
-        (Sought(cause="third"), []),
+    [(_, last, _), (_, middle, _), (_, first, _)] = await bench.ledger.dead_letters(10)
+    for matching, wanted in (
+        (DeadLetterFilter(since=middle), ["first again", "second"]),
+        (DeadLetterFilter(until=middle), ["first 50%"]),
+        (DeadLetterFilter(since=first, until=last), ["second", "first 50%"]),
+        (DeadLetterFilter(cause="first"), ["first again", "first 50%"]),
+        (DeadLetterFilter(cause="0%"), ["first 50%"]),
+        (DeadLetterFilter(cause="%"), ["first 50%"]),
+        (DeadLetterFilter(since=middle, cause="second"), ["second"]),
+        (DeadLetterFilter(cause="third"), []),
     ):
-        same(f"what {sought} found", _causes(await bench.another.letters(10, sought)), wanted)
-    same("the newest of those", _causes(await bench.ledger.letters(1, Sought(cause="first"))), ["first again"])
+        same(f"what {matching} found", _causes(await bench.another.dead_letters(10, matching)), wanted)
+    same(
+        "the newest of those",
+        _causes(await bench.ledger.dead_letters(1, DeadLetterFilter(cause="first"))),
+        ["first again"],
+    )
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -261,7 +273,7 @@ async def keys_that_are_held_are_listed(bench: LedgerBench) -> None:
 async def suspects_are_listed_after_a_while(bench: LedgerBench) -> None:
     """A key is suspect at once, and listed once it has been quiet for as long as was asked."""
     for key in ("x", "y", "z"):
-        await bench.ledger.bury([Burial(LETTER, await bench.take(5, key=key), Certainty.ENDED)])
+        await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await bench.take(5, key=key), Certainty.ENDED)])
     same("before the quiet time", await bench.ledger.suspects(10, 100.0), [])
     bench.advance(101.0)
     same("after it", sorted(await bench.ledger.suspects(10, 100.0)), ["x", "y", "z"])
@@ -272,7 +284,7 @@ async def suspects_are_listed_after_a_while(bench: LedgerBench) -> None:
 @ENDING_PROMISES.add(PLAIN)
 async def a_repair_clears_a_suspicion_that_has_not_grown(bench: LedgerBench) -> None:
     """Mending under an exclusion clears the counter and may raise the mark; it never lowers it."""
-    await bench.ledger.bury([Burial(LETTER, await bench.take(5), Certainty.ENDED)])
+    await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await bench.take(5), Certainty.ENDED)])
     claim = granted(await bench.ask_for(ChangeHeader("a", None), alone=True))
     await bench.ledger.mend(claim, ChangeHeader("a", order_of(6)))
     entry = await bench.entry()
@@ -299,7 +311,7 @@ async def only_idle_old_keys_are_forgotten(bench: LedgerBench) -> None:
     """Pruning leaves keys that are young, held, unknown or suspect; what is forgotten is unknown again."""
     await bench.committed(5, key="old")
     await bench.committed(5, key="old and gone", deleted=True)
-    await bench.ledger.bury([Burial(LETTER, await bench.take(5, key="suspect"), Certainty.ENDED)])
+    await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await bench.take(5, key="suspect"), Certainty.ENDED)])
     await bench.ledger.fail([Failure(await bench.take(5, key="unknown"), Certainty.ENDED, 1.0)])
     bench.advance(1000.0)
     await bench.ledger.claim([ChangeHeader("held", order_of(5))], LeaseTerms("w1", 5000.0))
@@ -352,11 +364,11 @@ async def a_call_about_nothing_does_nothing(bench: LedgerBench) -> None:
     same("answers to nothing", (results.granted, results.refused), ([], {}))
     same("renewals", await bench.ledger.renew([], LEASE_S), [])
     same("commits", await bench.ledger.commit([]), [])
-    same("burials", await bench.ledger.bury([]), [])
+    same("dead letters", await bench.ledger.dead_letter([]), [])
     same("drops", await bench.ledger.drop([]), 0)
     await bench.ledger.fail([])
     await bench.ledger.release([])
 
 
-def _causes(found: Sequence[tuple[int, float, Letter]]) -> list[str]:
+def _causes(found: Sequence[tuple[int, float, DeadLetter]]) -> list[str]:
     return [letter.cause for letter in letters_of(found)]

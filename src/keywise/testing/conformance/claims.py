@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, order_of
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, Policy, Refusal, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.promise import Promises, near, same
@@ -251,7 +251,7 @@ async def tokens_stay_different_however_many_there_are(bench: LedgerBench) -> No
 
 @CLAIM_PROMISES.add(PLAIN)
 async def an_old_token_opens_nothing(bench: LedgerBench) -> None:
-    """After a takeover the former holder can neither renew, commit, fail, release nor bury."""
+    """After a takeover the former holder can neither renew, commit, fail, release nor dead-letter."""
     old = await bench.take(5)
     bench.expire()
     new = await bench.take(5, "w2", alone=True)
@@ -348,5 +348,5 @@ async def a_holder_that_asks_again_is_not_dead(bench: LedgerBench) -> None:
     same("attempts and deaths", (claim.attempts, claim.crashes), (0, 0))
 
 
-def letters_of(found: Sequence[tuple[int, float, Letter]]) -> list[Letter]:
+def letters_of(found: Sequence[tuple[int, float, DeadLetter]]) -> list[DeadLetter]:
     return [letter for _, _, letter in found]

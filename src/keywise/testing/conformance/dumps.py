@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
-from keywise.core.dead_letter import Burial, Letter
+from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Entry, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.core.transfer import Archive, Part
@@ -28,9 +28,9 @@ from keywise.testing.conformance.promise import Promises, UncheckedError, near, 
 ARCHIVE_PROMISES: Promises[LedgerBench] = Promises()
 
 LETTERS = [
-    Letter('it\'s "bad"\n🦉', b"\x00\xff{}", "a", VERSIONS[0], {"x-é": 'say "hi"\n\0'}, 12.25, "sqlite:///a.db"),
-    Letter("cause", b"", "", None),
-    Letter("cause", b"x" * 70_000, "🦉", VERSIONS[-1], None, 0.0, ""),
+    DeadLetter('it\'s "bad"\n🦉', b"\x00\xff{}", "a", VERSIONS[0], {"x-é": 'say "hi"\n\0'}, 12.25, "sqlite:///a.db"),
+    DeadLetter("cause", b"", "", None),
+    DeadLetter("cause", b"x" * 70_000, "🦉", VERSIONS[-1], None, 0.0, ""),
 ]
 RETRY_S = 500.0
 
@@ -86,7 +86,9 @@ async def filled(bench: LedgerBench) -> None:
     await ledger.commit([late])
     bench.expire()
     await reset(bench, "once")
-    await ledger.bury([Burial(LETTERS[0], buried), *(Burial(letter) for letter in LETTERS[1:])])
+    await ledger.dead_letter(
+        [DeadLetterRequest(LETTERS[0], buried), *(DeadLetterRequest(letter) for letter in LETTERS[1:])]
+    )
     await ledger.historian.record(LINES)
 
 
@@ -101,7 +103,7 @@ async def all_of_a_scope_can_be_carried_away_and_back(bench: LedgerBench) -> Non
         same(f"the entry of {key!r}", entry, rounded(await bench.entry(key)))
     same("the letters", [letter for _, letter in before.letters], LETTERS)
     same("the lines", before.lines, LINES)
-    for letter in await bench.ledger.letters(10):
+    for letter in await bench.ledger.dead_letters(10):
         same("when letters were buried", letter[1] in [at for at, _ in before.letters], True)
     census = await bench.ledger.census()
     await archive_of(bench, another=True).clear()

@@ -11,7 +11,7 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, ChangeHeader, Order
 from keywise.core.controls import Pause
-from keywise.core.dead_letter import Burial, Letter
+from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, Policy, Refusal
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import LedgerBench
@@ -129,7 +129,7 @@ class History:
             (self._transact, 14 if self._twins.bench.has_transactions else 0),
             (self._renew, 5),
             (self._release, 5),
-            (self._bury, 6),
+            (self._dead_letter, 6),
             (self._mend, 4),
             (self._doubt, 2),
             (self._prune, 3),
@@ -159,10 +159,10 @@ class History:
         recent = self._claims[-6:]
         return self._rng.sample(recent, self._rng.randint(0, min(2, len(recent))))
 
-    def _letter(self, key: str) -> Letter:
+    def _letter(self, key: str) -> DeadLetter:
         version = self._rng.choice((None, self._rng.randrange(9)))
         headers = self._rng.choice((None, {"a": "b"}))
-        return Letter(f"cause {self._rng.random()}", self._rng.randbytes(4), key, version, headers, 1.5, "source")
+        return DeadLetter(f"cause {self._rng.random()}", self._rng.randbytes(4), key, version, headers, 1.5, "source")
 
     async def _ask(self, told: object, act: Callable[[Any, Callable[[Any], Any]], Awaitable[Any]]) -> Any:
         """Do it on both sides; answers with claims in them are compared by whoever asked."""
@@ -217,17 +217,17 @@ class History:
         told = ("release", [twin for _, twin in claims])
         await self._ask(told, lambda ledger, mine: ledger.release([mine(pair) for pair in claims]))
 
-    async def _bury(self) -> None:
-        burials: list[tuple[Any, Certainty, Letter]] = [
+    async def _dead_letter(self) -> None:
+        requests: list[tuple[Any, Certainty, DeadLetter]] = [
             (pair, self._rng.choice(list(Certainty)), self._letter(pair[1].key)) for pair in self._some_claims()
         ]
         if self._rng.random() < 0.3:
-            burials.append((None, Certainty.CLEAN, self._letter("")))
-        told = ("bury", [(pair and pair[1], certainty) for pair, certainty, _ in burials])
+            requests.append((None, Certainty.CLEAN, self._letter("")))
+        told = ("dead_letter", [(pair and pair[1], certainty) for pair, certainty, _ in requests])
         seen, twin = await self._ask(
             told,
-            lambda ledger, mine: ledger.bury(
-                [Burial(letter, pair and mine(pair), sure) for pair, sure, letter in burials]
+            lambda ledger, mine: ledger.dead_letter(
+                [DeadLetterRequest(letter, pair and mine(pair), sure) for pair, sure, letter in requests]
             ),
         )
         self._agree_on_claims("the lost claims", seen, twin)
@@ -280,7 +280,7 @@ class History:
         quiet_s = self._rng.choice((0.0, STEP_S / 2, STEP_S * 2.5))
         seen, twin = await self._ask("suspects", lambda ledger, _: ledger.suspects(10_000, quiet_s))
         agree("the suspects", sorted(seen), sorted(twin))
-        seen, twin = await self._ask("letters", lambda ledger, _: ledger.letters(20))
+        seen, twin = await self._ask("letters", lambda ledger, _: ledger.dead_letters(20))
         agree("the letters", [(at, letter) for _, at, letter in seen], [(at, letter) for _, at, letter in twin])
 
     # What is done inside a transaction.
@@ -309,11 +309,11 @@ class History:
     def _part(self) -> tuple[str, Any, str]:
         """One step: its name, what it is about, and whether it is done in a savepoint that stays or goes."""
         savepoint = self._rng.choices(("none", "kept", "undone"), (6, 2, 2))[0]
-        name = self._rng.choices(("mark", "fail", "bury", "commit"), (5, 2, 2, 3))[0]
+        name = self._rng.choices(("mark", "fail", "dead_letter", "commit"), (5, 2, 2, 3))[0]
         if name == "commit":
             return name, self._some_claims(), savepoint
         headers = [self._header(key) for key in self._some_keys()]
-        if name == "bury":
+        if name == "dead_letter":
             letters = [(header if self._rng.random() < 0.8 else None, self._letter(header.key)) for header in headers]
             return name, letters, savepoint
         return name, headers, savepoint
@@ -343,8 +343,8 @@ async def _step(transaction: Any, name: str, arguments: Any, mine: Callable[[Any
         refused = await transaction.commit([mine(pair) for pair in arguments])
         answers.append([(claim.key, claim.order) for claim in refused])
         return
-    if name == "bury":
-        await transaction.bury(arguments)
+    if name == "dead_letter":
+        await transaction.dead_letter(arguments)
         return
     refusals: dict[str, Refusal] = await transaction.decide(arguments)
     answers.append(refusals)

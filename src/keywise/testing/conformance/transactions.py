@@ -1,9 +1,9 @@
-"""What every ledger promises about its transactions: what they decide, mark and bury is there together or not."""
+"""What every ledger promises about its transactions: what they decide, mark and dead-letter is there together or not."""
 
 import asyncio
 
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Certainty, Refusal, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
@@ -25,7 +25,7 @@ from keywise.testing.conformance.promise import Promises, same
 
 TRANSACTION_PROMISES: Promises[LedgerBench] = Promises()
 
-LETTER = Letter("it is bad", b"\x00\xff body", "a", 5)
+LETTER = DeadLetter("it is bad", b"\x00\xff body", "a", 5)
 
 
 class _RolledBack(Exception):
@@ -82,13 +82,13 @@ async def a_rollback_leaves_nothing(bench: LedgerBench) -> None:
             await transaction.decide(headers(("a", 5), ("b", 5), ("c", 5)))
             await transaction.mark(headers(("a", 5)))
             await transaction.fail(headers(("b", 5)))
-            await transaction.bury([(ChangeHeader("c", order_of(5)), LETTER), (None, LETTER)])
+            await transaction.dead_letter([(ChangeHeader("c", order_of(5)), LETTER), (None, LETTER)])
             raise _RolledBack
     except _RolledBack:
         pass
     same("the marked key", await bench.entry("a"), before)
     same("the failed key", await bench.ledger.inspect("b"), None)
-    same("the letters", await bench.ledger.letters(10), [])
+    same("the letters", await bench.ledger.dead_letters(10), [])
 
 
 @TRANSACTION_PROMISES.add(FORGETTING)
@@ -165,7 +165,7 @@ async def a_savepoint_is_rolled_back_alone(bench: LedgerBench) -> None:
         try:
             async with transaction.savepoint():
                 await transaction.mark(headers(("b", 5)))
-                await transaction.bury([(None, LETTER)])
+                await transaction.dead_letter([(None, LETTER)])
                 raise _RolledBack
         except _RolledBack:
             pass
@@ -175,7 +175,7 @@ async def a_savepoint_is_rolled_back_alone(bench: LedgerBench) -> None:
     found = {key: (await bench.another.inspect(key)) for key in "abc"}
     seen = {key: entry and entry.mark for key, entry in found.items()}
     same("the marks", seen, {"a": order_of(5), "b": None, "c": order_of(5)})
-    same("the letters", await bench.ledger.letters(10), [])
+    same("the letters", await bench.ledger.dead_letters(10), [])
 
 
 @TRANSACTION_PROMISES.add(SAFE)
@@ -197,8 +197,8 @@ async def a_burial_inside_keeps_the_letter_and_forgets_the_tries(bench: LedgerBe
     """A dead letter is kept whole; older changes of its key are eligible again."""
     async with bench.ledger.transaction() as transaction:
         await transaction.fail(headers(("a", 5)))
-        await transaction.bury([(ChangeHeader("a", order_of(5)), LETTER), (None, Letter("unread", b"{"))])
-    same("the letters", letters_of(await bench.another.letters(10)), [Letter("unread", b"{"), LETTER])
+        await transaction.dead_letter([(ChangeHeader("a", order_of(5)), LETTER), (None, DeadLetter("unread", b"{"))])
+    same("the letters", letters_of(await bench.another.dead_letters(10)), [DeadLetter("unread", b"{"), LETTER])
     same("an older change", await decided(bench, ChangeHeader("a", order_of(4))), None)
     same("its attempts", (await bench.take(5)).attempts, 0)
 

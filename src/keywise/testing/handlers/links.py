@@ -10,7 +10,7 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import ChangeHeader, Delivery
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, LeaseTerms, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import ClaimResults
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ENDINGS = ("commit", "fail", "release", "bury")
+ENDINGS = ("commit", "fail", "release", "dead_letter")
 """After one of these a worker holds no claim alone any more."""
 
 
@@ -224,8 +224,8 @@ class WiredTransaction:
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         return await self._transaction.fail(headers)
 
-    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
-        await self._transaction.bury(letters)
+    async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
+        await self._transaction.dead_letter(letters)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:

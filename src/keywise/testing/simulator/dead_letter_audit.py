@@ -4,7 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from keywise.core.change import Order, order_of
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 
 if TYPE_CHECKING:
     from keywise.testing.simulator.auditor import Auditor
@@ -46,7 +46,7 @@ class Letters:
                 self._bodies[number] = letter.body
                 self._found(letter)
 
-    def _found(self, letter: Letter) -> None:
+    def _found(self, letter: DeadLetter) -> None:
         self.buried.add(letter.body)
         self.count_of[letter.body] += 1
         copies = sum(body == letter.body for body in self._world.bodies.values())

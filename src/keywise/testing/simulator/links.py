@@ -10,7 +10,7 @@ from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.admin import Census
 from keywise.core.change import ChangeHeader, Delivery
-from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
+from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import ClaimResults, Failure
@@ -233,8 +233,8 @@ class LinkedLedger:
 
         await self._link.call(act)
 
-    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
-        return await self._link.call(lambda: self._ledger.bury(burials))
+    async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
+        return await self._link.call(lambda: self._ledger.dead_letter(requests))
 
     async def prune(self, retention_s: float) -> int:
         async def act() -> int:
@@ -272,8 +272,10 @@ class LinkedLedger:
 
         await self._link.call(act)
 
-    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
-        return await self._ledger.letters(limit, sought)
+    async def dead_letters(
+        self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
+    ) -> list[tuple[int, float, DeadLetter]]:
+        return await self._ledger.dead_letters(limit, matching)
 
     async def drop(self, numbers: Sequence[int]) -> int:
         return await self._link.call(lambda: self._ledger.drop(numbers))
@@ -375,8 +377,8 @@ class LinkedTransaction:
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         return await self._transaction.fail(headers)
 
-    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
-        await self._transaction.bury(letters)
+    async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
+        await self._transaction.dead_letter(letters)
 
     def savepoint(self) -> AbstractAsyncContextManager[None]:
         return self._transaction.savepoint()

@@ -5,7 +5,7 @@ import random
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.errors import LetterError, UnavailableError
 from keywise.operate.replay import replay
 from keywise.testing.virtual_loop import Process
@@ -35,21 +35,21 @@ class Replays:
             if settled and not self._world.faults.is_over:
                 self._replay_in_process(*self._rng.choice(settled))
 
-    def _letters(self) -> list[tuple[int, tuple[float, Letter]]]:
+    def _letters(self) -> list[tuple[int, tuple[float, DeadLetter]]]:
         is_dirty = self._world.database.is_dirty or self._world.queue_database._undo is not None
         return [] if is_dirty else sorted(self._world.letters().items())
 
-    def _is_settled(self, letter: Letter) -> bool:
+    def _is_settled(self, letter: DeadLetter) -> bool:
         """Its message is acked, so that the auditor can tell it from the new one."""
         return bool(letter.key) and all(message.body != letter.body for message in self._world.messages().values())
 
-    def _replay_in_process(self, number: int, letter: Letter) -> None:
+    def _replay_in_process(self, number: int, letter: DeadLetter) -> None:
         """Somebody runs a command, which can be paused and killed like any process."""
         self._operators += 1
         process = Process(self._world.loop, f"replayer-{self._operators}")
         process.spawn(self._replay(process, number, letter))
 
-    async def _replay(self, process: Process, number: int, letter: Letter) -> None:
+    async def _replay(self, process: Process, number: int, letter: DeadLetter) -> None:
         world = self._world
         world.faults.injected["replay"] += 1
         world.auditor.note(f"{process.name} replays {letter.key} {letter.version}")

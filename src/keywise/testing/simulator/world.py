@@ -12,7 +12,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change, Delete, Order, Put
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, Entry, Policy
 from keywise.core.rules import doubtful_since
 from keywise.core.settings import Settings
@@ -106,7 +106,7 @@ class World:
     def entries(self) -> dict[str, Entry]:
         return self.database.scope("sim").entries
 
-    def letters(self) -> dict[int, tuple[float, Letter]]:
+    def letters(self) -> dict[int, tuple[float, DeadLetter]]:
         return self.database.scope("sim").letters
 
     def messages(self) -> dict[int, Message]:

@@ -19,7 +19,7 @@ from keywise.adapters.postgres.ledger.working_set import (
     text_of,
 )
 from keywise.core.controls import Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, Policy
 from keywise.core.history import Line
 from keywise.core.key_encoding import decoded
@@ -72,7 +72,7 @@ class PostgresArchive:
     async def _letters(self, after: int, limit: int) -> Part:
         rows = await self._read(_LETTERS, self._scope.number, after, min(limit, LETTERS_AT_ONCE))
         letters = [
-            (buried_at, Letter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
+            (buried_at, DeadLetter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
             for _, buried_at, cause, body, code, version, headers, sent_at, source in rows
         ]
         return Part(letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")

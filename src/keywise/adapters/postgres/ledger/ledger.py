@@ -19,7 +19,7 @@ from keywise.adapters.postgres.ledger.working_set import Book, Scope, entry_of, 
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import Census
 from keywise.core.change import ChangeHeader
-from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
+from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, Policy
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Failure
@@ -74,9 +74,9 @@ class PostgresLedger:
         async with self._book(_keys(claims)) as book:
             bookkeeping.release(book, claims)
 
-    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
-        async with self._book([burial.claim.key for burial in burials if burial.claim is not None]) as book:
-            return bookkeeping.bury(book, burials)
+    async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
+        async with self._book([request.claim.key for request in requests if request.claim is not None]) as book:
+            return bookkeeping.dead_letter(book, requests)
 
     async def prune(self, retention_s: float) -> int:
         total, after = 0, b""
@@ -117,11 +117,13 @@ class PostgresLedger:
         if resync_due is not None:
             await self.governor.note_resync(resync_due)
 
-    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
-        cause = sought.cause.replace("\0", "\ufffd")
-        rows = await self.database.read(_LETTERS, self.scope.number, sought.since, sought.until, cause, limit)
+    async def dead_letters(
+        self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
+    ) -> list[tuple[int, float, DeadLetter]]:
+        cause = matching.cause.replace("\0", "\ufffd")
+        rows = await self.database.read(_LETTERS, self.scope.number, matching.since, matching.until, cause, limit)
         return [
-            (number, buried_at, Letter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
+            (number, buried_at, DeadLetter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
             for number, buried_at, cause, body, code, version, headers, sent_at, source in rows
         ]
 

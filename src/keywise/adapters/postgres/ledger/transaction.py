@@ -1,4 +1,4 @@
-"""A transaction of a Postgres database, as the consumer sees it: decide, mark, commit, fail and bury in it."""
+"""A transaction of a Postgres database, as the consumer sees it: decide, mark, commit, fail and dead-letter in it."""
 
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -10,7 +10,7 @@ from keywise.adapters.postgres.ledger.working_set import MARK, MARK_NEWER, Book,
 from keywise.adapters.postgres.savepoints import Savepoints
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.change import ChangeHeader
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, CommitResult, Entry, Policy, Refusal
 from keywise.core.key_encoding import encoded
 
@@ -111,7 +111,7 @@ class PostgresTransaction:
         async with self._book(header.key for header in headers) as book:
             return bookkeeping.fail_unclaimed(book, headers)
 
-    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
+    async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         async with self._book(header.key for header, _ in letters if header is not None) as book:
             bookkeeping.bury_unclaimed(book, letters)
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from keywise.core import rules
 from keywise.core.change import Order
 from keywise.core.controls import PLAIN, Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, Policy
 from keywise.core.key_encoding import decoded, encoded
 
@@ -41,7 +41,7 @@ class Book:
         self._ahead_s = ahead_s
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, Entry | None] = {}
-        self._letters: list[Letter] = []
+        self._letters: list[DeadLetter] = []
         self.placed: set[str] = set()
         """Keys whose rows of marks hold nothing yet."""
         self.standing = PLAIN
@@ -89,7 +89,7 @@ class Book:
     def set(self, key: str, entry: Entry | None) -> None:
         self._changed[key] = entry
 
-    def keep(self, letter: Letter) -> None:
+    def keep(self, letter: DeadLetter) -> None:
         self._letters.append(letter)
 
     async def tokens(self, count: int) -> list[int]:
@@ -171,7 +171,7 @@ class Book:
         await self._connection.execute(_SWEEP, self._scope, self.now, 2 * len(rates) + 10)
 
 
-def letter_row(scope: int, buried_at: float, letter: Letter) -> tuple[Any, ...]:
+def letter_row(scope: int, buried_at: float, letter: DeadLetter) -> tuple[Any, ...]:
     """What `KEEP` is given."""
     headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
     cause = letter.cause.replace("\0", "\ufffd")

@@ -14,7 +14,7 @@ from keywise.adapters.redis.ledger.scope import SCOPES, RedisScope, prefix_of
 from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS, Book, Page, stretches
 from keywise.adapters.redis.scripts import FLOOR, HOLDING, KEEP
 from keywise.core.controls import Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Policy
 from keywise.core.key_encoding import decoded
 from keywise.core.limits import Rate
@@ -96,4 +96,4 @@ class RedisArchive:
         return Part(letters=letters, cursor=f"letters:{start + len(pairs)}")
 
 
-LETTER = msgspec.msgpack.Decoder(Letter).decode
+LETTER = msgspec.msgpack.Decoder(DeadLetter).decode

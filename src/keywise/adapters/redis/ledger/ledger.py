@@ -21,7 +21,7 @@ from keywise.adapters.redis.scripts import COUNT, DROP, WALK
 from keywise.core import rules
 from keywise.core.admin import Census
 from keywise.core.change import ChangeHeader
-from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
+from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
 from keywise.core.errors import AddressError, SettingsError
 from keywise.core.key_encoding import decoded
@@ -130,22 +130,22 @@ class RedisLedger:
 
         await self._end(claims, one, self._known_page(claims))
 
-    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
-        parts = stretches(burials, lambda burial: burial.letter)
-        return [claim for some in parts for claim in await self._bury(some)]
+    async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
+        parts = stretches(requests, lambda request: request.letter)
+        return [claim for some in parts for claim in await self._dead_letter(some)]
 
-    async def _bury(self, burials: Sequence[Burial]) -> list[Claim]:
-        by_claim = {id(burial.claim): burial for burial in burials if burial.claim is not None}
+    async def _dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
+        by_claim = {id(request.claim): request for request in requests if request.claim is not None}
 
         def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
             if entry is None or entry.token != claim.token:
                 return entry, True
-            burial = by_claim[id(claim)]
-            page.letters.setdefault(claim.key, []).append(burial.letter)
-            return rules.bury(entry, claim, burial.certainty, page.now, self._policy), False
+            request = by_claim[id(claim)]
+            page.letters.setdefault(claim.key, []).append(request.letter)
+            return rules.dead_letter(entry, claim, request.certainty, page.now, self._policy), False
 
-        lost = await self._end([burial.claim for burial in burials if burial.claim is not None], one, frees=False)
-        unread = [burial.letter for burial in burials if burial.claim is None]
+        lost = await self._end([request.claim for request in requests if request.claim is not None], one, frees=False)
+        unread = [request.letter for request in requests if request.claim is None]
         if unread:
             await self._book.keep(unread)
         return lost
@@ -197,11 +197,13 @@ class RedisLedger:
         if resync_due is not None:
             await self.governor.note_resync(resync_due)
 
-    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
-        found: list[tuple[int, float, Letter]] = []
+    async def dead_letters(
+        self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
+    ) -> list[tuple[int, float, DeadLetter]]:
+        found: list[tuple[int, float, DeadLetter]] = []
         start = 0
-        until = f"({sought.until!r}" if math.isfinite(sought.until) else "+inf"
-        since = repr(sought.since) if math.isfinite(sought.since) else "-inf"
+        until = f"({matching.until!r}" if math.isfinite(matching.until) else "+inf"
+        since = repr(matching.since) if math.isfinite(matching.since) else "-inf"
         while len(found) < limit:
             stretch = (self._scope.key("buried"), until, since, "WITHSCORES", "LIMIT", start, LETTERS_AT_ONCE)
             page = await self._server.run("ZREVRANGEBYSCORE", *stretch)
@@ -210,7 +212,7 @@ class RedisLedger:
                 break
             packed = await self._server.run("HMGET", self._scope.key("letters"), *(number for number, _ in numbers))
             letters = [(*one, LETTER(text)) for one, text in zip(numbers, packed, strict=True) if text is not None]
-            found += (one for one in letters if sought.cause in one[2].cause)
+            found += (one for one in letters if matching.cause in one[2].cause)
             start += len(numbers)
         return found[:limit]
 

@@ -20,7 +20,7 @@ from keywise.adapters.redis.ledger.scope import RedisScope
 from keywise.adapters.redis.scripts import READ, SWAP, SWAP_FREEING
 from keywise.core import rules
 from keywise.core.controls import PLAIN, Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, Policy
 from keywise.core.errors import UnavailableError
 from keywise.core.key_encoding import encoded
@@ -53,7 +53,7 @@ class Page(msgspec.Struct):
     standing: Standing = PLAIN
     standing_text: bytes = b""
     tokens: dict[str, int] = {}
-    letters: dict[str, list[Letter]] = {}
+    letters: dict[str, list[DeadLetter]] = {}
     """To be kept with what becomes of each key."""
     read_at: float | None = None
     """None: nothing was read, this worker knows it."""
@@ -108,7 +108,7 @@ class Book:
                 await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
         raise UnavailableError(f"{self._scope.database.name}: others keep changing the same keys")
 
-    async def keep(self, letters: Sequence[Letter]) -> None:
+    async def keep(self, letters: Sequence[DeadLetter]) -> None:
         """Keep letters that end no claim, no more than one step carries."""
         more = _more((0, 0, 0), (b"", b""), letters)
         answer = await self._scope.call(SWAP, *self._terms(Page(), under_standing=False), *("", *(b"",) * 5, more))
@@ -201,7 +201,7 @@ def text_of(standing: Standing) -> bytes:
     return msgspec.json.encode(standing) if standing != PLAIN else b""
 
 
-def stretches(items: Iterable[T], letter: Callable[[T], Letter]) -> Iterator[list[T]]:
+def stretches(items: Iterable[T], letter: Callable[[T], DeadLetter]) -> Iterator[list[T]]:
     """Split what holds letters into no more than one step carries."""
     found: list[T] = []
     size = 0
@@ -216,7 +216,7 @@ def stretches(items: Iterable[T], letter: Callable[[T], Letter]) -> Iterator[lis
         yield found
 
 
-def _more(counts: Sequence[int], rate: tuple[bytes, bytes], letters: Iterable[Letter]) -> bytes:
+def _more(counts: Sequence[int], rate: tuple[bytes, bytes], letters: Iterable[DeadLetter]) -> bytes:
     """What is written besides a state, as `SWAP` reads it."""
     before, after = rate
     parts = [struct.pack(">bbbB", *counts, len(before)), before, struct.pack(">B", len(after)), after]

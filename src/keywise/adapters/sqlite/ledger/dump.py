@@ -16,7 +16,7 @@ from keywise.adapters.sqlite.ledger.working_set import (
     store_standing,
 )
 from keywise.core.controls import Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Policy
 from keywise.core.history import Line
 from keywise.core.limits import Rate
@@ -67,7 +67,7 @@ class SqliteArchive:
     def _letters(self, after: int, limit: int) -> Part:
         rows: Any = self._database.read(_LETTERS, (self._scope.number, after, min(limit, LETTERS_AT_ONCE)))
         letters = [
-            (buried_at, Letter(cause, body, key, version, headers_of(headers), sent_at, source))
+            (buried_at, DeadLetter(cause, body, key, version, headers_of(headers), sent_at, source))
             for _, buried_at, cause, body, key, version, headers, sent_at, source in rows
         ]
         return Part(letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")

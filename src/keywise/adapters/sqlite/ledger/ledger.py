@@ -17,7 +17,7 @@ from keywise.adapters.sqlite.ledger.working_set import Book, Scope, headers_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import Census
 from keywise.core.change import ChangeHeader
-from keywise.core.dead_letter import EVERY_LETTER, Burial, Letter, Sought
+from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, Policy
 from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.transaction import Transaction
@@ -65,9 +65,9 @@ class SqliteLedger:
     async def release(self, claims: Sequence[Claim]) -> None:
         await self._write(_keys(claims), lambda book: bookkeeping.release(book, claims))
 
-    async def bury(self, burials: Sequence[Burial]) -> list[Claim]:
-        keys = [burial.claim.key for burial in burials if burial.claim is not None]
-        return await self._write(keys, lambda book: bookkeeping.bury(book, burials))
+    async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
+        keys = [request.claim.key for request in requests if request.claim is not None]
+        return await self._write(keys, lambda book: bookkeeping.dead_letter(book, requests))
 
     async def prune(self, retention_s: float) -> int:
         def act(book: Book) -> tuple[int, str | None]:
@@ -109,11 +109,13 @@ class SqliteLedger:
 
         await self._write([header.key for header in headers], act)
 
-    async def letters(self, limit: int, sought: Sought = EVERY_LETTER) -> list[tuple[int, float, Letter]]:
-        since, until = max(sought.since, -_FOREVER_S), min(sought.until, _FOREVER_S)
-        rows: Any = self.database.read(_LETTERS, (self.scope.number, since, until, sought.cause, limit))
+    async def dead_letters(
+        self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
+    ) -> list[tuple[int, float, DeadLetter]]:
+        since, until = max(matching.since, -_FOREVER_S), min(matching.until, _FOREVER_S)
+        rows: Any = self.database.read(_LETTERS, (self.scope.number, since, until, matching.cause, limit))
         return [
-            (number, buried_at, Letter(cause, body, key, version, headers_of(headers), sent_at, source))
+            (number, buried_at, DeadLetter(cause, body, key, version, headers_of(headers), sent_at, source))
             for number, buried_at, cause, body, key, version, headers, sent_at, source in rows
         ]
 

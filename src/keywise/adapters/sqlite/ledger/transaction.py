@@ -1,4 +1,4 @@
-"""A transaction of a SQLite file, as the consumer sees it: decide, mark, commit, fail and bury in it."""
+"""A transaction of a SQLite file, as the consumer sees it: decide, mark, commit, fail and dead-letter in it."""
 
 import math
 import sqlite3
@@ -12,7 +12,7 @@ from keywise.adapters.sqlite.database import DISK, SqliteDatabase, sqlite_errors
 from keywise.adapters.sqlite.ledger.working_set import MARK, SELECTED, Book, load_active
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.change import ChangeHeader, Order
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, CommitResult, Entry, Policy, Refusal
 from keywise.core.errors import UnavailableError
 
@@ -76,7 +76,7 @@ class SqliteTransaction:
         with self._book(header.key for header in headers) as book:
             return bookkeeping.fail_unclaimed(book, headers)
 
-    async def bury(self, letters: Sequence[tuple[ChangeHeader | None, Letter]]) -> None:
+    async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         with self._book(header.key for header, _ in letters if header is not None) as book:
             bookkeeping.bury_unclaimed(book, letters)
 

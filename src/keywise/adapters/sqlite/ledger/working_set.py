@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from keywise.core import rules
 from keywise.core.controls import PLAIN, Standing
-from keywise.core.dead_letter import Letter
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, Policy
 
 TOKEN_NONCE_BITS = 24
@@ -93,7 +93,7 @@ class Book:
         [last] = self._connection.execute(statement, (count,)).fetchone()
         return [(last - i) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS) for i in range(count)]
 
-    def keep(self, letter: Letter, buried_at: float | None = None) -> None:
+    def keep(self, letter: DeadLetter, buried_at: float | None = None) -> None:
         headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
         at = self.now if buried_at is None else buried_at
         row = (self._scope, at, letter.key, letter.version, letter.cause, letter.body, headers, letter.sent_at)
