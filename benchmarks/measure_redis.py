@@ -13,7 +13,7 @@ from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import Entry, LeaseTerms, Policy
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -49,7 +49,7 @@ async def _measure(server: RedisServer, count: int) -> list[Figure]:
         before = _used(server)
         for batch in _batches(keys, ADD_AT_ONCE):
             entry = Entry(order_of(MICROSECONDS), updated_at=time.time())
-            await ledger.archive.add(Part(entries=[(key, entry) for key in batch]))
+            await ledger.transfer.add(TransferPage(entries=[(key, entry) for key in batch]))
         size = (_used(server) - before) / count
         some = keys[:CLAIMED]
         seconds = await _marked(ledger, some, MICROSECONDS + 1)

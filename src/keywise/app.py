@@ -289,7 +289,7 @@ class App:
                 ledger=part(ledger),
                 operator=part(plugs.operator),
                 governor=part(plugs.governor),
-                historian=part(plugs.historian),
+                history_store=part(plugs.history_store),
                 sink=sink,
                 reader=definition._reader(),
                 settings=definition.settings,

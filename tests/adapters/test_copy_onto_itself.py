@@ -13,7 +13,7 @@ from keywise.core.errors import ActError
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Found, Move, Place
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
-from keywise.testing.conformance.dumps import filled, joined, parts_of
+from keywise.testing.conformance.dumps import filled, joined, pages_of
 from running import run
 from servers import shared
 
@@ -32,13 +32,13 @@ def test_a_ledger_is_not_replaced_by_itself_under_another_spelling_of_its_host(s
             clocks = [each.advance for each in databases]
             await filled(LedgerBench(ledger=one, another=one, advance=lambda seconds: [go(seconds) for go in clocks]))
             await one.governor.pause(Pause(EVERYTHING, True))
-            before, standing = joined(await parts_of(one.archive, 100)), await one.governor.standing()
+            before, standing = joined(await pages_of(one.transfer, 100)), await one.governor.standing()
             move = Move(scope, Place("here", one), Place("there", other), lambda what, done: None)
             plan = await move.plan()
             assert plan.found is Found.SAME
             with pytest.raises(ActError, match="here and there are the same ledger"):
                 await move.run(replace(plan, found=Found.OTHER), Mandate("ada"))
-            assert joined(await parts_of(one.archive, 100)) == before
+            assert joined(await pages_of(one.transfer, 100)) == before
             assert await other.governor.standing() == standing
 
     run(main())

@@ -16,13 +16,13 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, LeaseTerms, Policy
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Found, Move, Place, carried
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
-from keywise.testing.conformance.dumps import filled, joined, parts_of
+from keywise.testing.conformance.dumps import filled, joined, pages_of
 from keywise.testing.conformance.random_histories import LEASE_S, REDELIVERY_S, RETENTION_S, History, Twins
 from running import run
 
@@ -61,8 +61,8 @@ async def both(one: str, other: str, policy: Policy):
         yield [await stack.enter_async_context(MAKERS[name](policy)) for name in (one, other)]
 
 
-async def everything(bench: LedgerBench, since: float = 0.0, shift_s: float = 0.0) -> Part:
-    return carried(joined(await parts_of(bench.another.archive, 100)), since, shift_s)
+async def everything(bench: LedgerBench, since: float = 0.0, shift_s: float = 0.0) -> TransferPage:
+    return carried(joined(await pages_of(bench.another.transfer, 100)), since, shift_s)
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -76,8 +76,8 @@ def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
             mine = await everything(here, plan.since, plan.shift_s)
             theirs = await everything(there)
             assert theirs.entries == mine.entries and copied.keys.count == len(mine.entries) == 14
-            assert theirs.letters == mine.letters
-            assert theirs.lines[:-1] == mine.lines[:-1]
+            assert theirs.dead_letters == mine.dead_letters
+            assert theirs.records[:-1] == mine.records[:-1]
             assert (await move(here, there).plan()).found is Found.SAME
             await there.ledger.governor.resume(EVERYTHING, True)
             assert sorted(await there.ledger.suspects(100, -1e9)) == sorted(await here.ledger.suspects(100, -1e9)) != []
@@ -139,18 +139,18 @@ def test_pipelines_in_one_store_are_copied_and_cleared_each_for_itself(kind):
             contents = []
             for ledger, version in ((one, 1), (other, 2)):
                 order = order_of(version)
-                line, letter = Line(1.0, "stale", "a", version), DeadLetter("cause", b"", "a", version)
+                line, letter = HistoryRecord(1.0, "stale", "a", version), DeadLetter("cause", b"", "a", version)
                 entries = [("a", Entry(order, updated_at=1.0)), ("b", Entry(order, suspect=1, rate_at=2.0**40))]
                 # Charged for a rate that the pipeline has no more.
                 entries.append(("c", Entry(rate_at=2.0**40)))
-                contents.append(Part(entries=entries, letters=[(1.0, letter)], lines=[line]))
-                await ledger.archive.add(contents[-1])
-                await ledger.archive.stand(Standing(version))
+                contents.append(TransferPage(entries=entries, dead_letters=[(1.0, letter)], records=[line]))
+                await ledger.transfer.add(contents[-1])
+                await ledger.transfer.stand(Standing(version))
             for ledger, content in ((one, contents[0]), (other, contents[1])):
-                assert joined(await parts_of(ledger.archive)) == content
-            await one.archive.clear()
-            assert joined(await parts_of(one.archive)) == Part([], [], [])
-            assert joined(await parts_of(other.archive)) == contents[1]
+                assert joined(await pages_of(ledger.transfer)) == content
+            await one.transfer.clear()
+            assert joined(await pages_of(one.transfer)) == TransferPage([], [], [])
+            assert joined(await pages_of(other.transfer)) == contents[1]
             assert [(await one.governor.standing()).era, (await other.governor.standing()).era] == [1, 2]
 
     run(main())

@@ -152,7 +152,7 @@ class Worker:
                 ledger=ledger,
                 operator=ledger.operator,
                 governor=ledger.governor,
-                historian=ledger.historian,
+                history_store=ledger.history_store,
                 sink=self.sink,
                 reader=MessageReader(FieldRoute(Fields("id", "v", {})), body_max_bytes=10_000),
                 settings=Settings(lease_s=LEASE_S, redelivery_s=REDELIVERY_S, poll_s=0.05, **settings),

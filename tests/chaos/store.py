@@ -11,7 +11,7 @@ import msgspec
 import keywise
 from chaos.final_checks import Evidence
 from chaos.sqlite_backend import SqliteShelf
-from keywise.core.admin import Census
+from keywise.core.admin import LedgerCounts
 from keywise.core.entry import Entry
 from keywise.core.errors import UnavailableError
 
@@ -127,7 +127,7 @@ class Store:
         """How many messages a new worker would get at once."""
         return len(self._look(lambda pipeline: pipeline.sources[0][1].receive(100_000, 0.0)))
 
-    def census(self) -> Census:
+    def census(self) -> LedgerCounts:
         return self._look(lambda pipeline: pipeline.operator.census())
 
     def entry(self, key: str) -> Entry | None:

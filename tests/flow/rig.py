@@ -125,7 +125,7 @@ class Rig:
             "ledger": self.ledger,
             "operator": self.ledger,
             "governor": self.ledger,
-            "historian": self.ledger,
+            "history_store": self.ledger,
             "sink": self.sink,
             "reader": self.reader,
             "settings": self.settings,

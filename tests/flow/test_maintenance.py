@@ -75,10 +75,10 @@ def test_a_ledger_that_cannot_be_reached_only_delays_the_history():
                 raise UnavailableError("cut off")
             await rig.ledger.record(some)
 
-        async def trim(self, age_s: float, lines_max: int) -> int:
+        async def trim(self, age_s: float, records_max: int) -> int:
             return 0
 
-    rig.more["historian"] = Cut()
+    rig.more["history_store"] = Cut()
 
     async def story() -> None:
         await rig.work({"id": "a", "v": 5})
@@ -140,11 +140,11 @@ def test_two_consumers_share_the_chores():
     class Counted:
         async def record(self, some: Any) -> None: ...
 
-        async def trim(self, age_s: float, lines_max: int) -> int:
+        async def trim(self, age_s: float, records_max: int) -> int:
             trims.append(rig.loop.time())
             return 0
 
-    rig.more["historian"] = Counted()
+    rig.more["history_store"] = Counted()
 
     async def story() -> None:
         async with Running(rig, "w1"), Running(rig, "w2"):

@@ -12,7 +12,7 @@ from keywise.core import events
 from keywise.core.change import Change, Outcome, order_of
 from keywise.core.entry import Policy
 from keywise.core.errors import UnavailableError
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.observe.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, History
 from keywise.operate.inspect import standing_alarm
 
@@ -34,7 +34,7 @@ class Bench:
     def wait(self, key: str, answer: str) -> None:
         self.history(events.Refused(pipeline="p", key=key, version=1, reason=answer, wait_s=1.0))
 
-    def flushed(self, *, is_last: bool = False) -> list[Line]:
+    def flushed(self, *, is_last: bool = False) -> list[HistoryRecord]:
         """What is written from now on, oldest first."""
         self.ledger.written.clear()
         asyncio.run(self.history.flush(self.ledger, self.ledger, is_last=is_last))
@@ -48,10 +48,10 @@ class Reachable(MemoryLedger):
         super().__init__(*parts)
         self.is_cut = False
         self.writes = 0
-        self.written: list[Line] = []
+        self.written: list[HistoryRecord] = []
         self.meanwhile: Callable[[], None] = lambda: None
 
-    async def record(self, lines: Sequence[Line]) -> None:
+    async def record(self, lines: Sequence[HistoryRecord]) -> None:
         self.writes += 1
         self.meanwhile()
         if self.is_cut:
@@ -59,7 +59,7 @@ class Reachable(MemoryLedger):
         self.written += lines
 
 
-def told(lines: list[Line]) -> list[tuple[str, str, int | None]]:
+def told(lines: list[HistoryRecord]) -> list[tuple[str, str, int | None]]:
     return [(line.what, line.key, line.version) for line in lines]
 
 
@@ -220,11 +220,15 @@ def test_a_ledger_that_stays_away_does_not_fill_the_memory():
 
 
 def test_an_alarm_stands_until_it_is_over_or_old():
-    alarm, calm, other = Line(100.0, "alarm"), Line(110.0, "alarm over"), Line(120.0, "pruned")
+    alarm, calm, other = (
+        HistoryRecord(100.0, "alarm"),
+        HistoryRecord(110.0, "alarm over"),
+        HistoryRecord(120.0, "pruned"),
+    )
     assert standing_alarm([other, alarm], since=100.0) == alarm
     assert standing_alarm([other, alarm], since=100.1) is None
     assert standing_alarm([calm, alarm], since=0.0) is None
     for act in ("era raised", "resynced"):
-        assert standing_alarm([Line(110.0, act), alarm], since=0.0) is None
+        assert standing_alarm([HistoryRecord(110.0, act), alarm], since=0.0) is None
     assert standing_alarm([alarm, calm], since=0.0) == alarm
     assert standing_alarm([other], since=0.0) is None

@@ -10,7 +10,7 @@ from app.shop import WAYS, Shop
 from cli.command import Folder
 from keywise import App
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from running import run
 
 ODD = 'it\'s "odd"\n\x1b[31m🦉 [bold]'
@@ -46,13 +46,13 @@ def app_of(folder: Folder) -> App:
     return app
 
 
-async def governed(app: App, *pauses: Pause, lines: tuple[Line, ...] = (), eras: int = 0) -> None:
+async def governed(app: App, *pauses: Pause, lines: tuple[HistoryRecord, ...] = (), eras: int = 0) -> None:
     async with app.open("pages", work=False) as pipeline:
         for pause in pauses:
             await pipeline.governor.pause(pause)
         for _ in range(eras):
             await pipeline.governor.raise_era()
-        await pipeline.historian.record(lines)
+        await pipeline.history_store.record(lines)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -147,7 +147,7 @@ def test_why_tells_when_the_rate_allows_the_next_dispatch(tmp_path):
 
 def test_odd_keys_and_lines_are_harmless(folder):
     app = app_of(folder)
-    run(governed(app, lines=(Line(1.0, "failed", ODD, 1, "\x1b[31mred\x07", "w\x1b1"),)))
+    run(governed(app, lines=(HistoryRecord(1.0, "failed", ODD, 1, "\x1b[31mred\x07", "w\x1b1"),)))
     shown = folder.keywise("why", ODD, "--pipeline", "pages")
     assert shown.status == 0
     assert "\x1b" not in shown.out and "\x07" not in shown.out
@@ -170,7 +170,9 @@ def test_status_shows_pauses_era_and_alarms(folder):
     async def alarm() -> None:
         async with app.open("pages", work=False) as pipeline:
             now = await pipeline.operator.now()
-            await pipeline.historian.record([Line(now, "alarm", "", None, "bad; run keywise pause --all", "w1")])
+            await pipeline.history_store.record(
+                [HistoryRecord(now, "alarm", "", None, "bad; run keywise pause --all", "w1")]
+            )
 
     run(alarm())
     text = folder.keywise("status", "--pipeline", "pages").out

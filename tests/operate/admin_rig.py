@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from flow.rig import Rig
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.operate.admin import Acts, Mandate
 from keywise.operate.waiting import Grip, Patience, beating
 
@@ -34,7 +34,7 @@ class Desk:
         return self.rig.play(self.act(verb, *arguments, wait_s=wait_s, **options))
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[HistoryRecord]:
         """The history, oldest first."""
         return self.rig.play(self.rig.ledger.history(None, 100))[::-1]
 

@@ -10,11 +10,11 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import LeaseTerms, Policy
 from keywise.core.errors import ActError
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 from keywise.operate.admin import Mandate
 from keywise.operate.copy_ledger import Move, Place, Tallies
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
-from keywise.testing.conformance.dumps import filled, joined, parts_of
+from keywise.testing.conformance.dumps import filled, joined, pages_of
 from running import run
 
 WHO = Mandate("ada@desk", "ticket 7")
@@ -51,8 +51,8 @@ class Road:
         move = self.move
         return await move.run(await move.plan(), WHO)
 
-    async def content(self) -> tuple[Part, Part]:
-        mine, theirs = [joined(await parts_of(one.archive, 100)) for one in (self.source, self.target)]
+    async def content(self) -> tuple[TransferPage, TransferPage]:
+        mine, theirs = [joined(await pages_of(one.transfer, 100)) for one in (self.source, self.target)]
         return mine, theirs
 
     def refusal(self) -> str:

@@ -10,11 +10,11 @@ from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, Policy
 from keywise.core.errors import ActError
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 from keywise.operate.copy_ledger import Found, Plan, Tallies, Tally
-from keywise.testing.conformance.dumps import joined, parts_of
+from keywise.testing.conformance.dumps import joined, pages_of
 from operate.copy_rig import EVERY_KEY, TERMS, Road
 from running import run
 
@@ -24,13 +24,13 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
 
     async def main() -> None:
         await road.fill()
-        await road.source.archive.stand(Standing(2, (EVERY_KEY, Pause("a")), 7.0))
-        before = joined(await parts_of(road.source.archive, 100))
+        await road.source.transfer.stand(Standing(2, (EVERY_KEY, Pause("a")), 7.0))
+        before = joined(await pages_of(road.source.transfer, 100))
         tallies = await road.copy()
         mine, theirs = await road.content()
         assert theirs.entries == mine.entries == before.entries and len(mine.entries) > 10
-        assert theirs.letters == mine.letters and len(mine.letters) == 3
-        assert theirs.lines[:-1] == mine.lines[:-1] == before.lines
+        assert theirs.dead_letters == mine.dead_letters and len(mine.dead_letters) == 3
+        assert theirs.records[:-1] == mine.records[:-1] == before.records
         assert (tallies.keys.count, tallies.letters.count) == (len(mine.entries), 3)
         assert await road.target.standing() == Standing(2, (EVERY_KEY, Pause("a")), 7.0)
         assert (await road.target.claim([ChangeHeader("new", order_of(1))], TERMS)).granted == []
@@ -42,7 +42,7 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
 def test_both_histories_say_who_copied_and_why():
     road = Road()
 
-    async def main() -> tuple[Line, Line]:
+    async def main() -> tuple[HistoryRecord, HistoryRecord]:
         await road.fill()
         await road.copy()
         return (await road.source.history(None, 1))[0], (await road.target.history(None, 1))[0]
@@ -79,7 +79,7 @@ def test_moments_are_carried_to_the_clock_of_the_target(ahead_s):
     async def main() -> None:
         await road.fill()
         soon = Entry(tried=order_of(1), attempts=1, not_before=road.clock() + 9.0)
-        await road.source.archive.add(Part(entries=[("soon", soon)]))
+        await road.source.transfer.add(TransferPage(entries=[("soon", soon)]))
         road.there.advance(ahead_s)
         plan = await road.move.plan()
         assert plan.shift_s == math.ceil(ahead_s)
@@ -90,8 +90,8 @@ def test_moments_are_carried_to_the_clock_of_the_target(ahead_s):
             for name in ("updated_at", "lease_until", "tried_at", "unknown_until", "not_before", "suspect_at"):
                 at = getattr(here, name)
                 assert getattr(there, name) == (at + plan.shift_s if at else 0.0), (key, name)
-        assert [at for at, _ in theirs.letters] == [at + plan.shift_s for at, _ in mine.letters]
-        assert [one.at for one in theirs.lines[:-1]] == [one.at + plan.shift_s for one in mine.lines[:-1]]
+        assert [at for at, _ in theirs.dead_letters] == [at + plan.shift_s for at, _ in mine.dead_letters]
+        assert [one.at for one in theirs.records[:-1]] == [one.at + plan.shift_s for one in mine.records[:-1]]
         assert (await road.target.standing()).pauses == (replace(EVERY_KEY, at=5.0 + plan.shift_s),)
         left_s = (await road.target.inspect("soon")).not_before - road.there()
         assert 9.0 <= left_s < 10.0, "never sooner, and at most a second later"
@@ -146,14 +146,16 @@ def test_texts_that_not_every_store_takes_are_carried_as_it_would_take_them():
 
     async def main() -> None:
         await road.source.governor.pause(EVERY_KEY)
-        await road.source.archive.add(
-            Part(letters=[(1.0, letter)], lines=[Line(1.0, "stale", "k", 1, "de\0tail", "b\0y")])
+        await road.source.transfer.add(
+            TransferPage(
+                dead_letters=[(1.0, letter)], records=[HistoryRecord(1.0, "stale", "k", 1, "de\0tail", "b\0y")]
+            )
         )
         await road.copy()
         _, theirs = await road.content()
         carried = replace(letter, cause="a\ufffdcause", source="so\ufffdurce", headers=None)
-        assert theirs.letters == [(1.0, carried)]
-        assert theirs.lines[0] == Line(1.0, "stale", "k", 1, "de\ufffdtail", "b\ufffdy")
+        assert theirs.dead_letters == [(1.0, carried)]
+        assert theirs.records[0] == HistoryRecord(1.0, "stale", "k", 1, "de\ufffdtail", "b\ufffdy")
 
     run(main())
 
@@ -198,10 +200,10 @@ def test_the_same_content_is_not_copied_again(ahead_s):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (Part(entries=[("more", Entry(order_of(1)))]), "15 keys instead of 14"),
-        (Part(entries=[("a", Entry(order_of(99)))]), "14 keys, and some of them are different"),
-        (Part(letters=[(1.0, DeadLetter("cause", b""))]), "4 dead letters instead of 3"),
-        (Part(lines=[Line(1.0, "stale")]), "6 lines of history instead of 5"),
+        (TransferPage(entries=[("more", Entry(order_of(1)))]), "15 keys instead of 14"),
+        (TransferPage(entries=[("a", Entry(order_of(99)))]), "14 keys, and some of them are different"),
+        (TransferPage(dead_letters=[(1.0, DeadLetter("cause", b""))]), "4 dead letters instead of 3"),
+        (TransferPage(records=[HistoryRecord(1.0, "stale")]), "6 lines of history instead of 5"),
     ],
 )
 def test_what_the_target_holds_besides_is_told_and_replaced_only_while_nobody_uses_it(change, told):
@@ -210,7 +212,7 @@ def test_what_the_target_holds_besides_is_told_and_replaced_only_while_nobody_us
     async def main() -> None:
         await road.fill()
         await road.copy()
-        await road.target.archive.add(change)
+        await road.target.transfer.add(change)
         plan = await road.move.plan()
         assert (plan.found, plan.difference) == (Found.OTHER, told)
         await road.move.check_replaceable()
@@ -255,10 +257,10 @@ def test_the_order_of_lines_counts_and_that_of_letters_does_not():
     """Letters are told by when they were buried, and each says so."""
     letters, lines = (
         [(1.0, DeadLetter("one", b"")), (2.0, DeadLetter("two", b""))],
-        [Line(1.0, "one"), Line(1.0, "two")],
+        [HistoryRecord(1.0, "one"), HistoryRecord(1.0, "two")],
     )
     one, other = Tallies(), Tallies()
-    one.add(Part(letters=letters, lines=lines))
-    other.add(Part(letters=letters[::-1], lines=lines[::-1]))
+    one.add(TransferPage(dead_letters=letters, records=lines))
+    other.add(TransferPage(dead_letters=letters[::-1], records=lines[::-1]))
     assert one.letters == other.letters
     assert one.difference(other) == "2 lines of history, and some of them are different"

@@ -3,12 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
-from keywise.adapters.memory.dump import MemoryArchive
+from keywise.adapters.memory.dump import MemoryLedgerTransfer
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.entry import Entry
 from keywise.core.errors import ActError
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 from keywise.operate.copy_ledger import UNFINISHED, Found
 from operate.copy_rig import EVERY_KEY, TERMS, WHO, Road
 from running import run
@@ -137,17 +137,17 @@ def test_a_target_that_somebody_begins_to_use_is_left_as_it_was():
 def test_what_a_ledger_counts_and_does_not_tell_is_noticed():
     road = Road()
 
-    class Forgetful(MemoryArchive):
-        async def part(self, cursor: str, limit: int) -> Part:
-            told = await super().part(cursor, limit)
+    class Forgetful(MemoryLedgerTransfer):
+        async def page(self, cursor: str, limit: int) -> TransferPage:
+            told = await super().page(cursor, limit)
             return replace(told, entries=[(key, entry) for key, entry in told.entries if key != "🦉"])
 
     async def main() -> None:
         await road.fill()
-        road.source.archive = Forgetful(road.source.database, road.source.database.scope("pages"))
+        road.source.transfer = Forgetful(road.source.database, road.source.database.scope("pages"))
         with pytest.raises(ActError, match=r"counts was told to new:// \(keys: 9 instead of 10"):
             await road.copy()
-        await road.target.archive.stand(Standing(0, (EVERY_KEY,)))
+        await road.target.transfer.stand(Standing(0, (EVERY_KEY,)))
         plan = await road.move.plan()
         assert (plan.found, plan.difference) == (Found.OTHER, "keys: 9 instead of 10")
 
@@ -172,7 +172,7 @@ def test_a_ledger_that_is_known_by_two_names_is_not_replaced_by_itself():
         with pytest.raises(ActError, match="old:// and new:// are the same ledger"):
             await move.run(plan, WHO)
         after, _ = await road.content()
-        assert (len(after.entries), after.letters, after.lines) == (15, before.letters, before.lines)
+        assert (len(after.entries), after.dead_letters, after.records) == (15, before.dead_letters, before.records)
         assert await road.source.standing() == standing
 
     run(main())

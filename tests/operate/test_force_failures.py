@@ -315,7 +315,7 @@ def test_truth_that_cannot_be_had_is_told():
 
 def test_an_act_whose_line_cannot_be_written_is_told_as_done():
     desk = desk_with(truth={"id": "a", "v": 5})
-    desk.rig.more["historian"] = Unreachable(desk.rig.ledger, record=1)
+    desk.rig.more["history_store"] = Unreachable(desk.rig.ledger, record=1)
     with pytest.raises(ActError, match="forced, and that is done; but the history could not be written"):
         desk.do("force", "a")
     assert (desk.rig.stored, desk.noted) == ({"a": 5}, [])

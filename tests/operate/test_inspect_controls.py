@@ -6,7 +6,7 @@ from keywise import App, Rate
 from keywise.core.change import VERSION_MAX
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.operate.inspect import ALARM_S, Figures, Limit, Story, figures_of, story_of
 from running import run
 
@@ -24,7 +24,7 @@ class Scene:
         self.entry: Entry | None = None
         self.pauses: list[Pause] = []
         self.eras = 0
-        self.lines: list[Line] = []
+        self.lines: list[HistoryRecord] = []
 
     def story(self, key: str = "a", **options: Any) -> Story | None:
         return run(self._ask(lambda pipeline: story_of(pipeline, key, WALL, **options)))
@@ -45,7 +45,7 @@ class Scene:
                 await pipeline.governor.pause(pause)
             for _ in range(self.eras):
                 await pipeline.governor.raise_era()
-            await pipeline.historian.record(self.lines)
+            await pipeline.history_store.record(self.lines)
             if self.entry is not None:
                 ledger.database.scope("pages").entries["a"] = self.entry
             return await question(pipeline)
@@ -122,7 +122,7 @@ def test_within_an_era_the_newest_wins():
 
 def test_a_story_tells_the_newest_lines_of_its_key():
     scene = Scene()
-    scene.lines = [Line(float(at), "stale", "ab"[at % 2], at, "", "w1") for at in range(60)]
+    scene.lines = [HistoryRecord(float(at), "stale", "ab"[at % 2], at, "", "w1") for at in range(60)]
     story = scene.told()
     assert [line.version for line in story.history] == list(range(58, 18, -2))
     assert story.history[0].at == WALL - NOW + 58.0
@@ -132,7 +132,7 @@ def test_a_story_tells_the_newest_lines_of_its_key():
 
 def test_a_key_that_only_the_history_knows_has_a_story():
     scene = Scene()
-    scene.lines = [Line(1.0, "buried", "a", 3, "bad", "w1")]
+    scene.lines = [HistoryRecord(1.0, "buried", "a", 3, "bad", "w1")]
     assert scene.told().mark is None
     assert scene.story("b") is None
 
@@ -147,9 +147,9 @@ def test_figures_tell_era_and_pauses():
 
 def test_figures_tell_an_alarm_of_the_last_hour_that_is_not_over():
     scene = Scene()
-    scene.lines = [Line(NOW - 50.0, "alarm", "", None, "act", "w1"), Line(NOW, "stale", "a")]
+    scene.lines = [HistoryRecord(NOW - 50.0, "alarm", "", None, "act", "w1"), HistoryRecord(NOW, "stale", "a")]
     assert [(alarm.detail, alarm.at) for alarm in scene.figures().alarms] == [("act", WALL - 50.0)]
-    scene.lines.append(Line(NOW, "alarm over"))
+    scene.lines.append(HistoryRecord(NOW, "alarm over"))
     assert scene.figures().alarms == []
-    scene.lines = [Line(NOW - ALARM_S - 1.0, "alarm")]
+    scene.lines = [HistoryRecord(NOW - ALARM_S - 1.0, "alarm")]
     assert scene.figures().alarms == []

@@ -11,7 +11,7 @@ from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFi
 from keywise.core.entry import Claim, Entry
 
 
-class Census(msgspec.Struct, frozen=True):
+class LedgerCounts(msgspec.Struct, frozen=True):
     """A ledger's scope in figures."""
 
     keys: int
@@ -27,7 +27,7 @@ class Operator(Protocol):
     async def inspect(self, key: str) -> Entry | None:
         """What the ledger remembers of a key."""
 
-    async def census(self) -> Census: ...
+    async def census(self) -> LedgerCounts: ...
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         """Keys whose content in the sink has been in doubt for a while, and has not become more so since."""

@@ -9,7 +9,7 @@ from keywise.core.admin import Operator
 from keywise.core.events import Event
 
 
-class Line(msgspec.Struct, frozen=True):
+class HistoryRecord(msgspec.Struct, frozen=True):
     """One line of the history: what happened to a key, or what an operator did."""
 
     at: float
@@ -23,15 +23,15 @@ class Line(msgspec.Struct, frozen=True):
     """The worker or the operator."""
 
 
-class Historian(Protocol):
+class HistoryStore(Protocol):
     """Keeps the history of one ledger scope: lines are only added, until they are too old or too many."""
 
-    async def record(self, lines: Sequence[Line]) -> None: ...
+    async def record(self, records: Sequence[HistoryRecord]) -> None: ...
 
-    async def history(self, key: str | None, limit: int) -> list[Line]:
+    async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
         """The newest lines of a key, newest first; None: of the whole pipeline and all keys."""
 
-    async def trim(self, age_s: float, lines_max: int) -> int:
+    async def trim(self, age_s: float, records_max: int) -> int:
         """Forget old lines, and the oldest above a count; return how many."""
 
 
@@ -50,5 +50,5 @@ class Reporter(Protocol):
     def due(self, pipeline: str, now: float) -> Sequence[Event]:
         """What it has to say to all observers now; most of the time nothing."""
 
-    async def flush(self, historian: Historian, operator: Operator, *, is_last: bool = False) -> None:
+    async def flush(self, history_store: HistoryStore, operator: Operator, *, is_last: bool = False) -> None:
         """Write what has gathered. What cannot be written waits for the next time."""

@@ -40,7 +40,7 @@ class Chores:
                     pipeline.emit(event)
                 # What it keeps waits; whatever else cannot reach the ledger says so.
                 with suppress(UnavailableError):
-                    await reporter.flush(pipeline.historian, pipeline.operator, is_last=self._stop.is_set())
+                    await reporter.flush(pipeline.history_store, pipeline.operator, is_last=self._stop.is_set())
 
     async def _tidy(self) -> None:
         pipeline, every_s = self._pipeline, self._pipeline.settings.chores_s
@@ -56,7 +56,7 @@ class Chores:
     async def _trim_history(self) -> None:
         pipeline, settings = self._pipeline, self._pipeline.settings
         if await pipeline.governor.turn("trim history", settings.chores_s):
-            await pipeline.historian.trim(settings.history_age_s, settings.history_lines_max)
+            await pipeline.history_store.trim(settings.history_age_s, settings.history_lines_max)
 
     async def _prune(self) -> None:
         pipeline, settings = self._pipeline, self._pipeline.settings

@@ -19,7 +19,7 @@ from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import storable
-from keywise.core.history import Historian, Reporter
+from keywise.core.history import HistoryStore, Reporter
 from keywise.core.ledger import Ledger
 from keywise.core.limits import Debounce, Rate
 from keywise.core.settings import Settings
@@ -47,7 +47,7 @@ class Pipeline:
     ledger: Ledger
     operator: Operator
     governor: Governor
-    historian: Historian
+    history_store: HistoryStore
     sink: Sink | AtomicSink
     reader: MessageReader
     settings: Settings

@@ -9,7 +9,7 @@ from keywise.core.admin import Operator
 from keywise.core.change import ChangeHeader, Outcome, is_unversioned
 from keywise.core.clock import Clock, boot_time
 from keywise.core.failures import storable
-from keywise.core.history import ALARM, CALM, Historian, Line
+from keywise.core.history import ALARM, CALM, HistoryRecord, HistoryStore
 from keywise.core.ledger import LosesWrites
 from keywise.observe.alarms import Losses, Restarts
 
@@ -65,7 +65,7 @@ class History:
         said = (self.restarts.look(pipeline, now), self._losses.look(pipeline, losses))
         return [event for event in said if event is not None]
 
-    async def flush(self, historian: Historian, operator: Operator, *, is_last: bool = False) -> None:
+    async def flush(self, history_store: HistoryStore, operator: Operator, *, is_last: bool = False) -> None:
         """Write what has gathered, by the store's clock. What cannot be written waits for the next time."""
         self._tell_left_out(is_last)
         taken = [self._lines.popleft() for _ in range(len(self._lines))]
@@ -73,7 +73,7 @@ class History:
             return
         try:
             ahead_s = await operator.now() - self._clock()
-            await historian.record([Line(at + ahead_s, *told, self._owner) for at, told in taken])
+            await history_store.record([HistoryRecord(at + ahead_s, *told, self._owner) for at, told in taken])
         except BaseException:
             self._lines.extendleft(reversed(taken))
             while len(self._lines) > LINES_MAX:

@@ -14,7 +14,7 @@ from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import EMPTY, Policy, Refusal
 from keywise.core.errors import ActError, UnavailableError
 from keywise.core.failures import storable
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.core.rules import doubtful_since
 from keywise.core.sink import Grade
 from keywise.flow.pipeline import Pipeline
@@ -36,12 +36,12 @@ class Mandate(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-async def record(pipeline: Pipeline, mandate: Mandate, line: Line) -> None:
+async def record(pipeline: Pipeline, mandate: Mandate, line: HistoryRecord) -> None:
     """Add a line to the history of a pipeline, as of now; what it says comes before the reason."""
     detail = storable("; ".join(part for part in (line.detail, mandate.why) if part))
     try:
         at = await pipeline.operator.now()
-        await pipeline.historian.record([replace(line, at=at, detail=detail, by=storable(mandate.who))])
+        await pipeline.history_store.record([replace(line, at=at, detail=detail, by=storable(mandate.who))])
     except UnavailableError as error:
         raise ActError(f"{line.what}, and that is done; but the history could not be written: {error}") from error
 
@@ -57,7 +57,7 @@ class Acts:
 
     async def record(self, what: str, key: str = "", version: int | None = None, detail: str = "") -> None:
         """Add a line to the history."""
-        await record(self._pipeline, self._mandate, Line(0.0, what, key, version, detail))
+        await record(self._pipeline, self._mandate, HistoryRecord(0.0, what, key, version, detail))
 
     # Pauses.
 

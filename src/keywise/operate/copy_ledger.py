@@ -15,21 +15,21 @@ import msgspec
 from msgspec.structs import replace
 
 from keywise.core import rules
-from keywise.core.admin import Census
+from keywise.core.admin import LedgerCounts
 from keywise.core.controls import PLAIN, Pause, Standing
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry
 from keywise.core.errors import ActError
 from keywise.core.failures import storable
-from keywise.core.history import Line
-from keywise.core.transfer import Part
+from keywise.core.history import HistoryRecord
+from keywise.core.transfer import TransferPage
 from keywise.operate.admin import Mandate
 
 UNFINISHED = "**"
 """A pattern for every key that the command line cannot name: `*` is what it makes of it."""
 COPIED = "copied"
 """Lines of the history that say so belong to one ledger, and are not compared."""
-PART = 1000
+PAGE_MAX = 1000
 SAME_CLOCK_S = 2.0
 """Clocks that differ by less count as one: a copy takes longer than that, and reading two clocks takes time as well."""
 _MOMENTS = ("updated_at", "lease_until", "unknown_until", "tried_at", "not_before", "suspect_at", "rate_at")
@@ -65,13 +65,13 @@ class Tallies(msgspec.Struct):
     letters: Tally = msgspec.field(default_factory=Tally)
     lines: Tally = msgspec.field(default_factory=Tally)
 
-    def add(self, part: Part) -> None:
+    def add(self, page: TransferPage) -> None:
         """Lines are told in the order in which they were written, so their place counts too."""
-        for key, entry in part.entries:
+        for key, entry in page.entries:
             self.keys.add(key, entry)
-        for at, letter in part.letters:
+        for at, letter in page.dead_letters:
             self.letters.add(at, letter)
-        for line in part.lines:
+        for line in page.records:
             if line.what != COPIED:
                 self.lines.add(self.lines.count, line)
 
@@ -101,7 +101,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     pipeline: str
     found: Found
-    census: Census
+    census: LedgerCounts
     standing: Standing
     """Of the source."""
     since: float
@@ -186,27 +186,27 @@ class Move:
         target, before = self._target.ledger, await self._target.ledger.governor.standing()
         there = shifted_standing(plan.standing, plan.shift_s)
         mark = Pause(UNFINISHED, True, await target.operator.now(), storable(mandate.who), self._why)
-        await target.archive.stand(replace(there, pauses=(*there.pauses, mark)))
+        await target.transfer.stand(replace(there, pauses=(*there.pauses, mark)))
         await self._refuse_itself(before)
         if plan.found is not Found.NOTHING:
-            await target.archive.clear()
+            await target.transfer.clear()
         if not await self._is_empty():
-            await target.archive.stand(before)
+            await target.transfer.stand(before)
             raise ActError(f"{self._target.name} is being worked with; stop its workers, and run it again")
         # A store that compares tokens has seen those of the source.
-        await target.archive.tokens_above(await self._source.ledger.archive.tokens_above(0))
+        await target.transfer.tokens_above(await self._source.ledger.transfer.tokens_above(0))
         copied = await self._copied(plan)
         await self._verify(plan, copied)
         told = f"{copied.keys.count:,} keys, {copied.letters.count:,} dead letters"
         await self._record(self._target, f"from {self._source.name}: {told}", mandate)
-        await target.archive.stand(there)
+        await target.transfer.stand(there)
         await self._record(self._source, f"to {self._target.name}: {told}", mandate)
         return copied
 
     async def _refuse_itself(self, before: Standing) -> None:
         """One ledger may have two names. Then the mark of the target is found in the source, which had none."""
         if _mark_of(await self._source.ledger.governor.standing()) is not None:
-            await self._target.ledger.archive.stand(before)
+            await self._target.ledger.transfer.stand(before)
             raise ActError(
                 f"{self._source.name} and {self._target.name} are the same ledger; nothing was changed, "
                 "name another one to copy to"
@@ -218,9 +218,9 @@ class Move:
 
     async def _copied(self, plan: Plan) -> Tallies:
         tallies = Tallies()
-        async for part in _parts(self._source):
-            there = carried(part, plan.since, plan.shift_s)
-            await self._target.ledger.archive.add(there)
+        async for page in _pages(self._source):
+            there = carried(page, plan.since, plan.shift_s)
+            await self._target.ledger.transfer.add(there)
             tallies.add(there)
             self._tell("copying", tallies.keys.count + tallies.letters.count)
         return tallies
@@ -255,30 +255,30 @@ class Move:
 
     async def _tallied(self, place: Place, what: str, since: float, shift_s: float = 0.0) -> Tallies:
         tallies = Tallies()
-        async for part in _parts(place):
-            tallies.add(carried(part, since, shift_s))
+        async for page in _pages(place):
+            tallies.add(carried(page, since, shift_s))
             self._tell(what, tallies.keys.count + tallies.letters.count)
         return tallies
 
     async def _is_empty(self) -> bool:
-        async for part in _parts(self._target):
-            if part.entries or part.letters or part.lines:
+        async for page in _pages(self._target):
+            if page.entries or page.dead_letters or page.records:
                 return False
         return True
 
     async def _record(self, place: Place, detail: str, mandate: Mandate) -> None:
         detail = storable("; ".join(part for part in (detail, mandate.why) if part))
         at = await place.ledger.operator.now()
-        await place.ledger.historian.record([Line(at, COPIED, detail=detail, by=storable(mandate.who))])
+        await place.ledger.history_store.record([HistoryRecord(at, COPIED, detail=detail, by=storable(mandate.who))])
 
 
-async def _parts(place: Place) -> AsyncIterator[Part]:
+async def _pages(place: Place) -> AsyncIterator[TransferPage]:
     """All of a scope, one part after another."""
     cursor = ""
     while True:
-        part = await place.ledger.archive.part(cursor, PART)
-        yield part
-        cursor = part.cursor
+        page = await place.ledger.transfer.page(cursor, PAGE_MAX)
+        yield page
+        cursor = page.cursor
         if not cursor:
             return
 
@@ -295,13 +295,13 @@ def _shift_of(mine: Standing, theirs: Standing, otherwise_s: float) -> float:
     return float(round(apart_s[0])) if apart_s else otherwise_s
 
 
-def carried(part: Part, since: float, shift_s: float) -> Part:
+def carried(page: TransferPage, since: float, shift_s: float) -> TransferPage:
     """A part as any other ledger keeps it: in whole seconds where only they are kept, on a clock that is ahead."""
-    entries = [(key, _carried_entry(entry, since, shift_s)) for key, entry in part.entries]
-    return Part(
+    entries = [(key, _carried_entry(entry, since, shift_s)) for key, entry in page.entries]
+    return TransferPage(
         entries=[(key, entry) for key, entry in entries if rules.kept(entry) is not None],
-        letters=[(at + shift_s, _carried_letter(letter)) for at, letter in part.letters],
-        lines=[_carried_line(line, shift_s) for line in part.lines],
+        dead_letters=[(at + shift_s, _carried_letter(letter)) for at, letter in page.dead_letters],
+        records=[_carried_line(line, shift_s) for line in page.records],
     )
 
 
@@ -319,7 +319,7 @@ def _carried_letter(letter: DeadLetter) -> DeadLetter:
     return replace(letter, cause=_text(letter.cause), source=_text(letter.source), headers=headers)
 
 
-def _carried_line(line: Line, shift_s: float) -> Line:
+def _carried_line(line: HistoryRecord, shift_s: float) -> HistoryRecord:
     texts = {name: _text(getattr(line, name)) for name in ("what", "detail", "by")}
     return replace(line, at=line.at + shift_s, **texts)
 

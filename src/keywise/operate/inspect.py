@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, is_unversioned, order_of
 from keywise.core.controls import PLAIN, Pause, Standing
 from keywise.core.entry import Entry, LeaseTerms, Policy
-from keywise.core.history import ALARM, ENDS_ALARM, Line
+from keywise.core.history import ALARM, ENDS_ALARM, HistoryRecord
 from keywise.core.rules import decide_under, era_of
 from keywise.core.settings import Settings
 from keywise.core.sink import Grade
@@ -17,7 +17,7 @@ from keywise.flow.degraded.journal_files import notes_in
 from keywise.flow.pipeline import Pipeline, is_atomic
 from keywise.flow.strategy import choose_strategy
 
-Dated = TypeVar("Dated", Pause, Line)
+Dated = TypeVar("Dated", Pause, HistoryRecord)
 
 LETTERS_MAX = 1000
 """A key's dead letters are looked for among so many of the newest."""
@@ -62,7 +62,7 @@ class Figures(msgspec.Struct, frozen=True):
     dead: int
     era: int = 0
     pauses: list[Pause] = []
-    alarms: list[Line] = []
+    alarms: list[HistoryRecord] = []
     """Of the last hour, and not over."""
     spooled: Spooled | None = None
     resync_since: float | None = None
@@ -184,7 +184,7 @@ class Story(msgspec.Struct, frozen=True):
     pauses: list[Pause]
     """Those that cover the key."""
     limit: Limit | None
-    history: list[Line]
+    history: list[HistoryRecord]
     """Newest first, and not more than were asked for."""
 
 
@@ -196,7 +196,7 @@ async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
     ]
     census, standing = await pipeline.operator.census(), await pipeline.governor.standing()
     now = await pipeline.operator.now()
-    alarm = standing_alarm(await pipeline.historian.history("", ALARM_LINES), now - ALARM_S)
+    alarm = standing_alarm(await pipeline.history_store.history("", ALARM_LINES), now - ALARM_S)
     return Figures(
         pipeline=pipeline.name,
         grade=pipeline.grade,
@@ -228,7 +228,7 @@ async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES
     """Tell what the ledger remembers of a key; None if that is nothing at all. `wall` is the time now."""
     operator = pipeline.operator
     entry, now, standing = await operator.inspect(key), await operator.now(), await pipeline.governor.standing()
-    history = await pipeline.historian.history(key, max(1, lines))
+    history = await pipeline.history_store.history(key, max(1, lines))
     newest = await operator.dead_letters(LETTERS_MAX)
     ahead_s = wall - now
     letters = [
@@ -374,7 +374,7 @@ def _version(order: Order | None) -> int | None:
     return None if order is None or is_unversioned(order) else order[1]
 
 
-def standing_alarm(lines: Sequence[Line], since: float) -> Line | None:
+def standing_alarm(lines: Sequence[HistoryRecord], since: float) -> HistoryRecord | None:
     """The newest alarm of a pipeline's lines, newest first; None if it is over, or older than that."""
     newest = next((line for line in lines if line.what in (ALARM, *ENDS_ALARM)), None)
     return newest if newest is not None and newest.what == ALARM and newest.at >= since else None

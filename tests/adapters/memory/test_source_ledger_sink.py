@@ -14,7 +14,7 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
-from keywise.core.admin import Census
+from keywise.core.admin import LedgerCounts
 from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, LeaseTerms, Policy, RefusalReason
@@ -294,7 +294,7 @@ def test_the_operator_sees_figures_suspects_and_letters():
         await ledger.commit([Claim("a", order_of(9), False, token=99)])
         await shop.take("d")
         await ledger.dead_letter([DeadLetterRequest(DeadLetter("no", b"x"))])
-        assert Census(keys=2, tombstones=0, claims=1, suspects=1, dead=1) == await ledger.census()
+        assert LedgerCounts(keys=2, tombstones=0, claims=1, suspects=1, dead=1) == await ledger.census()
         assert await ledger.suspects(10, 1.0) == []
         await shop.pass_s(1.0)
         assert await ledger.suspects(10, 1.0) == ["a"]

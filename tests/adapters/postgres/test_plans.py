@@ -18,7 +18,7 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Entry, LeaseTerms, Policy
 from keywise.core.ledger import Failure
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 from keywise.testing.conformance.sinks import gone, put
 from running import run
 from servers import shared
@@ -169,11 +169,11 @@ def test_a_part_of_a_scope_is_read_without_the_rest_of_it(is_analyzed):
     async def main() -> list[tuple[int, int]]:
         async with PostgresLedger(PostgresDatabase(shared.postgres().url), fresh("scope"), Policy()) as ledger:
             entries = [(f"k{number:06}", Entry(order_of(1), suspect=number % 9)) for number in range(20_000)]
-            await ledger.archive.add(Part(entries=entries))
+            await ledger.transfer.add(TransferPage(entries=entries))
             if is_analyzed:
                 await ledger.database.write("analyze keywise_marks")
             explain = "explain (analyze) " + archive_statements._ENTRIES
-            lines = await ledger.archive._read(explain, ledger.scope.number, b"k010000", 100)
+            lines = await ledger.transfer._read(explain, ledger.scope.number, b"k010000", 100)
             scans = [re.search(r"Scan.*actual.* rows=(\d+) loops=(\d+)", line) for (line,) in lines]
             return [(int(scan[1]), int(scan[2])) for scan in scans if scan]
 

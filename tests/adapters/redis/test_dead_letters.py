@@ -13,7 +13,7 @@ from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import LeaseTerms, Policy
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 from running import run
 from servers import shared
 from servers.redis import RedisServer, redis_server
@@ -47,7 +47,7 @@ def test_large_letters_are_kept_a_few_at_a_time(narrow):
             ).granted
             assert await ledger.dead_letter([DeadLetterRequest(LARGE, claim) for claim in claims]) == []
             assert (await ledger.census()).dead == 8
-            await ledger.archive.add(Part(letters=[(1.0, LARGE)] * 3))
+            await ledger.transfer.add(TransferPage(dead_letters=[(1.0, LARGE)] * 3))
             assert (await ledger.census()).dead == 11
             assert [letter for _, _, letter in await ledger.dead_letters(20)] == [LARGE] * 11
 
@@ -80,7 +80,7 @@ def test_a_letter_that_is_dropped_while_letters_are_carried_off_is_left_out():
                 return await real(*command)
 
             ledger._server.run = run
-            part = await ledger.archive.part("letters:0", 10)
-            assert [letter for _, letter in part.letters] == [SMALL] * 2
+            page = await ledger.transfer.page("letters:0", 10)
+            assert [letter for _, letter in page.dead_letters] == [SMALL] * 2
 
     run(story())

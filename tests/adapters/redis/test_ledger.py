@@ -15,7 +15,7 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import LeaseTerms, Policy, RefusalReason
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.core.url import Address
 from running import run
 from servers import machine, shared
@@ -149,9 +149,9 @@ def test_when_memory_is_used_up_claims_wait_and_work_ends(server):
             with pytest.raises(UnavailableError, match="maxmemory"):
                 await ledger.claim(headers(("c", 1)), TERMS)
             with pytest.raises(UnavailableError, match="maxmemory"):
-                await ledger.historian.record([Line(1.0, "stale", "a")] * 2)
-            await ledger.historian.record([Line(1.0, "pruned")])
-            assert [line.what for line in await ledger.historian.history(None, 9)] == ["pruned"], "an act is told"
+                await ledger.history_store.record([HistoryRecord(1.0, "stale", "a")] * 2)
+            await ledger.history_store.record([HistoryRecord(1.0, "pruned")])
+            assert [line.what for line in await ledger.history_store.history(None, 9)] == ["pruned"], "an act is told"
             assert await ledger.commit(held[:1]) == [], "what has begun can end"
             await ledger.release(held[1:])
             assert (await ledger.inspect("a")).mark == order_of(5)

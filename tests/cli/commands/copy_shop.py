@@ -13,7 +13,7 @@ from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry, Policy
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 from running import run
 
 OLD = "sqlite:///old.db"
@@ -86,7 +86,7 @@ class Mover(Folder):
         async def main() -> None:
             async with SqliteLedger(SqliteDatabase(str(self.path / "old.db")), "pages", Policy()) as ledger:
                 entries = [(f"k{number:06}", Entry((0, number, 0), number % 7 == 0, 5.0)) for number in range(keys)]
-                await ledger.archive.add(Part(entries=entries))
+                await ledger.transfer.add(TransferPage(entries=entries))
                 await ledger.governor.pause(Pause(EVERYTHING, True, await ledger.now(), "ada"))
 
         run(main(), limit_s=60)

@@ -13,7 +13,7 @@ from keywise.core.clock import Clock, boot_time
 from keywise.core.controls import Standing
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 
 TOKEN_NONCE_BITS = 24
 
@@ -37,7 +37,7 @@ class Scope(msgspec.Struct):
     """At most one, under an empty name."""
     chores: dict[str, float] = {}
     """When each was done last."""
-    lines: dict[int, Line] = {}
+    lines: dict[int, HistoryRecord] = {}
 
 
 class MemoryDatabase:

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from keywise.adapters.memory.database import MemoryDatabase, Scope
 from keywise.core.controls import PLAIN, Standing
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 
 
-class MemoryArchive:
-    """The archive of one scope of a memory database."""
+class MemoryLedgerTransfer:
+    """The transfer of one scope of a memory database."""
 
     def __init__(self, database: MemoryDatabase, scope: Scope) -> None:
         self._database = database
@@ -20,7 +20,7 @@ class MemoryArchive:
     async def scopes(self) -> list[str]:
         return sorted(name for name, scope in self._database.scopes.items() if _holds_something(scope))
 
-    async def part(self, cursor: str, limit: int) -> Part:
+    async def page(self, cursor: str, limit: int) -> TransferPage:
         entries = [("entries", key, (key, entry)) for key, entry in sorted(self._scope.entries.items())]
         letters = [("letters", f"{number:020}", kept) for number, kept in sorted(self._scope.letters.items())]
         lines = [("lines", f"{number:020}", line) for number, line in sorted(self._scope.lines.items())]
@@ -29,16 +29,16 @@ class MemoryArchive:
         told: dict[str, list[object]] = {"entries": [], "letters": [], "lines": []}
         for kind, _, thing in found:
             told[kind].append(thing)
-        return Part(**told, cursor=f"{found[-1][0]}:{found[-1][1]}" if found else "")  # type: ignore[arg-type]
+        return TransferPage(**told, cursor=f"{found[-1][0]}:{found[-1][1]}" if found else "")  # type: ignore[arg-type]
 
-    async def add(self, part: Part) -> None:
+    async def add(self, page: TransferPage) -> None:
         async with self._database.transaction():
-            for key, entry in part.entries:
+            for key, entry in page.entries:
                 rounded = replace(entry, updated_at=float(math.ceil(entry.updated_at)))
                 self._database.set(self._scope.entries, key, rounded)
-            for kept in part.letters:
+            for kept in page.dead_letters:
                 self._database.set(self._scope.letters, self._database.number(), kept)
-            for line in part.lines:
+            for line in page.records:
                 self._database.set(self._scope.lines, self._database.number(), line)
 
     async def clear(self) -> None:

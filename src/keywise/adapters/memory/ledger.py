@@ -7,28 +7,28 @@ from typing import Self
 from msgspec.structs import replace
 
 from keywise.adapters.memory.database import MemoryDatabase
-from keywise.adapters.memory.dump import MemoryArchive
+from keywise.adapters.memory.dump import MemoryLedgerTransfer
 from keywise.core import rules
-from keywise.core.admin import Census
+from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import PLAIN, Pause, Standing
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
 
 class MemoryLedger:
-    """The ledger of one pipeline in a memory database. It is also its own operator, governor and historian."""
+    """The ledger of one pipeline in a memory database. It is also its own operator, governor and history store."""
 
     def __init__(self, database: MemoryDatabase, scope: str, policy: Policy) -> None:
         self.database = database
         self._scope = database.scope(scope)
         self._policy = policy
-        self.operator = self.governor = self.historian = self
-        self.archive = MemoryArchive(database, self._scope)
+        self.operator = self.governor = self.history_store = self
+        self.transfer = MemoryLedgerTransfer(database, self._scope)
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,9 +111,9 @@ class MemoryLedger:
     async def inspect(self, key: str) -> Entry | None:
         return self._entry(key)
 
-    async def census(self) -> Census:
+    async def census(self) -> LedgerCounts:
         entries = self._scope.entries.values()
-        return Census(
+        return LedgerCounts(
             keys=sum(entry.mark is not None for entry in entries),
             tombstones=sum(entry.deleted for entry in entries),
             claims=sum(entry.token != 0 and entry.lease_until > self._now() for entry in entries),
@@ -203,19 +203,19 @@ class MemoryLedger:
             self.database.set(self._scope.chores, chore, self._now())
             return True
 
-    async def record(self, lines: Sequence[Line]) -> None:
+    async def record(self, records: Sequence[HistoryRecord]) -> None:
         async with self.database.exclusive():
-            for line in lines:
+            for line in records:
                 self.database.set(self._scope.lines, self.database.number(), line)
 
-    async def history(self, key: str | None, limit: int) -> list[Line]:
+    async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
         newest = sorted(self._scope.lines.items(), reverse=True)
         return [line for _, line in newest if key is None or line.key == key][:limit]
 
-    async def trim(self, age_s: float, lines_max: int) -> int:
+    async def trim(self, age_s: float, records_max: int) -> int:
         async with self.database.exclusive():
             numbered, oldest = sorted(self._scope.lines.items()), self._now() - age_s
-            excess = max(0, len(numbered) - lines_max)
+            excess = max(0, len(numbered) - records_max)
             gone = [number for place, (number, line) in enumerate(numbered) if place < excess or line.at < oldest]
             for number in gone:
                 self.database.set(self._scope.lines, number, None)

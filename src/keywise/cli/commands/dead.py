@@ -41,7 +41,7 @@ from keywise.cli.output import (
     tell_json,
 )
 from keywise.core.errors import LetterError
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import Mandate, record
 from keywise.operate.replay import replay as send_again
@@ -272,7 +272,7 @@ def _checked(verb: str, numbers: list[int] | None, every: bool, wanted: Filter) 
 
 async def _record(found: Found, what: str, by: Mandate) -> None:
     letter = found.letter
-    await record(found.pipeline, by, Line(0.0, what, letter.key, letter.version, f"letter {found.number}"))
+    await record(found.pipeline, by, HistoryRecord(0.0, what, letter.key, letter.version, f"letter {found.number}"))
 
 
 def _with_pipelines(target: str | None, name: str | None, act: Callable[[list[Pipeline]], Coroutine[Any, Any, T]]) -> T:

@@ -19,7 +19,7 @@ from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, con
 from keywise.cli.app_loader import AppOption, JsonOption, load
 from keywise.cli.commands.pause import note_that
 from keywise.cli.output import cell, complain, count, display, duration, fail, plain, progress, refuse, table, tell_json
-from keywise.core.admin import Census
+from keywise.core.admin import LedgerCounts
 from keywise.core.controls import Standing
 from keywise.core.entry import Policy
 from keywise.core.errors import ActError, KeywiseError
@@ -65,7 +65,7 @@ def listed(
     display(rows)
 
 
-async def _listed(url: str) -> list[tuple[str, Census, Standing]]:
+async def _listed(url: str) -> list[tuple[str, LedgerCounts, Standing]]:
     found, shared = [], Shared()
     for name in await _scopes(url, shared):
         async with _opened(url, name, Policy(), shared) as ledger:
@@ -252,15 +252,15 @@ def _policy(loaded: App | None, name: str) -> Policy:
 
 async def _scopes(url: str, shared: Shared) -> list[str]:
     async with _opened(url, "", Policy(), shared) as ledger:
-        scopes: list[str] = await ledger.archive.scopes()
+        scopes: list[str] = await ledger.transfer.scopes()
         return scopes
 
 
 @asynccontextmanager
 async def _opened(url: str, name: str, policy: Policy, shared: Shared) -> AsyncIterator[Any]:
     ledger = adapters.connect("ledgers", Address(url, name, shared), policy)
-    if getattr(ledger, "archive", None) is None:
-        raise ActError(f"the ledger {shown(url)} cannot be copied: its adapter has no archive")
+    if getattr(ledger, "transfer", None) is None:
+        raise ActError(f"the ledger {shown(url)} cannot be copied: its adapter has no `transfer`")
     async with ledger:
         yield ledger
 

@@ -27,7 +27,7 @@ from keywise.cli.output import (
     tell_json,
     with_moments,
 )
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, Meeting, Story, story_of
 
 LETTERS_SHOWN = 10
@@ -169,7 +169,7 @@ def _history(story: Story) -> Table:
     return told
 
 
-def _reason(line: Line) -> str:
+def _reason(line: HistoryRecord) -> str:
     return "; ".join(part for part in (REASONS.get(line.what, ""), line.detail) if part)
 
 

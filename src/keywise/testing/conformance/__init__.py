@@ -20,9 +20,9 @@ from keywise.testing.conformance.claims import CLAIM_PROMISES, SAFE, LedgerBench
 from keywise.testing.conformance.controls import (
     GOVERNED_TRANSACTION_PROMISES,
     GOVERNOR_PROMISES,
-    HISTORIAN_PROMISES,
+    HISTORY_PROMISES,
 )
-from keywise.testing.conformance.dumps import ARCHIVE_PROMISES
+from keywise.testing.conformance.dumps import TRANSFER_PROMISES
 from keywise.testing.conformance.promise import BrokenPromiseError, Promise, UncheckedError
 from keywise.testing.conformance.random_histories import HISTORY_PROMISES
 from keywise.testing.conformance.report import Checked, Conformance, NotConformingError, Verdict, hold
@@ -153,8 +153,8 @@ def ledger_promises(*, transactions: bool = True) -> list[Promise[LedgerBench]]:
         *(TRANSACTION_PROMISES if transactions else ()),
         *GOVERNOR_PROMISES,
         *(GOVERNED_TRANSACTION_PROMISES if transactions else ()),
-        *HISTORIAN_PROMISES,
-        *ARCHIVE_PROMISES,
+        *HISTORY_PROMISES,
+        *TRANSFER_PROMISES,
         *HISTORY_PROMISES,
     ]
 

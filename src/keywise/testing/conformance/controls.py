@@ -6,7 +6,7 @@ from typing import Any
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.entry import Certainty, Claim, LeaseTerms, Policy, Refusal, RefusalReason
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.core.ledger import Failure
 from keywise.core.limits import Rate
 from keywise.testing.conformance.claims import (
@@ -24,7 +24,7 @@ from keywise.testing.conformance.promise import Promises, same
 
 GOVERNOR_PROMISES: Promises[LedgerBench] = Promises()
 GOVERNED_TRANSACTION_PROMISES: Promises[LedgerBench] = Promises()
-HISTORIAN_PROMISES: Promises[LedgerBench] = Promises()
+HISTORY_PROMISES: Promises[LedgerBench] = Promises()
 
 EVERY_S = 60.0
 PER_S = 300.0
@@ -271,55 +271,59 @@ async def a_chore_has_one_turn_in_an_interval(bench: LedgerBench) -> None:
 
 
 LINES = [
-    Line(10.5, "stale", "a", VERSIONS[0], "", "w1"),
-    Line(10.5, "failed", "b", VERSIONS[-1], 'it\'s "bad"\n\x1b[31m🦉', "w2"),
-    Line(11.0, "paused", "", None, "every key", "ann"),
-    Line(12.0, "applied", "a", None, "", "w1"),
-    Line(9.0, "duplicate", "a", 0, "", "w2"),
+    HistoryRecord(10.5, "stale", "a", VERSIONS[0], "", "w1"),
+    HistoryRecord(10.5, "failed", "b", VERSIONS[-1], 'it\'s "bad"\n\x1b[31m🦉', "w2"),
+    HistoryRecord(11.0, "paused", "", None, "every key", "ann"),
+    HistoryRecord(12.0, "applied", "a", None, "", "w1"),
+    HistoryRecord(9.0, "duplicate", "a", 0, "", "w2"),
 ]
 
 
-@HISTORIAN_PROMISES.add(SAFE)
+@HISTORY_PROMISES.add(SAFE)
 async def lines_are_told_newest_first(bench: LedgerBench) -> None:
     """The history tells what was recorded last first, of all keys, of one, or of none."""
-    same("a new history", await bench.another.historian.history(None, 10), [])
-    await bench.ledger.historian.record(LINES[:3])
-    await bench.another.historian.record(LINES[3:])
-    await bench.ledger.historian.record([])
+    same("a new history", await bench.another.history_store.history(None, 10), [])
+    await bench.ledger.history_store.record(LINES[:3])
+    await bench.another.history_store.record(LINES[3:])
+    await bench.ledger.history_store.record([])
     newest = LINES[::-1]
-    same("all lines", await bench.another.historian.history(None, 10), newest)
-    same("the newest two", await bench.ledger.historian.history(None, 2), newest[:2])
+    same("all lines", await bench.another.history_store.history(None, 10), newest)
+    same("the newest two", await bench.ledger.history_store.history(None, 2), newest[:2])
     for key in ("a", "b", "", "nobody"):
         of_key = [line for line in newest if line.key == key]
-        same(f"the lines of {key!r}", await bench.ledger.historian.history(key, 10), of_key)
-    same("the newest of a key", await bench.another.historian.history("a", 1), newest[:1])
+        same(f"the lines of {key!r}", await bench.ledger.history_store.history(key, 10), of_key)
+    same("the newest of a key", await bench.another.history_store.history("a", 1), newest[:1])
 
 
-@HISTORIAN_PROMISES.add(SAFE)
+@HISTORY_PROMISES.add(SAFE)
 async def any_key_has_a_history(bench: LedgerBench) -> None:
     """Whatever can be a key can be looked for."""
-    await bench.ledger.historian.record([Line(1.0, "stale", key, 1) for key in KEYS])
+    await bench.ledger.history_store.record([HistoryRecord(1.0, "stale", key, 1) for key in KEYS])
     for key in KEYS:
-        same(f"the lines of {key!r}", await bench.another.historian.history(key, 10), [Line(1.0, "stale", key, 1)])
+        same(
+            f"the lines of {key!r}",
+            await bench.another.history_store.history(key, 10),
+            [HistoryRecord(1.0, "stale", key, 1)],
+        )
 
 
-@HISTORIAN_PROMISES.add(SAFE)
+@HISTORY_PROMISES.add(SAFE)
 async def old_lines_are_forgotten(bench: LedgerBench) -> None:
     """Trimming forgets lines that are too old, by the store's clock."""
-    historian, now = bench.ledger.historian, await bench.ledger.now()
-    await historian.record([Line(now - age_s, "stale", "a", age_s) for age_s in (300, 200, 100)])
-    same("how many are older than a day", await historian.trim(86400.0, 10), 0)
-    same("how many are older than 150 s", await historian.trim(150.0, 10), 2)
-    same("what is left", [line.version for line in await historian.history(None, 10)], [100])
+    history_store, now = bench.ledger.history_store, await bench.ledger.now()
+    await history_store.record([HistoryRecord(now - age_s, "stale", "a", age_s) for age_s in (300, 200, 100)])
+    same("how many are older than a day", await history_store.trim(86400.0, 10), 0)
+    same("how many are older than 150 s", await history_store.trim(150.0, 10), 2)
+    same("what is left", [line.version for line in await history_store.history(None, 10)], [100])
     bench.advance(100.0)
-    same("how many are older later", await bench.another.historian.trim(150.0, 10), 1)
+    same("how many are older later", await bench.another.history_store.trim(150.0, 10), 1)
 
 
-@HISTORIAN_PROMISES.add(SAFE)
+@HISTORY_PROMISES.add(SAFE)
 async def the_oldest_lines_above_a_count_are_forgotten(bench: LedgerBench) -> None:
     """Trimming keeps at most so many lines, the newest ones."""
-    historian, now = bench.ledger.historian, await bench.ledger.now()
-    await historian.record([Line(now, "stale", "ab"[number % 2], number) for number in range(10)])
+    history_store, now = bench.ledger.history_store, await bench.ledger.now()
+    await history_store.record([HistoryRecord(now, "stale", "ab"[number % 2], number) for number in range(10)])
     for most, wanted in ((11, 0), (10, 0), (4, 6), (4, 0)):
-        same(f"how many are above {most}", await historian.trim(86400.0, most), wanted)
-    same("what is left", [line.version for line in await historian.history(None, 20)], [9, 8, 7, 6])
+        same(f"how many are above {most}", await history_store.trim(86400.0, most), wanted)
+    same("what is left", [line.version for line in await history_store.history(None, 20)], [9, 8, 7, 6])

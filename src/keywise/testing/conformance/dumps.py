@@ -10,7 +10,7 @@ from keywise.core.controls import EVERYTHING, Pause, Standing
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Entry, RefusalReason
 from keywise.core.ledger import Failure
-from keywise.core.transfer import Archive, Part
+from keywise.core.transfer import LedgerTransfer, TransferPage
 from keywise.testing.conformance.claims import (
     CLOCK_S,
     KEYS,
@@ -25,7 +25,7 @@ from keywise.testing.conformance.claims import (
 from keywise.testing.conformance.controls import LIMITED, LINES, PER_S, asked_despite_pause, reset
 from keywise.testing.conformance.promise import Promises, UncheckedError, near, same
 
-ARCHIVE_PROMISES: Promises[LedgerBench] = Promises()
+TRANSFER_PROMISES: Promises[LedgerBench] = Promises()
 
 LETTERS = [
     DeadLetter('it\'s "bad"\n🦉', b"\x00\xff{}", "a", VERSIONS[0], {"x-é": 'say "hi"\n\0'}, 12.25, "sqlite:///a.db"),
@@ -35,35 +35,39 @@ LETTERS = [
 RETRY_S = 500.0
 
 
-def archive_of(bench: LedgerBench, *, another: bool = False) -> Archive:
-    """The archive; a ledger that has none cannot be copied, and may be so."""
-    archive: Archive | None = getattr(bench.another if another else bench.ledger, "archive", None)
-    if archive is None:
-        raise UncheckedError("this ledger has no archive, so `keywise ledger copy` refuses it")
-    return archive
+def transfer_of(bench: LedgerBench, *, another: bool = False) -> LedgerTransfer:
+    """The transfer; a ledger that has none cannot be copied, and may be so."""
+    transfer: LedgerTransfer | None = getattr(bench.another if another else bench.ledger, "transfer", None)
+    if transfer is None:
+        raise UncheckedError("this ledger has no transfer, so `keywise ledger copy` refuses it")
+    return transfer
 
 
-async def parts_of(archive: Archive, limit: int = 3) -> list[Part]:
-    """All parts, each of them not longer than it may be."""
-    parts, cursor = [], ""
+async def pages_of(transfer: LedgerTransfer, limit: int = 3) -> list[TransferPage]:
+    """All pages, each of them not longer than it may be."""
+    pages, cursor = [], ""
     while True:
-        part = await archive.part(cursor, limit)
-        same("whether a part is short enough", len(part.entries) + len(part.letters) + len(part.lines) <= limit, True)
-        parts.append(part)
-        if not part.cursor:
-            return parts
-        if part.cursor == cursor:
+        page = await transfer.page(cursor, limit)
+        same(
+            "whether a page is short enough",
+            len(page.entries) + len(page.dead_letters) + len(page.records) <= limit,
+            True,
+        )
+        pages.append(page)
+        if not page.cursor:
+            return pages
+        if page.cursor == cursor:
             raise AssertionError(f"the cursor {cursor!r} leads to itself")
-        cursor = part.cursor
+        cursor = page.cursor
 
 
-def joined(parts: Sequence[Part]) -> Part:
-    """All parts as one; entries by their keys, and in whole seconds."""
-    entries = sorted((key, rounded(entry)) for part in parts for key, entry in part.entries)
-    return Part(
+def joined(pages: Sequence[TransferPage]) -> TransferPage:
+    """All pages as one; entries by their keys, and in whole seconds."""
+    entries = sorted((key, rounded(entry)) for page in pages for key, entry in page.entries)
+    return TransferPage(
         entries=entries,
-        letters=[letter for part in parts for letter in part.letters],
-        lines=[line for part in parts for line in part.lines],
+        dead_letters=[letter for page in pages for letter in page.dead_letters],
+        records=[line for page in pages for line in page.records],
     )
 
 
@@ -89,38 +93,42 @@ async def filled(bench: LedgerBench) -> None:
     await ledger.dead_letter(
         [DeadLetterRequest(LETTERS[0], buried), *(DeadLetterRequest(letter) for letter in LETTERS[1:])]
     )
-    await ledger.historian.record(LINES)
+    await ledger.history_store.record(LINES)
 
 
-@ARCHIVE_PROMISES.add(PLAIN)
+@TRANSFER_PROMISES.add(PLAIN)
 async def all_of_a_scope_can_be_carried_away_and_back(bench: LedgerBench) -> None:
-    """What is told part by part, forgotten, and taken in again, is what was there before."""
+    """What is told page by page, forgotten, and taken in again, is what was there before."""
     await filled(bench)
-    before = joined(await parts_of(archive_of(bench)))
+    before = joined(await pages_of(transfer_of(bench)))
     known = [*KEYS[: len(VERSIONS)], "once", "failed", "unknown", "abandoned by a worker", "taken over"]
     same("the keys", sorted(key for key, _ in before.entries), sorted(known))
     for key, entry in before.entries:
         same(f"the entry of {key!r}", entry, rounded(await bench.entry(key)))
-    same("the letters", [letter for _, letter in before.letters], LETTERS)
-    same("the lines", before.lines, LINES)
+    same("the letters", [letter for _, letter in before.dead_letters], LETTERS)
+    same("the lines", before.records, LINES)
     for letter in await bench.ledger.dead_letters(10):
-        same("when letters were buried", letter[1] in [at for at, _ in before.letters], True)
+        same("when letters were buried", letter[1] in [at for at, _ in before.dead_letters], True)
     census = await bench.ledger.census()
-    await archive_of(bench, another=True).clear()
-    same("what is left", joined(await parts_of(archive_of(bench))), Part(entries=[], letters=[], lines=[]))
+    await transfer_of(bench, another=True).clear()
+    same(
+        "what is left",
+        joined(await pages_of(transfer_of(bench))),
+        TransferPage(entries=[], dead_letters=[], records=[]),
+    )
     same("an entry that is forgotten", await bench.ledger.inspect("once"), None)
     for limit in (2, 100):
-        part = joined(await parts_of(archive_of(bench), limit))
-        same("a scope that holds nothing", len(part.entries), 0)
+        page = joined(await pages_of(transfer_of(bench), limit))
+        same("a scope that holds nothing", len(page.entries), 0)
     for number in range(0, len(before.entries), 2):
-        await archive_of(bench).add(Part(entries=before.entries[number : number + 2]))
-    await archive_of(bench, another=True).add(Part(letters=before.letters, lines=before.lines))
+        await transfer_of(bench).add(TransferPage(entries=before.entries[number : number + 2]))
+    await transfer_of(bench, another=True).add(TransferPage(dead_letters=before.dead_letters, records=before.records))
     for limit in (1, 4, 1000):
-        same("what was taken in", joined(await parts_of(archive_of(bench, another=True), limit)), before)
+        same("what was taken in", joined(await pages_of(transfer_of(bench, another=True), limit)), before)
     same("the census", await bench.another.census(), census)
 
 
-@ARCHIVE_PROMISES.add(PLAIN)
+@TRANSFER_PROMISES.add(PLAIN)
 async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
     """Marks, claims, tries, suspicions and doubts that were taken in decide as if they had been made here."""
     now = await bench.ledger.now()
@@ -133,7 +141,7 @@ async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
         "suspect": Entry(order_of(5), False, now, suspect=3, suspect_at=now - 1.0),
         "reset": Entry(order_of(50), False, now, era=2),
     }
-    await archive_of(bench).add(Part(entries=list(entries.items())))
+    await transfer_of(bench).add(TransferPage(entries=list(entries.items())))
     for key in ("marked", "gone", "suspect"):
         refused(await bench.ask(5, key=key), RefusalReason.DUPLICATE, mark=order_of(5))
         refused(await bench.ask(4, "w2", key=key), RefusalReason.STALE, mark=order_of(5))
@@ -152,85 +160,85 @@ async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
     near("when a claim is told to be doubtful", (await bench.entry("held")).suspect_at, now + RETRY_S, within=CLOCK_S)
 
 
-@ARCHIVE_PROMISES.add(LIMITED)
+@TRANSFER_PROMISES.add(LIMITED)
 async def charges_of_a_rate_are_carried_too(bench: LedgerBench) -> None:
     """A key that has used up its rate is limited wherever it is taken in, also one that has nothing else."""
     for version in (1, 2, 3):
         await bench.committed(version, key="marked")
         await bench.ledger.release([await bench.take(version, key="charged")])
-    before = joined(await parts_of(archive_of(bench)))
+    before = joined(await pages_of(transfer_of(bench)))
     same("the keys", [key for key, _ in before.entries], ["charged", "marked"])
-    await archive_of(bench).clear()
+    await transfer_of(bench).clear()
     granted(await bench.ask(4, key="charged"))
-    await archive_of(bench).clear()
-    await archive_of(bench, another=True).add(before)
-    same("what was taken in", joined(await parts_of(archive_of(bench))), before)
+    await transfer_of(bench).clear()
+    await transfer_of(bench, another=True).add(before)
+    same("what was taken in", joined(await pages_of(transfer_of(bench))), before)
     for key in ("charged", "marked"):
         refused(await bench.ask(4, key=key), RefusalReason.LIMITED, wait_s=PER_S / 3)
 
 
-@ARCHIVE_PROMISES.add(SAFE)
+@TRANSFER_PROMISES.add(SAFE)
 async def many_keys_are_told_each_once(bench: LedgerBench) -> None:
     """However many keys there are, parts tell each of them once, and are not longer than asked for."""
     entries = [(f"k{number}", Entry(order_of(number), updated_at=float(number))) for number in range(2500)]
-    await archive_of(bench).add(Part(entries=entries[:2000]))
-    await archive_of(bench, another=True).add(Part(entries=entries[2000:]))
+    await transfer_of(bench).add(TransferPage(entries=entries[:2000]))
+    await transfer_of(bench, another=True).add(TransferPage(entries=entries[2000:]))
     # No pipeline has such a key; but what is there has to be told.
     entries.append(("k\0", Entry(order_of(1), updated_at=1.0)))
-    await archive_of(bench).add(Part(entries=entries[-1:]))
+    await transfer_of(bench).add(TransferPage(entries=entries[-1:]))
     for limit in (400, 10_000):
-        same("all entries", joined(await parts_of(archive_of(bench), limit)).entries, sorted(entries))
+        same("all entries", joined(await pages_of(transfer_of(bench), limit)).entries, sorted(entries))
 
 
-@ARCHIVE_PROMISES.add(SAFE)
+@TRANSFER_PROMISES.add(SAFE)
 async def the_standing_is_replaced_as_a_whole(bench: LedgerBench) -> None:
     """Pauses and era that were carried over hold at once, for everybody."""
     await bench.ledger.governor.pause(Pause("b"))
     standing = Standing(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)))
-    await archive_of(bench).stand(standing)
+    await transfer_of(bench).stand(standing)
     same("the standing", await bench.another.governor.standing(), standing)
     refused(await bench.ask(1, "w2", key="c"), RefusalReason.PAUSED)
-    await archive_of(bench).clear()
+    await transfer_of(bench).clear()
     same("the standing of a cleared scope", await bench.another.governor.standing(), standing)
     claim = granted(await asked_despite_pause(bench, ChangeHeader("c", order_of(1))))
     same("the order in the era", claim.order, (3, 1, 0))
-    await archive_of(bench, another=True).stand(Standing())
+    await transfer_of(bench, another=True).stand(Standing())
     same("the standing after it", await bench.ledger.governor.standing(), Standing())
 
 
-@ARCHIVE_PROMISES.add(SAFE)
+@TRANSFER_PROMISES.add(SAFE)
 async def scopes_are_told_that_hold_something(bench: LedgerBench) -> None:
     """A scope is listed once something is in it, a pause included, and no more after it was cleared."""
-    archive = archive_of(bench)
-    others = set(await archive.scopes())
+    transfer = transfer_of(bench)
+    others = set(await transfer.scopes())
     named = set[str]()
-    for part in (
-        Part(entries=[("a", Entry(order_of(1), updated_at=1.0))]),
-        Part(entries=[("a", Entry(rate_at=2.0**40))]),
-        Part(letters=[(1.0, LETTERS[1])]),
-        Part(lines=LINES[:1]),
+    for page in (
+        TransferPage(entries=[("a", Entry(order_of(1), updated_at=1.0))]),
+        TransferPage(entries=[("a", Entry(rate_at=2.0**40))]),
+        TransferPage(dead_letters=[(1.0, LETTERS[1])]),
+        TransferPage(records=LINES[:1]),
     ):
-        await archive.add(part)
-        found = set(await archive_of(bench, another=True).scopes()) - others
+        await transfer.add(page)
+        found = set(await transfer_of(bench, another=True).scopes()) - others
         same("how many scopes are new", len(found), 1)
         named |= found
-        await archive.clear()
-        same("whether a cleared scope is listed", named & set(await archive.scopes()), set())
+        await transfer.clear()
+        same("whether a cleared scope is listed", named & set(await transfer.scopes()), set())
     await bench.ledger.governor.pause(Pause("a"))
-    same("the new scope", set(await archive.scopes()) - others, named)
+    same("the new scope", set(await transfer.scopes()) - others, named)
 
 
-@ARCHIVE_PROMISES.add(SAFE)
+@TRANSFER_PROMISES.add(SAFE)
 async def tokens_are_granted_above_a_floor(bench: LedgerBench) -> None:
     """After a floor was named, every token is above it, and none falls back below those before."""
     first = (await bench.take(1, key="a")).token
-    ceiling = await archive_of(bench).tokens_above(0)
+    ceiling = await transfer_of(bench).tokens_above(0)
     same("whether the earlier token is at or below what is told", first <= ceiling, True)
     floor = ceiling + 2**44 + 12345
-    told = await archive_of(bench, another=True).tokens_above(floor)
+    told = await transfer_of(bench, another=True).tokens_above(floor)
     same("whether what is told is at or above the floor", told >= floor, True)
     tokens = [(await bench.take(1, owner, key=f"{owner} {n}")).token for n in range(3) for owner in ("w1", "w2")]
     same("whether all tokens are above the floor", min(tokens) > floor, True)
     same("the number of different tokens", len(set(tokens)), len(tokens))
-    await archive_of(bench).tokens_above(first)
+    await transfer_of(bench).tokens_above(first)
     same("whether a lower floor changes nothing", (await bench.take(1, key="last")).token > max(tokens), True)

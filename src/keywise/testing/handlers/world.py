@@ -203,7 +203,7 @@ class OwnWorld:
                 ledger=ledger,
                 operator=ledger,
                 governor=ledger,
-                historian=ledger,
+                history_store=ledger,
                 sink=sink,
                 reader=definition._reader(),
                 settings=self.settings,

@@ -1,4 +1,4 @@
-"""What a simulated consumer asks of a governor and a historian, behind a link."""
+"""What a simulated consumer asks of a governor and a history store, behind a link."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.controls import Pause, Standing
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.testing.simulator.links import Link
 
 
@@ -25,14 +25,14 @@ class LinkedOffice:
     async def turn(self, chore: str, every_s: float) -> bool:
         return await self._link.call(lambda: self._ledger.turn(chore, every_s))
 
-    async def record(self, lines: Sequence[Line]) -> None:
-        await self._link.call(lambda: self._ledger.record(lines))
+    async def record(self, records: Sequence[HistoryRecord]) -> None:
+        await self._link.call(lambda: self._ledger.record(records))
 
-    async def history(self, key: str | None, limit: int) -> list[Line]:
+    async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
         return await self._ledger.history(key, limit)
 
-    async def trim(self, age_s: float, lines_max: int) -> int:
-        return await self._link.call(lambda: self._ledger.trim(age_s, lines_max))
+    async def trim(self, age_s: float, records_max: int) -> int:
+        return await self._link.call(lambda: self._ledger.trim(age_s, records_max))
 
     async def pause(self, pause: Pause) -> None:
         raise AssertionError("simulated workers pause nothing")

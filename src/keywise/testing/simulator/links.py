@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.adapters.memory.source import MemorySource
-from keywise.core.admin import Census
+from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader, Delivery
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, Refusal
@@ -251,7 +251,7 @@ class LinkedLedger:
     async def inspect(self, key: str) -> Entry | None:
         return await self._link.call(lambda: self._ledger.inspect(key))
 
-    async def census(self) -> Census:
+    async def census(self) -> LedgerCounts:
         return await self._ledger.census()
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:

@@ -239,7 +239,7 @@ class World:
             ledger=ledger,
             operator=ledger,
             governor=office,
-            historian=office,
+            history_store=office,
             sink=sink,
             reader=MessageReader(FunctionRoute(_read), body_max_bytes=1000),
             settings=self.settings,

@@ -21,10 +21,10 @@ from keywise.adapters.postgres.ledger.working_set import (
 from keywise.core.controls import Standing
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, Policy
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded
 from keywise.core.limits import Rate
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 
 LETTERS_AT_ONCE = 50
 """Their bodies may be large."""
@@ -40,8 +40,8 @@ CLEARED = {
 """Which tables hold what belongs to a scope, and what tells their rows apart within one."""
 
 
-class PostgresArchive:
-    """The archive of one scope of a Postgres database."""
+class PostgresLedgerTransfer:
+    """The transfer of one scope of a Postgres database."""
 
     def __init__(self, database: PostgresDatabase, scope: Scope, policy: Policy) -> None:
         self._database = database
@@ -52,13 +52,13 @@ class PostgresArchive:
     async def scopes(self) -> list[str]:
         return [name for (name,) in await self._database.read(_SCOPES)]
 
-    async def part(self, cursor: str, limit: int) -> Part:
+    async def page(self, cursor: str, limit: int) -> TransferPage:
         kind, _, after = cursor.partition(":") if cursor else ("entries", "", "")
         if kind == "entries":
             return await self._entries(bytes.fromhex(after), limit)
         return await self._letters(int(after), limit) if kind == "letters" else await self._lines(int(after), limit)
 
-    async def _entries(self, after: bytes, limit: int) -> Part:
+    async def _entries(self, after: bytes, limit: int) -> TransferPage:
         rows = await self._read(_ENTRIES, self._scope.number, after, limit)
         entries = []
         for code, *row, text, rate_at in rows:
@@ -67,20 +67,23 @@ class PostgresArchive:
                 entry = replace(entry or Entry(), rate_at=rate_at)
             if entry is not None:
                 entries.append((decoded(code), entry))
-        return Part(entries=entries, cursor=f"entries:{rows[-1][0].hex()}" if rows else "letters:0")
+        return TransferPage(entries=entries, cursor=f"entries:{rows[-1][0].hex()}" if rows else "letters:0")
 
-    async def _letters(self, after: int, limit: int) -> Part:
+    async def _letters(self, after: int, limit: int) -> TransferPage:
         rows = await self._read(_LETTERS, self._scope.number, after, min(limit, LETTERS_AT_ONCE))
         letters = [
             (buried_at, DeadLetter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
             for _, buried_at, cause, body, code, version, headers, sent_at, source in rows
         ]
-        return Part(letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
+        return TransferPage(dead_letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
 
-    async def _lines(self, after: int, limit: int) -> Part:
+    async def _lines(self, after: int, limit: int) -> TransferPage:
         rows = await self._read(_LINES, self._scope.number, after, limit)
-        lines = [Line(at, what, decoded(code), version, detail, by) for _, at, what, code, version, detail, by in rows]
-        return Part(lines=lines, cursor=f"lines:{rows[-1][0]}" if rows else "")
+        lines = [
+            HistoryRecord(at, what, decoded(code), version, detail, by)
+            for _, at, what, code, version, detail, by in rows
+        ]
+        return TransferPage(records=lines, cursor=f"lines:{rows[-1][0]}" if rows else "")
 
     async def _read(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Rows by an index. A table that was just filled has no statistics, and would be read as a whole each time."""
@@ -90,16 +93,16 @@ class PostgresArchive:
                 rows: Sequence[Any] = await connection.fetch(statement, *arguments)
                 return rows
 
-    async def add(self, part: Part) -> None:
+    async def add(self, page: TransferPage) -> None:
         scope = self._scope.number
         async with self._database.transaction(scope=scope) as connection:
             with postgres_errors(self._database.name):
                 book = Book(connection, scope, self._policy, self._database.ahead_s)
-                for key, entry in part.entries:
+                for key, entry in page.entries:
                     book.set(key, entry)
                 await book.store()
-                await connection.executemany(KEEP, [letter_row(scope, *kept) for kept in part.letters])
-                await connection.execute(ADD, scope, *columns_of(part.lines))
+                await connection.executemany(KEEP, [letter_row(scope, *kept) for kept in page.dead_letters])
+                await connection.execute(ADD, scope, *columns_of(page.records))
 
     async def clear(self) -> None:
         for table, column in CLEARED.items():

@@ -5,42 +5,44 @@ from typing import Any
 
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.working_set import Scope
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
 
 
-class PostgresHistorian:
+class PostgresHistoryStore:
     """Lines of one scope, in the order in which they were written."""
 
     def __init__(self, database: PostgresDatabase, scope: Scope) -> None:
         self._database = database
         self._scope = scope
 
-    async def record(self, lines: Sequence[Line]) -> None:
-        await self._database.write(ADD, self._scope.number, *columns_of(lines))
+    async def record(self, records: Sequence[HistoryRecord]) -> None:
+        await self._database.write(ADD, self._scope.number, *columns_of(records))
 
-    async def history(self, key: str | None, limit: int) -> list[Line]:
+    async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
         if key is None:
             rows = await self._database.read(_ALL, self._scope.number, limit)
         else:
             rows = await self._database.read(_OF_KEY, self._scope.number, limit, encoded(key))
-        return [Line(at, what, decoded(code), version, detail, by) for at, what, code, version, detail, by in rows]
+        return [
+            HistoryRecord(at, what, decoded(code), version, detail, by) for at, what, code, version, detail, by in rows
+        ]
 
-    async def trim(self, age_s: float, lines_max: int) -> int:
+    async def trim(self, age_s: float, records_max: int) -> int:
         since = await self._database.now() - age_s
-        [[trimmed]] = await self._database.write(_TRIM, self._scope.number, since, lines_max)
+        [[trimmed]] = await self._database.write(_TRIM, self._scope.number, since, records_max)
         return int(trimmed)
 
 
-def columns_of(lines: Sequence[Line]) -> tuple[list[Any], ...]:
+def columns_of(records: Sequence[HistoryRecord]) -> tuple[list[Any], ...]:
     """What `ADD` is given."""
     return (
-        [line.at for line in lines],
-        [line.what for line in lines],
-        [encoded(line.key) for line in lines],
-        [line.version for line in lines],
-        [line.detail.replace("\0", "\ufffd") for line in lines],
-        [line.by for line in lines],
+        [line.at for line in records],
+        [line.what for line in records],
+        [encoded(line.key) for line in records],
+        [line.version for line in records],
+        [line.detail.replace("\0", "\ufffd") for line in records],
+        [line.by for line in records],
     )
 
 

@@ -12,12 +12,12 @@ import msgspec
 
 from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
 from keywise.adapters.postgres.ledger.controls import PostgresGovernor
-from keywise.adapters.postgres.ledger.dump import PostgresArchive
-from keywise.adapters.postgres.ledger.history import PostgresHistorian
+from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
+from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import Book, Scope, entry_of, headers_of
 from keywise.core import ledger_steps as bookkeeping
-from keywise.core.admin import Census
+from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, Policy
@@ -41,8 +41,8 @@ class PostgresLedger:
         self._policy = policy
         self.operator = self
         self.governor = PostgresGovernor(database, self.scope, policy)
-        self.historian = PostgresHistorian(database, self.scope)
-        self.archive = PostgresArchive(database, self.scope, policy)
+        self.history_store = PostgresHistoryStore(database, self.scope)
+        self.transfer = PostgresLedgerTransfer(database, self.scope, policy)
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -98,9 +98,9 @@ class PostgresLedger:
                 entry = msgspec.structs.replace(entry or Entry(), rate_at=at)
         return entry
 
-    async def census(self) -> Census:
+    async def census(self) -> LedgerCounts:
         [row] = await self.database.read(_CENSUS, self.scope.number, await self.database.now())
-        return Census(*row)
+        return LedgerCounts(*row)
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         since = await self.database.now() - quiet_s

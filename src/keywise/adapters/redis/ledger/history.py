@@ -7,43 +7,43 @@ import msgspec
 
 from keywise.adapters.redis.ledger.scope import RedisScope
 from keywise.adapters.redis.scripts import LINES_OF, RECORD, RECORD_ONE, TRIM
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import encoded
 
 TRIM_AT_ONCE = 500
 """Nobody has to wait for longer than such a stretch takes."""
 
 
-class RedisHistorian:
+class RedisHistoryStore:
     """Lines of one scope, in the order in which they were written."""
 
     def __init__(self, scope: RedisScope) -> None:
         self._scope = scope
 
-    async def record(self, lines: Sequence[Line]) -> None:
+    async def record(self, records: Sequence[HistoryRecord]) -> None:
         arguments: list[bytes] = []
-        for line in lines:
+        for line in records:
             arguments += (_place(line.key), _ENCODE(line))
         if arguments:
             # An act leaves one line, and may be what makes room again; workers write many, and can wait.
-            await self._scope.call(RECORD_ONE if len(lines) == 1 else RECORD, *arguments)
+            await self._scope.call(RECORD_ONE if len(records) == 1 else RECORD, *arguments)
 
-    async def history(self, key: str | None, limit: int) -> list[Line]:
+    async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
         if key is not None:
             return [_DECODE(line) for line in await self._scope.call(LINES_OF, _place(key), limit)]
         found = await self._scope.database.run("XREVRANGE", self._scope.key("lines"), "+", "-", "COUNT", limit)
         return [_line(fields) for _, fields in found]
 
-    async def after(self, number: str, limit: int) -> list[tuple[str, Line]]:
+    async def after(self, number: str, limit: int) -> list[tuple[str, HistoryRecord]]:
         """Lines behind one, oldest first, each with its number."""
         start = number if number == "-" else f"({number}"
         found = await self._scope.database.run("XRANGE", self._scope.key("lines"), start, "+", "COUNT", limit)
         return [(one.decode(), _line(fields)) for one, fields in found]
 
-    async def trim(self, age_s: float, lines_max: int) -> int:
+    async def trim(self, age_s: float, records_max: int) -> int:
         """From the oldest on, as long as a stretch holds something to forget."""
         since = await self._scope.database.now() - age_s
-        excess = await self._scope.database.run("XLEN", self._scope.key("lines")) - lines_max
+        excess = await self._scope.database.run("XLEN", self._scope.key("lines")) - records_max
         total, start = 0, "-"
         while True:
             stretch = ("XRANGE", self._scope.key("lines"), start, "+", "COUNT", TRIM_AT_ONCE)
@@ -65,9 +65,9 @@ def _place(key: str) -> bytes:
     return len(code).to_bytes(2, "big") + code
 
 
-def _line(fields: Any) -> Line:
+def _line(fields: Any) -> HistoryRecord:
     return _DECODE(fields[1])
 
 
 _ENCODE = msgspec.msgpack.Encoder().encode
-_DECODE = msgspec.msgpack.Decoder(Line).decode
+_DECODE = msgspec.msgpack.Decoder(HistoryRecord).decode

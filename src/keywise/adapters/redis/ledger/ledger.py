@@ -11,15 +11,15 @@ from typing import Self, TypeVar
 
 from keywise.adapters.redis.database import OPTIONS, RedisDatabase, database_at, in_pairs
 from keywise.adapters.redis.ledger.controls import RedisGovernor
-from keywise.adapters.redis.ledger.dump import LETTER, RedisArchive
+from keywise.adapters.redis.ledger.dump import LETTER, RedisLedgerTransfer
 from keywise.adapters.redis.ledger.entry_encoding import IDLE, entry_of, state_of
-from keywise.adapters.redis.ledger.history import RedisHistorian
+from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries
 from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
 from keywise.adapters.redis.ledger.working_set import Book, Page, standing_of, stretches, text_of
 from keywise.adapters.redis.scripts import COUNT, DROP, WALK
 from keywise.core import rules
-from keywise.core.admin import Census
+from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
@@ -54,8 +54,8 @@ class RedisLedger:
         """By token, what this worker wrote when it was granted the claim."""
         self.operator = self
         self.governor = RedisGovernor(self._scope, self._book)
-        self.historian = RedisHistorian(self._scope)
-        self.archive = RedisArchive(self._scope, policy, self.governor, self.historian)
+        self.history_store = RedisHistoryStore(self._scope)
+        self.transfer = RedisLedgerTransfer(self._scope, policy, self.governor, self.history_store)
         self._scope.on_loss = self._lost
 
     async def __aenter__(self) -> Self:
@@ -171,8 +171,8 @@ class RedisLedger:
     async def inspect(self, key: str) -> Entry | None:
         return (await self._book.read([key])).entries[key]
 
-    async def census(self) -> Census:
-        return Census(*await self._scope.call(COUNT))
+    async def census(self) -> LedgerCounts:
+        return LedgerCounts(*await self._scope.call(COUNT))
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         since = await self._server.now() - quiet_s

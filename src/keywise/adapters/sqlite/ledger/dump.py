@@ -18,9 +18,9 @@ from keywise.adapters.sqlite.ledger.working_set import (
 from keywise.core.controls import Standing
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Policy
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
-from keywise.core.transfer import Part
+from keywise.core.transfer import TransferPage
 
 LETTERS_AT_ONCE = 50
 """Their bodies may be large."""
@@ -34,8 +34,8 @@ CLEARED = {
 """Which tables hold what belongs to a scope, and what tells their rows apart within one."""
 
 
-class SqliteArchive:
-    """The archive of one scope of a SQLite database."""
+class SqliteLedgerTransfer:
+    """The transfer of one scope of a SQLite database."""
 
     def __init__(self, database: SqliteDatabase, scope: Scope, policy: Policy) -> None:
         self._database = database
@@ -46,13 +46,13 @@ class SqliteArchive:
     async def scopes(self) -> list[str]:
         return [str(name) for (name,) in self._database.read(_SCOPES)]
 
-    async def part(self, cursor: str, limit: int) -> Part:
+    async def page(self, cursor: str, limit: int) -> TransferPage:
         kind, _, after = cursor.partition(":") if cursor else ("entries", "", "")
         if kind == "entries":
             return self._entries(after, limit)
         return self._letters(int(after), limit) if kind == "letters" else self._lines(int(after), limit)
 
-    def _entries(self, after: str, limit: int) -> Part:
+    def _entries(self, after: str, limit: int) -> TransferPage:
         scope = self._scope.number
         rows: Any = self._database.read(_ENTRIES, (*(scope, after) * 3, limit, *(scope,) * 3))
         entries = []
@@ -62,31 +62,33 @@ class SqliteArchive:
                 entry = replace(entry or EMPTY, rate_at=rate_at)
             assert entry is not None, "a key that is listed has a row"
             entries.append((key, entry))
-        return Part(entries=entries, cursor=f"entries:{rows[-1][0]}" if rows else "letters:0")
+        return TransferPage(entries=entries, cursor=f"entries:{rows[-1][0]}" if rows else "letters:0")
 
-    def _letters(self, after: int, limit: int) -> Part:
+    def _letters(self, after: int, limit: int) -> TransferPage:
         rows: Any = self._database.read(_LETTERS, (self._scope.number, after, min(limit, LETTERS_AT_ONCE)))
         letters = [
             (buried_at, DeadLetter(cause, body, key, version, headers_of(headers), sent_at, source))
             for _, buried_at, cause, body, key, version, headers, sent_at, source in rows
         ]
-        return Part(letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
+        return TransferPage(dead_letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
 
-    def _lines(self, after: int, limit: int) -> Part:
+    def _lines(self, after: int, limit: int) -> TransferPage:
         rows: Any = self._database.read(_LINES, (self._scope.number, after, limit))
-        return Part(lines=[Line(*row[1:]) for row in rows], cursor=f"lines:{rows[-1][0]}" if rows else "")
+        return TransferPage(
+            records=[HistoryRecord(*row[1:]) for row in rows], cursor=f"lines:{rows[-1][0]}" if rows else ""
+        )
 
-    async def add(self, part: Part) -> None:
+    async def add(self, page: TransferPage) -> None:
         def act(connection: sqlite3.Connection) -> None:
             scope = self._scope.number
             # Rates are taken over as they are, so nothing of them is over yet.
             book = Book(connection, scope, self._policy, now=0.0)
-            for key, entry in part.entries:
+            for key, entry in page.entries:
                 book.set(key, entry)
             book.store()
-            for buried_at, letter in part.letters:
+            for buried_at, letter in page.dead_letters:
                 book.keep(letter, buried_at)
-            lines = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in part.lines]
+            lines = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in page.records]
             connection.executemany(ADD, lines)
 
         await self._database.write(act)

@@ -6,32 +6,32 @@ from typing import Any
 
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.working_set import Scope
-from keywise.core.history import Line
+from keywise.core.history import HistoryRecord
 
 
-class SqliteHistorian:
+class SqliteHistoryStore:
     """Lines of one scope, in the order in which they were written."""
 
     def __init__(self, database: SqliteDatabase, scope: Scope) -> None:
         self._database = database
         self._scope = scope
 
-    async def record(self, lines: Sequence[Line]) -> None:
+    async def record(self, records: Sequence[HistoryRecord]) -> None:
         scope = self._scope.number
-        rows = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in lines]
+        rows = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in records]
         await self._database.write(lambda connection: connection.executemany(ADD, rows))
 
-    async def history(self, key: str | None, limit: int) -> list[Line]:
+    async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
         rows: Any
         if key is None:
             rows = self._database.read(_ALL, (self._scope.number, limit))
         else:
             rows = self._database.read(_OF_KEY, (self._scope.number, key, limit))
-        return [Line(*row) for row in rows]
+        return [HistoryRecord(*row) for row in rows]
 
-    async def trim(self, age_s: float, lines_max: int) -> int:
+    async def trim(self, age_s: float, records_max: int) -> int:
         def act(connection: sqlite3.Connection) -> int:
-            return connection.execute(_TRIM, (scope, self._database.now() - age_s, scope, lines_max)).rowcount
+            return connection.execute(_TRIM, (scope, self._database.now() - age_s, scope, records_max)).rowcount
 
         scope = self._scope.number
         return await self._database.write(act)

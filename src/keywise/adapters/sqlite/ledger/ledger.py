@@ -10,12 +10,12 @@ from typing import Any, Self, TypeVar
 
 from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
 from keywise.adapters.sqlite.ledger.controls import SqliteGovernor
-from keywise.adapters.sqlite.ledger.dump import SqliteArchive
-from keywise.adapters.sqlite.ledger.history import SqliteHistorian
+from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
+from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import Book, Scope, headers_of
 from keywise.core import ledger_steps as bookkeeping
-from keywise.core.admin import Census
+from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, Policy
@@ -35,8 +35,8 @@ class SqliteLedger:
         self._policy = policy
         self.operator = self
         self.governor = SqliteGovernor(database, self.scope, policy)
-        self.historian = SqliteHistorian(database, self.scope)
-        self.archive = SqliteArchive(database, self.scope, policy)
+        self.history_store = SqliteHistoryStore(database, self.scope)
+        self.transfer = SqliteLedgerTransfer(database, self.scope, policy)
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -89,11 +89,11 @@ class SqliteLedger:
             book.load([key])
             return book.entry(key)
 
-    async def census(self) -> Census:
+    async def census(self) -> LedgerCounts:
         now = self.database.now()
         scope = self.scope.number
         [row] = self.database.read(_CENSUS, (scope, scope, now, scope, scope, scope))
-        return Census(*row)  # type: ignore[arg-type]
+        return LedgerCounts(*row)  # type: ignore[arg-type]
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         since = self.database.now() - quiet_s
