@@ -88,7 +88,7 @@ def test_a_redelivered_message_only_brings_its_newer_receipt():
     lanes.add([ticket("a", 1, receipt=2, at=9.0)])
     assert len(lanes) == 1
     [(settled, _)] = lanes.finish(taken, Outcome.APPLIED, taken.change.order)
-    assert (ended.delivery.receipt, ended.extended_at) == (2, 9.0)
+    assert (settled.delivery.receipt, settled.extsettled_at) == (2, 9.0)
 
 
 def test_messages_of_two_sources_may_have_the_same_number():
@@ -250,7 +250,7 @@ def test_a_fold_keeps_the_newest_of_each_key_and_knows_its_followers():
     coalesced = coalesce([ticket("a", 1), ticket("b", 1), ticket("a", 3), ticket("a", 2)])
     assert names(coalesced.survivors) == [("a", 3), ("b", 1)]
     followed = coalesced.followed(())
-    assert {outcome: names(settled) for outcome, ended in followed.items()} == {
+    assert {outcome: names(settled) for outcome, settled in followed.items()} == {
         Outcome.SUPERSEDED: [("a", 1), ("a", 2)]
     }
     assert coalesced.followed({"a"}) == {}

@@ -19,4 +19,4 @@ def names(tickets: list[Ticket]) -> list[tuple[str, int | None]]:
 
 def endings(settled: list[SettledTicket]) -> list[tuple[str, int | None, str]]:
     """Keys, versions and outcomes, to compare with."""
-    return [(one.change.key, one.change.version, outcome.value) for one, outcome in ended]
+    return [(one.change.key, one.change.version, outcome.value) for one, outcome in settled]

@@ -17,7 +17,7 @@ from keywise.cli.commands.repair import repair
 from keywise.cli.commands.reset import reset
 from keywise.cli.commands.run import run
 from keywise.cli.commands.send import send
-from keywise.cli.commands.serial import app as merge
+from keywise.cli.commands.serial import app as serial
 from keywise.cli.commands.simulate import simulate
 from keywise.cli.commands.status import status
 from keywise.cli.commands.why import why

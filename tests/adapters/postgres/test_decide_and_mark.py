@@ -8,7 +8,7 @@ from adapters.postgres.benches import postgres_ledger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Pause
 from keywise.core.entry import Policy
-from keywise.testing.conformance.random_histories import HISTORY_PROMISES, agree
+from keywise.testing.conformance.random_histories import RANDOM_HISTORY_PROMISES, agree
 from running import run
 
 pytestmark = pytest.mark.server("postgres")
@@ -67,7 +67,7 @@ async def hasty(policy: Policy):
         yield bench
 
 
-@pytest.mark.parametrize("promise", HISTORY_PROMISES, ids=lambda promise: promise.name)
+@pytest.mark.parametrize("promise", RANDOM_HISTORY_PROMISES, ids=lambda promise: promise.name)
 def test_random_histories_answer_as_memory_does_also_at_once(promise):
     run(promise(hasty), limit_s=110)
 

@@ -41,7 +41,7 @@ class Parts:
         self.database, self.source, self.ledger, self.sink = database, source, ledger, sink
 
     async def one_transaction(self, batch: int, version: int) -> None:
-        """Receive, decide, write, mark, fail, dead-letter, release and ack in one transaction; then with what was peeked."""
+        """Receive, decide, write, mark, fail, dead-letter, release and ack in one transaction; then after a peek."""
         changes = [put(f"k{number}", version) for number in range(batch)]
         async with self.ledger.transaction() as transaction:
             inlet = self.source.inlet(transaction.connection)

@@ -24,7 +24,7 @@ from keywise.testing.conformance.controls import (
 )
 from keywise.testing.conformance.dumps import TRANSFER_PROMISES
 from keywise.testing.conformance.promise import BrokenPromiseError, Promise, UncheckedError
-from keywise.testing.conformance.random_histories import HISTORY_PROMISES
+from keywise.testing.conformance.random_histories import RANDOM_HISTORY_PROMISES
 from keywise.testing.conformance.report import Checked, Conformance, NotConformingError, Verdict, hold
 from keywise.testing.conformance.serial.deadlocks import TURN_CIRCLE_PROMISES
 from keywise.testing.conformance.serial.endings import TURN_ENDING_PROMISES, TURN_TRANSACTION_PROMISES
@@ -155,7 +155,7 @@ def ledger_promises(*, transactions: bool = True) -> list[Promise[LedgerBench]]:
         *(GOVERNED_TRANSACTION_PROMISES if transactions else ()),
         *HISTORY_PROMISES,
         *TRANSFER_PROMISES,
-        *HISTORY_PROMISES,
+        *RANDOM_HISTORY_PROMISES,
     ]
 
 

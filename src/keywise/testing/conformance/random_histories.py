@@ -30,7 +30,7 @@ REDELIVERY_S = 2 * STEP_S + 40.0
 RETENTION_S = 3 * STEP_S + 60.0
 TOLERANCE_S = 4.0
 
-HISTORY_PROMISES: Promises[LedgerBench] = Promises()
+RANDOM_HISTORY_PROMISES: Promises[LedgerBench] = Promises()
 
 
 class _RolledBack(Exception):
@@ -41,13 +41,13 @@ PLAIN = Policy(True, REDELIVERY_S, RETENTION_S)
 SAFE = Policy(False, REDELIVERY_S)
 
 
-@HISTORY_PROMISES.add(PLAIN)
+@RANDOM_HISTORY_PROMISES.add(PLAIN)
 async def random_histories_answer_as_memory_does_for_a_plain_sink(bench: LedgerBench) -> None:
     """Any history of calls gets the answers of the ledger in memory, and leaves its entries (plain sink)."""
     await compare(bench, PLAIN, range(HISTORIES))
 
 
-@HISTORY_PROMISES.add(SAFE)
+@RANDOM_HISTORY_PROMISES.add(SAFE)
 async def random_histories_answer_as_memory_does_for_a_safe_sink(bench: LedgerBench) -> None:
     """Any history of calls gets the answers of the ledger in memory, and leaves its entries (safe sink)."""
     await compare(bench, SAFE, range(1000, 1000 + HISTORIES))

@@ -1,4 +1,4 @@
-"""What every ledger promises about its transactions: what they decide, mark and dead-letter is there together or not."""
+"""What every ledger promises about its transactions: what they decide, mark and dead-letter commits together."""
 
 import asyncio
 
