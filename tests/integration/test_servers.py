@@ -4,9 +4,11 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from servers.pubsub import pubsub_server
 from servers.seaweedfs import seaweedfs_server
 
 TESTS = Path(__file__).parents[1]
+LIMIT_S = 60
 NEEDY = """
 import pytest
 from servers import shared
@@ -34,6 +37,7 @@ def test_that_needs_a_built_one():
 """
 BARE = """
 from pathlib import Path
+from threading import Event
 import servers.machine, servers.postgres
 servers.machine.CACHE = Path({folder!r})
 servers.postgres.FOLDERS = {folder!r}
@@ -57,7 +61,7 @@ def run(folder: Path, *command: str, **environment: str) -> subprocess.Completed
         env=kept | paths | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
 
@@ -103,6 +107,7 @@ def test_what_cannot_be_installed_is_named(tmp_path: Path, may_install: bool, wo
     done = run(tmp_path, "-c", program)
     assert done.returncode == 1, done.stderr
     assert words in done.stdout
+    assert done.stdout.endswith("still missing: postgres\n")
 
 
 def test_servers_that_are_there_are_left_alone(tmp_path: Path):
@@ -143,7 +148,8 @@ def test_a_durable_queue_outlives_a_crash_of_its_server():
         queue = f"{server.url}/000000000000/orders"
         server.ask("SendMessage", QueueUrl=queue, MessageBody="first")
         server.restart()
-        assert "<Body>first</Body>" in server.ask("ReceiveMessage", QueueUrl=queue)
+        wait_until(lambda: "orders" in server.ask("ListQueues"))
+        wait_until(lambda: "<Body>first</Body>" in server.ask("ReceiveMessage", QueueUrl=queue))
 
 
 @pytest.mark.server("seaweedfs")
@@ -155,6 +161,13 @@ def test_a_store_of_objects_asks_for_a_signature():
 def test_a_pair_of_ports_is_free():
     port = machine.free_port_pair(10_000)
     assert not is_open(port) and not is_open(port + 10_000)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        Event().wait(0.02)
 
 
 def is_open(port: int) -> bool:

@@ -51,6 +51,7 @@ class ElasticMqServer:
         self._process.stop()
 
     def restart(self) -> None:
+        """Start again after a crash. A durable server answers before it has restored its queues and messages."""
         self.stop()
         self.start()
 

@@ -21,12 +21,14 @@ APT_GET = ("apt-get", "--quiet", "-o", "DPkg::Lock::Timeout=600")
 def main(servers: list[str]) -> int:
     missing = [server for server in servers or shared.NEEDED if shared.why_missing(server)]
     packages = Packages()
-    errors = [error for server in missing if (error := _provide(server, packages))]
+    failed = [server for server in missing if not _provide(server, packages)]
     if packages.refused:
         _say(f"as root, run: apt-get install --no-install-recommends {' '.join(sorted(packages.refused))}")
-    if not errors:
-        _say(f"all {len(servers or shared.NEEDED)} servers are there, in {machine.CACHE} or as Debian packages")
-    return 1 if errors else 0
+    if failed:
+        _say(f"still missing: {', '.join(failed)}")
+        return 1
+    _say(f"all {len(servers or shared.NEEDED)} servers are there, in {machine.CACHE} or as Debian packages")
+    return 0
 
 
 class Packages:
@@ -58,8 +60,8 @@ def may_install() -> bool:
     return os.getuid() == 0 and shutil.which("apt-get") is not None
 
 
-def _provide(server: str, packages: Packages) -> MissingServerError | None:
-    """Bring one server onto this machine; returns what prevented it."""
+def _provide(server: str, packages: Packages) -> bool:
+    """Bring one server onto this machine, and report each step; False if that failed."""
     begun = time.monotonic()
 
     def report(step: str) -> None:
@@ -70,9 +72,9 @@ def _provide(server: str, packages: Packages) -> MissingServerError | None:
             packages.install(missing, report)
     except MissingServerError as error:
         report(f"failed: {error}")
-        return error
+        return False
     report("ready")
-    return None
+    return True
 
 
 def _missing_packages(server: str, report: Report) -> MissingPackageError | None:
