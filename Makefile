@@ -8,7 +8,8 @@ READY := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run publish schedule test check coverage faults sim mutants bench bench-peers chaos lock lock-peers clean
+.PHONY: help setup servers run publish schedule test check coverage faults sim mutants bench bench-peers chaos lock lock-peers \
+	lock-servers clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +23,9 @@ $(READY): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
+
+servers: $(READY) ## Install, fetch and build the servers that tests need; quick once they are there
+	PYTHONPATH=tests $(BIN)/python -m servers.install
 
 run: $(READY) ## Run the publishing house example
 	$(BIN)/python examples/publishing_house/main.py
@@ -92,6 +96,13 @@ lock-peers: ## Renew benchmarks/peers/requirements.txt from requirements.in besi
 	CUSTOM_COMPILE_COMMAND="make lock-peers" build/lock/bin/pip-compile --quiet --upgrade --strip-extras --generate-hashes \
 		--allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
 		--output-file benchmarks/peers/requirements.txt benchmarks/peers/requirements.in
+
+lock-servers: ## Renew tests/servers/requirements.txt from requirements.in beside it
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/python -m pip install --quiet pip-tools==7.6.2
+	CUSTOM_COMPILE_COMMAND="make lock-servers" build/lock/bin/pip-compile --quiet --upgrade --strip-extras --generate-hashes \
+		--allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
+		--output-file tests/servers/requirements.txt tests/servers/requirements.in
 
 clean: ## Remove everything that make made
 	rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis htmlcov

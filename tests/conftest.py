@@ -1,4 +1,4 @@
-"""Settles what holds for every test: hypothesis has no deadline, and what a missing server leaves out is told."""
+"""Applies to every test: hypothesis has no deadline, and tests of a missing server are reported as not run."""
 
 import os
 from collections import Counter
@@ -19,7 +19,7 @@ NOT_RUN = pytest.StashKey[Counter[str]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out the tests of servers that cannot be had, unless they are required: then they fail by themselves."""
+    """Take out the tests of missing servers, unless all servers are required: then these tests fail by themselves."""
     config.stash[NOT_RUN] = Counter()
     needed = {mark.args[0] for item in items for mark in item.iter_markers("server")}
     missing = {} if is_required() else {server: why for server in needed if (why := why_missing(server))}
@@ -45,6 +45,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node) -> None:
-    """Of processes that run tests side by side, each has found the same ones."""
-    told = getattr(node, "workeroutput", {}).get("not_run", {})
-    node.config.stash[NOT_RUN] = node.config.stash.get(NOT_RUN, Counter()) | Counter(told)
+    """Every process that runs tests has collected all of them, so each reports the same counts."""
+    not_run = getattr(node, "workeroutput", {}).get("not_run", {})
+    node.config.stash[NOT_RUN] = node.config.stash.get(NOT_RUN, Counter()) | Counter(not_run)

@@ -5,7 +5,7 @@ import asyncio
 import shutil
 import sys
 import time
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.live import Live
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from examples import real_servers
 from examples.publishing import processes, screen, shelves
 from examples.publishing.cms import Cms, Event
 from examples.publishing.exchange import Exchange, FileExchange, RabbitExchange
@@ -23,7 +24,6 @@ from examples.publishing.pipelines import pipelines_at
 from examples.publishing.place import FOLDER, NAMES, Place
 
 import keywise
-from servers.machine import MissingServerError
 
 LOOK_S = 0.25
 SETTLE_S = 60.0
@@ -32,26 +32,24 @@ SETTLE_S = 60.0
 def main() -> int:
     options = _options()
     console = Console(file=sys.stdout, highlight=False)
+    real_servers.end_on_sigterm()
+    if options.servers:
+        wanted = {"rabbitmq": options.broker, "opensearch": options.search}
+        real_servers.demand(*(server for server, url in wanted.items() if not url))
     shutil.rmtree(options.folder, ignore_errors=True)
     options.folder.mkdir(parents=True)
     with ExitStack() as stack:
         port = stack.enter_context(processes.started_store())
         broker, search = options.broker, options.search
         if options.servers:
-            broker = broker or _started(console, stack, "RabbitMQ", processes.started_broker())
-            search = search or _started(console, stack, "OpenSearch", processes.started_search())
+            if not broker:
+                console.print("starting RabbitMQ …")
+                broker = stack.enter_context(processes.started_broker())
+            if not search:
+                console.print("starting OpenSearch …")
+                search = stack.enter_context(processes.started_search())
         place = Place(str(options.folder.resolve()), f"http://127.0.0.1:{port}", broker, search)
         return asyncio.run(_publish(console, options, place))
-
-
-def _started(console: Console, stack: ExitStack, name: str, server: AbstractContextManager[str]) -> str:
-    """The URL of a server; empty if it cannot be had here."""
-    console.print(f"{name} is started …")
-    try:
-        return stack.enter_context(server)
-    except MissingServerError as error:
-        console.print(f"there is no {name} here, and SQLite stands in for it: {error}", markup=False)
-        return ""
 
 
 async def _publish(console: Console, options: argparse.Namespace, place: Place) -> int:

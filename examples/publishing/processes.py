@@ -49,8 +49,10 @@ def started_workers(count: int, place: Place) -> Iterator[None]:
     command = [sys.executable, "-m", "keywise", "run", f"{HERE / 'pipelines.py'}:app", "--plain"]
     environment = {**os.environ, **place.variables, "PYTHONPATH": str(HERE.parents[1])}
     output: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    workers = [subprocess.Popen(command, env=environment, **output) for _ in range(count)]
+    workers: list[subprocess.Popen[bytes]] = []
     try:
+        for _ in range(count):
+            workers.append(subprocess.Popen(command, env=environment, **output))
         yield
     finally:
         for worker in workers:

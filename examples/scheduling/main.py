@@ -5,7 +5,7 @@ import asyncio
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -13,13 +13,12 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from examples import real_servers
 from examples.scheduling import load, processes, report, schedule
 from examples.scheduling.care import CARS
 from examples.scheduling.desk import FOLDER, STORE_VARIABLE, file_in
 from examples.scheduling.load import DAYS, Fields, Told
 from examples.scheduling.report import Run
-
-from servers.machine import MissingServerError
 
 SMALL = "Tampa"
 FILLING_MAX = 100
@@ -29,26 +28,18 @@ TURNS = ("postgres-lock", "postgres-queue")
 def main() -> int:
     options = _options()
     console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    real_servers.end_on_sigterm()
     with ExitStack() as stack:
         store = options.store
         if options.servers and not store:
-            store = _started(console, stack, processes.started_postgres())
-            options.turns = options.turns if store else ""
+            real_servers.demand("postgres")
+            console.print("starting PostgreSQL …")
+            store = stack.enter_context(processes.started_postgres())
         if not store:
             shutil.rmtree(options.folder, ignore_errors=True)
             options.folder.mkdir(parents=True)
             store = file_in(options.folder)
         return asyncio.run(_compare(console, options, store))
-
-
-def _started(console: Console, stack: ExitStack, server: AbstractContextManager[str]) -> str:
-    """The URL of a Postgres; empty if it cannot be had here."""
-    console.print("PostgreSQL is started …")
-    try:
-        return stack.enter_context(server)
-    except MissingServerError as error:
-        console.print(f"there is no PostgreSQL here, and SQLite stands in for it: {error}", markup=False)
-        return ""
 
 
 async def _compare(console: Console, options: argparse.Namespace, store: str) -> int:

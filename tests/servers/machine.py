@@ -1,39 +1,116 @@
-"""What the servers of the tests need from this machine: packages, ports, scratch folders."""
+"""What the servers of the tests need from this machine: packages, ports, scratch folders, a cache."""
 
+import fcntl
+import hashlib
 import os
+import random
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 Found = TypeVar("Found")
+Report = Callable[[str], None]
+"""Shows one line of progress to the user of `make servers`."""
 
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """What tests write need not outlive the machine, and a flush to a disk would be most of their time."""
-INSTALL_S = 600
+CACHE = Path("/var/cache/keywise") if os.getuid() == 0 else Path.home() / ".cache" / "keywise"
+"""Holds fetched and built servers between runs. A server that root starts as another user has to be able to read it."""
+PROGRESS_S = 15
+# Below the ports that the kernel hands out by itself, so that no client or other server of the tests takes them.
+FIXED_PORTS = range(12_000, 22_000)
 
 
 class MissingServerError(Exception):
-    """There is no such server here, and none can be had; the message says why."""
+    """The server is not on this machine; the message says why, and what to do."""
+
+
+class MissingPackageError(MissingServerError):
+    """Debian packages are not installed."""
+
+    def __init__(self, *packages: str) -> None:
+        super().__init__(f"not installed; run make servers as root, or install the package {', '.join(packages)}")
+        self.packages = packages
 
 
 def installed(package: str, look: Callable[[], Found | None]) -> Found:
-    """What `look` finds; Debian's package is installed if there is nothing yet and that is allowed."""
-    if (found := look()) is not None:
-        return found
-    if not may_install():
-        raise MissingServerError(f"not installed; install the package {package}")
-    command = ("apt-get", "install", "--yes", "--no-install-recommends", package)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    """Return what `look` finds. Installs nothing; raises MissingPackageError if there is nothing."""
     if (found := look()) is None:
-        raise MissingServerError(f"the package {package} could not be installed: {done.stderr[-500:]}")
+        raise MissingPackageError(package)
     return found
 
 
-def may_install() -> bool:
-    return os.getuid() == 0 and shutil.which("apt-get") is not None
+def built(home: Path) -> Path:
+    """Return what `make servers` has built. Builds nothing; raises MissingServerError if it is not there."""
+    if not home.exists():
+        raise MissingServerError("not built; run make servers")
+    return home
+
+
+def build_once(home: Path, build: Callable[[Path], None]) -> Path:
+    """Let `build` fill the folder if it is not there; of several processes, one builds and the others wait for it."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{home.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not home.exists():
+            with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+                # The scratch folder itself is closed to other users.
+                folder = Path(scratch) / "home"
+                folder.mkdir()
+                build(folder)
+                folder.rename(home)
+    return home
+
+
+def cache_of(name: str, *recipe: Path) -> Path:
+    """Where a server is kept that was built by these files; a change in one of them is another folder."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in recipe)).hexdigest()
+    return CACHE / f"{name}-{digest[:12]}"
+
+
+def run(command: Sequence[str], report: Report, environment: Mapping[str, str] | None = None) -> None:
+    """Run a step of a build at low priority, and report that it still runs; raises MissingServerError if it fails."""
+    program = Path(command[0]).name
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            ["nice", *command],
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while _is_running(process):
+                report(f"{program} still runs")
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode != 0:
+            output.seek(0)
+            raise MissingServerError(f"{program} ended with status {process.returncode}: {output.read()[-1000:]}")
+
+
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(PROGRESS_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+@contextmanager
+def scratch_folder(server: str, parent: str | None = IN_MEMORY) -> Iterator[Path]:
+    """A new folder that is deleted with all its content."""
+    folder = Path(tempfile.mkdtemp(prefix=f"keywise-{server}-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_port() -> int:
@@ -41,3 +118,20 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def free_port_pair(apart: int) -> int:
+    """A free port, for a server that opens a second one `apart` above it."""
+    while True:
+        port = random.choice(FIXED_PORTS)
+        if _is_free(port) and _is_free(port + apart):
+            return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True

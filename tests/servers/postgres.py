@@ -44,6 +44,11 @@ class PostgresServer:
         self.start()
 
     @property
+    def has_started(self) -> bool:
+        """Whether there is a server to stop."""
+        return (self._data / "postmaster.pid").exists()
+
+    @property
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
@@ -58,10 +63,16 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [*as_user(), str(self._binaries / program), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * START_S, check=False, cwd="/")
-        if done.returncode != 0:
+        # Whatever interrupts a test, pg_ctl must not be killed between its start of a server and the server's pid file.
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/") as process:
+            try:
+                output, _ = process.communicate(timeout=2 * START_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        if process.returncode != 0:
             log = self._log.read_text() if self._log.exists() else ""
-            raise RuntimeError(f"{program} failed: {done.stdout}{done.stderr}{log[-2000:]}")
+            raise RuntimeError(f"{program} failed: {output}{log[-2000:]}")
 
 
 @contextmanager
@@ -74,11 +85,12 @@ def postgres_server(scratch: str | None = machine.IN_MEMORY, **settings: str) ->
             shutil.chown(folder, USER)
         server = PostgresServer(binaries, folder)
         server.create(**settings)
-        server.start()
         try:
+            server.start()
             yield server
         finally:
-            server.stop("immediate")
+            if server.has_started:
+                server.stop("immediate")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -3,7 +3,7 @@
 import os
 from contextlib import ExitStack
 
-from servers import pgbouncer
+from servers import elasticmq, pgbouncer, pubsub, seaweedfs
 from servers.faketime import find_library
 from servers.http import HttpService, find_openssl, http_service
 from servers.machine import MissingServerError
@@ -16,7 +16,7 @@ from servers.redis import RedisServer, redis_server
 from servers.redis import find_program as find_redis
 
 REQUIRED = "KEYWISE_SERVERS_REQUIRED"
-"""Set in the environment, a server that cannot be had makes its tests fail; else they are told as not run."""
+"""If this environment variable is set, tests of a missing server fail; otherwise they are reported as not run."""
 
 NEEDED = {
     "postgres": find_binaries,
@@ -26,8 +26,11 @@ NEEDED = {
     "redis": find_redis,
     "opensearch": find_opensearch,
     "rabbitmq": find_rabbitmq,
+    "elasticmq": elasticmq.find_home,
+    "seaweedfs": seaweedfs.find_program,
+    "pubsub": pubsub.find_program,
 }
-"""What looks for each of them, and installs it if that is allowed."""
+"""Finds each of them, or raises MissingServerError; only `make servers` installs any."""
 
 _stack = ExitStack()
 _postgres: list[PostgresServer] = []
@@ -82,7 +85,7 @@ def stop_all() -> None:
 
 
 def why_missing(server: str) -> str | None:
-    """Why a server cannot be had; None if it can."""
+    """Why a server is not on this machine; None if it is."""
     try:
         NEEDED[server]()
     except MissingServerError as error:

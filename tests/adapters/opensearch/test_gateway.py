@@ -2,14 +2,15 @@
 
 import pytest
 
-from adapters.opensearch.gateway import gateway
 from adapters.opensearch.index_shop import Press, new_index, played, shown
 from keywise.core import events
 from keywise.core.change import Outcome, order_of
 from servers import shared
+from servers.fault_proxy import fault_proxy
 
 pytestmark = pytest.mark.server("opensearch")
 
+PAGE = "<html>the gateway waits for the engine</html>"
 SHORT = {"lease": "1s", "margin": "200ms", "attempts_max": 1}
 
 
@@ -19,14 +20,14 @@ def test_the_answer_of_a_gateway_does_not_tell_what_the_engine_did(tmp_path, sta
     name, _ = new_index()
 
     async def story() -> None:
-        async with gateway(shared.opensearch().port, b"_bulk") as between:
-            press = Press(tmp_path, f"opensearch://127.0.0.1:{between.port}/{name}", **SHORT)
-            between.statuses.append(status)
+        async with fault_proxy(shared.opensearch().port) as proxy:
+            press = Press(tmp_path, f"opensearch://127.0.0.1:{proxy.port}/{name}", **SHORT)
+            proxy.answer(b"_bulk", status, PAGE.encode())
             await press.handles({"id": "page", "v": 5})
             assert {event.outcome for event in press.emitted(events.Settled)} == {Outcome.APPLIED}
             entry = await press.entry("page")
             assert entry.mark == order_of(5) and entry.suspect == 1
-            assert press.causes()[0] == f"status {status}, <html>the gateway waits for the engine</html>"
+            assert press.causes()[0] == f"status {status}, {PAGE}"
             await press.app.close()
 
     played(story())
@@ -38,11 +39,12 @@ def test_an_engine_that_is_away_behind_its_gateway_buries_nothing(tmp_path):
     name, _ = new_index()
 
     async def story() -> None:
-        async with gateway(shared.opensearch().port, b"_bulk") as between:
-            press = Press(tmp_path, f"opensearch://127.0.0.1:{between.port}/{name}?batch_max=2", **SHORT)
-            between.statuses += [502, 503, 504] * 3
+        async with fault_proxy(shared.opensearch().port) as proxy:
+            press = Press(tmp_path, f"opensearch://127.0.0.1:{proxy.port}/{name}?batch_max=2", **SHORT)
+            for status in [502, 503, 504] * 3:
+                proxy.answer(b"_bulk", status, PAGE.encode())
             await press.handles(*({"id": f"p{number}", "v": 1} for number in range(6)))
-            assert between.statuses == []
+            assert proxy.pending == 0
             assert await press.letters() == [] and press.emitted(events.Failed) == []
             await press.app.close()
 

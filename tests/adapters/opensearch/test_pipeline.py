@@ -6,7 +6,6 @@ import json
 import pytest
 
 from adapters.opensearch.index_shop import Press, new_index, played, shown
-from adapters.opensearch.lossy_proxy import lossy_relay
 from adapters.publishing_stores import SearchIndex
 from cli.command import Folder
 from keywise.adapters.opensearch.sink import connect
@@ -17,6 +16,7 @@ from keywise.core.sink import APPLIED, SUPERSEDED, SinkResult
 from keywise.core.url import Address
 from running import run
 from servers import shared
+from servers.fault_proxy import fault_proxy
 
 pytestmark = pytest.mark.server("opensearch")
 
@@ -303,10 +303,11 @@ def test_an_answer_that_is_lost_is_found_out_by_the_next_try(tmp_path):
     name, _ = new_index()
 
     async def story() -> None:
-        async with lossy_relay(shared.opensearch().port, b"_bulk") as relay:
-            press = Press(tmp_path, f"opensearch://127.0.0.1:{relay.port}/{name}", lease="1s", margin="200ms")
+        async with fault_proxy(shared.opensearch().port) as proxy:
+            proxy.lose_answer(b"_bulk")
+            press = Press(tmp_path, f"opensearch://127.0.0.1:{proxy.port}/{name}", lease="1s", margin="200ms")
             await press.handles({"id": "page", "v": 5})
-            assert relay.lost == 1
+            assert proxy.pending == 0
             assert "the connection was lost" in press.emitted(events.Failed)[0].cause
             assert {event.outcome for event in press.emitted(events.Settled)} == {Outcome.APPLIED}
             entry = await press.entry("page")

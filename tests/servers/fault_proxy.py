@@ -1,0 +1,83 @@
+"""A proxy in front of a real server: it passes everything on, and loses or replaces some of the answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class FaultProxy:
+    """The server carries out every request; a fault only changes what the client gets to see of it."""
+
+    def __init__(self, server_port: int) -> None:
+        self.port = 0
+        self._server_port = server_port
+        self._faults: list[tuple[bytes, bytes]] = []
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def pending(self) -> int:
+        """How many faults have not happened yet."""
+        return len(self._faults)
+
+    def lose_answer(self, words: bytes) -> None:
+        """Cut the connection in place of the answer to the next request that holds these words."""
+        self._faults.append((words, b""))
+
+    def answer(self, words: bytes, status: int, body: bytes) -> None:
+        """Answer the next HTTP request that holds these words in the server's place, and close the connection."""
+        head = f"HTTP/1.1 {status} Fault\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        self._faults.append((words, head.encode() + body))
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a client in a task that `close` waits for."""
+        self._connections.add(asyncio.create_task(self._serve(reader, writer)))
+
+    async def close(self) -> None:
+        """Wait until all clients have gone."""
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
+        request = bytearray()
+
+        async def forward() -> None:
+            while some := await reader.read(65536):
+                request.extend(some)
+                server_writer.write(some)
+            server_writer.close()
+
+        forwarding = asyncio.create_task(forward())
+        try:
+            while some := await server_reader.read(65536):
+                if (own := self._take(request)) is not None:
+                    writer.write(own)
+                    return
+                # The next request on this connection is judged by its own words.
+                request.clear()
+                writer.write(some)
+        finally:
+            forwarding.cancel()
+            await asyncio.wait([forwarding])
+            writer.close()
+            server_writer.close()
+
+    def _take(self, request: bytes | bytearray) -> bytes | None:
+        """What the client gets in place of the server's answer; None if the answer goes through."""
+        for number, (words, own) in enumerate(self._faults):
+            if words in request:
+                del self._faults[number]
+                return own
+        return None
+
+
+@asynccontextmanager
+async def fault_proxy(server_port: int) -> AsyncIterator[FaultProxy]:
+    """A new proxy on a free port of this machine."""
+    proxy = FaultProxy(server_port)
+    server = await asyncio.start_server(proxy.accept, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+        await proxy.close()
