@@ -122,7 +122,7 @@ def watch(pipeline: Pipeline, stopwatch: Stopwatch) -> None:
     plugs.ledger = Watched(ledger, stopwatch, {})
     plugs.ledger.transaction = lambda: watched_transaction(ledger.transaction(), stopwatch, IN_TRANSACTION)
     plugs.sources = [(name, Watched(source, stopwatch, IN_SOURCE))]
-    plugs.sources[0][1].inlet = lambda connection: Watched(source.inlet(connection), stopwatch, IN_QUEUE)
+    plugs.sources[0][1].queue_in = lambda connection: Watched(source.queue_in(connection), stopwatch, IN_QUEUE)
     plugs.sink = Watched(plugs.sink, stopwatch, {"write": "sink write"})
     plugs.reader = Watched(plugs.reader, stopwatch, {"read": "decode"})
 

@@ -82,7 +82,7 @@ async def transacted(ledger: Any, owner: str, witness: Witness, rng: random.Rand
         headers = some_headers(rng, step)
         begun = next(witness.moments)
         async with ledger.transaction() as transaction:
-            decide = transaction.decide if rng.random() < 0.5 else transaction.decide_at_once
+            decide = transaction.decide if rng.random() < 0.5 else transaction.decide_and_mark
             refusals = await decide(headers)
             allowed = [header for header in headers if header.key not in refusals]
             for header in allowed:

@@ -21,7 +21,7 @@ class Unreachable:
         found = getattr(self._plug, name)
         if name == "transaction":
             return self._transaction
-        if not callable(found) or name == "inlet":
+        if not callable(found) or name == "queue_in":
             return found
 
         async def call(*arguments: Any, **options: Any) -> Any:

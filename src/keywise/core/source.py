@@ -38,7 +38,7 @@ class Source(Opened, Protocol):
         """How many messages are not acked yet, delayed and handed-over ones included."""
 
 
-class Inlet(Protocol):
+class TransactionalQueue(Protocol):
     """A source's queue seen from inside a transaction of its database."""
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
@@ -52,10 +52,10 @@ class Inlet(Protocol):
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None: ...
 
 
-class InlineSource(Protocol):
+class TransactionalSource(Protocol):
     """What a source has besides if it lives in a database which can hold a ledger too."""
 
-    def inlet(self, connection: Any) -> Inlet:
+    def queue_in(self, connection: Any) -> TransactionalQueue:
         """This queue inside a transaction of its database."""
 
     async def arrived(self, wait_s: float) -> bool:

@@ -37,8 +37,8 @@ class Transaction(Protocol):
         """A part that is rolled back alone if it raises."""
 
 
-class HastyTransaction(Protocol):
+class MarkingTransaction(Protocol):
     """What a transaction has besides if it saves a step for a caller that marks everything or rolls back."""
 
-    async def decide_at_once(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
+    async def decide_and_mark(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """As `Transaction.decide`, and what is allowed may be marked already. The caller asks for the marks as well."""

@@ -106,8 +106,12 @@ class Consumer:
 
     def _workers(self, strategies: Sequence[CommitStrategy]) -> list[Worker]:
         """One worker for all queues that share the ledger's transaction, and one for all the others together."""
-        inline = [index for index, strategy in enumerate(strategies) if strategy is CommitStrategy.QUEUE_TRANSACTION]
-        workers: list[Worker] = [QueueTransactionWorker(self._pipeline, inline, self._going)] if inline else []
+        transactional = [
+            index for index, strategy in enumerate(strategies) if strategy is CommitStrategy.QUEUE_TRANSACTION
+        ]
+        workers: list[Worker] = (
+            [QueueTransactionWorker(self._pipeline, transactional, self._going)] if transactional else []
+        )
         shared = next((strategy for strategy in strategies if strategy is not CommitStrategy.QUEUE_TRANSACTION), None)
         if shared is CommitStrategy.LEDGER_TRANSACTION:
             workers.append(LedgerTransactionWorker(self._pipeline, self._lanes, self._wakeup, self._room))

@@ -15,7 +15,7 @@ from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
 from keywise.core.limits import Snooze
 from keywise.core.sink import AtomicSink
-from keywise.core.source import Inlet, InlineSource
+from keywise.core.source import TransactionalQueue, TransactionalSource
 from keywise.core.transaction import Transaction
 from keywise.flow.coalesce import Coalesced, coalesce
 from keywise.flow.intake import ReadBatch
@@ -127,9 +127,9 @@ class QueueTransactionWorker:
         for error in filter(None, errors):
             raise error
 
-    def _source(self, index: int) -> InlineSource:
+    def _source(self, index: int) -> TransactionalSource:
         source: Any = self._pipeline.sources[index][1]
-        return cast(InlineSource, source)
+        return cast(TransactionalSource, source)
 
     async def _batch(self, index: int) -> None:
         """The whole batch at once first; if one of its changes is bad, again and carefully."""
@@ -148,8 +148,8 @@ class QueueTransactionWorker:
         async with pipeline.ledger.transaction() as transaction:
             if await self._is_overtaken(index):
                 return
-            inlet = source.inlet(transaction.connection)
-            deliveries = await inlet.receive(limit, ahead.deliveries)
+            queue = source.queue_in(transaction.connection)
+            deliveries = await queue.receive(limit, ahead.deliveries)
             if not deliveries:
                 return
             self._live_in_row = self._live_in_row + 1 if index in self._live else 0
@@ -162,8 +162,8 @@ class QueueTransactionWorker:
             result = await transact(pipeline, transaction, coalesced.survivors, careful=careful)
             if result.paused and (await pipeline.governor.standing()).is_paused:
                 raise _AllPausedError
-            settled = await self._end(index, transaction, inlet, read_batch, coalesced, result)
-            await inlet.ack(_gone(deliveries, settled, read_batch))
+            settled = await self._end(index, transaction, queue, read_batch, coalesced, result)
+            await queue.ack(_gone(deliveries, settled, read_batch))
         for event in result.to_emit:
             pipeline.emit(event)
         pipeline.tell_unread(read_batch)
@@ -194,7 +194,7 @@ class QueueTransactionWorker:
         self,
         index: int,
         transaction: Transaction,
-        inlet: Inlet,
+        queue: TransactionalQueue,
         read_batch: ReadBatch,
         coalesced: Coalesced,
         result: BatchResult,
@@ -203,7 +203,7 @@ class QueueTransactionWorker:
         settled = _settled(coalesced, result)
         for ticket, wait_s in result.waiting:
             together = [ticket, *coalesced.followers.get(ticket.change.key, ())]
-            await inlet.release([one.delivery for one in together], wait_s)
+            await queue.release([one.delivery for one in together], wait_s)
         if read_batch.malformed:
             unread = [self._pipeline.unread_dead_letter(*bad, index) for bad in read_batch.malformed]
             await transaction.dead_letter([(None, letter) for letter in unread])
@@ -315,7 +315,7 @@ async def transact(
     """Bring one change per key to an end, inside a transaction; only a careful one finds out which of them is bad."""
     result = BatchResult()
     # If not all of a batch that is not careful is written and marked, it is rolled back.
-    decide = transaction.decide if careful else getattr(transaction, "decide_at_once", transaction.decide)
+    decide = transaction.decide if careful else getattr(transaction, "decide_and_mark", transaction.decide)
     changes = [ticket.change for ticket in tickets]
     refusals = await decide(changes)
     granted = tickets

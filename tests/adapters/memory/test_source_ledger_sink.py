@@ -142,11 +142,11 @@ def test_a_receiver_wakes_when_something_is_sent_by_whomever():
 def test_a_transaction_receives_and_acks_or_nothing_of_it():
     async def settle_both(shop: Shop, *, ends_well: bool) -> None:
         async with shop.ledger.transaction() as transaction:
-            inlet = shop.source.inlet(transaction.connection)
-            by_body = {one.body: one for one in await inlet.receive(10)}
+            queue = shop.source.queue_in(transaction.connection)
+            by_body = {one.body: one for one in await queue.receive(10)}
             assert [one.count for one in by_body.values()] == [1, 1]
-            await inlet.ack([by_body[b"a"]])
-            await inlet.release([by_body[b"b"]], 5.0)
+            await queue.ack([by_body[b"a"]])
+            await queue.release([by_body[b"b"]], 5.0)
             if not ends_well:
                 raise ZeroDivisionError
 
@@ -165,14 +165,14 @@ def test_what_was_peeked_at_is_received_only_if_it_is_still_next():
     async def story(shop: Shop) -> None:
         await shop.source.send([b"a", b"b", b"c"])
         async with shop.ledger.transaction() as transaction:
-            inlet = shop.source.inlet(transaction.connection)
-            [first] = await inlet.receive(1)
+            queue = shop.source.queue_in(transaction.connection)
+            [first] = await queue.receive(1)
             peeked = await shop.source.peek(1, first)
             assert [one.body for one in peeked] == [b"b"]
-            await inlet.ack([first])
-            assert await inlet.receive(2, peeked) is peeked
-            await inlet.ack(peeked)
-            assert [one.body for one in await inlet.receive(2, peeked)] == [b"c"]
+            await queue.ack([first])
+            assert await queue.receive(2, peeked) is peeked
+            await queue.ack(peeked)
+            assert [one.body for one in await queue.receive(2, peeked)] == [b"c"]
 
     in_a_shop(story)
 

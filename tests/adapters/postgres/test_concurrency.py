@@ -46,9 +46,9 @@ def test_connections_that_receive_from_one_queue_never_get_the_same_message():
                     deliveries = await source.receive(7, 0.0)
                 else:
                     async with database.transaction() as connection:
-                        inlet = source.inlet(connection)
-                        deliveries = await inlet.receive(7)
-                        await inlet.ack(deliveries)
+                        queue = source.queue_in(connection)
+                        deliveries = await queue.receive(7)
+                        await queue.ack(deliveries)
                 if not deliveries:
                     return
                 found += (int(one.id) for one in deliveries)

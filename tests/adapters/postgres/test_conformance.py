@@ -6,13 +6,13 @@ from adapters.postgres.benches import LEDGERS, SINKS, SOURCES
 from keywise.testing.conformance import ledger_promises
 from keywise.testing.conformance.sinks import ATOMIC_PROMISES, READING_PROMISES
 from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES
-from keywise.testing.conformance.transactional_queues import INLET_PROMISES
+from keywise.testing.conformance.transactional_queues import TRANSACTIONAL_QUEUE_PROMISES
 from running import run
 
 pytestmark = pytest.mark.server("postgres")
 
 # Said here and not asked from the plugs, so that nothing is started while tests are collected.
-INLINE_PROMISES = [*SOURCE_PROMISES, *VISIBILITY_PROMISES, *INLET_PROMISES]
+TRANSACTIONAL_PROMISES = [*SOURCE_PROMISES, *VISIBILITY_PROMISES, *TRANSACTIONAL_QUEUE_PROMISES]
 TABLE_PROMISES = [*ATOMIC_PROMISES, *READING_PROMISES]
 
 
@@ -25,7 +25,7 @@ def pairs(files: dict, promises: list) -> list:
     ]
 
 
-@pytest.mark.parametrize(("make", "promise"), pairs(SOURCES, INLINE_PROMISES))
+@pytest.mark.parametrize(("make", "promise"), pairs(SOURCES, TRANSACTIONAL_PROMISES))
 def test_a_source_keeps_its_promises(make, promise):
     run(promise(make))
 

@@ -269,7 +269,7 @@ def test_an_idle_entry_takes_at_most_150_bytes(url):
             for start in range(0, len(keys), 1000):
                 headers = [ChangeHeader(key, order_of(1)) for key in keys[start : start + 1000]]
                 async with ledger.transaction() as transaction:
-                    await transaction.decide_at_once(headers)
+                    await transaction.decide_and_mark(headers)
                     await transaction.mark(headers)
         [[row]] = await executed(url, "select pg_total_relation_size('keywise_marks')")
         return row[0] / len(keys)

@@ -18,7 +18,7 @@ class _Undone(Exception):
     """Leaves a savepoint on purpose."""
 
 
-class Hasty:
+class Marking:
     """A transaction that also tries the one step wherever two steps are taken."""
 
     def __init__(self, transaction) -> None:
@@ -31,7 +31,7 @@ class Hasty:
     async def decide(self, headers):
         try:
             async with self._transaction.savepoint():
-                at_once = await self._transaction.decide_at_once(headers)
+                at_once = await self._transaction.decide_and_mark(headers)
                 raise _Undone
         except _Undone:
             pass
@@ -41,12 +41,12 @@ class Hasty:
         return refusals
 
     async def mark(self, headers) -> None:
-        await self._transaction.decide_at_once(self._decided)
+        await self._transaction.decide_and_mark(self._decided)
         await self._transaction.mark(headers)
 
 
-class HastyLedger:
-    """A ledger whose transactions are hasty."""
+class MarkingLedger:
+    """A ledger whose transactions are marking."""
 
     def __init__(self, ledger) -> None:
         self._ledger = ledger
@@ -57,19 +57,19 @@ class HastyLedger:
     @asynccontextmanager
     async def transaction(self):
         async with self._ledger.transaction() as transaction:
-            yield Hasty(transaction)
+            yield Marking(transaction)
 
 
 @asynccontextmanager
-async def hasty(policy: Policy):
+async def marking(policy: Policy):
     async with postgres_ledger(policy) as bench:
-        bench.ledger, bench.another = HastyLedger(bench.ledger), HastyLedger(bench.another)
+        bench.ledger, bench.another = MarkingLedger(bench.ledger), MarkingLedger(bench.another)
         yield bench
 
 
 @pytest.mark.parametrize("promise", RANDOM_HISTORY_PROMISES, ids=lambda promise: promise.name)
 def test_random_histories_answer_as_memory_does_also_at_once(promise):
-    run(promise(hasty), limit_s=110)
+    run(promise(marking), limit_s=110)
 
 
 def test_what_an_operator_set_is_heeded_at_once():
@@ -77,7 +77,7 @@ def test_what_an_operator_set_is_heeded_at_once():
         async with postgres_ledger(Policy()) as bench:
             await bench.ledger.governor.pause(Pause("a"))
             async with bench.ledger.transaction() as transaction:
-                refusals = await transaction.decide_at_once(
+                refusals = await transaction.decide_and_mark(
                     [ChangeHeader("a", order_of(1)), ChangeHeader("b", order_of(1))]
                 )
                 assert {key: refusal.reason.value for key, refusal in refusals.items()} == {"a": "paused"}
@@ -99,7 +99,7 @@ def test_deletions_and_late_changes_are_judged_at_once():
             ]
             for batch, refused in ((headers[:2], []), (headers[2:], ["c"])):
                 async with bench.ledger.transaction() as transaction:
-                    assert list(await transaction.decide_at_once(batch)) == refused
+                    assert list(await transaction.decide_and_mark(batch)) == refused
                     await transaction.mark([header for header in batch if header.key not in refused])
             assert [(await bench.entry(key)).deleted for key in "ab"] == [True, False]
             assert await bench.ledger.inspect("c") is None

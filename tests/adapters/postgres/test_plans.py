@@ -44,24 +44,24 @@ class Parts:
         """Receive, decide, write, mark, fail, dead-letter, release and ack in one transaction; then after a peek."""
         changes = [put(f"k{number}", version) for number in range(batch)]
         async with self.ledger.transaction() as transaction:
-            inlet = self.source.inlet(transaction.connection)
-            deliveries = await inlet.receive(batch)
+            queue = self.source.queue_in(transaction.connection)
+            deliveries = await queue.receive(batch)
             await transaction.decide(changes)
             async with transaction.savepoint():
                 await self.sink.write(transaction, [*changes, gone("gone", version)])
             await transaction.mark(changes)
             await transaction.fail([ChangeHeader("failed", order_of(version))])
             await transaction.dead_letter([(ChangeHeader("failed", order_of(version)), DeadLetter("cause", b""))])
-            await inlet.release(deliveries[:1], 0.0)
-            await inlet.ack(deliveries[2:])
+            await queue.release(deliveries[:1], 0.0)
+            await queue.ack(deliveries[2:])
         async with self.ledger.transaction() as transaction:
-            inlet = self.source.inlet(transaction.connection)
-            await inlet.ack(await inlet.receive(10))
+            queue = self.source.queue_in(transaction.connection)
+            await queue.ack(await queue.receive(10))
         peeked = await self.source.peek(batch, deliveries[-1])
         async with self.ledger.transaction() as transaction:
-            inlet = self.source.inlet(transaction.connection)
-            await inlet.ack(await inlet.receive(batch, peeked))
-            await transaction.decide_at_once([put(f"k{number}", version + 1) for number in range(batch)])
+            queue = self.source.queue_in(transaction.connection)
+            await queue.ack(await queue.receive(batch, peeked))
+            await transaction.decide_and_mark([put(f"k{number}", version + 1) for number in range(batch)])
 
     async def leased(self, batch: int, version: int) -> None:
         """Receive, claim, renew, commit, fail, release, dead-letter, extend, release and ack, each on its own."""

@@ -36,16 +36,16 @@ class Parts:
         """Receive, decide, write, mark, fail, dead-letter, release and ack in one transaction."""
         changes = [put(f"k{number}", version) for number in range(BATCH)]
         async with self.ledger.transaction() as transaction:
-            inlet = self.source.inlet(transaction.connection)
-            deliveries = await inlet.receive(BATCH)
+            queue = self.source.queue_in(transaction.connection)
+            deliveries = await queue.receive(BATCH)
             await transaction.decide(changes)
             async with transaction.savepoint():
                 await self.sink.write(transaction, [*changes, gone("gone", version)])
             await transaction.mark(changes)
             await transaction.fail([ChangeHeader("failed", order_of(version))])
             await transaction.dead_letter([(ChangeHeader("failed", order_of(version)), DeadLetter("cause", b""))])
-            await inlet.release(deliveries[:3], 0.0)
-            await inlet.ack(deliveries[3:])
+            await queue.release(deliveries[:3], 0.0)
+            await queue.ack(deliveries[3:])
         if deliveries:
             await self.source.peek(BATCH, deliveries[-1])
 

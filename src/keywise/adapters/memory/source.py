@@ -67,9 +67,9 @@ class MemorySource:
         visible = [item for item in self._visible(len(self._queue)) if item[0] > int(after.id)]
         return [_upcoming(number, message) for number, message in visible[:limit]]
 
-    def inlet(self, connection: MemoryDatabase) -> "MemoryInlet":
+    def queue_in(self, connection: MemoryDatabase) -> "MemoryTransactionalQueue":
         assert connection is self.database, "a transaction reaches its own database only"
-        return MemoryInlet(self)
+        return MemoryTransactionalQueue(self)
 
     async def _something_visible(self, wait_s: float) -> None:
         soonest = min((message.visible_at for message in self._queue.values()), default=float("inf"))
@@ -115,7 +115,7 @@ class MemorySource:
         return message is not None and message.receipt == delivery.receipt
 
 
-class MemoryInlet:
+class MemoryTransactionalQueue:
     """The queue inside a transaction: nobody else can receive meanwhile, so nothing is hidden."""
 
     def __init__(self, source: MemorySource) -> None:

@@ -123,8 +123,8 @@ class PostgresSource:
         self._expects_more = bool(rows)
         return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
 
-    def inlet(self, connection: Any) -> "PostgresInlet":
-        return PostgresInlet(self, connection)
+    def queue_in(self, connection: Any) -> "PostgresTransactionalQueue":
+        return PostgresTransactionalQueue(self, connection)
 
     async def _due_s(self) -> float:
         """In how many seconds something is visible; 0 or less: now."""
@@ -161,7 +161,7 @@ class Foresight:
         self._left = self._pause
 
 
-class PostgresInlet:
+class PostgresTransactionalQueue:
     """The queue inside a transaction, which hides what it receives until it ends.
 
     Messages that nobody touched are deleted when they are received, which is less work than to lock them first.

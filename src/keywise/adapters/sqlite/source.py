@@ -93,8 +93,8 @@ class SqliteSource:
             rows = self.database.reader.execute(_FRESH, (int(after.id) + 1, self._last, limit))
             return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
 
-    def inlet(self, connection: Any) -> "SqliteInlet":
-        return SqliteInlet(self, connection)
+    def queue_in(self, connection: Any) -> "SqliteTransactionalQueue":
+        return SqliteTransactionalQueue(self, connection)
 
     def _any_visible(self) -> bool:
         found = self.database.read(_VISIBLE, (self._first, self._last, self._queue, self.database.now()))
@@ -134,7 +134,7 @@ class SqliteSource:
         return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
 
 
-class SqliteInlet:
+class SqliteTransactionalQueue:
     """The queue inside a transaction, which hides what it receives until it ends."""
 
     def __init__(self, source: SqliteSource, connection: sqlite3.Connection) -> None:

@@ -41,7 +41,7 @@ from keywise.testing.conformance.sinks import (
 )
 from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES, MakeSource, SourceBench
 from keywise.testing.conformance.suspects import DOUBT_PROMISES
-from keywise.testing.conformance.transactional_queues import INLET_PROMISES
+from keywise.testing.conformance.transactional_queues import TRANSACTIONAL_QUEUE_PROMISES
 from keywise.testing.conformance.transactions import TRANSACTION_PROMISES
 from keywise.testing.conformance.urls import Playground
 
@@ -129,11 +129,11 @@ def turns_promises(*, transactions: bool = True) -> list[Promise[TurnsBench]]:
 async def source_promises(make: MakeSource) -> list[Promise[SourceBench]]:
     """What this source promises: more if its deliveries come back after a time, and if it lives in a database."""
     async with make() as bench:
-        comes_back, is_inline = bench.source.visibility_s is not None, bench.source.database is not None
+        comes_back, is_transactional = bench.source.visibility_s is not None, bench.source.database is not None
     return [
         *SOURCE_PROMISES,
         *(VISIBILITY_PROMISES if comes_back else ()),
-        *(INLET_PROMISES if is_inline else ()),
+        *(TRANSACTIONAL_QUEUE_PROMISES if is_transactional else ()),
     ]
 
 

@@ -19,13 +19,13 @@ class SourceBench:
     """A fresh, empty queue, opened twice."""
 
     source: Any
-    """The queue; an `InlineSource` if its `database` is set."""
+    """The queue; an `TransactionalSource` if its `database` is set."""
     another: Source
     """A second consumer of the same queue, with a connection of its own."""
     advance: Callable[[float], None]
     """Let so many seconds pass on the clock of the queue."""
     transaction: Callable[[], AbstractAsyncContextManager[Any]] | None = None
-    """For an inline source: a transaction of its database; it gives the connection that `inlet` takes."""
+    """For an transactional source: a transaction of its database; it gives the connection that `queue_in` takes."""
 
     @property
     def visibility_s(self) -> float:

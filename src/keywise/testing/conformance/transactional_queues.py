@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from keywise.core.change import Delivery
-from keywise.core.source import Inlet
+from keywise.core.source import TransactionalQueue
 from keywise.testing.conformance.promise import Promises, same
 from keywise.testing.conformance.sources import LATER_S, SourceBench, ids, taken
 
-INLET_PROMISES: Promises[SourceBench] = Promises()
+TRANSACTIONAL_QUEUE_PROMISES: Promises[SourceBench] = Promises()
 """Kept by sources that live in a database which can hold a ledger too."""
 
 
@@ -24,19 +24,19 @@ async def inside(bench: SourceBench) -> AsyncIterator[Any]:
     if bench.transaction is None:
         raise TypeError("a source with a database needs a bench with a transaction")
     async with bench.transaction() as connection:
-        yield bench.source.inlet(connection)
+        yield bench.source.queue_in(connection)
 
 
 async def rolled_back(bench: SourceBench, *, delay_s: float | None) -> list[Delivery]:
     """What was received, and acked or released, in a transaction that is then rolled back."""
     received: list[Delivery] = []
     try:
-        async with inside(bench) as inlet:
-            received += await inlet.receive(100)
+        async with inside(bench) as queue:
+            received += await queue.receive(100)
             if delay_s is None:
-                await inlet.ack(received)
+                await queue.ack(received)
             else:
-                await inlet.release(received, delay_s)
+                await queue.release(received, delay_s)
             raise _RolledBack
     except _RolledBack:
         return received
@@ -53,24 +53,24 @@ async def mixed(bench: SourceBench) -> Delivery:
     return held[b"held"]
 
 
-async def bodies_inside(inlet: Inlet, limit: int = 100) -> list[bytes]:
-    return sorted(one.body for one in await inlet.receive(limit))
+async def bodies_inside(queue: TransactionalQueue, limit: int = 100) -> list[bytes]:
+    return sorted(one.body for one in await queue.receive(limit))
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def what_is_acked_inside_is_gone_after_the_commit(bench: SourceBench) -> None:
     """Receive and ack inside a transaction take effect together with it."""
     await bench.source.send([b"%d" % number for number in range(20)])
-    async with inside(bench) as inlet:
-        received = await inlet.receive(100)
+    async with inside(bench) as queue:
+        received = await queue.receive(100)
         same("the number of deliveries inside", len(received), 20)
-        await inlet.ack(received)
+        await queue.ack(received)
     same("the depth after the commit", await bench.another.depth(), 0)
     bench.advance(bench.visibility_s + LATER_S)
     same("what came later", await taken(bench.another), [])
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_rollback_undoes_an_ack(bench: SourceBench) -> None:
     """Acked in a transaction that is rolled back: everything is there, visible at once and unchanged."""
     await bench.source.send([b"one", b"two"])
@@ -78,7 +78,7 @@ async def a_rollback_undoes_an_ack(bench: SourceBench) -> None:
     same("what is there after the rollback", ids(await taken(bench.another)), ids(received))
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_rollback_undoes_a_release(bench: SourceBench) -> None:
     """Released with a delay in a transaction that is rolled back: nothing waits for the delay."""
     await bench.source.send([b"one", b"two"])
@@ -88,130 +88,130 @@ async def a_rollback_undoes_a_release(bench: SourceBench) -> None:
     same("their bodies", sorted(one.body for one in again), [b"one", b"two"])
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def nobody_receives_what_an_open_transaction_acks(bench: SourceBench) -> None:
     """A receive elsewhere waits for the transaction or finds nothing; it never gets the same messages."""
     await bench.source.send([b"one", b"two"])
-    async with inside(bench) as inlet:
-        received = await inlet.receive(100)
+    async with inside(bench) as queue:
+        received = await queue.receive(100)
         elsewhere = asyncio.create_task(taken(bench.another))
         await asyncio.wait([elsewhere], timeout=0.05)
-        await inlet.ack(received)
+        await queue.ack(received)
     same("what a receive elsewhere got meanwhile", await elsewhere, [])
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_part_can_be_acked(bench: SourceBench) -> None:
     """What a transaction received but did not ack is there again at once, whichever part it is."""
     for skipped in (0, 3, 6):
         await bench.source.send([b"%d" % number for number in range(7)])
-        async with inside(bench) as inlet:
-            received = list(await inlet.receive(100))
+        async with inside(bench) as queue:
+            received = list(await queue.receive(100))
             left = received.pop(skipped)
-            await inlet.ack(received)
-        async with inside(bench) as inlet:
-            again = await inlet.receive(100)
+            await queue.ack(received)
+        async with inside(bench) as queue:
+            again = await queue.receive(100)
             same("what is left", [(one.id, one.body) for one in again], [(left.id, left.body)])
-            await inlet.ack(again)
+            await queue.ack(again)
         same("the depth at the end", await bench.source.depth(), 0)
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def what_is_left_behind_comes_with_the_newer_ones(bench: SourceBench) -> None:
     """A message that was left behind comes again together with what was sent after it."""
     await bench.source.send([b"1", b"2", b"3"])
-    async with inside(bench) as inlet:
-        received = sorted(await inlet.receive(100), key=lambda one: one.body)
-        await inlet.ack(received[:1] + received[2:])
+    async with inside(bench) as queue:
+        received = sorted(await queue.receive(100), key=lambda one: one.body)
+        await queue.ack(received[:1] + received[2:])
     await bench.source.send([b"4", b"5"])
-    async with inside(bench) as inlet:
-        same("what came next", await bodies_inside(inlet), [b"2", b"4", b"5"])
+    async with inside(bench) as queue:
+        same("what came next", await bodies_inside(queue), [b"2", b"4", b"5"])
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def what_is_due_comes_whatever_its_past(bench: SourceBench) -> None:
     """Forgotten, released, delayed and fresh messages come together, and all can be acked together."""
     held = await mixed(bench)
-    async with inside(bench) as inlet:
-        received = await inlet.receive(100)
+    async with inside(bench) as queue:
+        received = await queue.receive(100)
         wanted = [b"delayed", b"forgotten", b"fresh 1", b"fresh 2", b"released"]
         same("what came", sorted(one.body for one in received), wanted)
-        await inlet.ack(received)
+        await queue.ack(received)
     same("the depth, with one held outside", await bench.source.depth(), 1)
     await bench.source.ack([held])
     same("the depth at the end", await bench.source.depth(), 0)
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_part_of_a_mixture_can_be_acked(bench: SourceBench) -> None:
     """Of fresh and returned messages together, each stays or goes as it was told."""
     await mixed(bench)
-    async with inside(bench) as inlet:
-        received = {one.body: one for one in await inlet.receive(100)}
-        await inlet.ack([received[b"forgotten"], received[b"fresh 2"]])
-        await inlet.release([received[b"released"]], 50.0)
-    async with inside(bench) as inlet:
-        same("what came next", await bodies_inside(inlet), [b"delayed", b"fresh 1"])
+    async with inside(bench) as queue:
+        received = {one.body: one for one in await queue.receive(100)}
+        await queue.ack([received[b"forgotten"], received[b"fresh 2"]])
+        await queue.release([received[b"released"]], 50.0)
+    async with inside(bench) as queue:
+        same("what came next", await bodies_inside(queue), [b"delayed", b"fresh 1"])
     bench.advance(50.0 + LATER_S)
-    async with inside(bench) as inlet:
-        same("what came after the delay", await bodies_inside(inlet), [b"delayed", b"fresh 1", b"released"])
+    async with inside(bench) as queue:
+        same("what came after the delay", await bodies_inside(queue), [b"delayed", b"fresh 1", b"released"])
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def only_the_fresh_part_of_a_mixture_can_be_acked(bench: SourceBench) -> None:
     """Returned messages stay when exactly the fresh ones are acked, and the other way round."""
     await mixed(bench)
-    async with inside(bench) as inlet:
-        await inlet.ack([one for one in await inlet.receive(100) if one.body.startswith(b"fresh")])
-    async with inside(bench) as inlet:
-        same("what stayed", await bodies_inside(inlet), [b"delayed", b"forgotten", b"released"])
+    async with inside(bench) as queue:
+        await queue.ack([one for one in await queue.receive(100) if one.body.startswith(b"fresh")])
+    async with inside(bench) as queue:
+        same("what stayed", await bodies_inside(queue), [b"delayed", b"forgotten", b"released"])
     await bench.source.send([b"fresh 3"])
-    async with inside(bench) as inlet:
-        await inlet.ack([one for one in await inlet.receive(100) if not one.body.startswith(b"fresh")])
-    async with inside(bench) as inlet:
-        same("what stayed then", await bodies_inside(inlet), [b"fresh 3"])
+    async with inside(bench) as queue:
+        await queue.ack([one for one in await queue.receive(100) if not one.body.startswith(b"fresh")])
+    async with inside(bench) as queue:
+        same("what stayed then", await bodies_inside(queue), [b"fresh 3"])
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_mixture_keeps_the_limit(bench: SourceBench) -> None:
     """The limit holds for fresh and returned messages together."""
     await mixed(bench)
     seen: list[bytes] = []
     for _ in range(10):
-        async with inside(bench) as inlet:
-            received = await inlet.receive(2)
+        async with inside(bench) as queue:
+            received = await queue.receive(2)
             if len(received) > 2:
                 raise AssertionError(f"a receive with limit 2 gave {len(received)}")
-            await inlet.ack(received)
+            await queue.ack(received)
             seen += (one.body for one in received)
         if not received:
             break
     same("all of them", sorted(seen), [b"delayed", b"forgotten", b"fresh 1", b"fresh 2", b"released"])
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_release_inside_keeps_the_message_whole(bench: SourceBench) -> None:
     """Released inside, a message comes after its delay: same id, body and time, counted once more."""
     await bench.source.send([b"body"])
     for count in (1, 2, 3):
-        async with inside(bench) as inlet:
-            [held] = await inlet.receive(100)
+        async with inside(bench) as queue:
+            [held] = await queue.receive(100)
             same("the count", held.count, count)
-            await inlet.release([held], 20.0)
-        async with inside(bench) as inlet:
-            same("what came before the delay was over", list(await inlet.receive(100)), [])
+            await queue.release([held], 20.0)
+        async with inside(bench) as queue:
+            same("what came before the delay was over", list(await queue.receive(100)), [])
         bench.advance(20.0 + LATER_S)
     [again] = await taken(bench.another)
     same("id, body and time", (again.id, again.body, again.sent_at), (held.id, b"body", held.sent_at))
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_message_that_was_acked_inside_has_no_old_receipts(bench: SourceBench) -> None:
     """A consumer outside that held a delivery for too long finds that its receipt does nothing any more."""
     [old] = await bench.handed_over()
     bench.advance(bench.visibility_s + LATER_S)
-    async with inside(bench) as inlet:
-        await inlet.release(await inlet.receive(100), 0.0)
+    async with inside(bench) as queue:
+        await queue.release(await queue.receive(100), 0.0)
     again = await taken(bench.another)
     same("the number of deliveries", len(again), 1)
     await bench.source.ack([old])
@@ -220,7 +220,7 @@ async def a_message_that_was_acked_inside_has_no_old_receipts(bench: SourceBench
     same("what came though it is held", await taken(bench.source), [])
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def arrived_tells_whether_something_is_due(bench: SourceBench) -> None:
     """Held and delayed messages have not arrived; fresh and returned ones have."""
     same("an empty queue", await bench.source.arrived(0.0), False)
@@ -234,7 +234,7 @@ async def arrived_tells_whether_something_is_due(bench: SourceBench) -> None:
     same("a released message", await bench.source.arrived(0.0), True)
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def arrived_waits_for_a_message(bench: SourceBench) -> None:
     """A wait ends when something is sent, also by somebody else."""
     waiting = asyncio.create_task(bench.source.arrived(5.0))
@@ -242,7 +242,7 @@ async def arrived_waits_for_a_message(bench: SourceBench) -> None:
     same("the answer", await waiting, True)
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_peek_takes_nothing(bench: SourceBench) -> None:
     """What was seen ahead can still be received by anybody."""
     first = await _first_of(bench, 6)
@@ -251,19 +251,19 @@ async def a_peek_takes_nothing(bench: SourceBench) -> None:
     same("what another consumer gets", len(await taken(bench.another)), 5)
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def what_was_seen_ahead_is_received_as_it_is(bench: SourceBench) -> None:
     """If it is still there, what was seen ahead is what comes; acking it leaves what follows."""
     first = await _first_of(bench, 8)
     ahead = await bench.source.peek(3, first)
-    async with inside(bench) as inlet:
-        received = await inlet.receive(3, ahead)
+    async with inside(bench) as queue:
+        received = await queue.receive(3, ahead)
         same("the next three", ids(received), ids(ahead))
-        await inlet.ack(received)
+        await queue.ack(received)
     same("the rest", len(await taken(bench.another)), 4)
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def what_was_seen_ahead_and_taken_by_others_does_not_come(bench: SourceBench) -> None:
     """A message that somebody else received after it was seen ahead is not received here too."""
     for wanted in (1, 2):
@@ -271,39 +271,39 @@ async def what_was_seen_ahead_and_taken_by_others_does_not_come(bench: SourceBen
         ahead = await bench.source.peek(4, first)
         gone = await taken(bench.another, wanted)
         await bench.another.ack(gone)
-        async with inside(bench) as inlet:
-            received = await inlet.receive(100, ahead)
+        async with inside(bench) as queue:
+            received = await queue.receive(100, ahead)
             same("messages that were received twice", set(ids(received)) & set(ids(gone)), set())
             same("the rest", len(received), 5 - wanted)
-            await inlet.ack(received)
+            await queue.ack(received)
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def what_is_due_is_not_passed_over_for_what_was_seen_ahead(bench: SourceBench) -> None:
     """What was seen ahead never comes before something that became due meanwhile."""
     await bench.source.send([b"released"])
-    async with inside(bench) as inlet:
-        await inlet.release(await inlet.receive(1), 20.0)
+    async with inside(bench) as queue:
+        await queue.release(await queue.receive(1), 20.0)
     first = await _first_of(bench, 6)
     ahead = await bench.source.peek(2, first)
     bench.advance(20.0 + LATER_S)
-    async with inside(bench) as inlet:
-        received = await inlet.receive(2, ahead)
+    async with inside(bench) as queue:
+        received = await queue.receive(2, ahead)
         if b"released" not in [one.body for one in received]:
             raise AssertionError(f"what was due did not come, but {[one.body for one in received]}")
 
 
-@INLET_PROMISES.add()
+@TRANSACTIONAL_QUEUE_PROMISES.add()
 async def what_was_left_behind_is_not_passed_over_for_what_was_seen_ahead(bench: SourceBench) -> None:
     """A message that was received and left behind comes before what was seen ahead of it."""
     await bench.source.send([b"%d" % number for number in range(8)])
-    async with inside(bench) as inlet:
-        received = list(await inlet.receive(3))
+    async with inside(bench) as queue:
+        received = list(await queue.receive(3))
         left = received.pop(1)
-        await inlet.ack(received)
+        await queue.ack(received)
     ahead = await bench.source.peek(3, received[-1])
-    async with inside(bench) as inlet:
-        came = await inlet.receive(3, ahead)
+    async with inside(bench) as queue:
+        came = await queue.receive(3, ahead)
         if left.id not in ids(came):
             raise AssertionError(f"{left.body!r} was left behind, and what came was {[one.body for one in came]}")
 
@@ -311,7 +311,7 @@ async def what_was_left_behind_is_not_passed_over_for_what_was_seen_ahead(bench:
 async def _first_of(bench: SourceBench, count: int) -> Delivery:
     """Send some messages, receive and ack the first of them inside a transaction, and return it."""
     await bench.source.send([b"%d" % number for number in range(count)])
-    async with inside(bench) as inlet:
-        [first] = await inlet.receive(1)
-        await inlet.ack([first])
+    async with inside(bench) as queue:
+        [first] = await queue.receive(1)
+        await queue.ack([first])
     return first  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFi
 from keywise.core.entry import Claim, Entry, LeaseTerms, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import ClaimResults, Failure
-from keywise.core.source import Inlet
+from keywise.core.source import TransactionalQueue
 from keywise.core.transaction import Transaction
 from keywise.testing.virtual_loop import Process, outside
 
@@ -149,8 +149,8 @@ class LinkedSource:
     async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
         return await self._link.call(lambda: self._source.peek(limit, after))
 
-    def inlet(self, connection: MemoryDatabase) -> Inlet:
-        return self._source.inlet(connection)
+    def queue_in(self, connection: MemoryDatabase) -> TransactionalQueue:
+        return self._source.queue_in(connection)
 
     async def _receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         deliveries = list(await self._source.receive(limit, wait_s))

@@ -57,7 +57,7 @@ class PostgresTransaction:
         headers = [header for header in headers if not bookkeeping.is_plainly_newer(header, marks[header.key], oldest)]
         return bookkeeping.refusals(book, headers, lambda key: Entry(marks[key]))
 
-    async def decide_at_once(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
+    async def decide_and_mark(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
         self._marked = set()
         if self._policy.rate is not None or not are_plain(headers):
