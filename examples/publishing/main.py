@@ -111,7 +111,7 @@ async def _letters(app: keywise.App) -> int:
     found = 0
     for name in NAMES:
         async with app.open(name, work=False) as pipeline:
-            found += (await pipeline.operator.census()).dead
+            found += (await pipeline.admin.counts()).dead
     return found
 
 

@@ -31,14 +31,14 @@ def test_a_ledger_is_not_replaced_by_itself_under_another_spelling_of_its_host(s
         async with ledger(databases[0], scope, PLAIN) as one, ledger(databases[1], scope, PLAIN) as other:
             clocks = [each.advance for each in databases]
             await filled(LedgerBench(ledger=one, another=one, advance=lambda seconds: [go(seconds) for go in clocks]))
-            await one.governor.pause(Pause(EVERYTHING, True))
-            before, standing = joined(await pages_of(one.transfer, 100)), await one.governor.standing()
+            await one.control_store.pause(Pause(EVERYTHING, True))
+            before, standing = joined(await pages_of(one.transfer, 100)), await one.control_store.standing()
             move = Move(scope, Place("here", one), Place("there", other), lambda what, done: None)
             plan = await move.plan()
             assert plan.found is Found.SAME
             with pytest.raises(ActError, match="here and there are the same ledger"):
                 await move.run(replace(plan, found=Found.OTHER), Mandate("ada"))
             assert joined(await pages_of(one.transfer, 100)) == before
-            assert await other.governor.standing() == standing
+            assert await other.control_store.standing() == standing
 
     run(main())

@@ -49,10 +49,10 @@ def move(one: LedgerBench, other: LedgerBench) -> Move:
 
 async def moved(one: LedgerBench, other: LedgerBench) -> None:
     """Pause, copy, and go on at the other place."""
-    await one.ledger.governor.pause(Pause(EVERYTHING, True))
+    await one.ledger.control_store.pause(Pause(EVERYTHING, True))
     await move(one, other).run(await move(one, other).plan(), Mandate("ada"))
     assert (await move(one, other).plan()).found is Found.SAME
-    await other.another.governor.resume(EVERYTHING, True)
+    await other.another.control_store.resume(EVERYTHING, True)
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
     async def main() -> None:
         async with both(one, other, PLAIN) as (here, there):
             await filled(here)
-            await here.ledger.governor.pause(Pause(EVERYTHING, True))
+            await here.ledger.control_store.pause(Pause(EVERYTHING, True))
             plan = await move(here, there).plan()
             copied = await move(here, there).run(plan, Mandate("ada"))
             mine = await everything(here, plan.since, plan.shift_s)
@@ -79,7 +79,7 @@ def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
             assert theirs.dead_letters == mine.dead_letters
             assert theirs.records[:-1] == mine.records[:-1]
             assert (await move(here, there).plan()).found is Found.SAME
-            await there.ledger.governor.resume(EVERYTHING, True)
+            await there.ledger.control_store.resume(EVERYTHING, True)
             assert sorted(await there.ledger.suspects(100, -1e9)) == sorted(await here.ledger.suspects(100, -1e9)) != []
             headers = [ChangeHeader(key, order_of(version)) for key, _ in mine.entries for version in (1, 2**41)]
             for header in headers:
@@ -112,7 +112,7 @@ def test_what_random_histories_leave_behind_is_carried_as_it_is(one, other):
                 await History(twins, seed).run()
             here.advance(LEASE_S)
             await moved(here, there)
-            assert await there.ledger.census() == await here.ledger.census()
+            assert await there.ledger.counts() == await here.ledger.counts()
 
     run(main(), limit_s=100)
 
@@ -151,6 +151,6 @@ def test_pipelines_in_one_store_are_copied_and_cleared_each_for_itself(kind):
             await one.transfer.clear()
             assert joined(await pages_of(one.transfer)) == TransferPage([], [], [])
             assert joined(await pages_of(other.transfer)) == contents[1]
-            assert [(await one.governor.standing()).era, (await other.governor.standing()).era] == [1, 2]
+            assert [(await one.control_store.standing()).era, (await other.control_store.standing()).era] == [1, 2]
 
     run(main())

@@ -90,7 +90,7 @@ class Shop:
         return await self.bench.entry(key)
 
     async def letters(self) -> list[DeadLetter]:
-        return [letter for _, _, letter in await self.bench.ledger.operator.dead_letters(100)]
+        return [letter for _, _, letter in await self.bench.ledger.admin.dead_letters(100)]
 
     @property
     def written(self) -> list[tuple[str, int]]:
@@ -150,8 +150,8 @@ class Worker:
                 name="shop",
                 sources=[(queue, shop.source(queue))],
                 ledger=ledger,
-                operator=ledger.operator,
-                governor=ledger.governor,
+                admin=ledger.admin,
+                control_store=ledger.control_store,
                 history_store=ledger.history_store,
                 sink=self.sink,
                 reader=MessageReader(FieldRoute(Fields("id", "v", {})), body_max_bytes=10_000),

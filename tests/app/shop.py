@@ -97,11 +97,11 @@ class Shop:
     async def letters(self) -> list[DeadLetter]:
         """All dead letters, oldest first."""
         async with self.opened() as pipeline:
-            return [letter for _, _, letter in reversed(await pipeline.operator.dead_letters(1000))]
+            return [letter for _, _, letter in reversed(await pipeline.admin.dead_letters(1000))]
 
     async def entry(self, key: str) -> Entry | None:
         async with self.opened() as pipeline:
-            return await pipeline.operator.inspect(key)
+            return await pipeline.admin.inspect(key)
 
     def _create_table(self) -> None:
         self.execute("create table if not exists stock (key text primary key, version integer, body text)")

@@ -97,7 +97,7 @@ def test_a_second_signal_leaves_at_once_and_the_leases_stay(store, start):
     threading.Timer(SAME_WISH_S, worker.signal, [signal.SIGTERM]).start()
     assert worker.end() == 128 + signal.SIGTERM
     assert worker.said("stopped") == 0
-    assert (store.held(), store.census().claims) == (["k0", "k1", "k2"], 3)
+    assert (store.held(), store.counts().claims) == (["k0", "k1", "k2"], 3)
     assert (store.depth(), store.visible()) == (3, 0)
     assert store.content() == {"other": 1}
 
@@ -117,7 +117,7 @@ def test_a_plain_handler_that_slept_past_its_lease_is_suspected_and_put_right(st
     other = start("leased", **SHORT, **LATE)
     until(lambda: len(store.content()) == ASLEEP, "the takeovers", other.check)
     assert other.said("tookover") == ASLEEP
-    assert store.census().suspects == ASLEEP
+    assert store.counts().suspects == ASLEEP
     store.send(*changes(2, version=2), {"key": "k2", "version": 2, "gone": True})
     until(lambda: store.content() == {"k0": 2, "k1": 2, "k3": 1, "k4": 1, "k5": 1}, "newer changes", other.check)
     sleeper.open_gate(100)  # For repairs, too.
@@ -125,7 +125,7 @@ def test_a_plain_handler_that_slept_past_its_lease_is_suspected_and_put_right(st
     old = "select count(*) from log where op = 'write' and version = 1"
     until(lambda: store.rows(old) == [(2 * ASLEEP,)], "the late writes", sleeper.check)
     assert set(store.content().values()) == {1}, "a plain sink cannot refuse them"
-    until(lambda: store.census().suspects == 0, "the repairs", other.check)
+    until(lambda: store.counts().suspects == 0, "the repairs", other.check)
     assert store.content() == store.truth() == {"k0": 2, "k1": 2, "k3": 1, "k4": 1, "k5": 1}
     drained(sleeper, other)
     verdict = judge_plain(store.evidence())
@@ -144,9 +144,9 @@ def test_a_plain_write_that_came_too_late_is_not_committed(store, start):
     sleeper.open_gate(100)
     sleeper.signal(signal.SIGCONT)
     until(lambda: store.content() == {"k0": 1} and not sleeper.is_inside, "the late write", sleeper.check)
-    assert (marks(store), store.held(), store.census().suspects) == (0, ["k0"], 1)
+    assert (marks(store), store.held(), store.counts().suspects) == (0, ["k0"], 1)
     other.open_gate(100)
-    until(lambda: store.depth() == 0 and store.census().suspects == 0, "the repair", other.check)
+    until(lambda: store.depth() == 0 and store.counts().suspects == 0, "the repair", other.check)
     drained(sleeper, other)
     assert (judge_plain(store.evidence()).faults, store.content()) == ([], {"k0": 1})
 
@@ -223,4 +223,4 @@ def test_a_handler_that_blocks_the_event_loop_for_three_leases_keeps_its_claim(s
     drained(first, second)
     assert (first.said("handles"), second.said("handles")) == (1, 0)
     assert store.rows("select key, version, op from log") == [("slow", 1, "write"), ("slow", 1, "mark")]
-    assert (store.census().suspects, store.rows("select * from takeovers")) == (0, [])
+    assert (store.counts().suspects, store.rows("select * from takeovers")) == (0, [])

@@ -118,8 +118,8 @@ def hunt(
             tally.unfinished = str(error)
         tally.sent, tally.seconds = store.sent, boot_time() - began
         tally.repairs = sum(worker.said("repaired") for worker in workers)
-        census = store.census()
-        tally.suspects_left, tally.dead_letters = census.suspects, census.dead
+        counts = store.counts()
+        tally.suspects_left, tally.dead_letters = counts.suspects, counts.dead
         tally.verdict = (judge_plain if way == "leased" else judge_atomic)(store.evidence())
     finally:
         for worker in workers:
@@ -173,7 +173,7 @@ def _finish(store: Store, workers: list[Worker]) -> None:
             worker.check()
 
     until(lambda: store.depth() == 0, "the queue to be empty", check, limit_s=120)
-    until(lambda: store.census().suspects == 0, "all suspects to be repaired", check, limit_s=120)
+    until(lambda: store.counts().suspects == 0, "all suspects to be repaired", check, limit_s=120)
     for worker in workers:
         until(lambda worker=worker: worker.is_started, "the last workers to start", check)
     drained(*workers)

@@ -60,7 +60,7 @@ class Store:
         # What the producer does not say (its settings, its handler) does not matter: it only sends and looks.
         queue = getattr(self.shelf, "queue", self.shelf.url)
         self.app.pipeline("stock", key="key", version="version").source(queue).apply(_never)
-        self.census()
+        self.counts()
         self.shelf.create(is_heavy=is_heavy)
 
     def close(self) -> None:
@@ -127,11 +127,11 @@ class Store:
         """How many messages a new worker would get at once."""
         return len(self._look(lambda pipeline: pipeline.sources[0][1].receive(100_000, 0.0)))
 
-    def census(self) -> LedgerCounts:
-        return self._look(lambda pipeline: pipeline.operator.census())
+    def counts(self) -> LedgerCounts:
+        return self._look(lambda pipeline: pipeline.admin.counts())
 
     def entry(self, key: str) -> Entry | None:
-        return self._look(lambda pipeline: pipeline.operator.inspect(key))
+        return self._look(lambda pipeline: pipeline.admin.inspect(key))
 
     def held(self) -> list[str]:
         """Keys under a claim, whether its lease lasts or not."""
@@ -139,12 +139,12 @@ class Store:
 
     def letters(self) -> dict[str, str]:
         """The cause of each dead letter by its key."""
-        found = self._look(lambda pipeline: pipeline.operator.dead_letters(1000))
+        found = self._look(lambda pipeline: pipeline.admin.dead_letters(1000))
         return {letter.key: letter.cause for _, _, letter in found}
 
     def _marks(self) -> dict[str, int]:
         async def marks(pipeline: Any) -> dict[str, int]:
-            entries = {key: await pipeline.operator.inspect(key) for key in self._keys}
+            entries = {key: await pipeline.admin.inspect(key) for key in self._keys}
             return {key: entry.mark[1] for key, entry in entries.items() if entry is not None and entry.mark}
 
         return self._look(marks)

@@ -73,9 +73,9 @@ class OneKey:
         self.entry = rules.fail_unclaimed(self.entry, self.header(version), self.now)
         return self.entry.attempts
 
-    def doubt(self, version: int) -> None:
+    def mark_suspect(self, version: int) -> None:
         """It was written without a claim."""
-        self.entry = rules.doubt(self.entry, self.header(version), self.now, self.policy)
+        self.entry = rules.mark_suspect(self.entry, self.header(version), self.now, self.policy)
 
     def release(self, claim: Claim) -> None:
         self.entry = rules.release(self.entry, claim)
@@ -83,8 +83,8 @@ class OneKey:
     def dead_letter(self, claim: Claim, certainty: Certainty = Certainty.CLEAN) -> None:
         self.entry = rules.dead_letter(self.entry, claim, certainty, self.now, self.policy)
 
-    def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
-        self.entry = rules.mend(self.entry, claim, written, self.now)
+    def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
+        self.entry = rules.finish_repair(self.entry, claim, written, self.now)
 
     def prune(self, retention_s: float) -> bool:
         gone = self.entry is not None and rules.is_prunable(self.entry, self.now, retention_s, self.policy)

@@ -142,10 +142,10 @@ class SecondBook:
         self._resolve(claim.order)
         assert (self.key.entry or rules.EMPTY).tried is None
 
-    def mend(self, claim: Claim, version: int | None) -> None:
+    def finish_repair(self, claim: Claim, version: int | None) -> None:
         before, written = self.key.entry, None if version is None else ChangeHeader("a", order_of(version))
         mine = self._is_mine(claim)
-        self.key.mend(claim, written)
+        self.key.finish_repair(claim, written)
         if not mine:
             assert before == self.key.entry
             return

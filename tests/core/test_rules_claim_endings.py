@@ -251,7 +251,7 @@ def test_a_failure_reported_with_a_token_of_the_past_changes_nothing(certainty: 
     before = key.entry
     key.fail(first, certainty)
     key.release(first)
-    key.mend(first, None)
+    key.finish_repair(first, None)
     assert before == key.entry
     assert rules.fail(None, first, certainty, 1.0, key.now, PLAIN) is None
 

@@ -27,7 +27,7 @@ ENDINGS = st.sampled_from(
         "dead-letter after a write",
     ]
 )
-REPAIR_ENDINGS = st.sampled_from(["mend", "die", "vanish", "keep", "release"])
+REPAIR_ENDINGS = st.sampled_from(["finish_repair", "die", "vanish", "keep", "release"])
 WORK = st.tuples(st.just("work"), VERSIONS, OWNERS, st.booleans(), RARELY, ENDINGS)
 STEPS = st.one_of(
     WORK,
@@ -69,7 +69,7 @@ class History:
             return
         claim = self.book.claims[-1 - back]
         if claim.order is None:
-            self._end_repair(claim, "mend" if ending == "commit" else "release", None)
+            self._end_repair(claim, "finish_repair" if ending == "commit" else "release", None)
         elif ending == "commit":
             self.book.commit(claim, overdue=overdue)
         elif ending not in {"vanish", "die", "keep"}:
@@ -109,8 +109,8 @@ class History:
 
     def _end_repair(self, claim: Any, ending: str, version: int | None) -> None:
         match ending:
-            case "mend":
-                self.book.mend(claim, version)
+            case "finish_repair":
+                self.book.finish_repair(claim, version)
             case "release":
                 self.book.release(claim)
             case _:

@@ -12,7 +12,7 @@ def test_a_repair_clears_a_suspicion_and_keeps_the_mark():
     """Suspect and repair: the truth was written, at the order that is committed."""
     key = committed(5)
     key.commit(Claim("a", order_of(4), False, token=99))
-    key.mend(key.exclude(), ChangeHeader("a", order_of(5)))
+    key.finish_repair(key.exclude(), ChangeHeader("a", order_of(5)))
     assert (0, 0.0, order_of(5), 0) == (key.suspect, key.entry.suspect_at, key.entry.mark, key.entry.token)
 
 
@@ -22,14 +22,14 @@ def test_a_repair_keeps_a_suspicion_that_has_grown_meanwhile():
     key.commit(Claim("a", order_of(4), False, token=99))
     exclusion = key.exclude()
     key.commit(Claim("a", order_of(3), False, token=98))
-    key.mend(exclusion, ChangeHeader("a", order_of(5)))
+    key.finish_repair(exclusion, ChangeHeader("a", order_of(5)))
     assert (key.suspect, key.entry.token) == (2, 0)
 
 
 def test_a_repair_that_found_newer_state_raises_the_mark():
     """Rule 3: what lies in the sink is newer, so an older message must not follow."""
     key = committed(5)
-    key.mend(key.exclude(), ChangeHeader("a", order_of(8), deleted=True))
+    key.finish_repair(key.exclude(), ChangeHeader("a", order_of(8), deleted=True))
     assert (order_of(8), True) == (key.entry.mark, key.entry.deleted)
     assert RefusalReason.STALE is key.ask(7).reason
 
@@ -37,7 +37,7 @@ def test_a_repair_that_found_newer_state_raises_the_mark():
 def test_a_repair_that_found_nothing_leaves_a_tombstone():
     """Rule 11: the key is gone from the sink, so its mark says so."""
     key = committed(5)
-    key.mend(key.exclude(), ChangeHeader("a", order_of(5), deleted=True))
+    key.finish_repair(key.exclude(), ChangeHeader("a", order_of(5), deleted=True))
     assert (order_of(5), True) == (key.entry.mark, key.entry.deleted)
 
 
@@ -45,29 +45,29 @@ def test_a_repair_drops_an_unknown_write_whose_message_can_no_longer_arrive():
     """Rule 19: the truth was written over it, so nothing has to wait for it any more."""
     key = OneKey()
     key.fail(key.take(5), Certainty.ENDED, retry_s=0)
-    key.mend(key.exclude(), None)
+    key.finish_repair(key.exclude(), None)
     assert key.entry.unknown == order_of(5)
     key.wait(REDELIVERY_S - 1)
     exclusion = key.exclude()
     assert key.entry.unknown == order_of(5)
     key.wait(1)
-    key.mend(exclusion, None)
+    key.finish_repair(exclusion, None)
     assert (key.entry.unknown, key.suspect) == (None, 0)
 
 
 def test_a_repair_never_lowers_the_mark():
     """Rule 3: whatever it has read."""
     key = committed(5)
-    key.mend(key.exclude(), ChangeHeader("a", order_of(2)))
+    key.finish_repair(key.exclude(), ChangeHeader("a", order_of(2)))
     assert order_of(5) == key.entry.mark
 
 
 def test_a_repair_of_a_key_without_a_mark_leaves_nothing_behind():
     """An entry that remembers nothing is not kept."""
     key = OneKey(entry=Entry(suspect=1))
-    key.mend(key.exclude(), None)
+    key.finish_repair(key.exclude(), None)
     assert key.entry is None
-    assert rules.mend(None, Claim("a", None, False, token=1), None, key.now) is None
+    assert rules.finish_repair(None, Claim("a", None, False, token=1), None, key.now) is None
 
 
 def test_an_exclusion_has_nothing_to_commit_or_mark():
@@ -82,27 +82,27 @@ def test_an_exclusion_has_nothing_to_commit_or_mark():
 def test_a_suspect_is_doubtful_from_the_last_suspicion_on():
     """Suspect and repair: the repair waits until no earlier call can land any more, counted from here."""
     key = committed(5)
-    assert rules.doubtful_since(key.entry, PLAIN) is None
+    assert rules.suspect_since(key.entry, PLAIN) is None
     key.wait(7)
     key.commit(Claim("a", order_of(4), False, token=99))
-    assert rules.doubtful_since(key.entry, PLAIN) == key.now
+    assert rules.suspect_since(key.entry, PLAIN) == key.now
 
 
 def test_an_unknown_write_is_doubtful_once_its_message_can_no_longer_arrive():
     """Rule 19: until then the message itself may still settle it."""
     key = OneKey()
     key.fail(key.take(5), Certainty.ENDED, retry_s=0)
-    assert rules.doubtful_since(key.entry, PLAIN) == key.now + REDELIVERY_S
+    assert rules.suspect_since(key.entry, PLAIN) == key.now + REDELIVERY_S
 
 
 def test_a_holder_that_vanished_is_doubtful_once_its_message_can_no_longer_arrive():
     """Rule 19: nobody may ever ask for this key again."""
     key = OneKey()
     key.take(5)
-    assert rules.doubtful_since(key.entry, PLAIN) == key.now + LEASE_S + REDELIVERY_S
+    assert rules.suspect_since(key.entry, PLAIN) == key.now + LEASE_S + REDELIVERY_S
     safe = OneKey(SAFE)
     safe.take(5)
-    assert rules.doubtful_since(safe.entry, SAFE) is None
+    assert rules.suspect_since(safe.entry, SAFE) is None
 
 
 def test_a_repair_that_takes_the_key_drops_what_can_no_longer_arrive_and_leaves_a_suspect():
@@ -121,7 +121,7 @@ def test_a_repair_need_not_wait_for_a_change_that_was_written_without_the_ledger
         key = OneKey()
         claim = key.take(5, "w1")
         key.wait(wait_s)
-        key.doubt(written)
+        key.mark_suspect(written)
         key.wait(LEASE_S - wait_s)
         assert isinstance(key.exclude("w2"), Claim)
         assert key.commit(claim) is CommitResult.REFUSED
@@ -131,7 +131,7 @@ def test_a_doubt_during_a_lease_leaves_the_key_to_its_holder_until_then():
     """Rule 22: whether it still writes is not known."""
     key = OneKey()
     claim = key.take(5, "w1")
-    key.doubt(5)
+    key.mark_suspect(5)
     assert Refusal(RefusalReason.BUSY, LEASE_S) == key.exclude("w2")
     assert key.commit(claim) is CommitResult.COMMITTED
     assert (key.entry.suspect, key.entry.token) == (1, 0)
@@ -141,7 +141,7 @@ def test_a_repair_waits_for_a_holder_that_tried_something_newer_than_was_written
     """Rule 18: it may have died of that, and deaths must not be forgotten."""
     key = OneKey()
     key.take(5, "w1")
-    key.doubt(4)
+    key.mark_suspect(4)
     key.wait(LEASE_S)
     assert Refusal(RefusalReason.DEFERRED, REDELIVERY_S) == key.exclude("w2")
 

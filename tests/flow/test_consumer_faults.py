@@ -41,7 +41,7 @@ def test_a_ledger_that_is_away_and_comes_back_loses_nothing(call: str, way: str)
     rig = Rig(way)
     times = 1 if call == "after_transaction" else 3
     away = Unreachable(rig.ledger, **{call: times})
-    rig.more = {"ledger": away, "operator": away}
+    rig.more = {"ledger": away, "admin": away}
 
     def misbehave(change: Change) -> None:
         if change.key == "poison":

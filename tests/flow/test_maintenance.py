@@ -163,11 +163,11 @@ def test_chores_go_on_after_an_outage():
         async def standing(self) -> Any:
             return await rig.ledger.standing()
 
-        async def turn(self, chore: str, every_s: float) -> bool:
-            asked.append(chore)
+        async def acquire(self, task: str, every_s: float) -> bool:
+            asked.append(task)
             raise UnavailableError("cut off")
 
-    rig.more["governor"] = Cut()
+    rig.more["control_store"] = Cut()
 
     async def story() -> None:
         async with Running(rig):

@@ -64,7 +64,7 @@ def test_a_key_that_became_suspect_again_since_it_was_looked_for_waits_for_the_h
     async def story() -> None:
         await ward.fall_ill()
         await ward.pass_s(HORIZON_S)
-        await ward.ledger.doubt([ChangeHeader("a", order_of(4))])
+        await ward.ledger.mark_suspect([ChangeHeader("a", order_of(4))])
         pipeline = ward.pipeline()
         async with beating(pipeline) as heartbeat:
             causes = await Repair(pipeline, heartbeat).run(["a"])
@@ -327,7 +327,7 @@ def test_a_key_that_somebody_else_repaired_meanwhile_is_left_alone():
         async def suspects(self, limit: int, quiet_s: float) -> list[str]:
             return ["well"]
 
-    ward.more["operator"] = Hasty(ward.ledger)
+    ward.more["admin"] = Hasty(ward.ledger)
 
     async def story() -> None:
         await ward.work(page("well", 5))
@@ -338,7 +338,9 @@ def test_a_key_that_somebody_else_repaired_meanwhile_is_left_alone():
     assert (ward.asked, ward.entry("well").token, ward.entry("well").mark) == ([], 0, order_of(5))
 
 
-@pytest.mark.parametrize("call", ["suspects", "claim", "inspect", "renew", "now", "mend", "after_mend", "release"])
+@pytest.mark.parametrize(
+    "call", ["suspects", "claim", "inspect", "renew", "now", "finish_repair", "after_finish_repair", "release"]
+)
 def test_a_ledger_that_is_away_during_a_repair_only_delays_it(call: str):
     lagging = [4] if call == "release" else []
 
@@ -350,7 +352,7 @@ def test_a_ledger_that_is_away_during_a_repair_only_delays_it(call: str):
     async def story() -> None:
         await ward.fall_ill()
         away = Unreachable(ward.ledger, **{call: 1})
-        ward.more = {"ledger": away, "operator": away}
+        ward.more = {"ledger": away, "admin": away}
         async with Running(ward):
             await ward.until(lambda: ward.of(events.Repaired), 6 * NEXT_LOOK_S)
 

@@ -1,4 +1,4 @@
-"""Variants that commit, release, dead-letter, prune or mend what they must not."""
+"""Variants that commit, release, dead-letter, prune or repair what they must not."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from keywise.core.sink import Grade
 from mutants.mutant import Mutant
 
 _commit, _mark, _fail, _release = rules.commit, rules.mark, rules.fail, rules.release
-_dead_letter, _mend, _is_prunable = rules.dead_letter, rules.mend, rules.is_prunable
+_dead_letter, _finish_repair, _is_prunable = rules.dead_letter, rules.finish_repair, rules.is_prunable
 
 
 def _any_token(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, CommitResult]:
@@ -94,8 +94,12 @@ def _though_busy(entry: Entry, now: float, retention_s: float, policy: Policy) -
     return _is_prunable(replace(entry, token=0, unknown=None, suspect=0), now, retention_s, policy)
 
 
-def _mended_blindly(entry: Entry | None, claim: Claim, written: ChangeHeader | None, now: float) -> Entry | None:
-    return _mend(entry, replace(claim, suspect=entry.suspect, token=entry.token) if entry else claim, written, now)
+def _repair_finished_blindly(
+    entry: Entry | None, claim: Claim, written: ChangeHeader | None, now: float
+) -> Entry | None:
+    return _finish_repair(
+        entry, replace(claim, suspect=entry.suspect, token=entry.token) if entry else claim, written, now
+    )
 
 
 COMMITS = (
@@ -118,5 +122,5 @@ COMMITS = (
     Mutant("pruned before the retention", 14, rules, "is_prunable", _too_early),
     Mutant("pruned before an older version is late", 14, rules, "is_prunable", _after_retention_only, Grade.ATOMIC),
     Mutant("pruned though something goes on", 14, rules, "is_prunable", _though_busy),
-    Mutant("a repair clears what it has not seen", 6, rules, "mend", _mended_blindly),
+    Mutant("a repair clears what it has not seen", 6, rules, "finish_repair", _repair_finished_blindly),
 )

@@ -36,7 +36,7 @@ async def _forgotten_first(self: FirstWins) -> bool:
         try:
             await self._spool.forget(file, notes)
             await self._spool.tidy()
-            await self._doubt(notes)
+            await self._mark_suspect(notes)
         except UnavailableError as error:
             await pipeline.back_off(LEDGER, error, 1)
             return False
@@ -52,8 +52,8 @@ async def _find_nothing(self: Spool) -> None:
     return None
 
 
-async def _known_without_doubt(self: FirstWins, notes: Any) -> None:
-    await self._pipeline.operator.doubt([])
+async def _known_and_not_suspect(self: FirstWins, notes: Any) -> None:
+    await self._pipeline.admin.mark_suspect([])
 
 
 def _untouched(self: SinkExecutor, job: Job, result: SinkResult) -> None:
@@ -67,7 +67,7 @@ def _never_away(self: SinkHealth, claim: Claim) -> bool:
 OUTAGES = (
     Mutant("a key is noted after it is written", 22, FirstWins, "_note", _noted_later),
     Mutant("notes go before their keys are suspect", 22, FirstWins, "_hand_over", _forgotten_first),
-    Mutant("noted keys do not become suspect", 22, FirstWins, "_doubt", _known_without_doubt),
+    Mutant("noted keys do not become suspect", 22, FirstWins, "_mark_suspect", _known_and_not_suspect),
     Mutant("what a dead worker has noted is left", 22, Spool, "find", _find_nothing, Grade.CONDITIONAL),
     Mutant("an outage costs an attempt", 22, Heartbeat, "is_cut_off", _never_cut_off),
     Mutant("a sink that is away counts as untouched", 6, SinkExecutor, "_judge", _untouched),

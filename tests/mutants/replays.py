@@ -19,7 +19,7 @@ async def _age_is_forgotten(pipeline: Pipeline, header: ChangeHeader) -> Refusal
 async def _dropped_first(pipeline: Pipeline, number: int, letter: DeadLetter) -> None:
     change = pipeline.reader.read_one(letter.body)
     if await _judge(pipeline, ChangeHeader(change.key, change.order, sent_at=letter.sent_at)) is None:
-        await pipeline.operator.drop([number])
+        await pipeline.admin.delete_dead_letters([number])
         await pipeline.sources[0][1].send([letter.body])
 
 

@@ -150,7 +150,7 @@ async def _repair_at_once(self: Repair) -> list[str]:
     self.due = self._next_due()
     self._is_quiet = _quiet  # type: ignore[method-assign]
     try:
-        return await self._pipeline.operator.suspects(10, -1e9)
+        return await self._pipeline.admin.suspects(10, -1e9)
     except UnavailableError:
         return []
 

@@ -49,9 +49,9 @@ def app_of(folder: Folder) -> App:
 async def governed(app: App, *pauses: Pause, lines: tuple[HistoryRecord, ...] = (), eras: int = 0) -> None:
     async with app.open("pages", work=False) as pipeline:
         for pause in pauses:
-            await pipeline.governor.pause(pause)
+            await pipeline.control_store.pause(pause)
         for _ in range(eras):
-            await pipeline.governor.raise_era()
+            await pipeline.control_store.raise_era()
         await pipeline.history_store.record(lines)
 
 
@@ -169,7 +169,7 @@ def test_status_shows_pauses_era_and_alarms(folder):
 
     async def alarm() -> None:
         async with app.open("pages", work=False) as pipeline:
-            now = await pipeline.operator.now()
+            now = await pipeline.admin.now()
             await pipeline.history_store.record(
                 [HistoryRecord(now, "alarm", "", None, "bad; run keywise pause --all", "w1")]
             )

@@ -45,7 +45,7 @@ class Road:
         await filled(LedgerBench(ledger=self.source, another=self.source, advance=self.clock.advance))
         self.clock.advance(10_000.0)
         self.there.advance(self.clock() - self.there())
-        await self.source.governor.pause(EVERY_KEY)
+        await self.source.control_store.pause(EVERY_KEY)
 
     async def copy(self) -> Tallies:
         move = self.move

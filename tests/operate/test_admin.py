@@ -187,7 +187,7 @@ def test_a_full_resync_is_due_until_somebody_says_that_it_was_done():
     desk = Desk(Rig())
     assert desk.do("resynced") is False
     desk.rig.play(desk.rig.pass_s(1.0))
-    desk.rig.play(desk.rig.ledger.doubt([], True))
+    desk.rig.play(desk.rig.ledger.mark_suspect([], True))
     assert desk.do("resynced") is True
     assert [line.what for line in desk.lines] == ["resynced"]
     assert desk.rig.play(desk.rig.ledger.standing()).resync_at == 0.0
@@ -201,9 +201,9 @@ class Ward(Desk):
         self.rig.refetch = lambda key: {"id": key, "v": 5, "text": "true"}
         self.rig.run(*(page(key, 5) for key in keys))
         for key in keys:
-            self.doubt(key)
+            self.mark_suspect(key)
 
-    def doubt(self, key: str) -> None:
+    def mark_suspect(self, key: str) -> None:
         self.rig.sink.write(Change(key, order_of(1)), token=99)
         self.rig.play(self.rig.ledger.commit([Claim(key, order_of(1), False, token=99)]))
 

@@ -63,9 +63,9 @@ def test_tokens_of_the_target_are_above_all_of_the_source():
             )
         [old] = (await road.source.claim([ChangeHeader("a", order_of(1))], TERMS)).granted
         await road.source.commit([old])
-        await road.source.governor.pause(EVERY_KEY)
+        await road.source.control_store.pause(EVERY_KEY)
         await road.copy()
-        await road.target.governor.resume(EVERYTHING, True)
+        await road.target.control_store.resume(EVERYTHING, True)
         [new] = (await road.target.claim([ChangeHeader("a", order_of(2))], TERMS)).granted
         assert new.token > old.token
 
@@ -103,9 +103,9 @@ def test_a_resync_that_is_due_stays_due_on_the_other_clock():
     road = Road(ahead_s=99.5)
 
     async def main() -> None:
-        await road.source.doubt([], True)
+        await road.source.mark_suspect([], True)
         since = (await road.source.standing()).resync_at
-        await road.source.governor.pause(EVERY_KEY)
+        await road.source.control_store.pause(EVERY_KEY)
         await road.copy()
         assert (await road.target.standing()).resync_at == since + 100.0
 
@@ -116,7 +116,7 @@ def test_clocks_that_nearly_agree_count_as_one():
     road = Road(ahead_s=1.9)
 
     async def main() -> None:
-        await road.source.governor.pause(EVERY_KEY)
+        await road.source.control_store.pause(EVERY_KEY)
         assert (await road.move.plan()).shift_s == 0.0
 
     run(main())
@@ -132,7 +132,7 @@ def test_only_charges_that_still_limit_a_key_are_carried():
             if key == "old":
                 road.clock.advance(150.0)
                 road.there.advance(150.0)
-        await road.source.governor.pause(EVERY_KEY)
+        await road.source.control_store.pause(EVERY_KEY)
         assert (await road.copy()).keys.count == 1
         assert await road.target.inspect("old") is None
         assert (await road.target.inspect("new")).rate_at > road.clock()
@@ -145,7 +145,7 @@ def test_texts_that_not_every_store_takes_are_carried_as_it_would_take_them():
     letter = DeadLetter("a\0cause", b"\0", "k", 1, {}, 1.0, "so\0urce")
 
     async def main() -> None:
-        await road.source.governor.pause(EVERY_KEY)
+        await road.source.control_store.pause(EVERY_KEY)
         await road.source.transfer.add(
             TransferPage(
                 dead_letters=[(1.0, letter)], records=[HistoryRecord(1.0, "stale", "k", 1, "de\0tail", "b\0y")]
@@ -166,7 +166,7 @@ def test_a_pipeline_that_is_not_paused_is_refused():
         "pipeline 'pages' is not paused in old://, so a worker could change it meanwhile; "
         "first keywise pause --all --wait --pipeline pages"
     )
-    run(road.source.governor.pause(Pause("a*", True)))
+    run(road.source.control_store.pause(Pause("a*", True)))
     assert "is not paused in old://" in road.refusal(), "some keys are not all"
 
 
@@ -175,7 +175,7 @@ def test_a_claim_that_is_held_is_refused():
 
     async def main() -> None:
         await road.source.claim([ChangeHeader("it's", order_of(1))], TERMS)
-        await road.source.governor.pause(EVERY_KEY)
+        await road.source.control_store.pause(EVERY_KEY)
 
     run(main())
     assert "\"it's\" of pipeline 'pages' is still held by w1 in old://" in road.refusal()
@@ -216,11 +216,11 @@ def test_what_the_target_holds_besides_is_told_and_replaced_only_while_nobody_us
         plan = await road.move.plan()
         assert (plan.found, plan.difference) == (Found.OTHER, told)
         await road.move.check_replaceable()
-        await road.target.governor.resume(EVERYTHING, True)
+        await road.target.control_store.resume(EVERYTHING, True)
         with pytest.raises(ActError, match="is not paused in new://, so it may be in use"):
             await road.move.check_replaceable()
         [claim] = (await road.target.claim([ChangeHeader("held", order_of(1))], TERMS)).granted
-        await road.target.governor.pause(EVERY_KEY)
+        await road.target.control_store.pause(EVERY_KEY)
         with pytest.raises(ActError, match="'held' of pipeline 'pages' is still held by w1 in new://"):
             await road.move.check_replaceable()
         await road.target.release([claim])
@@ -235,7 +235,7 @@ def test_a_target_with_nothing_but_a_pause_holds_something():
 
     async def main() -> Plan:
         await road.fill()
-        await road.target.governor.pause(Pause("a"))
+        await road.target.control_store.pause(Pause("a"))
         return await road.move.plan()
 
     assert run(main()).difference == "0 keys instead of 14"

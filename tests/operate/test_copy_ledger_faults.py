@@ -34,7 +34,7 @@ def test_a_copy_that_was_cut_off_is_begun_anew(stage):
         [*_, mark] = (await road.target.standing()).pauses
         assert (mark.keys, mark.is_pattern, mark.by) == (UNFINISHED, True, "ada@desk")
         assert mark.why == "keywise ledger copy from old:// is not finished"
-        await road.target.governor.resume(EVERYTHING, True)
+        await road.target.control_store.resume(EVERYTHING, True)
         assert (await road.target.claim([ChangeHeader("x\ny", order_of(1))], TERMS)).granted == [], (
             "a resume does not end it"
         )
@@ -53,11 +53,11 @@ def test_a_copy_that_was_cut_off_is_neither_copied_from_nor_mixed_with_another()
 
     async def main() -> None:
         await road.fill()
-        await road.target.governor.pause(mark)
+        await road.target.control_store.pause(mark)
         plan = await road.move.plan()
         assert (plan.found, plan.difference) == (Found.OTHER, f"a copy that was cut off: {mark.why}")
         await road.move.check_replaceable()
-        await road.source.governor.pause(mark)
+        await road.source.control_store.pause(mark)
 
     run(main())
     assert "old:// holds a copy of pipeline 'pages' that was cut off" in road.refusal()

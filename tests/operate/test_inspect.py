@@ -241,7 +241,7 @@ def test_figures_tell_what_is_noted_here_and_that_a_resync_is_due(tmp_path):
 
     async def act() -> Figures:
         async with app.open("pages", work=False) as pipeline:
-            await pipeline.operator.doubt([], True)
+            await pipeline.admin.mark_suspect([], True)
             return await figures_of(pipeline, WALL)
 
     figures = run(act())

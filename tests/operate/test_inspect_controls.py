@@ -42,9 +42,9 @@ class Scene:
             ledger: Any = pipeline.ledger
             ledger.database.clock = lambda: NOW
             for pause in self.pauses:
-                await pipeline.governor.pause(pause)
+                await pipeline.control_store.pause(pause)
             for _ in range(self.eras):
-                await pipeline.governor.raise_era()
+                await pipeline.control_store.raise_era()
             await pipeline.history_store.record(self.lines)
             if self.entry is not None:
                 ledger.database.scope("pages").entries["a"] = self.entry

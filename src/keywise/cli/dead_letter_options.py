@@ -77,8 +77,8 @@ def _moment(text: str | None, option: str, now: float) -> float | None:
 
 async def newest(pipeline: Pipeline, limit: int, wanted: Filter) -> list[Found]:
     """The newest letters of a pipeline that are wanted."""
-    ahead_s = time.time() - await pipeline.operator.now()
-    letters = await pipeline.operator.dead_letters(limit, wanted.dead_letter_filter(ahead_s))
+    ahead_s = time.time() - await pipeline.admin.now()
+    letters = await pipeline.admin.dead_letters(limit, wanted.dead_letter_filter(ahead_s))
     return [Found(pipeline, number, buried_at + ahead_s, letter) for number, buried_at, letter in letters]
 
 
@@ -89,7 +89,7 @@ async def meant(pipelines: list[Pipeline], numbers: list[int], wanted: Filter) -
 
 
 async def _all(pipelines: Iterable[Pipeline], wanted: Filter) -> list[Found]:
-    counted = [(opened, (await opened.operator.census()).dead) for opened in pipelines]
+    counted = [(opened, (await opened.admin.counts()).dead) for opened in pipelines]
     return [one for opened, dead in counted if dead for one in await newest(opened, dead, wanted)]
 
 

@@ -21,21 +21,21 @@ class LedgerCounts(msgspec.Struct, frozen=True):
     dead: int
 
 
-class Operator(Protocol):
+class LedgerAdmin(Protocol):
     """The operator's hand on one ledger scope."""
 
     async def inspect(self, key: str) -> Entry | None:
         """What the ledger remembers of a key."""
 
-    async def census(self) -> LedgerCounts: ...
+    async def counts(self) -> LedgerCounts: ...
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         """Keys whose content in the sink has been in doubt for a while, and has not become more so since."""
 
-    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
+    async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
         """End a repair under an exclusion."""
 
-    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
+    async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         """Make keys suspect that were written without a claim; each header says the newest order that was. It may be
         asked with none. True notes besides that a full resync is due since now, unless it is already; False ends that.
         """
@@ -45,14 +45,21 @@ class Operator(Protocol):
     ) -> list[tuple[int, float, DeadLetter]]:
         """Dead letters, newest first: number, when it was buried, and what."""
 
-    async def drop(self, numbers: Sequence[int]) -> int:
+    async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
         """Forget dead letters; return how many there were."""
 
     async def now(self) -> float:
         """The store's clock, to say how long ago something was."""
 
 
-class Governor(Protocol):
+class PeriodicLock(Protocol):
+    """Lets one worker of a ledger scope do a periodic task."""
+
+    async def acquire(self, task: str, every_s: float) -> bool:
+        """True for one worker per interval: it holds the lock for a task. Without an interval, each call has to write."""
+
+
+class ControlStore(PeriodicLock, Protocol):
     """What an operator sets in one ledger scope, and what workers of it agree on."""
 
     async def standing(self) -> Standing:
@@ -75,6 +82,3 @@ class Governor(Protocol):
 
     async def held(self, after: str, limit: int) -> list[str]:
         """Keys after one that a claim is held on now, in their order."""
-
-    async def turn(self, chore: str, every_s: float) -> bool:
-        """True for one worker per interval: it has the turn at a chore. Without an interval, each call has to write."""

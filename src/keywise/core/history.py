@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from keywise.core.admin import Operator
+from keywise.core.admin import LedgerAdmin
 from keywise.core.events import Event
 
 
@@ -50,5 +50,5 @@ class Reporter(Protocol):
     def due(self, pipeline: str, now: float) -> Sequence[Event]:
         """What it has to say to all observers now; most of the time nothing."""
 
-    async def flush(self, history_store: HistoryStore, operator: Operator, *, is_last: bool = False) -> None:
+    async def flush(self, history_store: HistoryStore, admin: LedgerAdmin, *, is_last: bool = False) -> None:
         """Write what has gathered. What cannot be written waits for the next time."""

@@ -34,7 +34,7 @@ class Failure(msgspec.Struct, frozen=True):
 class Ledger(Opened, Protocol):
     """Remembers one entry per key of one pipeline, and grants claims on them. `rules.py` says how it decides.
 
-    A ledger that plugs in also has the attributes `operator`, `governor` and `history_store`, perhaps all itself,
+    A ledger that plugs in also has the attributes `admin`, `control_store` and `history_store`, perhaps all itself,
     `transfer` if it can be copied, and `database`: the one that an atomic sink can share, None if it has no
     transactions.
     """

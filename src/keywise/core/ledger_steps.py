@@ -100,15 +100,15 @@ def dead_letter(book: Book, requests: Sequence[DeadLetterRequest]) -> list[Claim
     return lost
 
 
-def mend(book: Book, one: Claim, written: ChangeHeader | None) -> None:
-    book.set(one.key, rules.mend(book.entry(one.key), one, written, book.now))
+def finish_repair(book: Book, one: Claim, written: ChangeHeader | None) -> None:
+    book.set(one.key, rules.finish_repair(book.entry(one.key), one, written, book.now))
 
 
-def doubt(book: Book, headers: Sequence[ChangeHeader]) -> None:
+def mark_suspect(book: Book, headers: Sequence[ChangeHeader]) -> None:
     for header in headers:
         entry = book.entry(header.key)
         lifted = rules.in_era(header, entry, book.standing)
-        book.set(header.key, rules.doubt(entry, lifted, book.now, book.policy))
+        book.set(header.key, rules.mark_suspect(entry, lifted, book.now, book.policy))
 
 
 def reset(book: Book, one: Claim) -> int | None:

@@ -195,7 +195,7 @@ def bury_unclaimed(entry: Entry | None) -> Entry | None:
     return kept(_idle(entry)) if entry is not None else None
 
 
-def mend(entry: Entry | None, claim: Claim, written: ChangeHeader | None, now: float) -> Entry | None:
+def finish_repair(entry: Entry | None, claim: Claim, written: ChangeHeader | None, now: float) -> Entry | None:
     """End a repair: clear a suspicion that has not grown meanwhile, and raise the mark if newer state was written."""
     if entry is None or entry.token != claim.token:
         return entry
@@ -211,23 +211,23 @@ def mend(entry: Entry | None, claim: Claim, written: ChangeHeader | None, now: f
     return kept(_free(entry))
 
 
-def doubt(entry: Entry | None, header: ChangeHeader, now: float, policy: Policy) -> Entry | None:
+def mark_suspect(entry: Entry | None, header: ChangeHeader, now: float, policy: Policy) -> Entry | None:
     """A key was written without a claim: it is suspect, and older changes wait as for any write that is not committed.
 
     A sink that refuses what is older itself is right all the same. The header is in the key's era.
     """
     if not policy.intents:
         return entry
-    doubted = _suspected(entry, policy, now) or EMPTY
+    marked = _suspected(entry, policy, now) or EMPTY
     if header.order is None:
-        return doubted
-    if doubted.tried is not None and header.order >= doubted.tried:
+        return marked
+    if marked.tried is not None and header.order >= marked.tried:
         # What the last holder tried was written without a claim and acked: its message comes no more to settle it.
         # A lease that still runs ends by itself, and then nobody has to wait for the holder's next try.
-        doubted = _free(doubted) if now >= doubted.lease_until else replace(doubted, abandoned=True)
-    if doubted.mark is not None and header.order <= doubted.mark:
-        return doubted
-    return _with_unknown(doubted, header.order, now + policy.redelivery_s)
+        marked = _free(marked) if now >= marked.lease_until else replace(marked, abandoned=True)
+    if marked.mark is not None and header.order <= marked.mark:
+        return marked
+    return _with_unknown(marked, header.order, now + policy.redelivery_s)
 
 
 def reset(entry: Entry | None, claim: Claim, standing: Standing) -> Entry | None:
@@ -237,7 +237,7 @@ def reset(entry: Entry | None, claim: Claim, standing: Standing) -> Entry | None
     return replace(_idle(entry), era=era_of(entry, standing) + 1)
 
 
-def doubtful_since(entry: Entry, policy: Policy) -> float | None:
+def suspect_since(entry: Entry, policy: Policy) -> float | None:
     """From when on the sink's content of a key is in doubt and should be repaired; None while it is not.
 
     A write of unknown outcome becomes doubtful once its message can no longer arrive to settle it.

@@ -199,7 +199,7 @@ class Consumer:
     async def _look_at_standing(self) -> None:
         """A paused pipeline takes nothing; if nobody can tell, the ledger refuses every single change all the same."""
         try:
-            standing = await self._pipeline.governor.standing()
+            standing = await self._pipeline.control_store.standing()
         except UnavailableError as error:
             self._pipeline.outage.failed(str(error), at_write=False)
             if not (self._going.is_set() or self._was_paused):

@@ -40,7 +40,7 @@ class Chores:
                     pipeline.emit(event)
                 # What it keeps waits; whatever else cannot reach the ledger says so.
                 with suppress(UnavailableError):
-                    await reporter.flush(pipeline.history_store, pipeline.operator, is_last=self._stop.is_set())
+                    await reporter.flush(pipeline.history_store, pipeline.admin, is_last=self._stop.is_set())
 
     async def _tidy(self) -> None:
         pipeline, every_s = self._pipeline, self._pipeline.settings.chores_s
@@ -55,12 +55,12 @@ class Chores:
 
     async def _trim_history(self) -> None:
         pipeline, settings = self._pipeline, self._pipeline.settings
-        if await pipeline.governor.turn("trim history", settings.chores_s):
+        if await pipeline.control_store.acquire("trim history", settings.chores_s):
             await pipeline.history_store.trim(settings.history_age_s, settings.history_lines_max)
 
     async def _prune(self) -> None:
         pipeline, settings = self._pipeline, self._pipeline.settings
-        if settings.retention_s is None or not await pipeline.governor.turn("prune", settings.chores_s):
+        if settings.retention_s is None or not await pipeline.control_store.acquire("prune", settings.chores_s):
             return
         keys = await pipeline.ledger.prune(settings.retention_s)
         if keys:

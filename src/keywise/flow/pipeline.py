@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard, TypeVar
 
 from keywise.core import events
-from keywise.core.admin import Governor, Operator
+from keywise.core.admin import ControlStore, LedgerAdmin
 from keywise.core.backoff import backoff_s
 from keywise.core.change import Delivery, Outcome
 from keywise.core.clock import Clock, boot_time
@@ -45,8 +45,8 @@ class Pipeline:
     sources: Sequence[tuple[str, Source]]
     """Each with the name that people know it by."""
     ledger: Ledger
-    operator: Operator
-    governor: Governor
+    admin: LedgerAdmin
+    control_store: ControlStore
     history_store: HistoryStore
     sink: Sink | AtomicSink
     reader: MessageReader

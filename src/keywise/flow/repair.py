@@ -40,7 +40,7 @@ class Repair:
             now = self._pipeline.clock()
             self._fruitless = {key: until for key, until in self._fruitless.items() if until > now}
             limit = KEYS_A_ROUND + len(self._fruitless)
-            found = await self._pipeline.operator.suspects(limit, self._pipeline.settings.horizon_s)
+            found = await self._pipeline.admin.suspects(limit, self._pipeline.settings.horizon_s)
             return [key for key in found if key not in self._fruitless][:KEYS_A_ROUND]
         except UnavailableError as error:
             await self._pipeline.back_off("ledger", error, 1)
@@ -93,7 +93,7 @@ class Repair:
 
     async def _write_truth(self, claim: Claim) -> str:
         pipeline = self._pipeline
-        entry = await pipeline.operator.inspect(claim.key)
+        entry = await pipeline.admin.inspect(claim.key)
         if not await self._is_quiet(entry or EMPTY):
             await pipeline.ledger.release([claim])
             return "it became suspect again, so the horizon begins anew"
@@ -123,7 +123,7 @@ class Repair:
             await pipeline.ledger.fail([Failure(claim, result.certainty, 0.0)])
             return result.cause
         written = truth if truth.order != _LOWEST else None
-        await pipeline.insist("ledger", lambda: pipeline.operator.mend(claim, written))
+        await pipeline.insist("ledger", lambda: pipeline.admin.finish_repair(claim, written))
         self._fruitless.pop(claim.key, None)
         pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
         return ""
@@ -137,17 +137,17 @@ class Repair:
 
     async def _is_quiet(self, entry: Entry) -> bool:
         """Whether nothing that was written since the suspects were looked for may still land after the truth."""
-        return entry.suspect_at <= await self._pipeline.operator.now() - self._pipeline.settings.horizon_s
+        return entry.suspect_at <= await self._pipeline.admin.now() - self._pipeline.settings.horizon_s
 
     async def _truth(self, key: str, entry: Entry) -> Change[Any] | None:
         """The current state as a change; None if what was read is older than what is committed or perhaps written."""
         mark = entry.mark
         change = await truth_of(self._pipeline, key)
-        standing = await self._pipeline.governor.standing()
+        standing = await self._pipeline.control_store.standing()
         if change is None:
             return Change(key, mark or _LOWEST, deleted=True)
         change.order = in_era(change, entry, standing).order or change.order
-        unknown = entry.unknown if await self._pipeline.operator.now() < entry.unknown_until else None
+        unknown = entry.unknown if await self._pipeline.admin.now() < entry.unknown_until else None
         seen = [order for order in (mark, unknown) if order is not None]
         forced = [order for order in seen if is_same_version(order, change.order)]
         if entry.deleted and mark in forced and mark > change.order:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from keywise.core import events
-from keywise.core.admin import Operator
+from keywise.core.admin import LedgerAdmin
 from keywise.core.change import ChangeHeader, Outcome, is_unversioned
 from keywise.core.clock import Clock, boot_time
 from keywise.core.failures import storable
@@ -65,14 +65,14 @@ class History:
         said = (self.restarts.look(pipeline, now), self._losses.look(pipeline, losses))
         return [event for event in said if event is not None]
 
-    async def flush(self, history_store: HistoryStore, operator: Operator, *, is_last: bool = False) -> None:
+    async def flush(self, history_store: HistoryStore, admin: LedgerAdmin, *, is_last: bool = False) -> None:
         """Write what has gathered, by the store's clock. What cannot be written waits for the next time."""
         self._tell_left_out(is_last)
         taken = [self._lines.popleft() for _ in range(len(self._lines))]
         if not taken:
             return
         try:
-            ahead_s = await operator.now() - self._clock()
+            ahead_s = await admin.now() - self._clock()
             await history_store.record([HistoryRecord(at + ahead_s, *told, self._owner) for at, told in taken])
         except BaseException:
             self._lines.extendleft(reversed(taken))

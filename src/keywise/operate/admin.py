@@ -15,7 +15,7 @@ from keywise.core.entry import EMPTY, Policy, Refusal
 from keywise.core.errors import ActError, UnavailableError
 from keywise.core.failures import storable
 from keywise.core.history import HistoryRecord
-from keywise.core.rules import doubtful_since
+from keywise.core.rules import suspect_since
 from keywise.core.sink import Grade
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.refetch import needs_refetch
@@ -40,7 +40,7 @@ async def record(pipeline: Pipeline, mandate: Mandate, line: HistoryRecord) -> N
     """Add a line to the history of a pipeline, as of now; what it says comes before the reason."""
     detail = storable("; ".join(part for part in (line.detail, mandate.why) if part))
     try:
-        at = await pipeline.operator.now()
+        at = await pipeline.admin.now()
         await pipeline.history_store.record([replace(line, at=at, detail=detail, by=storable(mandate.who))])
     except UnavailableError as error:
         raise ActError(f"{line.what}, and that is done; but the history could not be written: {error}") from error
@@ -63,17 +63,17 @@ class Acts:
 
     async def pause(self, keys: str, *, is_pattern: bool) -> Pause | None:
         """Pause a key or a pattern; return the pause that it renews, if there was one."""
-        governor, mandate = self._pipeline.governor, self._mandate
-        standing = await governor.standing()
+        control_store, mandate = self._pipeline.control_store, self._mandate
+        standing = await control_store.standing()
         before = next((one for one in standing.pauses if (one.keys, one.is_pattern) == (keys, is_pattern)), None)
-        at = await self._pipeline.operator.now()
-        await governor.pause(Pause(keys, is_pattern, at, mandate.who, mandate.why))
+        at = await self._pipeline.admin.now()
+        await control_store.pause(Pause(keys, is_pattern, at, mandate.who, mandate.why))
         await self._record_pause("paused", keys, is_pattern)
         return before
 
     async def resume(self, keys: str, *, is_pattern: bool) -> bool:
         """End a pause, named as it was made; False if there is none."""
-        if not await self._pipeline.governor.resume(keys, is_pattern):
+        if not await self._pipeline.control_store.resume(keys, is_pattern):
             return False
         await self._record_pause("resumed", keys, is_pattern)
         return True
@@ -91,14 +91,14 @@ class Acts:
             await self._wait_for(held)
 
     async def _wait_for(self, held: Sequence[str]) -> None:
-        entry = await self._pipeline.operator.inspect(held[0]) or EMPTY
+        entry = await self._pipeline.admin.inspect(held[0]) or EMPTY
         others = f", and {len(held) - 1:,} more" if len(held) > 1 else ""
         await self._grip.patience.wait(f"{held[0]!r} is held by {entry.owner}{others}", LOOK_S)
 
     async def _held(self) -> AsyncIterator[str]:
         """Of claims there are never more than workers have open, so the pages are few."""
         after = ""
-        while page := await self._pipeline.governor.held(after, PAGE):
+        while page := await self._pipeline.control_store.held(after, PAGE):
             for key in page:
                 yield key
             after = page[-1]
@@ -108,11 +108,11 @@ class Acts:
     async def reset(self, key: str) -> int:
         """Raise the era of one key: its mark stays, and whatever comes next wins."""
         self._check_era()
-        if await self._pipeline.operator.inspect(key) is None:
+        if await self._pipeline.admin.inspect(key) is None:
             raise ActError(f"nothing is known of {key!r}, so whatever comes next wins anyway; nothing was reset")
         async with self._grip.taken(ChangeHeader(key, None)) as claim:
             assert not isinstance(claim, Refusal), "an exclusion is never stale"
-            era = await self._pipeline.governor.reset(claim)
+            era = await self._pipeline.control_store.reset(claim)
         if era is None:
             raise ActError(f"the claim on {key!r} was lost; nothing was reset, try again")
         await self.record("reset", key, detail=f"era {era}")
@@ -120,13 +120,13 @@ class Acts:
 
     async def raise_era(self) -> int:
         """Raise the era of a pipeline that is paused as a whole, once no claim is held any more."""
-        governor = self._pipeline.governor
+        control_store = self._pipeline.control_store
         while True:
             await self.check_pause()
-            era = await governor.raise_era()
+            era = await control_store.raise_era()
             if era is not None:
                 break
-            if held := await governor.held("", PAGE):
+            if held := await control_store.held("", PAGE):
                 await self._wait_for(held)
         await self.record("era raised", detail=f"era {era}")
         return era
@@ -134,7 +134,7 @@ class Acts:
     async def check_pause(self) -> None:
         """Refuse to raise the era of a pipeline that is at work, or whose sink knows none."""
         self._check_era()
-        if not (await self._pipeline.governor.standing()).is_paused:
+        if not (await self._pipeline.control_store.standing()).is_paused:
             raise ActError(
                 f"pipeline {self._pipeline.name!r} is not paused, so a worker could mix both numberings; "
                 "first keywise pause --all --wait"
@@ -179,9 +179,9 @@ class Acts:
 
     async def resynced(self) -> bool:
         """Say that everything was written again; False if no full resync was due."""
-        if not (await self._pipeline.governor.standing()).resync_at:
+        if not (await self._pipeline.control_store.standing()).resync_at:
             return False
-        await self._pipeline.operator.doubt([], False)
+        await self._pipeline.admin.mark_suspect([], False)
         await self.record("resynced")
         return True
 
@@ -195,7 +195,7 @@ class Acts:
             return
         seen: set[str] = set()
         while True:
-            found = await self._pipeline.operator.suspects(SUSPECTS_PAGE + len(seen), 0.0)
+            found = await self._pipeline.admin.suspects(SUSPECTS_PAGE + len(seen), 0.0)
             fresh = [key for key in found if key not in seen]
             if not fresh:
                 return
@@ -211,12 +211,12 @@ class Acts:
 
     async def _not_yet(self, key: str) -> str:
         """Why a key is not to be repaired now."""
-        settings, operator = self._pipeline.settings, self._pipeline.operator
-        entry = await operator.inspect(key) or EMPTY
-        since = doubtful_since(entry, Policy(redelivery_s=settings.redelivery_s))
+        settings, admin = self._pipeline.settings, self._pipeline.admin
+        entry = await admin.inspect(key) or EMPTY
+        since = suspect_since(entry, Policy(redelivery_s=settings.redelivery_s))
         if since is None:
             return "it is not suspect"
-        wait_s = since + settings.horizon_s - await operator.now()
+        wait_s = since + settings.horizon_s - await admin.now()
         if wait_s > 0:
             return f"a call of an earlier holder may still land; repair it in {wait_s:.0f} s"
         return ""
@@ -225,7 +225,7 @@ class Acts:
 async def keys_like(pipeline: Pipeline, pattern: str) -> int | None:
     """How many keys are known, if a pattern covers every one of them; None if it does not."""
     pause, after, count = Pause(pattern, is_pattern=True), "", 0
-    while page := await pipeline.governor.keys(after, PAGE):
+    while page := await pipeline.control_store.keys(after, PAGE):
         if not all(pause.covers(key) for key in page):
             return None
         after, count = page[-1], count + len(page)

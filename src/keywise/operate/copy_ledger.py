@@ -101,7 +101,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     pipeline: str
     found: Found
-    census: LedgerCounts
+    counts: LedgerCounts
     standing: Standing
     """Of the source."""
     since: float
@@ -114,7 +114,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 async def resting(pipeline: str, place: Place) -> Standing:
     """What is set for a pipeline that is to be copied from a place. Nobody may work on it."""
-    standing: Standing = await place.ledger.governor.standing()
+    standing: Standing = await place.ledger.control_store.standing()
     if _mark_of(standing) is not None:
         raise ActError(
             f"{place.name} holds a copy of pipeline {pipeline!r} that was cut off; copy from the ledger that is whole"
@@ -129,8 +129,8 @@ async def resting(pipeline: str, place: Place) -> Standing:
 
 
 async def _check_claims(pipeline: str, place: Place) -> None:
-    if held := await place.ledger.governor.held("", 1):
-        entry = await place.ledger.operator.inspect(held[0]) or EMPTY
+    if held := await place.ledger.control_store.held("", 1):
+        entry = await place.ledger.admin.inspect(held[0]) or EMPTY
         raise ActError(
             f"{held[0]!r} of pipeline {pipeline!r} is still held by {entry.owner} in {place.name}; "
             f"wait for it with {_pausing(pipeline)}"
@@ -154,11 +154,11 @@ class Move:
     async def plan(self) -> Plan:
         """Look at both sides, and refuse what cannot be copied. Nothing is changed."""
         standing = await resting(self._pipeline, self._source)
-        census, since = await self._source.ledger.operator.census(), await self._source.ledger.operator.now()
-        ahead_s = await self._target.ledger.operator.now() - since
+        counts, since = await self._source.ledger.admin.counts(), await self._source.ledger.admin.now()
+        ahead_s = await self._target.ledger.admin.now() - since
         shift_s = 0.0 if abs(ahead_s) < SAME_CLOCK_S else float(math.ceil(ahead_s))
-        plan = Plan(self._pipeline, Found.NOTHING, census, standing, since, shift_s)
-        there = await self._target.ledger.governor.standing()
+        plan = Plan(self._pipeline, Found.NOTHING, counts, standing, since, shift_s)
+        there = await self._target.ledger.control_store.standing()
         if (mark := _mark_of(there)) is not None:
             if mark.why == self._why:
                 return replace(plan, found=Found.UNFINISHED)
@@ -173,7 +173,7 @@ class Move:
 
     async def check_replaceable(self) -> None:
         """Refuse to replace what is worked with."""
-        standing = await self._target.ledger.governor.standing()
+        standing = await self._target.ledger.control_store.standing()
         if not standing.is_paused and _mark_of(standing) is None:
             raise ActError(
                 f"pipeline {self._pipeline!r} is not paused in {self._target.name}, so it may be in use; "
@@ -183,9 +183,9 @@ class Move:
 
     async def run(self, plan: Plan, mandate: Mandate) -> Tallies:
         """Copy everything and compare both sides. What the target holds is replaced."""
-        target, before = self._target.ledger, await self._target.ledger.governor.standing()
+        target, before = self._target.ledger, await self._target.ledger.control_store.standing()
         there = shifted_standing(plan.standing, plan.shift_s)
-        mark = Pause(UNFINISHED, True, await target.operator.now(), storable(mandate.who), self._why)
+        mark = Pause(UNFINISHED, True, await target.admin.now(), storable(mandate.who), self._why)
         await target.transfer.stand(replace(there, pauses=(*there.pauses, mark)))
         await self._refuse_itself(before)
         if plan.found is not Found.NOTHING:
@@ -205,7 +205,7 @@ class Move:
 
     async def _refuse_itself(self, before: Standing) -> None:
         """One ledger may have two names. Then the mark of the target is found in the source, which had none."""
-        if _mark_of(await self._source.ledger.governor.standing()) is not None:
+        if _mark_of(await self._source.ledger.control_store.standing()) is not None:
             await self._target.ledger.transfer.stand(before)
             raise ActError(
                 f"{self._source.name} and {self._target.name} are the same ledger; nothing was changed, "
@@ -247,7 +247,7 @@ class Move:
 
     async def _miscount(self) -> str:
         """What both ledgers count by themselves, where it differs: what one of them has not told is missed here."""
-        mine, theirs = [await place.ledger.operator.census() for place in (self._source, self._target)]
+        mine, theirs = [await place.ledger.admin.counts() for place in (self._source, self._target)]
         for noun in ("keys", "tombstones", "suspects", "dead"):
             if getattr(mine, noun) != getattr(theirs, noun):
                 return f"{noun}: {getattr(theirs, noun):,} instead of {getattr(mine, noun):,}"
@@ -268,7 +268,7 @@ class Move:
 
     async def _record(self, place: Place, detail: str, mandate: Mandate) -> None:
         detail = storable("; ".join(part for part in (detail, mandate.why) if part))
-        at = await place.ledger.operator.now()
+        at = await place.ledger.admin.now()
         await place.ledger.history_store.record([HistoryRecord(at, COPIED, detail=detail, by=storable(mandate.who))])
 
 

@@ -70,19 +70,19 @@ class Force:
 
     async def _deletion(self, key: str) -> Change[Any]:
         entry, standing = await self._look(key)
-        era, now = era_of(entry, standing), await self._pipeline.operator.now()
+        era, now = era_of(entry, standing), await self._pipeline.admin.now()
         seen = [order for order in (entry.mark, unsettled(entry, now)) if order is not None and order[0] == era]
         order = above(max(seen)) if seen else await self._lowest(era)
         return Change(key, order, deleted=True)
 
     async def _look(self, key: str) -> tuple[Entry, Standing]:
         pipeline = self._pipeline
-        return await pipeline.operator.inspect(key) or EMPTY, await pipeline.governor.standing()
+        return await pipeline.admin.inspect(key) or EMPTY, await pipeline.control_store.standing()
 
     async def _lowest(self, era: int) -> Order:
         """Below all that upstream can send; a pipeline without versions has a lowest order of its own."""
-        for key in await self._pipeline.governor.keys("", KEYS_LOOKED_AT):
-            entry = await self._pipeline.operator.inspect(key)
+        for key in await self._pipeline.control_store.keys("", KEYS_LOOKED_AT):
+            entry = await self._pipeline.admin.inspect(key)
             if entry is not None and entry.mark is not None:
                 return (era, VERSION_MIN, UNVERSIONED_GENERATION if is_unversioned(entry.mark) else 0)
         return (era, VERSION_MIN, 0)
@@ -153,7 +153,7 @@ class Force:
         if result.outcome is Outcome.APPLIED:
             if await pipeline.insist("ledger", lambda: pipeline.ledger.commit([claim])):
                 raise ActError(
-                    f"{key!r} was written, but somebody else had taken the key by then; {self._doubt()} "
+                    f"{key!r} was written, but somebody else had taken the key by then; {self._consequence()} "
                     f"(see keywise why)"
                 )
             return
@@ -164,15 +164,15 @@ class Force:
             if result.certainty is Certainty.UNKNOWN:
                 raise ActError(
                     f"{key!r}: {cause}; nobody knows whether it was written, so its claim stays until its lease of "
-                    f"{pipeline.settings.lease_s:g} s runs out, and {self._doubt()}"
+                    f"{pipeline.settings.lease_s:g} s runs out, and {self._consequence()}"
                 )
-            raise ActError(f"{key!r}: {cause}; it may have been written in part; {self._doubt()}")
+            raise ActError(f"{key!r}: {cause}; it may have been written in part; {self._consequence()}")
         await pipeline.insist("ledger", lambda: pipeline.ledger.release([claim]))
         if result.outcome is Outcome.SUPERSEDED:
             cause = "the sink holds something newer"
         raise ActError(f"{key!r}: {cause}; nothing was written")
 
-    def _doubt(self) -> str:
+    def _consequence(self) -> str:
         """What a write of unknown outcome means for the key."""
         sink: Sink = self._pipeline.sink  # type: ignore[assignment]
         if sink.grade == "plain" or sink.forgets_deletions:

@@ -194,18 +194,18 @@ async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
         SourceFigures(name, choose_strategy(pipeline, source).value, await source.depth())
         for name, source in pipeline.sources
     ]
-    census, standing = await pipeline.operator.census(), await pipeline.governor.standing()
-    now = await pipeline.operator.now()
+    counts, standing = await pipeline.admin.counts(), await pipeline.control_store.standing()
+    now = await pipeline.admin.now()
     alarm = standing_alarm(await pipeline.history_store.history("", ALARM_LINES), now - ALARM_S)
     return Figures(
         pipeline=pipeline.name,
         grade=pipeline.grade,
         sources=sources,
-        keys=census.keys,
-        tombstones=census.tombstones,
-        claims=census.claims,
-        suspects=census.suspects,
-        dead=census.dead,
+        keys=counts.keys,
+        tombstones=counts.tombstones,
+        claims=counts.claims,
+        suspects=counts.suspects,
+        dead=counts.dead,
         era=standing.era,
         pauses=_on_the_wall(standing.pauses, wall - now),
         alarms=_on_the_wall([alarm] if alarm is not None else [], wall - now),
@@ -226,10 +226,10 @@ def spooled_of(settings: Settings, pipeline: str) -> Spooled | None:
 
 async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> Story | None:
     """Tell what the ledger remembers of a key; None if that is nothing at all. `wall` is the time now."""
-    operator = pipeline.operator
-    entry, now, standing = await operator.inspect(key), await operator.now(), await pipeline.governor.standing()
+    admin = pipeline.admin
+    entry, now, standing = await admin.inspect(key), await admin.now(), await pipeline.control_store.standing()
     history = await pipeline.history_store.history(key, max(1, lines))
-    newest = await operator.dead_letters(LETTERS_MAX)
+    newest = await admin.dead_letters(LETTERS_MAX)
     ahead_s = wall - now
     letters = [
         DeadLetterSummary(number, buried_at + ahead_s, letter.version, letter.cause)

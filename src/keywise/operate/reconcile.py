@@ -78,11 +78,11 @@ class Reconcile:
 
     async def _pages(self, more: Iterable[str]) -> AsyncIterator[Sequence[str]]:
         after, rest = "", iter(more)
-        while page := await self._pipeline.governor.keys(after, PAGE):
+        while page := await self._pipeline.control_store.keys(after, PAGE):
             yield page
             after = page[-1]
         while given := list(islice(rest, PAGE)):
-            yield [key for key in dict.fromkeys(given) if await self._pipeline.operator.inspect(key) is None]
+            yield [key for key in dict.fromkeys(given) if await self._pipeline.admin.inspect(key) is None]
 
     async def _look(self, key: str) -> Difference | None:
         async with self._slots:
@@ -133,12 +133,12 @@ class Reconcile:
             return None
 
     async def _entry(self, key: str) -> Entry:
-        return await self._pipeline.operator.inspect(key) or EMPTY
+        return await self._pipeline.admin.inspect(key) or EMPTY
 
     async def _is_calm(self, key: str, before: Entry) -> bool:
         """Whether nothing has happened to the key, and nobody is at work on it."""
         after = await self._entry(key)
-        is_held = after.token != 0 and after.lease_until > await self._pipeline.operator.now()
+        is_held = after.token != 0 and after.lease_until > await self._pipeline.admin.now()
         return not is_held and (before.mark, before.deleted, before.token) == (after.mark, after.deleted, after.token)
 
 

@@ -33,12 +33,12 @@ async def replay(pipeline: Pipeline, number: int, letter: DeadLetter, *, older: 
     if url.startswith("memory:"):
         raise LetterError(f"letter {number} would end with this command: {pipeline.name} reads from {url}; it stays")
     await source.send([letter.body])
-    await pipeline.operator.drop([number])
+    await pipeline.admin.delete_dead_letters([number])
 
 
 async def _judge(pipeline: Pipeline, want: ChangeHeader) -> Refusal | None:
-    entry, now = await pipeline.operator.inspect(want.key), await pipeline.operator.now()
-    standing, terms = await pipeline.governor.standing(), LeaseTerms("", 1.0, despite_pause=True)
+    entry, now = await pipeline.admin.inspect(want.key), await pipeline.admin.now()
+    standing, terms = await pipeline.control_store.standing(), LeaseTerms("", 1.0, despite_pause=True)
     return decide_under(standing, entry, want, now, Policy(retention_s=pipeline.settings.retention_s), terms)
 
 

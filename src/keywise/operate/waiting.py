@@ -78,7 +78,7 @@ class Grip:
 
     async def _told(self, key: str, refusal: Refusal) -> str:
         """What the key waits for, and who holds it."""
-        entry = await self._pipeline.operator.inspect(key) or EMPTY
+        entry = await self._pipeline.admin.inspect(key) or EMPTY
         if refusal.reason is RefusalReason.LIMITED:
             return f"the rate of {key!r} is used up"
         if refusal.reason is RefusalReason.DEFERRED:

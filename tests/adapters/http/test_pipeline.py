@@ -318,7 +318,7 @@ async def test_the_era_is_that_of_the_claim(tmp_path):
     assert await handled(shop_to(url, tmp_path), body(9)) == []
     again = shop_to(url, tmp_path)
     async with again.opened() as pipeline:
-        assert await pipeline.governor.raise_era() == 1
+        assert await pipeline.control_store.raise_era() == 1
     assert await handled(again, body(1)) == []
     assert space.versions == {"a": 1}
     assert [line["headers"]["keywise-era"] for line in space.log] == ["0", "1"]

@@ -294,7 +294,7 @@ def test_the_operator_sees_figures_suspects_and_letters():
         await ledger.commit([Claim("a", order_of(9), False, token=99)])
         await shop.take("d")
         await ledger.dead_letter([DeadLetterRequest(DeadLetter("no", b"x"))])
-        assert LedgerCounts(keys=2, tombstones=0, claims=1, suspects=1, dead=1) == await ledger.census()
+        assert LedgerCounts(keys=2, tombstones=0, claims=1, suspects=1, dead=1) == await ledger.counts()
         assert await ledger.suspects(10, 1.0) == []
         await shop.pass_s(1.0)
         assert await ledger.suspects(10, 1.0) == ["a"]
@@ -303,7 +303,7 @@ def test_the_operator_sees_figures_suspects_and_letters():
         assert await ledger.suspects(1, 1.0) == ["a"]
         [(number, buried_at, letter)] = await ledger.dead_letters(10)
         assert (buried_at, letter.body, await ledger.now()) == (0.0, b"x", 101.0)
-        assert (await ledger.drop([number, 12345]), await ledger.dead_letters(10)) == (1, [])
+        assert (await ledger.delete_dead_letters([number, 12345]), await ledger.dead_letters(10)) == (1, [])
 
     in_a_shop(story)
 

@@ -83,7 +83,7 @@ def test_a_write_that_lands_after_the_engine_has_forgotten_is_found_and_repaired
             assert await paused.ledger.commit(results.granted) == results.granted, "somebody else had the page"
 
             async def is_repaired() -> bool:
-                entry = await paused.operator.inspect("page")
+                entry = await paused.admin.inspect("page")
                 return entry.suspect == 0 and entry.deleted
 
             await press.work_until(is_repaired)

@@ -75,7 +75,7 @@ def test_random_histories_answer_as_memory_does_also_at_once(promise):
 def test_what_an_operator_set_is_heeded_at_once():
     async def main() -> None:
         async with postgres_ledger(Policy()) as bench:
-            await bench.ledger.governor.pause(Pause("a"))
+            await bench.ledger.control_store.pause(Pause("a"))
             async with bench.ledger.transaction() as transaction:
                 refusals = await transaction.decide_and_mark(
                     [ChangeHeader("a", order_of(1)), ChangeHeader("b", order_of(1))]

@@ -206,7 +206,7 @@ def test_two_workers_outlive_the_end_of_every_connection_again_and_again(store, 
         until(lambda: any(worker.is_inside for worker in workers) or store.depth() == 0, "a batch", workers[0].check)
         execute(store, CUT.format(user=user))
     until_done(store, *workers)
-    until(lambda: store.census().suspects == 0, "the repairs", workers[0].check)
+    until(lambda: store.counts().suspects == 0, "the repairs", workers[0].check)
     drained(*workers)
     assert (judge_plain if way == "leased" else judge_atomic)(store.evidence()).faults == []
     assert store.letters() == {}

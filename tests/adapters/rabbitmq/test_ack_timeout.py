@@ -104,14 +104,14 @@ def test_a_key_that_is_paused_for_long_costs_no_channel_and_is_applied_once(hast
                 runtime_max="1s",
             )
             async with shop.app, shop.app.open("stock", work=False) as pipeline:
-                await pipeline.governor.pause(Pause("k1"))
+                await pipeline.control_store.pause(Pause("k1"))
                 await they.publish(queue, *(b'{"key": "k%d", "version": 1}' % number for number in range(3)))
                 work = asyncio.create_task(shop.app.run(handle_signals=False))
                 await until(lambda: shop.file.exists() and set(shop.content()) == {"k0", "k2"})
                 over_at = time.monotonic() + 3 * PATIENCE_S
                 await until(lambda: time.monotonic() > over_at)
                 await until(lambda: left_in(queue, 1, hasty))
-                await pipeline.governor.resume("k1", False)
+                await pipeline.control_store.resume("k1", False)
                 await until(lambda: "k1" in shop.content())
                 await until(lambda: left_in(queue, 0, hasty))
                 shop.app.stop()

@@ -89,10 +89,10 @@ def test_a_dead_letter_keeps_body_and_headers(tmp_path: Path):
             async with shop.app.open("stock", work=False) as pipeline:
 
                 async def is_buried() -> bool:
-                    return (await pipeline.operator.census()).dead == 1
+                    return (await pipeline.admin.counts()).dead == 1
 
                 await until(is_buried)
-                [(_, _, letter)] = await pipeline.operator.dead_letters(10)
+                [(_, _, letter)] = await pipeline.admin.dead_letters(10)
             shop.app.stop()
             await work
         assert (letter.body, letter.headers, letter.sent_at) == (b"no json", {"sender": "cms"}, 1_700_000_000.0)

@@ -42,10 +42,10 @@ def headers(*keys: str, version: int = 1) -> list[ChangeHeader]:
 def test_what_many_set_at_once_is_all_there():
     async def story() -> None:
         async with two_ledgers() as ledgers:
-            pausing = [ledgers[n % 2].governor.pause(Pause(f"k{n}")) for n in range(30)]
-            raising = [ledgers[n % 2].governor.raise_era() for n in range(6)]
+            pausing = [ledgers[n % 2].control_store.pause(Pause(f"k{n}")) for n in range(30)]
+            raising = [ledgers[n % 2].control_store.raise_era() for n in range(6)]
             told = await asyncio.gather(*pausing, *raising)
-            standing = await ledgers[0].governor.standing()
+            standing = await ledgers[0].control_store.standing()
             assert {pause.keys for pause in standing.pauses} == {f"k{n}" for n in range(30)}
             assert sorted(told[30:]) == [1, 2, 3, 4, 5, 6], "each raised it for itself"
             assert standing.era == 6
@@ -59,18 +59,18 @@ def test_more_keys_than_one_step_tells_are_told_and_pruned():
     async def story() -> None:
         async with two_ledgers() as (ledger, other):
             held = (await ledger.claim(headers(*keys), TERMS)).granted
-            assert len(await other.governor.held("", 1000)) == 700
+            assert len(await other.control_store.held("", 1000)) == 700
             found, after = [], ""
-            while page := await other.governor.keys(after, 300):
+            while page := await other.control_store.keys(after, 300):
                 found += page
                 after = page[-1]
             assert sorted(found) == sorted(keys)
             assert await ledger.commit(held) == []
-            assert (await other.census()).keys == 700
+            assert (await other.counts()).keys == 700
             for one in (ledger, other):
                 one.advance(10_000_000.0)
             assert await other.prune(1.0) == 700
-            assert (await ledger.census()).keys == 0
+            assert (await ledger.counts()).keys == 0
 
     run(story())
 
@@ -82,7 +82,7 @@ def test_a_worker_that_remembers_few_of_its_claims_looks_for_the_others(monkeypa
         async with two_ledgers() as (ledger, _):
             held = (await ledger.claim(headers(*"abcde"), TERMS)).granted
             assert await ledger.commit(held) == []
-            assert (await ledger.census()).keys == 5
+            assert (await ledger.counts()).keys == 5
 
     run(story())
 
@@ -92,7 +92,7 @@ def test_a_scope_that_is_forgotten_leaves_nothing_behind():
         async with two_ledgers() as (ledger, _):
             await ledger.commit((await ledger.claim(headers("a", "k" * 300), TERMS)).granted)
             await ledger.claim(headers("b"), TERMS)
-            await ledger.governor.pause(Pause("a"))
+            await ledger.control_store.pause(Pause("a"))
             name = ledger._scope.name
             await ledger.forget(name)
             server = shared.redis()
@@ -108,7 +108,7 @@ def test_a_server_that_loses_everything_again_and_again_counts_as_unavailable(mo
     async def story() -> None:
         async with two_ledgers() as (ledger, _):
             with pytest.raises(UnavailableError, match="keeps losing"):
-                await ledger.census()
+                await ledger.counts()
 
     run(story())
 

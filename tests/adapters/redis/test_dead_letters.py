@@ -46,9 +46,9 @@ def test_large_letters_are_kept_a_few_at_a_time(narrow):
                 await ledger.claim([ChangeHeader(key, order_of(1)) for key in "abcd"], LeaseTerms("w1", 60.0))
             ).granted
             assert await ledger.dead_letter([DeadLetterRequest(LARGE, claim) for claim in claims]) == []
-            assert (await ledger.census()).dead == 8
+            assert (await ledger.counts()).dead == 8
             await ledger.transfer.add(TransferPage(dead_letters=[(1.0, LARGE)] * 3))
-            assert (await ledger.census()).dead == 11
+            assert (await ledger.counts()).dead == 11
             assert [letter for _, _, letter in await ledger.dead_letters(20)] == [LARGE] * 11
 
     run(story())
@@ -61,9 +61,9 @@ def test_many_letters_are_kept_and_dropped_a_few_at_a_time(narrow, monkeypatch):
     async def story() -> None:
         async with ledger_on(narrow) as ledger:
             assert await ledger.dead_letter([DeadLetterRequest(SMALL)] * 30) == []
-            assert (await ledger.census()).dead == 30
-            assert await ledger.drop(range(1, 50)) == 30
-            assert (await ledger.census()).dead == 0
+            assert (await ledger.counts()).dead == 30
+            assert await ledger.delete_dead_letters(range(1, 50)) == 30
+            assert (await ledger.counts()).dead == 0
 
     run(story())
 
@@ -76,7 +76,7 @@ def test_a_letter_that_is_dropped_while_letters_are_carried_off_is_left_out():
 
             async def run(*command):
                 if command[0] == "HMGET":
-                    await ledger.drop([2])
+                    await ledger.delete_dead_letters([2])
                 return await real(*command)
 
             ledger._server.run = run

@@ -77,10 +77,10 @@ def test_after_a_failover_the_first_refusal_leads_to_the_new_master(monkeypatch)
 def test_connections_that_were_cut_off_while_nobody_used_them_are_not_noticed(monkeypatch):
     async def story(server: RedisServer) -> None:
         async with RedisLedger(RedisDatabase(server.url), "shop", Policy()) as ledger:
-            await asyncio.gather(*(ledger.census() for _ in range(4)))
+            await asyncio.gather(*(ledger.counts() for _ in range(4)))
             assert server.command("CLIENT", "KILL", "TYPE", "normal") != ":0\r\n"
             monkeypatch.setattr(redis_module, "IDLE_S", -1.0)
-            await ledger.census()
+            await ledger.counts()
 
     with redis_server() as server:
         run(story(server))

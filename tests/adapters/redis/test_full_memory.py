@@ -76,7 +76,7 @@ def test_a_pipeline_that_is_new_can_be_opened(server):
 
     async def story() -> None:
         async with RedisLedger(RedisDatabase(server.url), "new", Policy()) as ledger:
-            assert (await ledger.census()).keys == 0
+            assert (await ledger.counts()).keys == 0
 
     run(story())
 
@@ -86,10 +86,10 @@ def test_a_chore_that_frees_memory_has_its_turn_and_a_probe_does_not_get_through
 
     async def story() -> None:
         async with RedisLedger(RedisDatabase(server.url), "new", Policy()) as ledger:
-            assert await ledger.governor.turn("probe", 0.0) and await ledger.governor.turn("probe", 0.0)
+            assert await ledger.control_store.acquire("probe", 0.0) and await ledger.control_store.acquire("probe", 0.0)
             server.command("CONFIG", "SET", "maxmemory", "1kb")
-            assert await ledger.governor.turn("prune", 60.0)
+            assert await ledger.control_store.acquire("prune", 60.0)
             with pytest.raises(UnavailableError, match="maxmemory"):
-                await ledger.governor.turn("probe", 0.0)
+                await ledger.control_store.acquire("probe", 0.0)
 
     run(story())

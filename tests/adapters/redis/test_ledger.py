@@ -59,7 +59,7 @@ async def reached(ledger: RedisLedger) -> None:
     """Ask until the server answers again; connections from before are given up one by one."""
     while True:
         try:
-            await ledger.census()
+            await ledger.counts()
         except UnavailableError:
             continue
         return
@@ -78,7 +78,7 @@ def test_a_restart_on_its_file_loses_nothing(server):
                 "b": RefusalReason.BUSY,
             }
             assert await ledger.commit(held) == []
-            assert (ledger.losses, (await ledger.governor.standing()).resync_at) == (0, 0.0)
+            assert (ledger.losses, (await ledger.control_store.standing()).resync_at) == (0, 0.0)
 
     run(story())
 
@@ -92,14 +92,14 @@ def test_a_server_that_lost_everything_is_found_out(server):
             server.start()
             await reached(ledger)
             assert ledger.losses == 1
-            assert (await ledger.governor.standing()).resync_at > 0, "it is said to everybody"
+            assert (await ledger.control_store.standing()).resync_at > 0, "it is said to everybody"
             assert await ledger.commit([held]) == [held], "its claim is gone"
             assert (await ledger.inspect("b")).suspect == 1, "and its write is in doubt"
             await committed(ledger, ("a", 4))
             assert ledger.losses == 1, "it is told once"
         async with ledger_on(server) as later:
             assert later.losses == 0
-            assert (await later.governor.standing()).resync_at > 0, "also to those who come later"
+            assert (await later.control_store.standing()).resync_at > 0, "also to those who come later"
 
     run(story())
 
@@ -177,7 +177,7 @@ def test_a_server_that_is_away_is_unavailable_and_comes_back(server):
             await committed(ledger, ("a", 5))
             server.stop()
             with pytest.raises(UnavailableError, match="redis://"):
-                await ledger.census()
+                await ledger.counts()
             with pytest.raises(UnavailableError):
                 async with ledger_on(server):
                     pass
@@ -305,7 +305,7 @@ def test_a_claim_that_was_decided_before_a_pause_is_not_granted_after_it():
     async def story() -> None:
         async with on_shared() as ledger:
             page = await ledger._book.read(["a"], tokens=True)
-            await ledger.governor.pause(Pause(EVERYTHING, is_pattern=True))
+            await ledger.control_store.pause(Pause(EVERYTHING, is_pattern=True))
             seen = []
 
             def act(page, key):

@@ -44,14 +44,14 @@ async def reached(ledger: RedisLedger) -> None:
     """Ask until the server answers again."""
     while True:
         try:
-            await ledger.census()
+            await ledger.counts()
         except UnavailableError:
             continue
         return
 
 
 async def is_due(ledger: RedisLedger) -> bool:
-    return (await ledger.governor.standing()).resync_at > 0
+    return (await ledger.control_store.standing()).resync_at > 0
 
 
 @pytest.mark.parametrize("end", [ConnectionResetError, asyncio.CancelledError], ids=["cut off", "cancelled"])
@@ -86,7 +86,7 @@ async def _ended_after(ledger: RedisLedger, commands: int, end: type[BaseExcepti
 
     ledger._server._ask = ask
     with suppress(UnavailableError, asyncio.CancelledError):
-        await ledger.census()
+        await ledger.counts()
     ledger._server._ask = real
     return asked
 
@@ -96,7 +96,7 @@ def test_many_who_find_a_loss_at_once_tell_it_once(server):
         async with ledger_on(server) as ledger:
             await committed(ledger, "a", 5)
             server.command("FLUSHALL")
-            await asyncio.gather(*(ledger.census() for _ in range(8)))
+            await asyncio.gather(*(ledger.counts() for _ in range(8)))
             assert (ledger.losses, await is_due(ledger)) == (1, True)
 
     run(story())
@@ -108,7 +108,7 @@ def test_what_was_set_before_a_loss_was_noted_stays_set(server, monkeypatch):
             await committed(ledger, "a", 5)
             server.command("FLUSHALL")
             noted = ledger._scope.on_loss
-            await other.census()
+            await other.counts()
 
             def slow(standing: bytes, now: float) -> bytes:
                 ledger._scope.on_loss = noted
@@ -116,13 +116,13 @@ def test_what_was_set_before_a_loss_was_noted_stays_set(server, monkeypatch):
                 return noted(standing, now)
 
             ledger._scope.on_loss = slow
-            await ledger.census()
-            assert (await ledger.governor.standing()).era == 3
+            await ledger.counts()
+            assert (await ledger.control_store.standing()).era == 3
             assert await is_due(ledger)
             server.command("FLUSHALL")
             monkeypatch.setattr(redis_scope, "NOTES_MAX", 0)
             with pytest.raises(UnavailableError, match="others keep changing"):
-                await ledger.census()
+                await ledger.counts()
 
     run(story())
 
@@ -136,9 +136,9 @@ def test_a_pause_and_an_era_that_are_lost_are_found_out(server, what):
             await committed(ledger, "a", 5)
             before = server.read_file()
             if what == "pause":
-                await ledger.governor.pause(Pause(EVERYTHING, is_pattern=True))
+                await ledger.control_store.pause(Pause(EVERYTHING, is_pattern=True))
             else:
-                assert await ledger.governor.raise_era() == 1
+                assert await ledger.control_store.raise_era() == 1
             await other.inspect("a")
             server.stop()
             server.write_file(before)
@@ -161,11 +161,11 @@ def test_a_quiet_worker_is_not_taken_for_one_whose_writes_are_gone(server):
             server.command("ZADD", "keywise:{shop}:workers", *crowd)
             async with ledger_on(server):
                 assert int(server.command("ZCARD", "keywise:{shop}:workers")[1:]) == redis_scope.WORKERS_MAX
-            await quiet.census()
+            await quiet.counts()
             assert (quiet.losses, await is_due(quiet)) == (0, False)
             await committed(quiet, "c", 5)
             server.command("DEL", "keywise:{shop}:workers")
-            await quiet.census()
+            await quiet.counts()
             assert quiet.losses == 1, "what is lost after that is found out"
 
     run(story())

@@ -63,7 +63,7 @@ def until_right(store: Store, workers: list[Worker]) -> None:
             worker.check()
 
     until(lambda: store.depth() == 0, "the queue to be empty", check, limit_s=60)
-    until(lambda: store.census().suspects == 0, "the repairs", check, limit_s=60)
+    until(lambda: store.counts().suspects == 0, "the repairs", check, limit_s=60)
     drained(*workers)
 
 

@@ -65,7 +65,7 @@ class Parts:
         await self.source.ack(deliveries[3:])
         await self.ledger.suspects(10, 0.0)
         await self.ledger.dead_letters(10)
-        await self.ledger.governor.held("", 10)
+        await self.ledger.control_store.held("", 10)
         await self.ledger.inspect("k1")
         await self.source.arrived(0.0)
 

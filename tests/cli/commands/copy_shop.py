@@ -87,7 +87,7 @@ class Mover(Folder):
             async with SqliteLedger(SqliteDatabase(str(self.path / "old.db")), "pages", Policy()) as ledger:
                 entries = [(f"k{number:06}", Entry((0, number, 0), number % 7 == 0, 5.0)) for number in range(keys)]
                 await ledger.transfer.add(TransferPage(entries=entries))
-                await ledger.governor.pause(Pause(EVERYTHING, True, await ledger.now(), "ada"))
+                await ledger.control_store.pause(Pause(EVERYTHING, True, await ledger.now(), "ada"))
 
         run(main(), limit_s=60)
 

@@ -18,7 +18,7 @@ class Outage:
         self.paper = Paper()
         self.truth: dict[str, bytes | None] = {}
         self.rig.refetch = self.truth.get
-        parts = dict.fromkeys(("ledger", "operator", "governor", "history_store"), self.ledger)
+        parts = dict.fromkeys(("ledger", "admin", "control_store", "history_store"), self.ledger)
         self.rig.more = {**parts, "shelf": self.paper if spool else None, "wall": lambda: 1e9 + self.rig.loop.time()}
 
     async def goes_down(self) -> None:

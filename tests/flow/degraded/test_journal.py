@@ -60,7 +60,7 @@ def test_lines_say_together_what_may_be_in_the_sink():
         {"a": header("a", 2)},
         {"b": header("b", 1, deleted=True)},
     )
-    assert notes.doubtful() == [header("a", 2), header("b", 1, deleted=True)]
+    assert notes.suspects() == [header("a", 2), header("b", 1, deleted=True)]
     assert not notes.is_full
 
 
@@ -82,7 +82,7 @@ async def test_a_spool_is_found_again_by_one_worker_only(shelf):
     await third.find()
     assert (third.is_empty, second.withheld) == (True, {"a"})
     [(file, notes)] = second.pending()
-    assert notes.doubtful() == [header("a", 1)]
+    assert notes.suspects() == [header("a", 1)]
     await second.forget(file, notes)
     await second.tidy()
     second.close()
@@ -111,7 +111,7 @@ async def test_what_was_noted_while_the_ledger_was_told_is_handed_over_too(shelf
     await spool.note([more], since=5.0)
     await spool.forget(file, notes)
     [(_, notes)] = spool.pending()
-    assert more in notes.doubtful()
+    assert more in notes.suspects()
     await spool.forget(file, notes)
     assert spool.is_empty
     spool.close()
@@ -146,7 +146,7 @@ async def test_a_spool_is_written_anew_when_most_of_it_is_outdated(shelf, monkey
     await again.find()
     [(file, notes)] = again.pending()
     assert len(await file.read()) < 1500
-    assert (notes.since, notes.doubtful()) == (5.0, [header("a", 99), header("still flying", 1)])
+    assert (notes.since, notes.suspects()) == (5.0, [header("a", 99), header("still flying", 1)])
     assert again.withheld == {"still flying"}
     again.close()
 
@@ -178,7 +178,7 @@ async def test_past_the_threshold_only_the_fact_is_kept(shelf):
     await spool.note([header("a", 2), header("d", 1)], since=5.0)
     assert spool.is_full
     [(_, notes)] = spool.pending()
-    assert (notes.doubtful(), notes.is_full) == ([header("a", 2), header("b", 1)], True)
+    assert (notes.suspects(), notes.is_full) == ([header("a", 2), header("b", 1)], True)
     spool.close()
 
 

@@ -271,7 +271,7 @@ def test_a_note_that_cannot_be_removed_is_handed_over_once_and_holds_up_nothing(
 
 
 def test_notes_stay_until_the_ledger_has_taken_them():
-    outage = Outage("first-wins", "doubt")
+    outage = Outage("first-wins", "mark_suspect")
     rig = outage.rig
     outage.paper.leave(FLYING)
     outage.ledger.is_away = True

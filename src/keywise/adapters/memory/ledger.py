@@ -21,13 +21,13 @@ from keywise.core.url import Address
 
 
 class MemoryLedger:
-    """The ledger of one pipeline in a memory database. It is also its own operator, governor and history store."""
+    """The ledger of one pipeline in a memory database. It is also its own operator, control_store and history store."""
 
     def __init__(self, database: MemoryDatabase, scope: str, policy: Policy) -> None:
         self.database = database
         self._scope = database.scope(scope)
         self._policy = policy
-        self.operator = self.governor = self.history_store = self
+        self.admin = self.control_store = self.history_store = self
         self.transfer = MemoryLedgerTransfer(database, self._scope)
 
     async def __aenter__(self) -> Self:
@@ -111,7 +111,7 @@ class MemoryLedger:
     async def inspect(self, key: str) -> Entry | None:
         return self._entry(key)
 
-    async def census(self) -> LedgerCounts:
+    async def counts(self) -> LedgerCounts:
         entries = self._scope.entries.values()
         return LedgerCounts(
             keys=sum(entry.mark is not None for entry in entries),
@@ -123,20 +123,20 @@ class MemoryLedger:
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         until = self._now() - quiet_s
-        doubts = [(rules.doubtful_since(entry, self._policy), key) for key, entry in self._scope.entries.items()]
-        return [key for since, key in sorted((s, key) for s, key in doubts if s is not None and s <= until)][:limit]
+        suspects = [(rules.suspect_since(entry, self._policy), key) for key, entry in self._scope.entries.items()]
+        return [key for since, key in sorted((s, key) for s, key in suspects if s is not None and s <= until)][:limit]
 
-    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
+    async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
         async with self.database.exclusive():
-            self._set(claim.key, rules.mend(self._entry(claim.key), claim, written, self._now()))
+            self._set(claim.key, rules.finish_repair(self._entry(claim.key), claim, written, self._now()))
 
-    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
+    async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         async with self.database.exclusive():
             now, standing = self._now(), self._standing()
             for header in headers:
                 entry = self._entry(header.key)
                 lifted = rules.in_era(header, entry, standing)
-                self._set(header.key, rules.doubt(entry, lifted, now, self._policy))
+                self._set(header.key, rules.mark_suspect(entry, lifted, now, self._policy))
             self._stand(standing.with_resync(resync_due, now))
 
     async def dead_letters(
@@ -146,7 +146,7 @@ class MemoryLedger:
         found = [(number, *kept) for number, kept in numbered if matching.covers(*kept)]
         return found[:limit]
 
-    async def drop(self, numbers: Sequence[int]) -> int:
+    async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
         known = [number for number in numbers if number in self._scope.letters]
         for number in known:
             self.database.set(self._scope.letters, number, None)
@@ -195,12 +195,12 @@ class MemoryLedger:
         entries, now = self._scope.entries.items(), self._now()
         return sorted(key for key, entry in entries if key > after and entry.token and entry.lease_until > now)[:limit]
 
-    async def turn(self, chore: str, every_s: float) -> bool:
+    async def acquire(self, task: str, every_s: float) -> bool:
         async with self.database.exclusive():
-            done_at = self._scope.chores.get(chore)
+            done_at = self._scope.chores.get(task)
             if done_at is not None and self._now() < done_at + every_s:
                 return False
-            self.database.set(self._scope.chores, chore, self._now())
+            self.database.set(self._scope.chores, task, self._now())
             return True
 
     async def record(self, records: Sequence[HistoryRecord]) -> None:

@@ -123,7 +123,7 @@ for at = 13, #ARGV, 7 do
         end
       end
       index('held', ARGV[at + 4], code, was_active)
-      index('doubtful', ARGV[at + 5], code, was_active)
+      index('suspect', ARGV[at + 5], code, was_active)
       if keys ~= 0 then redis.call('HINCRBY', P .. 'meta', 'keys', keys) end
       if tombstones ~= 0 then redis.call('HINCRBY', P .. 'meta', 'tombstones', tombstones) end
       if suspects ~= 0 then redis.call('HINCRBY', P .. 'meta', 'suspects', suspects) end
@@ -193,7 +193,7 @@ return {tonumber(counts[1] or 0), tonumber(counts[2] or 0), held, tonumber(count
     frees=True,
 )
 
-_TURN = (
+_PERIODIC_LOCK = (
     _GUARD
     + """
 local done = redis.call('HGET', P .. 'chores', ARGV[7])
@@ -202,8 +202,8 @@ redis.call('HSET', P .. 'chores', ARGV[7], string.format('%.6f', seconds))
 return {1}
 """
 )
-TURN = Script(_TURN, frees=True)
-PROBE = Script(_TURN)
+PERIODIC_LOCK = Script(_PERIODIC_LOCK, frees=True)
+PROBE = Script(_PERIODIC_LOCK)
 
 # In a small ledger most buckets are empty, and many of them are passed over at once.
 _SKIP = """

@@ -77,7 +77,7 @@ def list_letters(  # noqa: PLR0913 - all the words that the command understands
     async def look(pipelines: list[Pipeline]) -> tuple[list[Found], int]:
         found = [one for opened in pipelines for one in await newest(opened, limit, wanted)]
         found = sorted(found, key=lambda one: one.at, reverse=True)[:limit]
-        return found, sum([(await opened.operator.census()).dead for opened in pipelines])
+        return found, sum([(await opened.admin.counts()).dead for opened in pipelines])
 
     found, total = _with_pipelines(app, pipeline, look)
     if json:
@@ -248,7 +248,7 @@ def drop(  # noqa: PLR0913 - all the words that the command understands
         if letters:
             confirm(f"Forget {count(len(letters), 'letter')} for ever?", yes=yes)
         for found in letters:
-            if await found.pipeline.operator.drop([found.number]):
+            if await found.pipeline.admin.delete_dead_letters([found.number]):
                 dropped += 1
                 await _record(found, "dropped", by)
         return dropped

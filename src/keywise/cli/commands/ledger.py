@@ -50,8 +50,8 @@ def listed(
     found = asyncio.run(_listed(url))
     if json:
         pipelines = [
-            {"pipeline": name, **msgspec.to_builtins(census), "paused": standing.is_paused}
-            for name, census, standing in found
+            {"pipeline": name, **msgspec.to_builtins(counts), "paused": standing.is_paused}
+            for name, counts, standing in found
         ]
         tell_json({"ledger": shown(url), "pipelines": pipelines})
         return
@@ -59,8 +59,8 @@ def listed(
         print(plain(f"{shown(url)} holds nothing of any pipeline"))
         return
     rows = table("pipeline", *NUMBERS, "paused", numbers=NUMBERS)
-    for name, census, standing in found:
-        figures = (f"{getattr(census, number):,}" for number in NUMBERS)
+    for name, counts, standing in found:
+        figures = (f"{getattr(counts, number):,}" for number in NUMBERS)
         rows.add_row(cell(name), *figures, "yes" if standing.is_paused else "no")
     display(rows)
 
@@ -69,7 +69,7 @@ async def _listed(url: str) -> list[tuple[str, LedgerCounts, Standing]]:
     found, shared = [], Shared()
     for name in await _scopes(url, shared):
         async with _opened(url, name, Policy(), shared) as ledger:
-            found.append((name, await ledger.operator.census(), await ledger.governor.standing()))
+            found.append((name, await ledger.admin.counts(), await ledger.control_store.standing()))
     return found
 
 
@@ -190,7 +190,7 @@ class Copy:
             # Before the target is opened, which makes a file or tables where there are none.
             await resting(name, original)
             target = await stack.enter_async_context(_opened(there, name, policy, self._shared))
-            task = self._bar.add_task(plain(name), total=(await source.operator.census()).keys or None)
+            task = self._bar.add_task(plain(name), total=(await source.admin.counts()).keys or None)
 
             def tell(what: str, done: int) -> None:
                 if not self._bar.disable:
@@ -216,7 +216,7 @@ class Copy:
     async def _copied(self, move: Move, plan: Plan) -> Report:
         if plan.found is Found.SAME or self._dry_run:
             outcome = "same" if plan.found is Found.SAME else "to copy"
-            return Report(plan.pipeline, outcome, plan.census.keys, plan.census.dead, clock_shift_s=plan.shift_s)
+            return Report(plan.pipeline, outcome, plan.counts.keys, plan.counts.dead, clock_shift_s=plan.shift_s)
         done: Tallies = await move.run(plan, self._mandate)
         digests = {"keys": str(done.keys), "letters": str(done.letters), "lines": str(done.lines)}
         counts = (done.keys.count, done.letters.count, done.lines.count)

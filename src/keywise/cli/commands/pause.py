@@ -88,11 +88,11 @@ def resume(  # noqa: PLR0913 - all the words that the command understands
     keys, is_pattern = meant(key, pattern, every)
 
     async def act(acts: Acts, opened: Pipeline) -> tuple[str, Standing, bool]:
-        standing = await opened.governor.standing()
+        standing = await opened.control_store.standing()
         if is_pattern and any((one.keys, one.is_pattern) == (keys, True) for one in standing.pauses):
             await _ask("Resume", keys, opened, every=every, yes=yes)
         ended = await acts.resume(keys, is_pattern=is_pattern)
-        return opened.name, await opened.governor.standing(), ended
+        return opened.name, await opened.control_store.standing(), ended
 
     name, standing, ended = perform(Call(app, pipeline, why, who), act)
     others = _others(standing, keys, is_pattern)

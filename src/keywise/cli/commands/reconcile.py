@@ -65,7 +65,7 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
 
     async def act(acts: Acts, opened: Pipeline) -> None:
         walk = Reconcile(opened)
-        known = (await opened.operator.census()).keys
+        known = (await opened.admin.counts()).keys
         with progress(TextColumn("{task.completed:,} keys"), BarColumn(), TimeElapsedColumn()) as bar:
             task = bar.add_task("", total=known)
             async for found in walk.differences(_keys(place)):

@@ -53,7 +53,7 @@ def reset(  # noqa: PLR0913 - all the words that the command understands
         if key is not None:
             return {"pipeline": opened.name, "key": key, "era": await acts.reset(checked_key(key))}
         await acts.check_pause()
-        known = count((await opened.operator.census()).keys, "known key")
+        known = count((await opened.admin.counts()).keys, "known key")
         queued = count(sum([await source.depth() for _, source in opened.sources]), "queued message")
         confirm(f"Begin a new era of {opened.name}, with {known}? The new numbering begins with {queued}.", yes=yes)
         return {"pipeline": opened.name, "key": None, "era": await acts.raise_era()}

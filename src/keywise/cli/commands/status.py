@@ -91,8 +91,8 @@ def _tell_figures(found: list[Figures]) -> None:
     keys = table("pipeline", "grade", *NUMBERS, numbers=NUMBERS)
     queues = table("pipeline", "depth", "strategy", "source", numbers=("depth",), fold=("source",))
     for figures in found:
-        census = (figures.keys, figures.tombstones, figures.claims, figures.suspects, figures.dead)
-        keys.add_row(cell(figures.pipeline), figures.grade.value, *(f"{number:,}" for number in census))
+        counts = (figures.keys, figures.tombstones, figures.claims, figures.suspects, figures.dead)
+        keys.add_row(cell(figures.pipeline), figures.grade.value, *(f"{number:,}" for number in counts))
         for source in figures.sources:
             queues.add_row(cell(figures.pipeline), f"{source.depth:,}", source.strategy, cell(source.source))
     display(keys)

@@ -58,13 +58,13 @@ class Notes(msgspec.Struct):
     def keys(self) -> set[str]:
         return self.headers.keys() | self.flying.keys()
 
-    def doubtful(self) -> list[ChangeHeader]:
+    def suspects(self) -> list[ChangeHeader]:
         """What has to become suspect: what was not seen to end counts as written."""
         return [newer(self.headers.get(key), self.flying.get(key)) for key in sorted(self.keys)]
 
     def covers(self, other: "Notes") -> bool:
         """Whether the other, which was the same once, makes nothing else suspect."""
-        return (self.doubtful(), self.is_full) == (other.doubtful(), other.is_full)
+        return (self.suspects(), self.is_full) == (other.suspects(), other.is_full)
 
     def copy(self) -> "Notes":
         return replace(self, headers=dict(self.headers), flying=dict(self.flying))

@@ -24,7 +24,7 @@ from keywise.flow.wakeup import Wakeup
 PROBE_MAX_S = 5.0
 """So often at the least it is tried whether the ledger is back."""
 WITHHELD_LOOK_S = 5.0
-KEYS_A_DOUBT = 1000
+SUSPECTS_PER_CALL = 1000
 """Keys that one call makes suspect, at the most."""
 
 CAUSE = "more keys were written without the ledger than the spool notes: a full resync is due"
@@ -231,7 +231,7 @@ class FirstWins:
             await asyncio.sleep(min(PROBE_MAX_S, self._pipeline.retry_s(attempts)))
             try:
                 # A write, each time: a ledger that can only be read is not back.
-                await self._pipeline.governor.turn("probe", 0.0)
+                await self._pipeline.control_store.acquire("probe", 0.0)
             except UnavailableError as error:
                 self._pipeline.outage.failed(str(error))
             else:
@@ -258,7 +258,7 @@ class FirstWins:
         pipeline = self._pipeline
         for file, notes in self._spool.pending():
             try:
-                await self._doubt(notes)
+                await self._mark_suspect(notes)
             except UnavailableError as error:
                 await pipeline.back_off(LEDGER, error, 1)
                 return False
@@ -275,12 +275,12 @@ class FirstWins:
         except UnavailableError as error:
             self._tell_trouble(error)
 
-    async def _doubt(self, notes: Notes) -> None:
-        headers = notes.doubtful()
-        for start in range(0, len(headers), KEYS_A_DOUBT):
-            await self._pipeline.operator.doubt(headers[start : start + KEYS_A_DOUBT])
+    async def _mark_suspect(self, notes: Notes) -> None:
+        headers = notes.suspects()
+        for start in range(0, len(headers), SUSPECTS_PER_CALL):
+            await self._pipeline.admin.mark_suspect(headers[start : start + SUSPECTS_PER_CALL])
         if notes.is_full:
-            await self._pipeline.operator.doubt([], True)
+            await self._pipeline.admin.mark_suspect([], True)
 
 
 def _may_show(result: SinkResult) -> bool:

@@ -18,8 +18,8 @@ from keywise.core.sink import Grade
 from keywise.testing.conformance.claim_endings import ENDING_PROMISES
 from keywise.testing.conformance.claims import CLAIM_PROMISES, SAFE, LedgerBench, MakeLedger
 from keywise.testing.conformance.controls import (
+    CONTROL_STORE_PROMISES,
     GOVERNED_TRANSACTION_PROMISES,
-    GOVERNOR_PROMISES,
     HISTORY_PROMISES,
 )
 from keywise.testing.conformance.dumps import TRANSFER_PROMISES
@@ -40,7 +40,7 @@ from keywise.testing.conformance.sinks import (
     SinkBench,
 )
 from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES, MakeSource, SourceBench
-from keywise.testing.conformance.suspects import DOUBT_PROMISES
+from keywise.testing.conformance.suspects import SUSPECT_PROMISES
 from keywise.testing.conformance.transactional_queues import TRANSACTIONAL_QUEUE_PROMISES
 from keywise.testing.conformance.transactions import TRANSACTION_PROMISES
 from keywise.testing.conformance.urls import Playground
@@ -149,9 +149,9 @@ def ledger_promises(*, transactions: bool = True) -> list[Promise[LedgerBench]]:
     return [
         *CLAIM_PROMISES,
         *ENDING_PROMISES,
-        *DOUBT_PROMISES,
+        *SUSPECT_PROMISES,
         *(TRANSACTION_PROMISES if transactions else ()),
-        *GOVERNOR_PROMISES,
+        *CONTROL_STORE_PROMISES,
         *(GOVERNED_TRANSACTION_PROMISES if transactions else ()),
         *HISTORY_PROMISES,
         *TRANSFER_PROMISES,

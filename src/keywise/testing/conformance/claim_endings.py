@@ -221,11 +221,11 @@ async def letters_are_listed_and_dropped_by_number(bench: LedgerBench) -> None:
     found = await bench.ledger.dead_letters(3)
     same("the newest three", [letter.cause for letter in letters_of(found)], ["cause 4", "cause 3", "cause 2"])
     numbers = [number for number, _, _ in found]
-    same("dropped", await bench.another.drop([numbers[0], numbers[2], -1]), 2)
-    same("dropped again", await bench.another.drop([numbers[0]]), 0)
+    same("dropped", await bench.another.delete_dead_letters([numbers[0], numbers[2], -1]), 2)
+    same("dropped again", await bench.another.delete_dead_letters([numbers[0]]), 0)
     left = [letter.cause for letter in letters_of(await bench.ledger.dead_letters(10))]
     same("the rest", left, ["cause 3", "cause 1", "cause 0"])
-    same("the census of letters", (await bench.ledger.census()).dead, 3)
+    same("the counts of letters", (await bench.ledger.counts()).dead, 3)
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -259,14 +259,14 @@ async def keys_that_are_held_are_listed(bench: LedgerBench) -> None:
     for key in ("c", "a", "b"):
         await bench.take(1, key=key)
     await bench.committed(1, key="idle")
-    governor = bench.another.governor
-    same("all that are held", await governor.held("", 10), ["a", "b", "c"])
-    same("the first two", await governor.held("", 2), ["a", "b"])
-    same("those after one", await governor.held("a", 10), ["b", "c"])
+    control_store = bench.another.control_store
+    same("all that are held", await control_store.held("", 10), ["a", "b", "c"])
+    same("the first two", await control_store.held("", 2), ["a", "b"])
+    same("those after one", await control_store.held("a", 10), ["b", "c"])
     await bench.ledger.fail([Failure(await bench.take(1, key="d"), Certainty.UNKNOWN, 0.0)])
-    same("with one whose holder gave up", await governor.held("b", 10), ["c", "d"])
+    same("with one whose holder gave up", await control_store.held("b", 10), ["c", "d"])
     bench.expire()
-    same("after the leases", await governor.held("", 10), [])
+    same("after the leases", await control_store.held("", 10), [])
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -278,7 +278,7 @@ async def suspects_are_listed_after_a_while(bench: LedgerBench) -> None:
     bench.advance(101.0)
     same("after it", sorted(await bench.ledger.suspects(10, 100.0)), ["x", "y", "z"])
     same("with a limit of two", len(await bench.ledger.suspects(2, 100.0)), 2)
-    same("the census", (await bench.ledger.census()).suspects, 3)
+    same("the counts", (await bench.ledger.counts()).suspects, 3)
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -286,11 +286,11 @@ async def a_repair_clears_a_suspicion_that_has_not_grown(bench: LedgerBench) -> 
     """Mending under an exclusion clears the counter and may raise the mark; it never lowers it."""
     await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await bench.take(5), Certainty.ENDED)])
     claim = granted(await bench.ask_for(ChangeHeader("a", None), alone=True))
-    await bench.ledger.mend(claim, ChangeHeader("a", order_of(6)))
+    await bench.ledger.finish_repair(claim, ChangeHeader("a", order_of(6)))
     entry = await bench.entry()
     same("suspicion, mark and holder", (entry.suspect, entry.mark, entry.token), (0, order_of(6), 0))
     claim = granted(await bench.ask_for(ChangeHeader("a", None), alone=True))
-    await bench.ledger.mend(claim, ChangeHeader("a", order_of(3)))
+    await bench.ledger.finish_repair(claim, ChangeHeader("a", order_of(3)))
     same("the mark", (await bench.entry()).mark, order_of(6))
 
 
@@ -301,7 +301,7 @@ async def a_repair_leaves_a_suspicion_that_has_grown(bench: LedgerBench) -> None
     bench.expire()
     claim = granted(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True))
     same("refused commits", await bench.another.commit([late]), [late])
-    await bench.ledger.mend(claim, None)
+    await bench.ledger.finish_repair(claim, None)
     entry = await bench.entry()
     same("whether it is suspect, and free", (entry.suspect > 0, entry.token), (True, 0))
 
@@ -345,16 +345,16 @@ async def failed_tries_of_a_key_without_a_mark_are_forgotten_too(bench: LedgerBe
 
 
 @ENDING_PROMISES.add(PLAIN)
-async def the_census_counts_what_is_there(bench: LedgerBench) -> None:
+async def the_counts_say_what_is_there(bench: LedgerBench) -> None:
     """Keys have a mark, tombstones a deleted one; a claim counts while its lease runs."""
     await bench.committed(1, key="x")
     await bench.committed(1, key="y", deleted=True)
     await bench.take(2, key="x")
     await bench.take(2, key="z")
-    census = await bench.another.census()
-    same("keys, tombstones, claims", (census.keys, census.tombstones, census.claims), (2, 1, 2))
+    counts = await bench.another.counts()
+    same("keys, tombstones, claims", (counts.keys, counts.tombstones, counts.claims), (2, 1, 2))
     bench.expire()
-    same("claims after their leases", (await bench.another.census()).claims, 0)
+    same("claims after their leases", (await bench.another.counts()).claims, 0)
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -365,7 +365,7 @@ async def a_call_about_nothing_does_nothing(bench: LedgerBench) -> None:
     same("renewals", await bench.ledger.renew([], LEASE_S), [])
     same("commits", await bench.ledger.commit([]), [])
     same("dead letters", await bench.ledger.dead_letter([]), [])
-    same("drops", await bench.ledger.drop([]), 0)
+    same("drops", await bench.ledger.delete_dead_letters([]), 0)
     await bench.ledger.fail([])
     await bench.ledger.release([])
 

@@ -22,7 +22,7 @@ from keywise.testing.conformance.claims import (
 )
 from keywise.testing.conformance.promise import Promises, same
 
-GOVERNOR_PROMISES: Promises[LedgerBench] = Promises()
+CONTROL_STORE_PROMISES: Promises[LedgerBench] = Promises()
 GOVERNED_TRANSACTION_PROMISES: Promises[LedgerBench] = Promises()
 HISTORY_PROMISES: Promises[LedgerBench] = Promises()
 
@@ -41,7 +41,7 @@ async def asked_despite_pause(bench: LedgerBench, header: ChangeHeader) -> Claim
 async def reset(bench: LedgerBench, key: str = "a") -> int | None:
     """Raise the era of one key, as an operator does."""
     claim = granted(await asked_despite_pause(bench, ChangeHeader(key, None)))
-    era: int | None = await bench.ledger.governor.reset(claim)
+    era: int | None = await bench.ledger.control_store.reset(claim)
     return era
 
 
@@ -62,71 +62,71 @@ async def in_transaction(bench: LedgerBench, header: ChangeHeader, *, another: b
     return refusals.get(header.key)
 
 
-@GOVERNOR_PROMISES.add(SAFE)
+@CONTROL_STORE_PROMISES.add(SAFE)
 async def what_is_set_is_seen_by_everybody(bench: LedgerBench) -> None:
     """Pauses stand with who made them, when and why, until they are ended by the name they were made with."""
-    governor, other = bench.ledger.governor, bench.another.governor
+    control_store, other = bench.ledger.control_store, bench.another.control_store
     same("the standing of a new pipeline", await other.standing(), Standing())
     one = Pause("a*", is_pattern=True, at=12.5, by="ann", why='it\'s "hot"\n🦉')
     key, renewed = Pause("a*", at=13.0, by="bob"), Pause("a*", at=14.0, by="eve")
     for pause in (one, key, renewed):
-        await governor.pause(pause)
+        await control_store.pause(pause)
     same("what is paused", sorted(p.at for p in (await other.standing()).pauses), [12.5, 14.0])
     same("the pattern", [p for p in (await other.standing()).pauses if p.is_pattern], [one])
     same("ending what was never paused", await other.resume("b", False), False)
     same("ending the pattern", await other.resume("a*", True), True)
-    same("what is left", (await governor.standing()).pauses, (renewed,))
-    same("ending it twice", (await governor.resume("a*", False), await other.resume("a*", False)), (True, False))
-    same("the standing after all", await governor.standing(), Standing())
+    same("what is left", (await control_store.standing()).pauses, (renewed,))
+    same("ending it twice", (await control_store.resume("a*", False), await other.resume("a*", False)), (True, False))
+    same("the standing after all", await control_store.standing(), Standing())
 
 
-@GOVERNOR_PROMISES.add(SAFE)
+@CONTROL_STORE_PROMISES.add(SAFE)
 async def a_paused_key_is_refused(bench: LedgerBench) -> None:
     """No claim on a paused key is granted and no transaction may write it; stale changes of it are still stale."""
     await bench.committed(5)
     for pause in (Pause("a"), Pause("[ab]", is_pattern=True), Pause(EVERYTHING, is_pattern=True)):
-        await bench.another.governor.pause(pause)
+        await bench.another.control_store.pause(pause)
         refused(await bench.ask(6), RefusalReason.PAUSED)
         refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
         refused(await bench.ask(4), RefusalReason.STALE, mark=order_of(5))
         answer = await in_transaction(bench, ChangeHeader("a", order_of(6)))
         same("the answer in a transaction", answer and answer.reason, RefusalReason.PAUSED)
-        await bench.another.governor.resume(pause.keys, pause.is_pattern)
+        await bench.another.control_store.resume(pause.keys, pause.is_pattern)
         await bench.ledger.release([await bench.take(6)])
 
 
-@GOVERNOR_PROMISES.add(SAFE)
+@CONTROL_STORE_PROMISES.add(SAFE)
 async def a_pause_covers_its_keys_only(bench: LedgerBench) -> None:
     """A key is paused by its name or by a pattern, and a name is no pattern."""
-    await bench.ledger.governor.pause(Pause("page-?", is_pattern=True))
-    await bench.ledger.governor.pause(Pause("shop*"))
+    await bench.ledger.control_store.pause(Pause("page-?", is_pattern=True))
+    await bench.ledger.control_store.pause(Pause("shop*"))
     for key in ("page-1", "page-?", "shop*"):
         refused(await bench.ask(1, key=key), RefusalReason.PAUSED)
     for key in ("page-", "page-12", "Page-1", "shop", "shops"):
         await bench.take(1, key=key)
 
 
-@GOVERNOR_PROMISES.add(SAFE)
+@CONTROL_STORE_PROMISES.add(SAFE)
 async def claims_that_are_held_go_on_under_a_pause(bench: LedgerBench) -> None:
     """A pause takes nothing away: its holder renews and commits, and nobody follows."""
     claim = await bench.take(5)
-    await bench.another.governor.pause(Pause("a"))
+    await bench.another.control_store.pause(Pause("a"))
     same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
     same("refused commits", await bench.ledger.commit([claim]), [])
     refused(await bench.ask(6, "w2"), RefusalReason.PAUSED)
 
 
-@GOVERNOR_PROMISES.add(SAFE)
+@CONTROL_STORE_PROMISES.add(SAFE)
 async def an_operator_works_on_what_is_paused(bench: LedgerBench) -> None:
     """Who asks despite the pause is granted the key, unless somebody holds it."""
     held = await bench.take(5)
-    await bench.ledger.governor.pause(Pause("a"))
+    await bench.ledger.control_store.pause(Pause("a"))
     refused(await asked_despite_pause(bench, ChangeHeader("a", None)), RefusalReason.BUSY)
     await bench.ledger.release([held])
     granted(await asked_despite_pause(bench, ChangeHeader("a", None)))
 
 
-@GOVERNOR_PROMISES.add(PLAIN)
+@CONTROL_STORE_PROMISES.add(PLAIN)
 async def a_reset_makes_any_version_newer(bench: LedgerBench) -> None:
     """After a reset the next change of any version is granted and marks in the new era; the mark itself stays."""
     for era, version in enumerate(VERSIONS[::-1], start=1):
@@ -139,7 +139,7 @@ async def a_reset_makes_any_version_newer(bench: LedgerBench) -> None:
     same("another key's era", (await bench.take(1, key="b")).order, order_of(1))
 
 
-@GOVERNOR_PROMISES.add(SAFE)
+@CONTROL_STORE_PROMISES.add(SAFE)
 async def versions_are_compared_within_an_era(bench: LedgerBench) -> None:
     """In the era after a reset the newest wins again, and refusals name the mark as upstream knows it."""
     await bench.committed(100)
@@ -165,38 +165,38 @@ async def each_decision_of_a_transaction_stands_for_itself(bench: LedgerBench) -
             same("the refusals", await transaction.decide([ChangeHeader(key, order_of(3))]), {})
             await transaction.mark([ChangeHeader(key, order_of(3))])
     for key in ("a", "b"):
-        same("the mark", (await bench.ledger.operator.inspect(key)).mark, (1, 3, 0))
+        same("the mark", (await bench.ledger.admin.inspect(key)).mark, (1, 3, 0))
 
 
-@GOVERNOR_PROMISES.add(SAFE)
+@CONTROL_STORE_PROMISES.add(SAFE)
 async def a_reset_needs_its_claim(bench: LedgerBench) -> None:
     """A claim that is lost raises no era."""
     claim = granted(await asked_despite_pause(bench, ChangeHeader("a", None)))
     bench.expire()
     await bench.take(1, "w2", alone=True)
-    same("the era", await bench.ledger.governor.reset(claim), None)
+    same("the era", await bench.ledger.control_store.reset(claim), None)
     same("the era of the key", (await bench.entry()).era, 0)
 
 
-@GOVERNOR_PROMISES.add(SAFE)
+@CONTROL_STORE_PROMISES.add(SAFE)
 async def the_era_of_all_keys_is_raised_while_nobody_works(bench: LedgerBench) -> None:
     """The era is not raised while a claim is held; then it is above that of every key, known or not."""
-    governor = bench.another.governor
+    control_store = bench.another.control_store
     for _ in range(3):
         await reset(bench, "reset")
     claim = await bench.take(5)
-    same("the era while a claim is held", await governor.raise_era(), None)
-    same("the standing", (await bench.ledger.governor.standing()).era, 0)
+    same("the era while a claim is held", await control_store.raise_era(), None)
+    same("the standing", (await bench.ledger.control_store.standing()).era, 0)
     await bench.ledger.commit([claim])
-    same("the era above that of a key", await governor.raise_era(), 4)
+    same("the era above that of a key", await control_store.raise_era(), 4)
     for key in ("a", "reset", "new"):
         same(f"the order of a low version of {key}", (await bench.take(1, key=key)).order, (4, 1, 0))
     bench.expire()
-    same("the era above the standing one", await governor.raise_era(), 5)
-    same("the standing", (await bench.ledger.governor.standing()).era, 5)
+    same("the era above the standing one", await control_store.raise_era(), 5)
+    same("the standing", (await bench.ledger.control_store.standing()).era, 5)
 
 
-@GOVERNOR_PROMISES.add(LIMITED)
+@CONTROL_STORE_PROMISES.add(LIMITED)
 async def a_rate_holds_for_all_workers_together(bench: LedgerBench) -> None:
     """So many dispatches of a key in any stretch, whoever asks; other keys have their own."""
     for number, owner in enumerate(("w1", "w2", "w1"), start=1):
@@ -215,7 +215,7 @@ async def a_rate_holds_for_all_workers_together(bench: LedgerBench) -> None:
     refused(await bench.ask(8), RefusalReason.LIMITED)
 
 
-@GOVERNOR_PROMISES.add(LIMITED)
+@CONTROL_STORE_PROMISES.add(LIMITED)
 async def a_dispatch_is_charged_whatever_becomes_of_it(bench: LedgerBench) -> None:
     """The rate is charged when a claim is granted: failures count, refusals do not."""
     for _ in range(3):
@@ -241,7 +241,7 @@ async def a_transaction_is_charged_at_its_mark(bench: LedgerBench) -> None:
     refused(await bench.ask(4, "w2"), RefusalReason.LIMITED, wait_s=PER_S / 3)
 
 
-@GOVERNOR_PROMISES.add(SAFE)
+@CONTROL_STORE_PROMISES.add(SAFE)
 async def known_keys_are_told_page_by_page(bench: LedgerBench) -> None:
     """Keys that have a mark or are worked on are told in an order of the ledger's own, each once."""
     for key in KEYS:
@@ -249,25 +249,25 @@ async def known_keys_are_told_page_by_page(bench: LedgerBench) -> None:
     await bench.take(2, key="a")
     await bench.take(1, key="only tried")
     wanted, told, after = sorted([*KEYS, "only tried"]), [], ""
-    while page := await bench.another.governor.keys(after, 5):
+    while page := await bench.another.control_store.keys(after, 5):
         same("the length of a page", len(page) <= 5, True)
         told += page
         after = page[-1]
     same("all keys", sorted(told), wanted)
 
 
-@GOVERNOR_PROMISES.add(SAFE)
+@CONTROL_STORE_PROMISES.add(SAFE)
 async def a_chore_has_one_turn_in_an_interval(bench: LedgerBench) -> None:
-    """Of all workers one has the turn at a chore, and nobody has it again before the interval is over."""
+    """Of all workers one holds the lock for a task, and nobody has it again before the interval is over."""
     for _ in range(3):
         turns = await asyncio.gather(
-            *(one.governor.turn("sweep", EVERY_S) for one in (bench.ledger, bench.another) * 3)
+            *(one.control_store.acquire("sweep", EVERY_S) for one in (bench.ledger, bench.another) * 3)
         )
         same("how many have the turn", sum(turns), 1)
         bench.advance(EVERY_S / 2)
-        same("half an interval later", await bench.another.governor.turn("sweep", EVERY_S), False)
+        same("half an interval later", await bench.another.control_store.acquire("sweep", EVERY_S), False)
         bench.advance(EVERY_S)
-    same("another chore", await bench.ledger.governor.turn("dust", EVERY_S), True)
+    same("another task", await bench.ledger.control_store.acquire("dust", EVERY_S), True)
 
 
 LINES = [

@@ -109,7 +109,7 @@ async def all_of_a_scope_can_be_carried_away_and_back(bench: LedgerBench) -> Non
     same("the lines", before.records, LINES)
     for letter in await bench.ledger.dead_letters(10):
         same("when letters were buried", letter[1] in [at for at, _ in before.dead_letters], True)
-    census = await bench.ledger.census()
+    counts = await bench.ledger.counts()
     await transfer_of(bench, another=True).clear()
     same(
         "what is left",
@@ -125,7 +125,7 @@ async def all_of_a_scope_can_be_carried_away_and_back(bench: LedgerBench) -> Non
     await transfer_of(bench, another=True).add(TransferPage(dead_letters=before.dead_letters, records=before.records))
     for limit in (1, 4, 1000):
         same("what was taken in", joined(await pages_of(transfer_of(bench, another=True), limit)), before)
-    same("the census", await bench.another.census(), census)
+    same("the counts", await bench.another.counts(), counts)
 
 
 @TRANSFER_PROMISES.add(PLAIN)
@@ -149,9 +149,9 @@ async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
     refused(await bench.ask(4, key="failed"), RefusalReason.BUSY, wait_s=RETRY_S)
     refused(await bench.ask(8, "w2", key="unsure"), RefusalReason.DEFERRED, wait_s=RETRY_S)
     same("the suspects", await bench.another.suspects(10, 0.0), ["suspect"])
-    same("what is held", await bench.another.governor.held("", 10), ["held"])
-    census = await bench.ledger.census()
-    same("the census", (census.keys, census.tombstones, census.claims, census.suspects), (5, 1, 1, 1))
+    same("what is held", await bench.another.control_store.held("", 10), ["held"])
+    counts = await bench.ledger.counts()
+    same("the counts", (counts.keys, counts.tombstones, counts.claims, counts.suspects), (5, 1, 1, 1))
     same("an order in a new era", granted(await bench.ask(1, key="reset")).order, (2, 1, 0))
     bench.advance(RETRY_S)
     same("the failed tries before", granted(await bench.ask(4, key="failed")).attempts, 2)
@@ -193,17 +193,17 @@ async def many_keys_are_told_each_once(bench: LedgerBench) -> None:
 @TRANSFER_PROMISES.add(SAFE)
 async def the_standing_is_replaced_as_a_whole(bench: LedgerBench) -> None:
     """Pauses and era that were carried over hold at once, for everybody."""
-    await bench.ledger.governor.pause(Pause("b"))
+    await bench.ledger.control_store.pause(Pause("b"))
     standing = Standing(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)))
     await transfer_of(bench).stand(standing)
-    same("the standing", await bench.another.governor.standing(), standing)
+    same("the standing", await bench.another.control_store.standing(), standing)
     refused(await bench.ask(1, "w2", key="c"), RefusalReason.PAUSED)
     await transfer_of(bench).clear()
-    same("the standing of a cleared scope", await bench.another.governor.standing(), standing)
+    same("the standing of a cleared scope", await bench.another.control_store.standing(), standing)
     claim = granted(await asked_despite_pause(bench, ChangeHeader("c", order_of(1))))
     same("the order in the era", claim.order, (3, 1, 0))
     await transfer_of(bench, another=True).stand(Standing())
-    same("the standing after it", await bench.ledger.governor.standing(), Standing())
+    same("the standing after it", await bench.ledger.control_store.standing(), Standing())
 
 
 @TRANSFER_PROMISES.add(SAFE)
@@ -224,7 +224,7 @@ async def scopes_are_told_that_hold_something(bench: LedgerBench) -> None:
         named |= found
         await transfer.clear()
         same("whether a cleared scope is listed", named & set(await transfer.scopes()), set())
-    await bench.ledger.governor.pause(Pause("a"))
+    await bench.ledger.control_store.pause(Pause("a"))
     same("the new scope", set(await transfer.scopes()) - others, named)
 
 

@@ -116,9 +116,11 @@ class History:
             await act()
             for key in self._keys:
                 await self._twins.agree_on(key)
-        for pause in (await self._twins.bench.ledger.governor.standing()).pauses:
-            await self._ask(("resume", pause), lambda ledger, _: ledger.governor.resume(pause.keys, pause.is_pattern))  # noqa: B023
-        await self._census()
+        for pause in (await self._twins.bench.ledger.control_store.standing()).pauses:
+            await self._ask(
+                ("resume", pause), lambda ledger, _: ledger.control_store.resume(pause.keys, pause.is_pattern)
+            )  # noqa: B023
+        await self._counts()
 
     def _acts(self) -> list[tuple[Callable[[], Awaitable[None]], int]]:
         return [
@@ -130,10 +132,10 @@ class History:
             (self._renew, 5),
             (self._release, 5),
             (self._dead_letter, 6),
-            (self._mend, 4),
-            (self._doubt, 2),
+            (self._finish_repair, 4),
+            (self._mark_suspect, 2),
             (self._prune, 3),
-            (self._census, 2),
+            (self._counts, 2),
             (self._pause, 3),
             (self._resume, 5),
             (self._reset, 4),
@@ -232,27 +234,29 @@ class History:
         )
         self._agree_on_claims("the lost claims", seen, twin)
 
-    async def _doubt(self) -> None:
+    async def _mark_suspect(self) -> None:
         headers = [self._header(key, exclusion=0.1) for key in self._some_keys()]
-        await self._ask(("doubt", headers), lambda ledger, _: ledger.doubt(headers))
+        await self._ask(("mark_suspect", headers), lambda ledger, _: ledger.mark_suspect(headers))
 
-    async def _mend(self) -> None:
+    async def _finish_repair(self) -> None:
         if not self._exclusions:
             return
         pair = self._rng.choice(self._exclusions[-2:])
         written = self._rng.choice((None, ChangeHeader(pair[1].key, self._order(), self._rng.random() < 0.3)))
-        await self._ask(("mend", pair[1], written), lambda ledger, mine: ledger.mend(mine(pair), written))
+        await self._ask(
+            ("finish_repair", pair[1], written), lambda ledger, mine: ledger.finish_repair(mine(pair), written)
+        )
 
     async def _pause(self) -> None:
         keys, is_pattern = self._pausable()
         pause = Pause(keys, is_pattern, 1.0, "somebody", "why")
-        await self._ask(pause, lambda ledger, _: ledger.governor.pause(pause))
+        await self._ask(pause, lambda ledger, _: ledger.control_store.pause(pause))
         await self._standing()
 
     async def _resume(self) -> None:
         keys, is_pattern = self._pausable()
         told = ("resume", keys, is_pattern)
-        seen, twin = await self._ask(told, lambda ledger, _: ledger.governor.resume(keys, is_pattern))
+        seen, twin = await self._ask(told, lambda ledger, _: ledger.control_store.resume(keys, is_pattern))
         agree("whether there was a pause", seen, twin)
         await self._standing()
 
@@ -262,21 +266,23 @@ class History:
         return self._rng.choice(((key, False), (f"{key[:-1]}[ab]", True), (f"{key[:-1]}*", True)))
 
     async def _standing(self) -> None:
-        seen, twin = await self._ask("standing", lambda ledger, _: ledger.governor.standing())
+        seen, twin = await self._ask("standing", lambda ledger, _: ledger.control_store.standing())
         agree("the standing", seen, twin)
 
     async def _reset(self) -> None:
         for pair in self._exclusions[-1:]:
-            seen, twin = await self._ask(("reset", pair[1]), lambda ledger, mine: ledger.governor.reset(mine(pair)))  # noqa: B023
+            seen, twin = await self._ask(
+                ("reset", pair[1]), lambda ledger, mine: ledger.control_store.reset(mine(pair))
+            )  # noqa: B023
             agree("the era", seen, twin)
 
     async def _prune(self) -> None:
         seen, twin = await self._ask("prune", lambda ledger, _: ledger.prune(RETENTION_S))
         agree("the number of pruned keys", seen, twin)
 
-    async def _census(self) -> None:
-        seen, twin = await self._ask("census", lambda ledger, _: ledger.census())
-        agree("the census", seen, twin)
+    async def _counts(self) -> None:
+        seen, twin = await self._ask("counts", lambda ledger, _: ledger.counts())
+        agree("the counts", seen, twin)
         quiet_s = self._rng.choice((0.0, STEP_S / 2, STEP_S * 2.5))
         seen, twin = await self._ask("suspects", lambda ledger, _: ledger.suspects(10_000, quiet_s))
         agree("the suspects", sorted(seen), sorted(twin))

@@ -17,26 +17,26 @@ from keywise.testing.conformance.claims import (
 )
 from keywise.testing.conformance.promise import Promises, near, same
 
-DOUBT_PROMISES: Promises[LedgerBench] = Promises()
+SUSPECT_PROMISES: Promises[LedgerBench] = Promises()
 
 
-@DOUBT_PROMISES.add(PLAIN)
+@SUSPECT_PROMISES.add(PLAIN)
 async def keys_written_without_a_claim_are_suspect(bench: LedgerBench) -> None:
     """Each key is suspect from now on, whatever it is called and whether or not it is known, and its mark stays."""
     await bench.committed(5)
-    await bench.ledger.operator.doubt([ChangeHeader(key, order_of(7)) for key in KEYS])
+    await bench.ledger.admin.mark_suspect([ChangeHeader(key, order_of(7)) for key in KEYS])
     same("how often each is suspect", [(await bench.entry(key)).suspect for key in KEYS], [1] * len(KEYS))
-    near("since when", (await bench.entry()).suspect_at, await bench.ledger.operator.now(), within=CLOCK_S)
+    near("since when", (await bench.entry()).suspect_at, await bench.ledger.admin.now(), within=CLOCK_S)
     same("the mark", (await bench.entry()).mark, order_of(5))
     bench.advance(100.0)
-    same("the suspects", sorted(await bench.another.operator.suspects(100, 50.0)), sorted(KEYS))
+    same("the suspects", sorted(await bench.another.admin.suspects(100, 50.0)), sorted(KEYS))
 
 
-@DOUBT_PROMISES.add(PLAIN)
+@SUSPECT_PROMISES.add(PLAIN)
 async def older_changes_wait_for_what_was_written_without_a_claim(bench: LedgerBench) -> None:
     """As after any write that is not committed: older changes wait, that order and newer ones do not."""
     await bench.committed(5)
-    await bench.ledger.operator.doubt([ChangeHeader("a", order_of(7))])
+    await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(7))])
     refused(await bench.ask(6), RefusalReason.DEFERRED, wait_s=REDELIVERY_S)
     refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
     same("a commit of the same order", await bench.ledger.commit([await bench.take(7)]), [])
@@ -44,66 +44,66 @@ async def older_changes_wait_for_what_was_written_without_a_claim(bench: LedgerB
     refused(await bench.ask(6), RefusalReason.STALE, mark=order_of(7))
 
 
-@DOUBT_PROMISES.add(PLAIN)
+@SUSPECT_PROMISES.add(PLAIN)
 async def what_was_written_below_the_mark_makes_nothing_wait(bench: LedgerBench) -> None:
     """An older write over a newer one is suspect, and the mark says already what is stale."""
     await bench.committed(5)
-    await bench.ledger.operator.doubt([ChangeHeader("a", order_of(4)), ChangeHeader("b", None)])
+    await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(4)), ChangeHeader("b", None)])
     same("what may be written", (await bench.entry()).unknown, None)
     same("how often both are suspect", [(await bench.entry(key)).suspect for key in "ab"], [1, 1])
     await bench.take(6)
 
 
-@DOUBT_PROMISES.add(PLAIN)
-async def a_doubt_leaves_claims_and_tries_alone(bench: LedgerBench) -> None:
+@SUSPECT_PROMISES.add(PLAIN)
+async def marking_suspect_leaves_claims_and_tries_alone(bench: LedgerBench) -> None:
     """The holder of a doubted key goes on, its failed tries are kept, and only the suspicion grows."""
     failed = await bench.take(6, key="b")
     await bench.ledger.fail([Failure(failed, Certainty.CLEAN, 0.0)])
     claim = await bench.take(6)
     for _ in range(2):
-        await bench.another.operator.doubt([ChangeHeader("a", order_of(5)), ChangeHeader("b", order_of(6))])
+        await bench.another.admin.mark_suspect([ChangeHeader("a", order_of(5)), ChangeHeader("b", order_of(6))])
     same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
     same("refused commits", await bench.ledger.commit([claim]), [])
     same("how often they are suspect", [(await bench.entry(key)).suspect for key in "ab"], [2, 2])
     same("failed tries", (await bench.entry("b")).attempts, 1)
 
 
-@DOUBT_PROMISES.add(PLAIN)
+@SUSPECT_PROMISES.add(PLAIN)
 async def a_repair_need_not_wait_for_a_holder_whose_change_was_written_without_it(bench: LedgerBench) -> None:
     """A lease is over once it ran out if that order or a newer one was written; what was tried is still known."""
     for key in "abc":
         await bench.take(6, key=key)
-    await bench.ledger.operator.doubt([ChangeHeader("a", order_of(6))])
+    await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(6))])
     refused(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True), RefusalReason.BUSY)
     bench.expire()
     granted(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True))
-    await bench.ledger.operator.doubt([ChangeHeader("b", order_of(6)), ChangeHeader("c", order_of(5))])
+    await bench.ledger.admin.mark_suspect([ChangeHeader("b", order_of(6)), ChangeHeader("c", order_of(5))])
     same("the token after it", (await bench.entry("b")).token, 0)
     same("what was tried", (await bench.entry("b")).tried, order_of(6))
     refused(await bench.ask_for(ChangeHeader("c", None), "w2", alone=True), RefusalReason.DEFERRED)
     granted(await bench.ask_for(ChangeHeader("b", None), "w2", alone=True))
 
 
-@DOUBT_PROMISES.add(SAFE)
+@SUSPECT_PROMISES.add(SAFE)
 async def a_sink_that_refuses_older_changes_has_no_suspects(bench: LedgerBench) -> None:
     """Where the sink itself keeps the newest, a key that was written without a claim is right all the same."""
     await bench.committed(5)
-    await bench.ledger.operator.doubt([ChangeHeader("a", order_of(7)), ChangeHeader("b", order_of(7))])
-    same("the suspects", (await bench.ledger.operator.census()).suspects, 0)
+    await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(7)), ChangeHeader("b", order_of(7))])
+    same("the suspects", (await bench.ledger.admin.counts()).suspects, 0)
     await bench.take(6)
 
 
-@DOUBT_PROMISES.add(SAFE)
+@SUSPECT_PROMISES.add(SAFE)
 async def a_full_resync_is_due_until_it_is_taken_back(bench: LedgerBench) -> None:
     """It is due since it was said first, everybody sees it, and it holds up nothing."""
-    operator, governor = bench.ledger.operator, bench.another.governor
-    await operator.doubt([], True)
-    since = (await governor.standing()).resync_at
-    near("since when", since, await operator.now(), within=CLOCK_S)
+    admin, control_store = bench.ledger.admin, bench.another.control_store
+    await admin.mark_suspect([], True)
+    since = (await control_store.standing()).resync_at
+    near("since when", since, await admin.now(), within=CLOCK_S)
     bench.advance(100.0)
-    await operator.doubt([ChangeHeader("a", order_of(1))], True)
-    await operator.doubt([], None)
-    same("since when, said again", (await governor.standing()).resync_at, since)
+    await admin.mark_suspect([ChangeHeader("a", order_of(1))], True)
+    await admin.mark_suspect([], None)
+    same("since when, said again", (await control_store.standing()).resync_at, since)
     await bench.take(1)
-    await operator.doubt([], False)
-    same("the standing after it", await governor.standing(), Standing())
+    await admin.mark_suspect([], False)
+    same("the standing after it", await control_store.standing(), Standing())

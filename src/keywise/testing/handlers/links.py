@@ -111,7 +111,7 @@ class WiredSource:
 
 
 class WiredLedger:
-    """The ledger, its operator, governor and history store, as one worker sees them."""
+    """The ledger, its operator, control_store and history store, as one worker sees them."""
 
     def __init__(self, wire: Wire, ledger: MemoryLedger) -> None:
         self._wire = wire

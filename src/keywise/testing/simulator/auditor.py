@@ -150,10 +150,10 @@ class Auditor:
             if inherited is not None and (later is None or later.unknown is None):
                 self.violate(f"{claim.key} released, and its unknown write is forgotten")
 
-    def mended(self, claim: Claim, before: Entry | None, after: Entry | None) -> None:
+    def repair_finished(self, claim: Claim, before: Entry | None, after: Entry | None) -> None:
         """Only the holder ends a repair, and only what was there when it began is put right by it."""
         if (before is None or before.token != claim.token) and after != before:
-            self.violate(f"{claim.key} mended by somebody who does not hold it")
+            self.violate(f"{claim.key} repaired by somebody who does not hold it")
         elif before is not None and before.suspect > claim.suspect and (after is None or not after.suspect):
             self.violate(f"{claim.key} is not suspect any more, though its suspicion grew during the repair")
 
@@ -226,7 +226,7 @@ class Auditor:
     def write(self, key: str, order: Order, deleted: bool) -> None:
         """A write was accepted by the sink."""
         entry = self._world.entries().get(key)
-        is_excused = self._world.has_suspects and self._is_doubtful(key, entry)
+        is_excused = self._world.has_suspects and self._may_be_suspect(key, entry)
         newest, gone = self._written.get(key), self._deleted.get(key)
         self.note(
             f"sink holds {key} {_version(order)}{' deleted' if deleted else ''}{' (suspect)' if is_excused else ''}"
@@ -245,7 +245,7 @@ class Auditor:
         if deleted:
             self._deleted[key] = order if is_put_right else max(order, gone or order)
 
-    def _is_doubtful(self, key: str, entry: Entry | None) -> bool:
+    def _may_be_suspect(self, key: str, entry: Entry | None) -> bool:
         return (entry is not None and entry.suspect > 0) or self._world.blackout.excuses(key)
 
     def repairing(self, change: Change[Any], claim: Claim) -> None:
@@ -356,7 +356,7 @@ class Auditor:
             entries = self._world.entries()
             protected = self._world.grade is not Grade.PLAIN
             shared = set(call.keys) & set(keys)
-            same = {key for key in shared if not (protected or self._is_doubtful(key, entries.get(key)))}
+            same = {key for key in shared if not (protected or self._may_be_suspect(key, entries.get(key)))}
         is_excused = self._is_excused(self._world.store_now()) or self._world.is_zombie_write()
         if same and not is_excused:
             self.violate(f"two calls at once on {', '.join(sorted(same))}")

@@ -1,4 +1,4 @@
-"""What a simulated consumer asks of a governor and a history store, behind a link."""
+"""What a simulated consumer asks of a control store and a history store, behind a link."""
 
 from collections.abc import Sequence
 
@@ -22,8 +22,8 @@ class LinkedOffice:
             raise UnavailableError("the ledger is down")
         return await self._ledger.standing()
 
-    async def turn(self, chore: str, every_s: float) -> bool:
-        return await self._link.call(lambda: self._ledger.turn(chore, every_s))
+    async def acquire(self, task: str, every_s: float) -> bool:
+        return await self._link.call(lambda: self._ledger.acquire(task, every_s))
 
     async def record(self, records: Sequence[HistoryRecord]) -> None:
         await self._link.call(lambda: self._ledger.record(records))

@@ -49,7 +49,7 @@ class Blackout:
         """Tokens of claims that ended because they could not be renewed."""
         self._steps = 0
         self._noted_at: dict[tuple[str, str], int] = {}
-        self._doubted_at: Counter[str] = Counter()
+        self._marked_suspect_at: Counter[str] = Counter()
         self._noted: dict[str, Order] = {}
         self._applied: dict[str, Order] = {}
         """The newest of each key, in the era of the key."""
@@ -95,15 +95,15 @@ class Blackout:
             ranks = [sent.rank for sent in self._world.changes if sent.key == key and sent.order == order]
             self._noted[key] = max(self._noted.get(key, _LOWEST), *ranks)
 
-    def doubted(self, headers: Sequence[ChangeHeader]) -> None:
+    def marked_suspect(self, headers: Sequence[ChangeHeader]) -> None:
         self._steps += 1
         for header in headers:
-            self._doubted_at[header.key] = self._steps
+            self._marked_suspect_at[header.key] = self._steps
 
     def removed(self, file: DiskFile) -> None:
         """The ledger knows of all that it said."""
-        for header in file.notes().doubtful():
-            if self._doubted_at[header.key] < self._noted_at[file.name, header.key]:
+        for header in file.notes().suspects():
+            if self._marked_suspect_at[header.key] < self._noted_at[file.name, header.key]:
                 self._world.auditor.violate(f"the note of {header.key} is gone before the ledger knows of it")
 
     def applied(self, key: str, rank: Order) -> None:

@@ -251,24 +251,24 @@ class LinkedLedger:
     async def inspect(self, key: str) -> Entry | None:
         return await self._link.call(lambda: self._ledger.inspect(key))
 
-    async def census(self) -> LedgerCounts:
-        return await self._ledger.census()
+    async def counts(self) -> LedgerCounts:
+        return await self._ledger.counts()
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         return await self._link.call(lambda: self._ledger.suspects(limit, quiet_s))
 
-    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
+    async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
         async def act() -> None:
-            await self._ledger.mend(claim, written)
+            await self._ledger.finish_repair(claim, written)
             world = self._link.world
-            self._auditor.mended(claim, world.database.before.get(claim.key), world.entries().get(claim.key))
+            self._auditor.repair_finished(claim, world.database.before.get(claim.key), world.entries().get(claim.key))
 
         await self._link.call(act)
 
-    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
+    async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         async def act() -> None:
-            await self._ledger.doubt(headers, resync_due)
-            self._link.world.blackout.doubted(headers)
+            await self._ledger.mark_suspect(headers, resync_due)
+            self._link.world.blackout.marked_suspect(headers)
 
         await self._link.call(act)
 
@@ -277,8 +277,8 @@ class LinkedLedger:
     ) -> list[tuple[int, float, DeadLetter]]:
         return await self._ledger.dead_letters(limit, matching)
 
-    async def drop(self, numbers: Sequence[int]) -> int:
-        return await self._link.call(lambda: self._ledger.drop(numbers))
+    async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
+        return await self._link.call(lambda: self._ledger.delete_dead_letters(numbers))
 
     async def now(self) -> float:
         return await self._link.call(self._ledger.now)

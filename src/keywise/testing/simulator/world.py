@@ -14,7 +14,7 @@ from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change, Delete, Order, Put
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, Entry, Policy
-from keywise.core.rules import doubtful_since
+from keywise.core.rules import suspect_since
 from keywise.core.settings import Settings
 from keywise.core.sink import APPLIED, Grade, SinkResult
 from keywise.flow.consumer import Consumer
@@ -197,7 +197,7 @@ class World:
         if entry.token and entry.lease_until > self.store_now():
             return True
         gave_up = entry.crashes >= self.settings.crashes_max and entry.tried is None
-        return doubtful_since(entry, self.policy) is not None and not gave_up
+        return suspect_since(entry, self.policy) is not None and not gave_up
 
     # Processes.
 
@@ -237,8 +237,8 @@ class World:
             name="sim",
             sources=sources,
             ledger=ledger,
-            operator=ledger,
-            governor=office,
+            admin=ledger,
+            control_store=office,
             history_store=office,
             sink=sink,
             reader=MessageReader(FunctionRoute(_read), body_max_bytes=1000),

@@ -12,8 +12,8 @@ from keywise.core.entry import Claim, Policy
 from keywise.core.key_encoding import decoded, encoded
 
 
-class PostgresGovernor:
-    """The governor of one scope of a Postgres database."""
+class PostgresControlStore:
+    """The control store of one scope of a Postgres database."""
 
     def __init__(self, database: PostgresDatabase, scope: Scope, policy: Policy) -> None:
         self._database = database
@@ -65,11 +65,13 @@ class PostgresGovernor:
         rows = await self._database.read(_HELD_KEYS, self._scope.number, encoded(after), now, limit)
         return [decoded(code) for (code,) in rows]
 
-    async def turn(self, chore: str, every_s: float) -> bool:
-        return bool(await self._database.write(_TURN, self._scope.number, chore, self._database.ahead_s, every_s))
+    async def acquire(self, task: str, every_s: float) -> bool:
+        return bool(
+            await self._database.write(_PERIODIC_LOCK, self._scope.number, task, self._database.ahead_s, every_s)
+        )
 
     async def note_resync(self, is_due: bool) -> None:
-        """Of the operator's `doubt`: a standing is changed while nobody decides about a key."""
+        """Of the operator's `mark_suspect`: a standing is changed while nobody decides about a key."""
         now = await self._database.now()
         await self._change(lambda standing: standing.with_resync(is_due, now))
 
@@ -100,7 +102,7 @@ _HELD_KEYS = (
     "select key from keywise_active where scope = $1 and key > $2 and token != 0 and lease_until > $3 "
     "order by key limit $4"
 )
-_TURN = (
+_PERIODIC_LOCK = (
     "insert into keywise_chores as chores select $1, $2, extract(epoch from clock_timestamp()) + $3::float8 "
     "on conflict (scope, name) do update set done_at = excluded.done_at "
     "where chores.done_at <= excluded.done_at - $4::float8 returning 1"

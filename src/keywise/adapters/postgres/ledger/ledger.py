@@ -11,7 +11,7 @@ from typing import Self, TypeVar
 import msgspec
 
 from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
-from keywise.adapters.postgres.ledger.controls import PostgresGovernor
+from keywise.adapters.postgres.ledger.controls import PostgresControlStore
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
@@ -39,8 +39,8 @@ class PostgresLedger:
         self.database = database
         self.scope = Scope(scope)
         self._policy = policy
-        self.operator = self
-        self.governor = PostgresGovernor(database, self.scope, policy)
+        self.admin = self
+        self.control_store = PostgresControlStore(database, self.scope, policy)
         self.history_store = PostgresHistoryStore(database, self.scope)
         self.transfer = PostgresLedgerTransfer(database, self.scope, policy)
 
@@ -98,8 +98,8 @@ class PostgresLedger:
                 entry = msgspec.structs.replace(entry or Entry(), rate_at=at)
         return entry
 
-    async def census(self) -> LedgerCounts:
-        [row] = await self.database.read(_CENSUS, self.scope.number, await self.database.now())
+    async def counts(self) -> LedgerCounts:
+        [row] = await self.database.read(_COUNTS, self.scope.number, await self.database.now())
         return LedgerCounts(*row)
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
@@ -107,15 +107,15 @@ class PostgresLedger:
         rows = await self.database.read(_SUSPECTS, self.scope.number, since, limit)
         return [decoded(code) for (code,) in rows]
 
-    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
+    async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
         async with self._book([claim.key]) as book:
-            bookkeeping.mend(book, claim, written)
+            bookkeeping.finish_repair(book, claim, written)
 
-    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
+    async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         async with self._book([header.key for header in headers]) as book:
-            bookkeeping.doubt(book, headers)
+            bookkeeping.mark_suspect(book, headers)
         if resync_due is not None:
-            await self.governor.note_resync(resync_due)
+            await self.control_store.note_resync(resync_due)
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
@@ -127,7 +127,7 @@ class PostgresLedger:
             for number, buried_at, cause, body, code, version, headers, sent_at, source in rows
         ]
 
-    async def drop(self, numbers: Sequence[int]) -> int:
+    async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
         return len(await self.database.write(_DROP, self.scope.number, list(numbers)))
 
     async def now(self) -> float:
@@ -170,14 +170,14 @@ _INSPECT = (
     "where active.scope = $1 and active.key = $2) from keywise_marks where scope = $1 and key = $2"
 )
 _RATE_AT = "select at from keywise_rates where scope = $1 and key = $2"
-_CENSUS = (
+_COUNTS = (
     "select (select count(*) from keywise_marks where scope = $1 and version is not null), "
     "(select count(*) from keywise_marks where scope = $1 and deleted), "
     "(select count(*) from keywise_active where token != 0 and lease_until > $2 and scope = $1), "
     "(select count(*) from keywise_active where scope = $1 and suspect > 0), "
     "(select count(*) from keywise_letters where scope = $1)"
 )
-_SUSPECTS = "select key from keywise_active where scope = $1 and doubtful_since <= $2 order by doubtful_since limit $3"
+_SUSPECTS = "select key from keywise_active where scope = $1 and suspect_since <= $2 order by suspect_since limit $3"
 _LETTERS = (
     "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
     "where scope = $1 and buried_at >= $2 and buried_at < $3 and position($4::text in cause) > 0 "

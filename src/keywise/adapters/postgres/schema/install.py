@@ -24,10 +24,10 @@ create table keywise_marks (
 ) with (fillfactor = 90);
 create table keywise_active (
     token bigint not null, lease_until double precision not null, suspect bigint not null,
-    doubtful_since double precision, scope integer not null, key bytea not null, entry text not null,
+    suspect_since double precision, scope integer not null, key bytea not null, entry text not null,
     primary key (scope, key)
 );
-create index keywise_doubtful on keywise_active (scope, doubtful_since) where doubtful_since is not null;
+create index keywise_suspect on keywise_active (scope, suspect_since) where suspect_since is not null;
 create sequence keywise_tokens;
 create table keywise_rates (
     at double precision not null, scope integer not null, key bytea not null, primary key (scope, key)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from keywise.adapters.redis.ledger.listing import active_entries, codes_after
 from keywise.adapters.redis.ledger.scope import RedisScope
 from keywise.adapters.redis.ledger.working_set import TRIES_MAX, WAIT_S, Book, Page, standing_of, text_of
-from keywise.adapters.redis.scripts import PROBE, STAND, TURN
+from keywise.adapters.redis.scripts import PERIODIC_LOCK, PROBE, STAND
 from keywise.core import rules
 from keywise.core.controls import Pause, Standing
 from keywise.core.entry import Claim, Entry
@@ -20,8 +20,8 @@ from keywise.core.key_encoding import decoded, encoded
 HELD, DONE = b"held", b"done"
 
 
-class RedisGovernor:
-    """The governor of one scope of a Redis server."""
+class RedisControlStore:
+    """The control store of one scope of a Redis server."""
 
     def __init__(self, scope: RedisScope, book: Book) -> None:
         self._scope = scope
@@ -78,13 +78,13 @@ class RedisGovernor:
         codes = await self._scope.database.run("ZRANGEBYSCORE", self._scope.key("held"), f"({now!r}", "+inf")
         return sorted(key for key in map(decoded, codes) if key > after)[:limit]
 
-    async def turn(self, chore: str, every_s: float) -> bool:
+    async def acquire(self, task: str, every_s: float) -> bool:
         # What has an interval may free memory; what has none finds out whether there is any.
-        [done] = await self._scope.call(TURN if every_s else PROBE, chore, repr(every_s))
+        [done] = await self._scope.call(PERIODIC_LOCK if every_s else PROBE, task, repr(every_s))
         return bool(done)
 
     async def note_resync(self, is_due: bool) -> None:
-        """Of the operator's `doubt`: a standing is changed while nobody decides about a key."""
+        """Of the operator's `mark_suspect`: a standing is changed while nobody decides about a key."""
         now = await self._scope.database.now()
         await self._change(lambda standing: standing.with_resync(is_due, now))
 

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from keywise.adapters.redis.database import in_pairs
-from keywise.adapters.redis.ledger.controls import RedisGovernor
+from keywise.adapters.redis.ledger.controls import RedisControlStore
 from keywise.adapters.redis.ledger.entry_encoding import GONE
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries, charged_codes, codes_after
@@ -28,10 +28,10 @@ class RedisLedgerTransfer:
     """The transfer of one scope of a Redis server."""
 
     def __init__(
-        self, scope: RedisScope, policy: Policy, governor: RedisGovernor, history_store: RedisHistoryStore
+        self, scope: RedisScope, policy: Policy, control_store: RedisControlStore, history_store: RedisHistoryStore
     ) -> None:
         self._scope = scope
-        self._governor = governor
+        self._control_store = control_store
         self._history_store = history_store
         self._others: list[bytes] | None = None
         """Keys that something is going on with, or whose rate was charged: they may have no mark."""
@@ -67,7 +67,7 @@ class RedisLedgerTransfer:
         await self._scope.clear()
 
     async def stand(self, standing: Standing) -> None:
-        await self._governor.stand(standing)
+        await self._control_store.stand(standing)
 
     async def tokens_above(self, floor: int) -> int:
         [last] = await self._scope.call(FLOOR, floor >> TOKEN_NONCE_BITS)

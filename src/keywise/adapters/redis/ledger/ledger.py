@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Self, TypeVar
 
 from keywise.adapters.redis.database import OPTIONS, RedisDatabase, database_at, in_pairs
-from keywise.adapters.redis.ledger.controls import RedisGovernor
+from keywise.adapters.redis.ledger.controls import RedisControlStore
 from keywise.adapters.redis.ledger.dump import LETTER, RedisLedgerTransfer
 from keywise.adapters.redis.ledger.entry_encoding import IDLE, entry_of, state_of
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
@@ -34,7 +34,7 @@ T = TypeVar("T")
 PRUNE_AT_ONCE = 4_096
 """Nobody has to wait for longer than such a stretch takes."""
 LETTERS_AT_ONCE = 100
-DROP_AT_ONCE = 4_096
+DELETE_AT_ONCE = 4_096
 KNOWN_MAX = 50_000
 """Of so many claims the worker remembers what it wrote, which saves a step when they end."""
 
@@ -52,10 +52,10 @@ class RedisLedger:
         self._book = Book(self._scope, policy)
         self._known: OrderedDict[int, Entry] = OrderedDict()
         """By token, what this worker wrote when it was granted the claim."""
-        self.operator = self
-        self.governor = RedisGovernor(self._scope, self._book)
+        self.admin = self
+        self.control_store = RedisControlStore(self._scope, self._book)
         self.history_store = RedisHistoryStore(self._scope)
-        self.transfer = RedisLedgerTransfer(self._scope, policy, self.governor, self.history_store)
+        self.transfer = RedisLedgerTransfer(self._scope, policy, self.control_store, self.history_store)
         self._scope.on_loss = self._lost
 
     async def __aenter__(self) -> Self:
@@ -171,31 +171,31 @@ class RedisLedger:
     async def inspect(self, key: str) -> Entry | None:
         return (await self._book.read([key])).entries[key]
 
-    async def census(self) -> LedgerCounts:
+    async def counts(self) -> LedgerCounts:
         return LedgerCounts(*await self._scope.call(COUNT))
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         since = await self._server.now() - quiet_s
-        which = (self._scope.key("doubtful"), "-inf", repr(since), "LIMIT", 0, limit)
+        which = (self._scope.key("suspect"), "-inf", repr(since), "LIMIT", 0, limit)
         return [decoded(code) for code in await self._server.run("ZRANGEBYSCORE", *which)]
 
-    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
+    async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
         def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
-            return rules.mend(entry, claim, written, page.now), False
+            return rules.finish_repair(entry, claim, written, page.now), False
 
         await self._end([claim], one)
 
-    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
+    async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         by_key = {header.key: header for header in headers}
 
         def act(page: Page, key: str) -> Entry | None:
             lifted = rules.in_era(by_key[key], page.entries[key], page.standing)
-            return rules.doubt(page.entries[key], lifted, page.now, self._policy)
+            return rules.mark_suspect(page.entries[key], lifted, page.now, self._policy)
 
         if by_key:
             await self._book.work(await self._book.read(by_key), act, under_standing=True)
         if resync_due is not None:
-            await self.governor.note_resync(resync_due)
+            await self.control_store.note_resync(resync_due)
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
@@ -216,10 +216,10 @@ class RedisLedger:
             start += len(numbers)
         return found[:limit]
 
-    async def drop(self, numbers: Sequence[int]) -> int:
+    async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
         total = 0
-        for start in range(0, len(numbers), DROP_AT_ONCE):
-            [gone] = await self._scope.call(DROP, *numbers[start : start + DROP_AT_ONCE])
+        for start in range(0, len(numbers), DELETE_AT_ONCE):
+            [gone] = await self._scope.call(DROP, *numbers[start : start + DELETE_AT_ONCE])
             total += int(gone)
         return total
 

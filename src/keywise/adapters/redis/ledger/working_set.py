@@ -157,11 +157,11 @@ class Book:
         return min(READ_WITHIN_S, self._policy.retention_s + self._policy.redelivery_s)
 
     def _item(self, page: Page, key: str, entry: Entry | None, state: bytes) -> tuple[Any, ...]:
-        code, lease, doubt = encoded(key), "", ""
+        code, lease, suspect_since = encoded(key), "", ""
         if entry is not None and state[:1] == ACTIVE:
             lease = repr(entry.lease_until) if entry.token else ""
-            since = rules.doubtful_since(entry, self._policy)
-            doubt = repr(since) if since is not None else ""
+            since = rules.suspect_since(entry, self._policy)
+            suspect_since = repr(since) if since is not None else ""
         before = page.entries[key]
         counts = tuple(int(_has(entry)) - int(_has(before)) for _has in (_marked, _deleted, _suspected))
         rate = (b"", b"")
@@ -170,7 +170,7 @@ class Book:
             rate = (page.rates.get(key, b""), repr(entry.rate_at).encode())
         letters = page.letters.get(key, ())
         more = _more(counts, rate, letters) if any(counts) or rate[1] or letters else b""
-        return self._scope.bucket(code), code, page.states[key], state, lease, doubt, more
+        return self._scope.bucket(code), code, page.states[key], state, lease, suspect_since, more
 
     def _is_charged(self, page: Page, key: str, entry: Entry | None) -> bool:
         """Whether a dispatch was charged since the page was read; what limits nothing any more is not kept."""

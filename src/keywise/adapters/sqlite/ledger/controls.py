@@ -15,8 +15,8 @@ from keywise.core.entry import Claim, Policy
 T = TypeVar("T")
 
 
-class SqliteGovernor:
-    """The governor of one scope of a SQLite database."""
+class SqliteControlStore:
+    """The control store of one scope of a SQLite database."""
 
     def __init__(self, database: SqliteDatabase, scope: Scope, policy: Policy) -> None:
         self._database = database
@@ -72,10 +72,10 @@ class SqliteGovernor:
         wanted = (self._scope.number, after, self._database.now(), limit)
         return [str(key) for (key,) in self._database.read(_HELD_KEYS, wanted)]
 
-    async def turn(self, chore: str, every_s: float) -> bool:
+    async def acquire(self, task: str, every_s: float) -> bool:
         def act(connection: sqlite3.Connection) -> bool:
             now = self._database.now()
-            return connection.execute(_TURN, (self._scope.number, chore, now, now - every_s)).rowcount > 0
+            return connection.execute(_PERIODIC_LOCK, (self._scope.number, task, now, now - every_s)).rowcount > 0
 
         return await self._database.write(act)
 
@@ -93,7 +93,7 @@ _HIGHEST = (
     "select max(era) from (select max(era) era from keywise_marks where scope = ? "
     "union all select max(json_extract(entry, '$.era')) from keywise_active where scope = ?)"
 )
-_TURN = (
+_PERIODIC_LOCK = (
     "insert into keywise_chores values (?, ?, ?) on conflict (scope, name) do update set done_at = excluded.done_at "
     "where done_at <= ?"
 )

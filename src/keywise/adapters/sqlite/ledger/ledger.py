@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self, TypeVar
 
 from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
-from keywise.adapters.sqlite.ledger.controls import SqliteGovernor
+from keywise.adapters.sqlite.ledger.controls import SqliteControlStore
 from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
 from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
@@ -33,8 +33,8 @@ class SqliteLedger:
         self.database = database
         self.scope = Scope(scope)
         self._policy = policy
-        self.operator = self
-        self.governor = SqliteGovernor(database, self.scope, policy)
+        self.admin = self
+        self.control_store = SqliteControlStore(database, self.scope, policy)
         self.history_store = SqliteHistoryStore(database, self.scope)
         self.transfer = SqliteLedgerTransfer(database, self.scope, policy)
 
@@ -89,22 +89,22 @@ class SqliteLedger:
             book.load([key])
             return book.entry(key)
 
-    async def census(self) -> LedgerCounts:
+    async def counts(self) -> LedgerCounts:
         now = self.database.now()
         scope = self.scope.number
-        [row] = self.database.read(_CENSUS, (scope, scope, now, scope, scope, scope))
+        [row] = self.database.read(_COUNTS, (scope, scope, now, scope, scope, scope))
         return LedgerCounts(*row)  # type: ignore[arg-type]
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         since = self.database.now() - quiet_s
         return [str(key) for (key,) in self.database.read(_SUSPECTS, (self.scope.number, since, limit))]
 
-    async def mend(self, claim: Claim, written: ChangeHeader | None) -> None:
-        await self._write([claim.key], lambda book: bookkeeping.mend(book, claim, written))
+    async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
+        await self._write([claim.key], lambda book: bookkeeping.finish_repair(book, claim, written))
 
-    async def doubt(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
+    async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         def act(book: Book) -> None:
-            bookkeeping.doubt(book, headers)
+            bookkeeping.mark_suspect(book, headers)
             book.stand(book.standing.with_resync(resync_due, book.now))
 
         await self._write([header.key for header in headers], act)
@@ -119,8 +119,8 @@ class SqliteLedger:
             for number, buried_at, cause, body, key, version, headers, sent_at, source in rows
         ]
 
-    async def drop(self, numbers: Sequence[int]) -> int:
-        return await self._write([], lambda book: book.drop(numbers))
+    async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
+        return await self._write([], lambda book: book.delete_dead_letters(numbers))
 
     async def now(self) -> float:
         return self.database.now()
@@ -158,8 +158,8 @@ _LETTERS = (
 )
 _SCOPE = "select id from keywise_scopes where name = ?"
 _NEW_SCOPE = "insert or ignore into keywise_scopes (name) values (?)"
-_SUSPECTS = "select key from keywise_active where scope = ? and doubtful_since <= ? order by doubtful_since limit ?"
-_CENSUS = (
+_SUSPECTS = "select key from keywise_active where scope = ? and suspect_since <= ? order by suspect_since limit ?"
+_COUNTS = (
     "select (select count(*) from keywise_marks where scope = ?), "
     "(select count(*) from keywise_marks where scope = ? and deleted), "
     "(select count(*) from keywise_active where token != 0 and lease_until > ? and scope = ?), "

@@ -68,7 +68,7 @@ class Book:
                 marks.append((self._scope, key, *entry.mark, entry.deleted, math.ceil(entry.updated_at)))
             if entry is not None and not _is_idle(entry):
                 text = _ENCODE(entry).decode()
-                row = (entry.token, entry.lease_until, entry.suspect, rules.doubtful_since(entry, self.policy), text)
+                row = (entry.token, entry.lease_until, entry.suspect, rules.suspect_since(entry, self.policy), text)
                 active.append((self._scope, key, *row))
             else:
                 idle.append((self._scope, key))
@@ -99,7 +99,7 @@ class Book:
         row = (self._scope, at, letter.key, letter.version, letter.cause, letter.body, headers, letter.sent_at)
         self._connection.execute(_KEEP, (*row, letter.source))
 
-    def drop(self, numbers: Sequence[int]) -> int:
+    def delete_dead_letters(self, numbers: Sequence[int]) -> int:
         statement = "delete from keywise_letters where scope = ? and id = ?"
         return self._connection.executemany(statement, [(self._scope, n) for n in numbers]).rowcount
 

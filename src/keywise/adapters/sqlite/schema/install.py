@@ -14,10 +14,10 @@ create table keywise_marks (
 ) without rowid;
 create table keywise_active (
     scope integer not null, key text not null, token integer not null, lease_until real not null,
-    suspect integer not null, doubtful_since real, entry text not null,
+    suspect integer not null, suspect_since real, entry text not null,
     primary key (scope, key)
 ) without rowid;
-create index keywise_doubtful on keywise_active (scope, doubtful_since) where doubtful_since is not null;
+create index keywise_suspect on keywise_active (scope, suspect_since) where suspect_since is not null;
 create table keywise_letters (
     id integer primary key autoincrement, scope integer not null, buried_at real not null, key text not null,
     version integer, cause text not null, body blob not null, headers text, sent_at real not null, source text not null
