@@ -32,13 +32,13 @@ def test_a_ledger_is_not_replaced_by_itself_under_another_spelling_of_its_host(s
             clocks = [each.advance for each in databases]
             await filled(LedgerBench(ledger=one, another=one, advance=lambda seconds: [go(seconds) for go in clocks]))
             await one.control_store.pause(Pause(EVERYTHING, True))
-            before, standing = joined(await pages_of(one.transfer, 100)), await one.control_store.standing()
+            before, controls = joined(await pages_of(one.transfer, 100)), await one.control_store.controls()
             move = Move(scope, Place("here", one), Place("there", other), lambda what, done: None)
             plan = await move.plan()
             assert plan.found is Found.SAME
             with pytest.raises(ActError, match="here and there are the same ledger"):
                 await move.run(replace(plan, found=Found.OTHER), Mandate("ada"))
             assert joined(await pages_of(one.transfer, 100)) == before
-            assert await other.control_store.standing() == standing
+            assert await other.control_store.controls() == controls
 
     run(main())

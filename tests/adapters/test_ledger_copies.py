@@ -13,7 +13,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.history import HistoryRecord
@@ -145,12 +145,12 @@ def test_pipelines_in_one_store_are_copied_and_cleared_each_for_itself(kind):
                 entries.append(("c", Entry(rate_at=2.0**40)))
                 contents.append(TransferPage(entries=entries, dead_letters=[(1.0, letter)], records=[line]))
                 await ledger.transfer.add(contents[-1])
-                await ledger.transfer.stand(Standing(version))
+                await ledger.transfer.stand(Controls(version))
             for ledger, content in ((one, contents[0]), (other, contents[1])):
                 assert joined(await pages_of(ledger.transfer)) == content
             await one.transfer.clear()
             assert joined(await pages_of(one.transfer)) == TransferPage([], [], [])
             assert joined(await pages_of(other.transfer)) == contents[1]
-            assert [(await one.control_store.standing()).era, (await other.control_store.standing()).era] == [1, 2]
+            assert [(await one.control_store.controls()).era, (await other.control_store.controls()).era] == [1, 2]
 
     run(main())

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from keywise.core import rules
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, PLAIN, Pause, Standing
+from keywise.core.controls import EVERYTHING, PLAIN, Controls, Pause
 from keywise.core.entry import Certainty, CommitResult, Entry, LeaseTerms, Policy, RefusalReason
 from keywise.core.limits import Rate
 
@@ -79,13 +79,13 @@ def test_without_a_rate_nothing_is_charged():
 
 @given(mark=versions, next_one=versions, key_era=st.integers(0, 3), era=st.integers(0, 3))
 def test_after_a_reset_any_version_is_granted_and_marks_in_the_new_era(mark, next_one, key_era, era):
-    standing, before = Standing(era=era), Entry((key_era, mark, 0), token=7)
+    controls, before = Controls(era=era), Entry((key_era, mark, 0), token=7)
     [held] = [rules.grant(replace(before, token=0), ChangeHeader("a", None), 9, 0.0, TERMS, Policy())]
-    entry = rules.reset(*held, standing)
+    entry = rules.reset(*held, controls)
     assert entry is not None
     assert entry.mark == before.mark and entry.token == 0
-    header = rules.in_era(ChangeHeader("a", order_of(next_one)), entry, standing)
-    assert rules.decide_under(standing, entry, ChangeHeader("a", order_of(next_one)), 0.0, Policy(), TERMS) is None
+    header = rules.in_era(ChangeHeader("a", order_of(next_one)), entry, controls)
+    assert rules.decide_under(controls, entry, ChangeHeader("a", order_of(next_one)), 0.0, Policy(), TERMS) is None
     entry, claim = rules.grant(entry, header, 10, 0.0, TERMS, Policy())
     entry, result = rules.commit(entry, claim, 0.0, Policy())
     assert result is CommitResult.COMMITTED
@@ -94,12 +94,12 @@ def test_after_a_reset_any_version_is_granted_and_marks_in_the_new_era(mark, nex
 
 
 @given(mark=versions, version=versions, era=st.integers(1, 3))
-def test_a_standing_era_puts_all_that_was_behind_it(mark, version, era):
-    standing = Standing(era=era)
+def test_an_era_of_all_keys_puts_all_that_was_behind_it(mark, version, era):
+    controls = Controls(era=era)
     assert (
-        rules.decide_under(standing, Entry((0, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy()) is None
+        rules.decide_under(controls, Entry((0, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy()) is None
     )
-    within = rules.decide_under(standing, Entry((era, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy())
+    within = rules.decide_under(controls, Entry((era, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy())
     plain = rules.decide(Entry((0, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy())
     assert within == plain, "upstream, which knows no era, is told the mark as it knows it"
 
@@ -107,13 +107,13 @@ def test_a_standing_era_puts_all_that_was_behind_it(mark, version, era):
 @given(era=st.integers(1, 3), version=versions)
 def test_a_change_that_names_its_era_keeps_it(era, version):
     header = ChangeHeader("a", order_of(version, era))
-    assert rules.in_era(header, Entry((5, 0, 0)), Standing(era=4)) is header
-    assert rules.in_era(ChangeHeader("a", None), None, Standing(era=4)).order is None
+    assert rules.in_era(header, Entry((5, 0, 0)), Controls(era=4)) is header
+    assert rules.in_era(ChangeHeader("a", None), None, Controls(era=4)).order is None
 
 
 @pytest.mark.parametrize("pause", [Pause("a"), Pause("?", is_pattern=True), Pause(EVERYTHING, is_pattern=True)])
 def test_a_pause_refuses_what_would_be_granted_and_nothing_else(pause):
-    paused, entry = Standing(pauses=(pause,)), Entry((0, 5, 0))
+    paused, entry = Controls(pauses=(pause,)), Entry((0, 5, 0))
     for version in (4, 5, 6):
         header = ChangeHeader("a", order_of(version))
         plain = rules.decide_under(PLAIN, entry, header, 0.0, Policy(), TERMS)

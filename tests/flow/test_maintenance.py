@@ -160,8 +160,8 @@ def test_chores_go_on_after_an_outage():
     asked: list[str] = []
 
     class Cut:
-        async def standing(self) -> Any:
-            return await rig.ledger.standing()
+        async def controls(self) -> Any:
+            return await rig.ledger.controls()
 
         async def acquire(self, task: str, every_s: float) -> bool:
             asked.append(task)

@@ -145,7 +145,7 @@ def test_paused_keys_hold_up_nobody_however_many_of_their_messages_come_first(wa
 @pytest.mark.parametrize("way", [LEASED, QUEUE_TRANSACTION])
 def test_a_control_store_that_is_away_at_the_start_is_waited_for_and_told(way: str):
     rig = FlowRig(way)
-    rig.more["control_store"] = Unreachable(rig.ledger, standing=3)
+    rig.more["control_store"] = Unreachable(rig.ledger, controls=3)
     rig.run(page("a", 1), limit_s=10.0)
     assert rig.stored == {"a": 1}
     assert [event.what for event in rig.of(events.Unavailable)] == ["ledger"] * 3

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from keywise.adapters.memory.ledger import MemoryTransaction
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order, Outcome
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.entry import Claim, Entry, Policy, Refusal
 from keywise.core.sink import Grade
 from keywise.flow.consumer import Consumer
@@ -24,10 +24,10 @@ def _never_limited(entry: Entry, now: float, policy: Policy) -> Refusal | None:
 
 
 async def _charges_nothing(self: MemoryTransaction, headers: Sequence[ChangeHeader]) -> None:
-    ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
+    ledger, now, controls = self._ledger, self._ledger._now(), self._ledger._controls()
     for header in headers:
         entry = ledger._entry(header.key)
-        ledger._set(header.key, rules.mark(entry, rules.in_era(header, entry, standing), now))
+        ledger._set(header.key, rules.mark(entry, rules.in_era(header, entry, controls), now))
 
 
 async def _gathered_are_acked(self: Consumer, index: int, deliveries: Any) -> None:
@@ -44,17 +44,17 @@ def _room_for_each(self: Consumer, index: int) -> int:
     return min(self._lanes.room, self._pipeline.settings.batch_max)
 
 
-def _pause_unheard(standing: Standing, *arguments: Any) -> Refusal | None:
-    return _decide_under(replace(standing, pauses=()), *arguments)
+def _pause_unheard(controls: Controls, *arguments: Any) -> Refusal | None:
+    return _decide_under(replace(controls, pauses=()), *arguments)
 
 
-def _mark_is_dropped(entry: Entry | None, claim: Claim, standing: Standing) -> Entry | None:
+def _mark_is_dropped(entry: Entry | None, claim: Claim, controls: Controls) -> Entry | None:
     if entry is None or entry.token != claim.token:
         return None
-    return Entry(updated_at=entry.updated_at, era=rules.era_of(entry, standing) + 1)
+    return Entry(updated_at=entry.updated_at, era=rules.era_of(entry, controls) + 1)
 
 
-def _old_era(header: ChangeHeader, entry: Entry | None, standing: Standing) -> ChangeHeader:
+def _old_era(header: ChangeHeader, entry: Entry | None, controls: Controls) -> ChangeHeader:
     return header
 
 

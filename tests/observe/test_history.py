@@ -14,7 +14,7 @@ from keywise.core.entry import Policy
 from keywise.core.errors import UnavailableError
 from keywise.core.history import HistoryRecord
 from keywise.observe.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, History
-from keywise.operate.inspect import standing_alarm
+from keywise.operate.inspect import active_alarm
 
 STORE_AHEAD_S = 1000.0
 
@@ -225,10 +225,10 @@ def test_an_alarm_stands_until_it_is_over_or_old():
         HistoryRecord(110.0, "alarm over"),
         HistoryRecord(120.0, "pruned"),
     )
-    assert standing_alarm([other, alarm], since=100.0) == alarm
-    assert standing_alarm([other, alarm], since=100.1) is None
-    assert standing_alarm([calm, alarm], since=0.0) is None
+    assert active_alarm([other, alarm], since=100.0) == alarm
+    assert active_alarm([other, alarm], since=100.1) is None
+    assert active_alarm([calm, alarm], since=0.0) is None
     for act in ("era raised", "resynced"):
-        assert standing_alarm([HistoryRecord(110.0, act), alarm], since=0.0) is None
-    assert standing_alarm([alarm, calm], since=0.0) == alarm
-    assert standing_alarm([other], since=0.0) is None
+        assert active_alarm([HistoryRecord(110.0, act), alarm], since=0.0) is None
+    assert active_alarm([alarm, calm], since=0.0) == alarm
+    assert active_alarm([other], since=0.0) is None

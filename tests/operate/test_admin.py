@@ -40,7 +40,7 @@ def test_a_second_pause_renews_the_first_and_tells_it():
     desk.rig.play(desk.rig.pass_s(5.0))
     before = desk.do("pause", "page-*", is_pattern=True)
     assert (before.keys, before.by, before.why) == ("page-*", WHO, WHY)
-    [pause] = desk.rig.play(desk.rig.ledger.standing()).pauses
+    [pause] = desk.rig.play(desk.rig.ledger.controls()).pauses
     assert pause.at >= before.at + 5.0
     assert [line.detail for line in desk.lines] == [f"keys like 'page-*'; {WHY}"] * 2
 
@@ -134,7 +134,7 @@ def test_the_era_waits_for_claims_to_end():
             await desk.act("raise_era", wait_s=5.0)
         raising = asyncio.get_running_loop().create_task(desk.act("raise_era"))
         await rig.pass_s(3.0)
-        assert (await rig.ledger.standing()).era == 0
+        assert (await rig.ledger.controls()).era == 0
         await rig.ledger.commit(claims)
         assert await raising == 1
 
@@ -166,7 +166,7 @@ def test_a_sink_that_compares_versions_itself_needs_a_fresh_target(verb: str, ar
     desk.do("pause", "*", is_pattern=True)
     with pytest.raises(ActError, match=r"no room for an era.*fresh target"):
         desk.do(verb, *arguments)
-    assert (desk.rig.entry("a").era, desk.rig.play(desk.rig.ledger.standing()).era) == (0, 0)
+    assert (desk.rig.entry("a").era, desk.rig.play(desk.rig.ledger.controls()).era) == (0, 0)
 
 
 def test_keys_are_pruned_after_the_retention():
@@ -190,7 +190,7 @@ def test_a_full_resync_is_due_until_somebody_says_that_it_was_done():
     desk.rig.play(desk.rig.ledger.mark_suspect([], True))
     assert desk.do("resynced") is True
     assert [line.what for line in desk.lines] == ["resynced"]
-    assert desk.rig.play(desk.rig.ledger.standing()).resync_at == 0.0
+    assert desk.rig.play(desk.rig.ledger.controls()).resync_at == 0.0
 
 
 class Ward(Desk):
@@ -288,4 +288,4 @@ def test_what_an_operator_says_is_kept_in_any_store():
 def test_a_pause_is_made_by_somebody_for_a_reason():
     desk = Desk(Rig())
     desk.do("pause", "a", is_pattern=False)
-    assert desk.rig.play(desk.rig.ledger.standing()).pauses == (Pause("a", False, desk.lines[0].at, WHO, WHY),)
+    assert desk.rig.play(desk.rig.ledger.controls()).pauses == (Pause("a", False, desk.lines[0].at, WHO, WHY),)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, Policy
 from keywise.core.errors import ActError
@@ -24,7 +24,7 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
 
     async def main() -> None:
         await road.fill()
-        await road.source.transfer.stand(Standing(2, (EVERY_KEY, Pause("a")), 7.0))
+        await road.source.transfer.stand(Controls(2, (EVERY_KEY, Pause("a")), 7.0))
         before = joined(await pages_of(road.source.transfer, 100))
         tallies = await road.copy()
         mine, theirs = await road.content()
@@ -32,7 +32,7 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
         assert theirs.dead_letters == mine.dead_letters and len(mine.dead_letters) == 3
         assert theirs.records[:-1] == mine.records[:-1] == before.records
         assert (tallies.keys.count, tallies.letters.count) == (len(mine.entries), 3)
-        assert await road.target.standing() == Standing(2, (EVERY_KEY, Pause("a")), 7.0)
+        assert await road.target.controls() == Controls(2, (EVERY_KEY, Pause("a")), 7.0)
         assert (await road.target.claim([ChangeHeader("new", order_of(1))], TERMS)).granted == []
 
     run(main())
@@ -92,7 +92,7 @@ def test_moments_are_carried_to_the_clock_of_the_target(ahead_s):
                 assert getattr(there, name) == (at + plan.shift_s if at else 0.0), (key, name)
         assert [at for at, _ in theirs.dead_letters] == [at + plan.shift_s for at, _ in mine.dead_letters]
         assert [one.at for one in theirs.records[:-1]] == [one.at + plan.shift_s for one in mine.records[:-1]]
-        assert (await road.target.standing()).pauses == (replace(EVERY_KEY, at=5.0 + plan.shift_s),)
+        assert (await road.target.controls()).pauses == (replace(EVERY_KEY, at=5.0 + plan.shift_s),)
         left_s = (await road.target.inspect("soon")).not_before - road.there()
         assert 9.0 <= left_s < 10.0, "never sooner, and at most a second later"
 
@@ -104,10 +104,10 @@ def test_a_resync_that_is_due_stays_due_on_the_other_clock():
 
     async def main() -> None:
         await road.source.mark_suspect([], True)
-        since = (await road.source.standing()).resync_at
+        since = (await road.source.controls()).resync_at
         await road.source.control_store.pause(EVERY_KEY)
         await road.copy()
-        assert (await road.target.standing()).resync_at == since + 100.0
+        assert (await road.target.controls()).resync_at == since + 100.0
 
     run(main())
 

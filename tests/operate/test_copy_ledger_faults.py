@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from keywise.adapters.memory.dump import MemoryLedgerTransfer
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.entry import Entry
 from keywise.core.errors import ActError
 from keywise.core.transfer import TransferPage
@@ -31,7 +31,7 @@ def test_a_copy_that_was_cut_off_is_begun_anew(stage):
         road.meanwhile = cut
         with pytest.raises(CutOff):
             await road.copy()
-        [*_, mark] = (await road.target.standing()).pauses
+        [*_, mark] = (await road.target.controls()).pauses
         assert (mark.keys, mark.is_pattern, mark.by) == (UNFINISHED, True, "ada@desk")
         assert mark.why == "keywise ledger copy from old:// is not finished"
         await road.target.control_store.resume(EVERYTHING, True)
@@ -42,7 +42,7 @@ def test_a_copy_that_was_cut_off_is_begun_anew(stage):
         assert (await road.move.plan()).found is Found.UNFINISHED
         await road.copy()
         assert (await road.move.plan()).found is Found.SAME
-        assert UNFINISHED not in [pause.keys for pause in (await road.target.standing()).pauses]
+        assert UNFINISHED not in [pause.keys for pause in (await road.target.controls()).pauses]
 
     run(main())
 
@@ -76,7 +76,7 @@ def test_a_source_that_changes_meanwhile_is_noticed(stage, told):
             # All entries were read by now, as one part.
             scope.entries["more"] = Entry(order_of(1))
         elif stage == "pause":
-            scope.standings[""] = Standing(1, (EVERY_KEY,))
+            scope.controls[""] = Controls(1, (EVERY_KEY,))
 
     async def main() -> None:
         await road.fill()
@@ -94,7 +94,7 @@ def test_a_pipeline_that_is_resumed_meanwhile_is_noticed():
 
     async def main() -> None:
         await road.fill()
-        road.meanwhile = lambda what: road.source.database.scope("pages").standings.clear()
+        road.meanwhile = lambda what: road.source.database.scope("pages").controls.clear()
         with pytest.raises(ActError, match="is not paused in old://"):
             await road.copy()
 
@@ -128,7 +128,7 @@ def test_a_target_that_somebody_begins_to_use_is_left_as_it_was():
         await road.target.claim([ChangeHeader("a", order_of(1))], TERMS)
         with pytest.raises(ActError, match="new:// is being worked with"):
             await move.run(plan, WHO)
-        assert await road.target.standing() == Standing()
+        assert await road.target.controls() == Controls()
         assert (await road.target.inspect("a")).token
 
     run(main())
@@ -147,7 +147,7 @@ def test_what_a_ledger_counts_and_does_not_tell_is_noticed():
         road.source.transfer = Forgetful(road.source.database, road.source.database.scope("pages"))
         with pytest.raises(ActError, match=r"counts was told to new:// \(keys: 9 instead of 10"):
             await road.copy()
-        await road.target.transfer.stand(Standing(0, (EVERY_KEY,)))
+        await road.target.transfer.stand(Controls(0, (EVERY_KEY,)))
         plan = await road.move.plan()
         assert (plan.found, plan.difference) == (Found.OTHER, "keys: 9 instead of 10")
 
@@ -164,7 +164,7 @@ def test_a_ledger_that_is_known_by_two_names_is_not_replaced_by_itself():
 
     async def main() -> None:
         await road.fill()
-        standing = await road.source.standing()
+        controls = await road.source.controls()
         road.meanwhile = write
         move, (before, _) = road.move, await road.content()
         plan = await move.plan()
@@ -173,6 +173,6 @@ def test_a_ledger_that_is_known_by_two_names_is_not_replaced_by_itself():
             await move.run(plan, WHO)
         after, _ = await road.content()
         assert (len(after.entries), after.dead_letters, after.records) == (15, before.dead_letters, before.records)
-        assert await road.source.standing() == standing
+        assert await road.source.controls() == controls
 
     run(main())

@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from keywise.core.change import ChangeHeader
-from keywise.core.controls import Pause, Standing
+from keywise.core.controls import Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter
 from keywise.core.entry import Claim, Entry
 
@@ -62,7 +62,7 @@ class PeriodicLock(Protocol):
 class ControlStore(PeriodicLock, Protocol):
     """What an operator sets in one ledger scope, and what workers of it agree on."""
 
-    async def standing(self) -> Standing:
+    async def controls(self) -> Controls:
         """What holds for all keys now."""
 
     async def pause(self, pause: Pause) -> None:

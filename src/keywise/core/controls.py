@@ -23,7 +23,7 @@ class Pause(msgspec.Struct, frozen=True):
         return fnmatchcase(key, self.keys) if self.is_pattern else key == self.keys
 
 
-class Standing(msgspec.Struct, frozen=True, dict=True):
+class Controls(msgspec.Struct, frozen=True, dict=True):
     """What holds for all keys of a pipeline now. A ledger reads it in the step in which it decides."""
 
     era: int = 0
@@ -52,16 +52,16 @@ class Standing(msgspec.Struct, frozen=True, dict=True):
     def pauses_key(self, key: str) -> bool:
         return key in self._keys or any(pause.covers(key) for pause in self._patterns)
 
-    def without(self, keys: str, is_pattern: bool) -> "Standing":
+    def without(self, keys: str, is_pattern: bool) -> "Controls":
         """The same without one pause, named as it was made."""
         others = tuple(pause for pause in self.pauses if (pause.keys, pause.is_pattern) != (keys, is_pattern))
         return msgspec.structs.replace(self, pauses=others)
 
-    def with_resync(self, is_due: bool | None, now: float) -> "Standing":
+    def with_resync(self, is_due: bool | None, now: float) -> "Controls":
         """The same with a full resync that is due since now, unless it is already; False ends it, None leaves it."""
         if is_due is None or (is_due and self.resync_at):
             return self
         return msgspec.structs.replace(self, resync_at=now if is_due else 0.0)
 
 
-PLAIN = Standing()
+PLAIN = Controls()

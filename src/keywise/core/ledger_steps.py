@@ -8,7 +8,7 @@ from typing import Protocol
 
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
 from keywise.core.ledger import ClaimResults, Failure
@@ -28,7 +28,7 @@ class Book(Protocol):
         """The store's clock, read when the entries were safe from others, or before."""
 
     @property
-    def standing(self) -> Standing: ...
+    def controls(self) -> Controls: ...
 
     def entry(self, key: str) -> Entry | None: ...
 
@@ -42,11 +42,11 @@ def claim(book: Book, headers: Sequence[ChangeHeader], terms: LeaseTerms, tokens
     results = ClaimResults()
     for header, token in zip(sorted(headers, key=lambda header: header.key), tokens, strict=True):
         entry = book.entry(header.key)
-        refusal = rules.decide_under(book.standing, entry, header, book.now, book.policy, terms)
+        refusal = rules.decide_under(book.controls, entry, header, book.now, book.policy, terms)
         if refusal is not None:
             results.refused[header.key] = refusal
             continue
-        lifted = rules.in_era(header, entry, book.standing)
+        lifted = rules.in_era(header, entry, book.controls)
         after, granted = rules.grant(entry, lifted, token, book.now, terms, book.policy)
         book.set(header.key, after)
         results.granted.append(granted)
@@ -107,13 +107,13 @@ def finish_repair(book: Book, one: Claim, written: ChangeHeader | None) -> None:
 def mark_suspect(book: Book, headers: Sequence[ChangeHeader]) -> None:
     for header in headers:
         entry = book.entry(header.key)
-        lifted = rules.in_era(header, entry, book.standing)
+        lifted = rules.in_era(header, entry, book.controls)
         book.set(header.key, rules.mark_suspect(entry, lifted, book.now, book.policy))
 
 
 def reset(book: Book, one: Claim) -> int | None:
     """The new era of a key; None if the claim is lost."""
-    entry = rules.reset(book.entry(one.key), one, book.standing)
+    entry = rules.reset(book.entry(one.key), one, book.controls)
     if entry is None:
         return None
     book.set(one.key, entry)
@@ -127,7 +127,7 @@ def refusals(book: Book, headers: Sequence[ChangeHeader], entry: Callable[[str],
     """The refusals of headers, by entries that may come from elsewhere than the book."""
     refused = {}
     for header in headers:
-        refusal = rules.decide_under(book.standing, entry(header.key), header, book.now, book.policy)
+        refusal = rules.decide_under(book.controls, entry(header.key), header, book.now, book.policy)
         if refusal is not None:
             refused[header.key] = refusal
     return refused
@@ -136,7 +136,7 @@ def refusals(book: Book, headers: Sequence[ChangeHeader], entry: Callable[[str],
 def mark(book: Book, headers: Sequence[ChangeHeader]) -> None:
     for header in headers:
         entry = book.entry(header.key)
-        marked = rules.mark(entry, rules.in_era(header, entry, book.standing), book.now)
+        marked = rules.mark(entry, rules.in_era(header, entry, book.controls), book.now)
         book.set(header.key, rules.charged(marked, book.now, book.policy))
 
 
@@ -144,7 +144,7 @@ def fail_unclaimed(book: Book, headers: Sequence[ChangeHeader]) -> list[int]:
     counts = []
     for header in headers:
         before = book.entry(header.key)
-        entry = rules.fail_unclaimed(before, rules.in_era(header, before, book.standing), book.now)
+        entry = rules.fail_unclaimed(before, rules.in_era(header, before, book.controls), book.now)
         book.set(header.key, entry)
         counts.append(entry.attempts)
     return counts

@@ -7,7 +7,7 @@ The memory ledger calls these functions; every other ledger is held to them by t
 from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, Order, is_unversioned
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.entry import (
     EMPTY,
     Certainty,
@@ -38,7 +38,7 @@ def decide(
 
 
 def decide_under(
-    standing: Standing,
+    controls: Controls,
     entry: Entry | None,
     header: ChangeHeader,
     now: float,
@@ -46,26 +46,26 @@ def decide_under(
     terms: LeaseTerms | None = None,
 ) -> Refusal | None:
     """As `decide`, under what an operator has set."""
-    refusal = decide(entry, in_era(header, entry, standing), now, policy, terms)
-    if refusal is None and standing.pauses and not (terms is not None and terms.despite_pause):
-        return Refusal(RefusalReason.PAUSED, PAUSE_LOOK_S) if standing.pauses_key(header.key) else None
+    refusal = decide(entry, in_era(header, entry, controls), now, policy, terms)
+    if refusal is None and controls.pauses and not (terms is not None and terms.despite_pause):
+        return Refusal(RefusalReason.PAUSED, PAUSE_LOOK_S) if controls.pauses_key(header.key) else None
     if refusal is not None and refusal.mark is not None and header.order is not None and header.order[0] == 0:
         # Whoever asks compares it with what else waits, which names no era either.
         return replace(refusal, mark=(0, *refusal.mark[1:]))
     return refusal
 
 
-def in_era(header: ChangeHeader, entry: Entry | None, standing: Standing) -> ChangeHeader:
+def in_era(header: ChangeHeader, entry: Entry | None, controls: Controls) -> ChangeHeader:
     """The header in the era of its key. Upstream knows nothing of eras: what names none belongs to the current one."""
     if header.order is None or header.order[0] != 0:
         return header
-    era = era_of(entry or EMPTY, standing)
+    era = era_of(entry or EMPTY, controls)
     return header if era == 0 else ChangeHeader(header.key, (era, *header.order[1:]), header.deleted, header.sent_at)
 
 
-def era_of(entry: Entry, standing: Standing) -> int:
+def era_of(entry: Entry, controls: Controls) -> int:
     """The era that changes of a key belong to now."""
-    return max(standing.era, entry.era, entry.mark[0] if entry.mark is not None else 0)
+    return max(controls.era, entry.era, entry.mark[0] if entry.mark is not None else 0)
 
 
 def grant(
@@ -230,11 +230,11 @@ def mark_suspect(entry: Entry | None, header: ChangeHeader, now: float, policy: 
     return _with_unknown(marked, header.order, now + policy.redelivery_s)
 
 
-def reset(entry: Entry | None, claim: Claim, standing: Standing) -> Entry | None:
+def reset(entry: Entry | None, claim: Claim, controls: Controls) -> Entry | None:
     """Raise the era of a key under an exclusion: whatever comes next is newer than all before. The mark stays."""
     if entry is None or entry.token != claim.token:
         return None
-    return replace(_idle(entry), era=era_of(entry, standing) + 1)
+    return replace(_idle(entry), era=era_of(entry, controls) + 1)
 
 
 def suspect_since(entry: Entry, policy: Policy) -> float | None:

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry
 from keywise.core.history import HistoryRecord
@@ -39,9 +39,9 @@ class LedgerTransfer(Protocol):
         """
 
     async def clear(self) -> None:
-        """Forget everything of this scope but its standing."""
+        """Forget everything of this scope but its controls."""
 
-    async def stand(self, standing: Standing) -> None:
+    async def set_controls(self, controls: Controls) -> None:
         """Replace what holds for all keys."""
 
     async def tokens_above(self, floor: int) -> int:

@@ -84,7 +84,7 @@ class Consumer:
         if self._pipeline.shelf is not None and self._pipeline.has_suspects and self._pipeline.refetch is None:
             self._pipeline.emit(events.Unrepairable(pipeline=self._pipeline.name))
         self._pipeline.make_room()
-        await self._look_at_standing()
+        await self._refresh_controls()
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self._extend()), group.create_task(self._keep_looking())]
             chores = Chores(self._pipeline)
@@ -191,15 +191,15 @@ class Consumer:
         """See what an operator has set, and tell what waits here."""
         while True:
             await asyncio.sleep(LOOK_S)
-            await self._look_at_standing()
+            await self._refresh_controls()
             live, bulk, busy, held = self._lanes.counts()
             name = self._pipeline.name
             self._pipeline.emit(events.Waiting(pipeline=name, live=live, bulk=bulk, busy=busy, held=held))
 
-    async def _look_at_standing(self) -> None:
+    async def _refresh_controls(self) -> None:
         """A paused pipeline takes nothing; if nobody can tell, the ledger refuses every single change all the same."""
         try:
-            standing = await self._pipeline.control_store.standing()
+            controls = await self._pipeline.control_store.controls()
         except UnavailableError as error:
             self._pipeline.outage.failed(str(error), at_write=False)
             if not (self._going.is_set() or self._was_paused):
@@ -208,14 +208,14 @@ class Consumer:
                 self._pipeline.emit(events.Unavailable(pipeline=name, what=LEDGER, cause=cause, retry_s=LOOK_S))
             return
         self._pipeline.outage.answered(at_write=False)
-        self._pipeline.standing = standing
-        if standing.is_paused and not self._stop.is_set():
+        self._pipeline.controls = controls
+        if controls.is_paused and not self._stop.is_set():
             self._going.clear()
         else:
             self._going.set()
-        if standing.is_paused != self._was_paused:
-            self._was_paused = standing.is_paused
-            kind = events.Paused if standing.is_paused else events.Resumed
+        if controls.is_paused != self._was_paused:
+            self._was_paused = controls.is_paused
+            kind = events.Paused if controls.is_paused else events.Resumed
             self._pipeline.emit(kind(pipeline=self._pipeline.name))
 
     async def _extend(self) -> None:

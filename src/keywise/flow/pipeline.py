@@ -14,7 +14,7 @@ from keywise.core.admin import ControlStore, LedgerAdmin
 from keywise.core.backoff import backoff_s
 from keywise.core.change import Delivery, Outcome
 from keywise.core.clock import Clock, boot_time
-from keywise.core.controls import PLAIN, Standing
+from keywise.core.controls import PLAIN, Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import RefusalReason
 from keywise.core.errors import UnavailableError
@@ -67,7 +67,7 @@ class Pipeline:
     rate: Rate | None = None
     shelf: Shelf | None = None
     """Where keys are noted that are written without the ledger; None: nothing is."""
-    standing: Standing = PLAIN
+    controls: Controls = PLAIN
     """What an operator had set when somebody looked last."""
     clock: Clock = boot_time
     wall: Clock = time.time

@@ -143,10 +143,10 @@ class Repair:
         """The current state as a change; None if what was read is older than what is committed or perhaps written."""
         mark = entry.mark
         change = await truth_of(self._pipeline, key)
-        standing = await self._pipeline.control_store.standing()
+        controls = await self._pipeline.control_store.controls()
         if change is None:
             return Change(key, mark or _LOWEST, deleted=True)
-        change.order = in_era(change, entry, standing).order or change.order
+        change.order = in_era(change, entry, controls).order or change.order
         unknown = entry.unknown if await self._pipeline.admin.now() < entry.unknown_until else None
         seen = [order for order in (mark, unknown) if order is not None]
         forced = [order for order in seen if is_same_version(order, change.order)]

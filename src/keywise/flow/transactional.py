@@ -160,7 +160,7 @@ class QueueTransactionWorker:
                 # The next batch is read and decoded while the database is busy with this one.
                 self._ahead = asyncio.create_task(self._peek(index, deliveries[-1]))
             result = await transact(pipeline, transaction, coalesced.survivors, careful=careful)
-            if result.paused and (await pipeline.control_store.standing()).is_paused:
+            if result.paused and (await pipeline.control_store.controls()).is_paused:
                 raise _AllPausedError
             settled = await self._end(index, transaction, queue, read_batch, coalesced, result)
             await queue.ack(_gone(deliveries, settled, read_batch))

@@ -64,8 +64,8 @@ class Acts:
     async def pause(self, keys: str, *, is_pattern: bool) -> Pause | None:
         """Pause a key or a pattern; return the pause that it renews, if there was one."""
         control_store, mandate = self._pipeline.control_store, self._mandate
-        standing = await control_store.standing()
-        before = next((one for one in standing.pauses if (one.keys, one.is_pattern) == (keys, is_pattern)), None)
+        controls = await control_store.controls()
+        before = next((one for one in controls.pauses if (one.keys, one.is_pattern) == (keys, is_pattern)), None)
         at = await self._pipeline.admin.now()
         await control_store.pause(Pause(keys, is_pattern, at, mandate.who, mandate.why))
         await self._record_pause("paused", keys, is_pattern)
@@ -134,7 +134,7 @@ class Acts:
     async def check_pause(self) -> None:
         """Refuse to raise the era of a pipeline that is at work, or whose sink knows none."""
         self._check_era()
-        if not (await self._pipeline.control_store.standing()).is_paused:
+        if not (await self._pipeline.control_store.controls()).is_paused:
             raise ActError(
                 f"pipeline {self._pipeline.name!r} is not paused, so a worker could mix both numberings; "
                 "first keywise pause --all --wait"
@@ -179,7 +179,7 @@ class Acts:
 
     async def resynced(self) -> bool:
         """Say that everything was written again; False if no full resync was due."""
-        if not (await self._pipeline.control_store.standing()).resync_at:
+        if not (await self._pipeline.control_store.controls()).resync_at:
             return False
         await self._pipeline.admin.mark_suspect([], False)
         await self.record("resynced")

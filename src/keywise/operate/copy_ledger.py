@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from keywise.core import rules
 from keywise.core.admin import LedgerCounts
-from keywise.core.controls import PLAIN, Pause, Standing
+from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry
 from keywise.core.errors import ActError
@@ -102,7 +102,7 @@ class Plan(msgspec.Struct, frozen=True):
     pipeline: str
     found: Found
     counts: LedgerCounts
-    standing: Standing
+    controls: Controls
     """Of the source."""
     since: float
     """By the clock of the source: what was charged for a rate before is over."""
@@ -112,20 +112,20 @@ class Plan(msgspec.Struct, frozen=True):
     """How what the target holds differs, in words."""
 
 
-async def resting(pipeline: str, place: Place) -> Standing:
+async def resting(pipeline: str, place: Place) -> Controls:
     """What is set for a pipeline that is to be copied from a place. Nobody may work on it."""
-    standing: Standing = await place.ledger.control_store.standing()
-    if _mark_of(standing) is not None:
+    controls: Controls = await place.ledger.control_store.controls()
+    if _mark_of(controls) is not None:
         raise ActError(
             f"{place.name} holds a copy of pipeline {pipeline!r} that was cut off; copy from the ledger that is whole"
         )
-    if not standing.is_paused:
+    if not controls.is_paused:
         raise ActError(
             f"pipeline {pipeline!r} is not paused in {place.name}, so a worker could change it meanwhile; "
             f"first {_pausing(pipeline)}"
         )
     await _check_claims(pipeline, place)
-    return standing
+    return controls
 
 
 async def _check_claims(pipeline: str, place: Place) -> None:
@@ -153,19 +153,19 @@ class Move:
 
     async def plan(self) -> Plan:
         """Look at both sides, and refuse what cannot be copied. Nothing is changed."""
-        standing = await resting(self._pipeline, self._source)
+        controls = await resting(self._pipeline, self._source)
         counts, since = await self._source.ledger.admin.counts(), await self._source.ledger.admin.now()
         ahead_s = await self._target.ledger.admin.now() - since
         shift_s = 0.0 if abs(ahead_s) < SAME_CLOCK_S else float(math.ceil(ahead_s))
-        plan = Plan(self._pipeline, Found.NOTHING, counts, standing, since, shift_s)
-        there = await self._target.ledger.control_store.standing()
+        plan = Plan(self._pipeline, Found.NOTHING, counts, controls, since, shift_s)
+        there = await self._target.ledger.control_store.controls()
         if (mark := _mark_of(there)) is not None:
             if mark.why == self._why:
                 return replace(plan, found=Found.UNFINISHED)
             return replace(plan, found=Found.OTHER, difference=f"a copy that was cut off: {mark.why}")
         if there == PLAIN and await self._is_empty():
             return plan
-        shift_s = _shift_of(standing, there, plan.shift_s)
+        shift_s = _shift_of(controls, there, plan.shift_s)
         mine = await self._tallied(self._source, "comparing", since, shift_s)
         theirs = await self._tallied(self._target, "comparing", since + shift_s)
         difference = mine.difference(theirs) or await self._miscount()
@@ -173,8 +173,8 @@ class Move:
 
     async def check_replaceable(self) -> None:
         """Refuse to replace what is worked with."""
-        standing = await self._target.ledger.control_store.standing()
-        if not standing.is_paused and _mark_of(standing) is None:
+        controls = await self._target.ledger.control_store.controls()
+        if not controls.is_paused and _mark_of(controls) is None:
             raise ActError(
                 f"pipeline {self._pipeline!r} is not paused in {self._target.name}, so it may be in use; "
                 f"if it is not, pause it there first: {_pausing(self._pipeline)}"
@@ -183,8 +183,8 @@ class Move:
 
     async def run(self, plan: Plan, mandate: Mandate) -> Tallies:
         """Copy everything and compare both sides. What the target holds is replaced."""
-        target, before = self._target.ledger, await self._target.ledger.control_store.standing()
-        there = shifted_standing(plan.standing, plan.shift_s)
+        target, before = self._target.ledger, await self._target.ledger.control_store.controls()
+        there = shifted_controls(plan.controls, plan.shift_s)
         mark = Pause(UNFINISHED, True, await target.admin.now(), storable(mandate.who), self._why)
         await target.transfer.stand(replace(there, pauses=(*there.pauses, mark)))
         await self._refuse_itself(before)
@@ -203,9 +203,9 @@ class Move:
         await self._record(self._source, f"to {self._target.name}: {told}", mandate)
         return copied
 
-    async def _refuse_itself(self, before: Standing) -> None:
+    async def _refuse_itself(self, before: Controls) -> None:
         """One ledger may have two names. Then the mark of the target is found in the source, which had none."""
-        if _mark_of(await self._source.ledger.control_store.standing()) is not None:
+        if _mark_of(await self._source.ledger.control_store.controls()) is not None:
             await self._target.ledger.transfer.stand(before)
             raise ActError(
                 f"{self._source.name} and {self._target.name} are the same ledger; nothing was changed, "
@@ -234,7 +234,7 @@ class Move:
             )
         left = await self._tallied(self._source, "checking the original", plan.since, plan.shift_s)
         difference = copied.difference(left)
-        if difference or await resting(self._pipeline, self._source) != plan.standing:
+        if difference or await resting(self._pipeline, self._source) != plan.controls:
             raise ActError(
                 f"{self._source.name} was changed while it was copied ({difference or 'its pauses'}); "
                 f"stop its workers, and run it again; pipeline {self._pipeline!r} stays paused in {self._target.name}"
@@ -283,13 +283,13 @@ async def _pages(place: Place) -> AsyncIterator[TransferPage]:
             return
 
 
-def _mark_of(standing: Standing) -> Pause | None:
+def _mark_of(controls: Controls) -> Pause | None:
     """The pause of an unfinished copy, if there is one."""
-    return next((one for one in standing.pauses if one.is_pattern and one.keys == UNFINISHED), None)
+    return next((one for one in controls.pauses if one.is_pattern and one.keys == UNFINISHED), None)
 
 
-def _shift_of(mine: Standing, theirs: Standing, otherwise_s: float) -> float:
-    """By how much moments were moved when a standing was copied: the clocks may be a little further apart by now."""
+def _shift_of(mine: Controls, theirs: Controls, otherwise_s: float) -> float:
+    """By how much moments were moved when what is set was copied: the clocks may be a little further apart by now."""
     moments = {replace(pause, at=0.0): pause.at for pause in mine.pauses}
     apart_s = [pause.at - moments[same] for pause in theirs.pauses if (same := replace(pause, at=0.0)) in moments]
     return float(round(apart_s[0])) if apart_s else otherwise_s
@@ -324,11 +324,11 @@ def _carried_line(line: HistoryRecord, shift_s: float) -> HistoryRecord:
     return replace(line, at=line.at + shift_s, **texts)
 
 
-def shifted_standing(standing: Standing, shift_s: float) -> Standing:
+def shifted_controls(controls: Controls, shift_s: float) -> Controls:
     """What is set, on a clock that is ahead."""
-    resync_at = standing.resync_at + shift_s if standing.resync_at else 0.0
-    pauses = tuple(replace(pause, at=pause.at + shift_s) for pause in standing.pauses)
-    return replace(standing, pauses=pauses, resync_at=resync_at)
+    resync_at = controls.resync_at + shift_s if controls.resync_at else 0.0
+    pauses = tuple(replace(pause, at=pause.at + shift_s) for pause in controls.pauses)
+    return replace(controls, pauses=pauses, resync_at=resync_at)
 
 
 def _text(text: str) -> str:

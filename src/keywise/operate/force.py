@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MIN, Change, Order, Outcome, is_unversioned
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.entry import EMPTY, Certainty, Claim, Entry, Refusal, RefusalReason
 from keywise.core.errors import ActError, KeywiseError, MalformedError, UnavailableError
 from keywise.core.failures import cause_of_error
@@ -42,11 +42,11 @@ class Force:
         return await self._write(lambda: self._deletion(key))
 
     async def _truth(self, key: str, older: bool) -> Change[Any]:
-        entry, standing = await self._look(key)
+        entry, controls = await self._look(key)
         change = await self._read(key)
         if change is None:
             return await self._deletion(key)
-        change.order = in_era(change, entry, standing).order or change.order
+        change.order = in_era(change, entry, controls).order or change.order
         mark = entry.mark
         if mark is None or change.order > mark:
             return change
@@ -69,15 +69,15 @@ class Force:
             raise ActError(f"refetch({key!r}) failed: {cause_of_error(error)}; nothing was written") from error
 
     async def _deletion(self, key: str) -> Change[Any]:
-        entry, standing = await self._look(key)
-        era, now = era_of(entry, standing), await self._pipeline.admin.now()
+        entry, controls = await self._look(key)
+        era, now = era_of(entry, controls), await self._pipeline.admin.now()
         seen = [order for order in (entry.mark, unsettled(entry, now)) if order is not None and order[0] == era]
         order = above(max(seen)) if seen else await self._lowest(era)
         return Change(key, order, deleted=True)
 
-    async def _look(self, key: str) -> tuple[Entry, Standing]:
+    async def _look(self, key: str) -> tuple[Entry, Controls]:
         pipeline = self._pipeline
-        return await pipeline.admin.inspect(key) or EMPTY, await pipeline.control_store.standing()
+        return await pipeline.admin.inspect(key) or EMPTY, await pipeline.control_store.controls()
 
     async def _lowest(self, era: int) -> Order:
         """Below all that upstream can send; a pipeline without versions has a lowest order of its own."""

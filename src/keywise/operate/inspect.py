@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, is_unversioned, order_of
-from keywise.core.controls import PLAIN, Pause, Standing
+from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.history import ALARM, ENDS_ALARM, HistoryRecord
 from keywise.core.rules import decide_under, era_of
@@ -194,9 +194,9 @@ async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
         SourceFigures(name, choose_strategy(pipeline, source).value, await source.depth())
         for name, source in pipeline.sources
     ]
-    counts, standing = await pipeline.admin.counts(), await pipeline.control_store.standing()
+    counts, controls = await pipeline.admin.counts(), await pipeline.control_store.controls()
     now = await pipeline.admin.now()
-    alarm = standing_alarm(await pipeline.history_store.history("", ALARM_LINES), now - ALARM_S)
+    alarm = active_alarm(await pipeline.history_store.history("", ALARM_LINES), now - ALARM_S)
     return Figures(
         pipeline=pipeline.name,
         grade=pipeline.grade,
@@ -206,11 +206,11 @@ async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
         claims=counts.claims,
         suspects=counts.suspects,
         dead=counts.dead,
-        era=standing.era,
-        pauses=_on_the_wall(standing.pauses, wall - now),
+        era=controls.era,
+        pauses=_on_the_wall(controls.pauses, wall - now),
         alarms=_on_the_wall([alarm] if alarm is not None else [], wall - now),
         spooled=spooled_of(pipeline.settings, pipeline.name),
-        resync_since=standing.resync_at + wall - now if standing.resync_at else None,
+        resync_since=controls.resync_at + wall - now if controls.resync_at else None,
     )
 
 
@@ -227,7 +227,7 @@ def spooled_of(settings: Settings, pipeline: str) -> Spooled | None:
 async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> Story | None:
     """Tell what the ledger remembers of a key; None if that is nothing at all. `wall` is the time now."""
     admin = pipeline.admin
-    entry, now, standing = await admin.inspect(key), await admin.now(), await pipeline.control_store.standing()
+    entry, now, controls = await admin.inspect(key), await admin.now(), await pipeline.control_store.controls()
     history = await pipeline.history_store.history(key, max(1, lines))
     newest = await admin.dead_letters(LETTERS_MAX)
     ahead_s = wall - now
@@ -236,7 +236,7 @@ async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES
         for number, buried_at, letter in newest
         if letter.key == key
     ]
-    pauses = [pause for pause in standing.pauses if pause.covers(key)]
+    pauses = [pause for pause in controls.pauses if pause.covers(key)]
     if entry is None and not letters and not history and all(pause.is_pattern for pause in pauses):
         return None
     entry = entry or Entry()
@@ -253,8 +253,8 @@ async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES
         suspicion=_suspicion(entry, pipeline, ahead_s),
         letters=letters,
         letters_are_all=len(newest) < LETTERS_MAX,
-        next=meetings(entry, now, policy, _terms(pipeline), standing, key),
-        era=era_of(entry, standing),
+        next=meetings(entry, now, policy, _terms(pipeline), controls, key),
+        era=era_of(entry, controls),
         pauses=_on_the_wall(pauses, ahead_s),
         limit=_limit(entry, pipeline, now, ahead_s),
         history=_on_the_wall(history[:lines], ahead_s),
@@ -262,12 +262,12 @@ async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES
 
 
 def meetings(
-    entry: Entry, now: float, policy: Policy, terms: LeaseTerms | None, standing: Standing = PLAIN, key: str = ""
+    entry: Entry, now: float, policy: Policy, terms: LeaseTerms | None, controls: Controls = PLAIN, key: str = ""
 ) -> list[Meeting]:
     """What a change would meet now, from the lowest version to the highest; equal answers are told together."""
 
     def meet(version: int | None) -> Meeting:
-        refusal = decide_under(standing, entry, ChangeHeader(key, order_of(version)), now, policy, terms)
+        refusal = decide_under(controls, entry, ChangeHeader(key, order_of(version)), now, policy, terms)
         answer, wait_s = (refusal.reason.value, refusal.wait_s) if refusal is not None else ("granted", 0.0)
         return Meeting(version, version, answer, wait_s, versioned=version is not None)
 
@@ -374,7 +374,7 @@ def _version(order: Order | None) -> int | None:
     return None if order is None or is_unversioned(order) else order[1]
 
 
-def standing_alarm(lines: Sequence[HistoryRecord], since: float) -> HistoryRecord | None:
+def active_alarm(lines: Sequence[HistoryRecord], since: float) -> HistoryRecord | None:
     """The newest alarm of a pipeline's lines, newest first; None if it is over, or older than that."""
     newest = next((line for line in lines if line.what in (ALARM, *ENDS_ALARM)), None)
     return newest if newest is not None and newest.what == ALARM and newest.at >= since else None

@@ -38,8 +38,8 @@ async def replay(pipeline: Pipeline, number: int, letter: DeadLetter, *, older: 
 
 async def _judge(pipeline: Pipeline, want: ChangeHeader) -> Refusal | None:
     entry, now = await pipeline.admin.inspect(want.key), await pipeline.admin.now()
-    standing, terms = await pipeline.control_store.standing(), LeaseTerms("", 1.0, despite_pause=True)
-    return decide_under(standing, entry, want, now, Policy(retention_s=pipeline.settings.retention_s), terms)
+    controls, terms = await pipeline.control_store.controls(), LeaseTerms("", 1.0, despite_pause=True)
+    return decide_under(controls, entry, want, now, Policy(retention_s=pipeline.settings.retention_s), terms)
 
 
 def _told(number: int, key: str, version: int | None, reason: RefusalReason, mark: int) -> str:

@@ -45,10 +45,10 @@ def test_what_many_set_at_once_is_all_there():
             pausing = [ledgers[n % 2].control_store.pause(Pause(f"k{n}")) for n in range(30)]
             raising = [ledgers[n % 2].control_store.raise_era() for n in range(6)]
             told = await asyncio.gather(*pausing, *raising)
-            standing = await ledgers[0].control_store.standing()
-            assert {pause.keys for pause in standing.pauses} == {f"k{n}" for n in range(30)}
+            controls = await ledgers[0].control_store.controls()
+            assert {pause.keys for pause in controls.pauses} == {f"k{n}" for n in range(30)}
             assert sorted(told[30:]) == [1, 2, 3, 4, 5, 6], "each raised it for itself"
-            assert standing.era == 6
+            assert controls.era == 6
 
     run(story())
 

@@ -78,7 +78,7 @@ def test_a_restart_on_its_file_loses_nothing(server):
                 "b": RefusalReason.BUSY,
             }
             assert await ledger.commit(held) == []
-            assert (ledger.losses, (await ledger.control_store.standing()).resync_at) == (0, 0.0)
+            assert (ledger.losses, (await ledger.control_store.controls()).resync_at) == (0, 0.0)
 
     run(story())
 
@@ -92,14 +92,14 @@ def test_a_server_that_lost_everything_is_found_out(server):
             server.start()
             await reached(ledger)
             assert ledger.losses == 1
-            assert (await ledger.control_store.standing()).resync_at > 0, "it is said to everybody"
+            assert (await ledger.control_store.controls()).resync_at > 0, "it is said to everybody"
             assert await ledger.commit([held]) == [held], "its claim is gone"
             assert (await ledger.inspect("b")).suspect == 1, "and its write is in doubt"
             await committed(ledger, ("a", 4))
             assert ledger.losses == 1, "it is told once"
         async with ledger_on(server) as later:
             assert later.losses == 0
-            assert (await later.control_store.standing()).resync_at > 0, "also to those who come later"
+            assert (await later.control_store.controls()).resync_at > 0, "also to those who come later"
 
     run(story())
 
@@ -309,10 +309,10 @@ def test_a_claim_that_was_decided_before_a_pause_is_not_granted_after_it():
             seen = []
 
             def act(page, key):
-                seen.append(page.standing.is_paused)
-                return page.entries[key] if page.standing.is_paused else claimed(page, key)
+                seen.append(page.controls.is_paused)
+                return page.entries[key] if page.controls.is_paused else claimed(page, key)
 
-            await ledger._book.work(page, act, under_standing=True)
+            await ledger._book.work(page, act, under_controls=True)
             assert (seen, await ledger.inspect("a")) == ([False, True], None)
 
     run(story())

@@ -51,7 +51,7 @@ async def reached(ledger: RedisLedger) -> None:
 
 
 async def is_due(ledger: RedisLedger) -> bool:
-    return (await ledger.control_store.standing()).resync_at > 0
+    return (await ledger.control_store.controls()).resync_at > 0
 
 
 @pytest.mark.parametrize("end", [ConnectionResetError, asyncio.CancelledError], ids=["cut off", "cancelled"])
@@ -110,14 +110,14 @@ def test_what_was_set_before_a_loss_was_noted_stays_set(server, monkeypatch):
             noted = ledger._scope.on_loss
             await other.counts()
 
-            def slow(standing: bytes, now: float) -> bytes:
+            def slow(controls: bytes, now: float) -> bytes:
                 ledger._scope.on_loss = noted
-                server.command("SET", "keywise:{shop}:standing", '{"era":3}')
-                return noted(standing, now)
+                server.command("SET", "keywise:{shop}:controls", '{"era":3}')
+                return noted(controls, now)
 
             ledger._scope.on_loss = slow
             await ledger.counts()
-            assert (await ledger.control_store.standing()).era == 3
+            assert (await ledger.control_store.controls()).era == 3
             assert await is_due(ledger)
             server.command("FLUSHALL")
             monkeypatch.setattr(redis_scope, "NOTES_MAX", 0)

@@ -121,7 +121,7 @@ def test_a_worker_goes_on_after_a_restart_and_tells_what_was_lost(server, tmp_pa
 
     async def told() -> None:
         async with shop.app.open("shop", work=False) as pipeline:
-            assert (await pipeline.control_store.standing()).resync_at > 0
+            assert (await pipeline.control_store.controls()).resync_at > 0
             assert "alarm" in [line.what for line in await pipeline.history_store.history("", 10)]
 
     run(told())

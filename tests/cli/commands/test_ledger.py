@@ -126,7 +126,7 @@ def test_pipelines_are_those_of_the_app_or_those_that_are_named_or_all(shop):
     shop.write("other.py", "import keywise\napp = keywise.App('sqlite:///old.db')\n")
     shop.at(OLD, *PAUSE)
     with closing(sqlite3.connect(shop.path / "old.db")) as file, file:
-        file.execute("insert into keywise_scopes (name, standing) select 'older', min(standing) from keywise_scopes")
+        file.execute("insert into keywise_scopes (name, controls) select 'older', min(controls) from keywise_scopes")
     noted = shop.copy(OLD, NEW)
     assert "also knows older, which this app has not; copy it with --pipeline" in noted.err
     assert shop.copy(OLD, "sqlite:///all.db", app=None).out.count("copied ") == 2

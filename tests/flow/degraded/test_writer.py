@@ -68,7 +68,7 @@ def test_an_outage_costs_a_running_change_no_attempt():
     async def story() -> None:
         async with Running(rig):
             await rig.pass_s(1.0)
-            outage.ledger.only = ("renew", "claim", "commit", "standing")
+            outage.ledger.only = ("renew", "claim", "commit", "controls")
             rig.sink.behaviour = go_away
             await rig.send(body("a", 1))
             await rig.until(lambda: len(rig.sink.tries) == 1)
@@ -191,7 +191,7 @@ def test_more_keys_than_can_be_noted_make_a_full_resync_due():
             await rig.send(body("a", 2), body("d", 2))
             await rig.until(lambda: not rig.queue)
             outage.comes_back()
-            await rig.until(lambda: rig.ledger._standing().resync_at)
+            await rig.until(lambda: rig.ledger._controls().resync_at)
 
     rig.play(story())
     assert [event.cause for event in rig.of(events.Alarmed)] == [CAUSE]

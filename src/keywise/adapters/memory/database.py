@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from keywise.core.clock import Clock, boot_time
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry
 from keywise.core.history import HistoryRecord
@@ -33,7 +33,7 @@ class Scope(msgspec.Struct):
 
     entries: dict[str, Entry] = {}
     letters: dict[int, tuple[float, DeadLetter]] = {}
-    standings: dict[str, Standing] = {}
+    controls: dict[str, Controls] = {}
     """At most one, under an empty name."""
     chores: dict[str, float] = {}
     """When each was done last."""

@@ -6,7 +6,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from keywise.adapters.memory.database import MemoryDatabase, Scope
-from keywise.core.controls import PLAIN, Standing
+from keywise.core.controls import PLAIN, Controls
 from keywise.core.transfer import TransferPage
 
 
@@ -46,13 +46,13 @@ class MemoryLedgerTransfer:
             for table in (self._scope.entries, self._scope.letters, self._scope.lines, self._scope.chores):
                 table.clear()
 
-    async def stand(self, standing: Standing) -> None:
+    async def set_controls(self, controls: Controls) -> None:
         async with self._database.exclusive():
-            self._database.set(self._scope.standings, "", standing)
+            self._database.set(self._scope.controls, "", controls)
 
     async def tokens_above(self, floor: int) -> int:
         return self._database.tokens_above(floor)
 
 
 def _holds_something(scope: Scope) -> bool:
-    return bool(scope.entries or scope.letters or scope.lines or scope.standings.get("", PLAIN) != PLAIN)
+    return bool(scope.entries or scope.letters or scope.lines or scope.controls.get("", PLAIN) != PLAIN)

@@ -11,7 +11,7 @@ from keywise.adapters.memory.dump import MemoryLedgerTransfer
 from keywise.core import rules
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
-from keywise.core.controls import PLAIN, Pause, Standing
+from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
 from keywise.core.history import HistoryRecord
@@ -41,12 +41,12 @@ class MemoryLedger:
             results = ClaimResults()
             for header in sorted(headers, key=lambda header: header.key):
                 entry = self._entry(header.key)
-                refusal = rules.decide_under(self._standing(), entry, header, self._now(), self._policy, terms)
+                refusal = rules.decide_under(self._controls(), entry, header, self._now(), self._policy, terms)
                 if refusal is not None:
                     results.refused[header.key] = refusal
                     continue
                 token = self.database.token()
-                lifted = rules.in_era(header, entry, self._standing())
+                lifted = rules.in_era(header, entry, self._controls())
                 entry, claim = rules.grant(entry, lifted, token, self._now(), terms, self._policy)
                 self._set(header.key, entry)
                 results.granted.append(claim)
@@ -132,12 +132,12 @@ class MemoryLedger:
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         async with self.database.exclusive():
-            now, standing = self._now(), self._standing()
+            now, controls = self._now(), self._controls()
             for header in headers:
                 entry = self._entry(header.key)
-                lifted = rules.in_era(header, entry, standing)
+                lifted = rules.in_era(header, entry, controls)
                 self._set(header.key, rules.mark_suspect(entry, lifted, now, self._policy))
-            self._stand(standing.with_resync(resync_due, now))
+            self._set_controls(controls.with_resync(resync_due, now))
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
@@ -155,23 +155,23 @@ class MemoryLedger:
     async def now(self) -> float:
         return self._now()
 
-    async def standing(self) -> Standing:
-        return self._standing()
+    async def controls(self) -> Controls:
+        return self._controls()
 
     async def pause(self, pause: Pause) -> None:
         async with self.database.exclusive():
-            others = self._standing().without(pause.keys, pause.is_pattern)
-            self._stand(replace(others, pauses=(*others.pauses, pause)))
+            others = self._controls().without(pause.keys, pause.is_pattern)
+            self._set_controls(replace(others, pauses=(*others.pauses, pause)))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
         async with self.database.exclusive():
-            before = self._standing()
-            self._stand(before.without(keys, is_pattern))
-            return self._standing() != before
+            before = self._controls()
+            self._set_controls(before.without(keys, is_pattern))
+            return self._controls() != before
 
     async def reset(self, claim: Claim) -> int | None:
         async with self.database.exclusive():
-            entry = rules.reset(self._entry(claim.key), claim, self._standing())
+            entry = rules.reset(self._entry(claim.key), claim, self._controls())
             if entry is None:
                 return None
             self._set(claim.key, entry)
@@ -179,11 +179,11 @@ class MemoryLedger:
 
     async def raise_era(self) -> int | None:
         async with self.database.exclusive():
-            entries, standing = self._scope.entries.values(), self._standing()
+            entries, controls = self._scope.entries.values(), self._controls()
             if any(entry.token != 0 and entry.lease_until > self._now() for entry in entries):
                 return None
-            era = 1 + max((rules.era_of(entry, standing) for entry in entries), default=standing.era)
-            self._stand(replace(standing, era=era))
+            era = 1 + max((rules.era_of(entry, controls) for entry in entries), default=controls.era)
+            self._set_controls(replace(controls, era=era))
             return era
 
     async def keys(self, after: str, limit: int) -> list[str]:
@@ -235,11 +235,11 @@ class MemoryLedger:
                 refused.append(claim)
         return refused
 
-    def _standing(self) -> Standing:
-        return self._scope.standings.get("", PLAIN)
+    def _controls(self) -> Controls:
+        return self._scope.controls.get("", PLAIN)
 
-    def _stand(self, standing: Standing) -> None:
-        self.database.set(self._scope.standings, "", standing)
+    def _set_controls(self, controls: Controls) -> None:
+        self.database.set(self._scope.controls, "", controls)
 
     def _keep(self, letter: DeadLetter) -> None:
         self.database.set(self._scope.letters, self.database.number(), (self._now(), letter))
@@ -268,19 +268,19 @@ class MemoryTransaction:
         self._ledger = ledger
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
-        ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
+        ledger, now, controls = self._ledger, self._ledger._now(), self._ledger._controls()
         refusals = {}
         for header in headers:
-            refusal = rules.decide_under(standing, ledger._entry(header.key), header, now, ledger._policy)
+            refusal = rules.decide_under(controls, ledger._entry(header.key), header, now, ledger._policy)
             if refusal is not None:
                 refusals[header.key] = refusal
         return refusals
 
     async def mark(self, headers: Sequence[ChangeHeader]) -> None:
-        ledger, now, standing = self._ledger, self._ledger._now(), self._ledger._standing()
+        ledger, now, controls = self._ledger, self._ledger._now(), self._ledger._controls()
         for header in headers:
             entry = ledger._entry(header.key)
-            marked = rules.mark(entry, rules.in_era(header, entry, standing), now)
+            marked = rules.mark(entry, rules.in_era(header, entry, controls), now)
             ledger._set(header.key, rules.charged(marked, now, ledger._policy))
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
@@ -290,7 +290,7 @@ class MemoryTransaction:
         counts = []
         for header in headers:
             before = self._ledger._entry(header.key)
-            lifted = rules.in_era(header, before, self._ledger._standing())
+            lifted = rules.in_era(header, before, self._ledger._controls())
             entry = rules.fail_unclaimed(before, lifted, self._ledger._now())
             self._ledger._set(header.key, entry)
             counts.append(entry.attempts)

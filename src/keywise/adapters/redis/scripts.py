@@ -59,7 +59,7 @@ for at = 9, #ARGV, 2 do
   states[#states + 1] = state_of(ARGV[at], ARGV[at + 1])
   if ARGV[8] ~= '' then rates[#rates + 1] = redis.call('ZSCORE', P .. 'rates', ARGV[at + 1]) or '' end
 end
-return {time[1], time[2], meta[2], redis.call('GET', P .. 'standing') or '', first, states, rates}
+return {time[1], time[2], meta[2], redis.call('GET', P .. 'controls') or '', first, states, rates}
 """,
     frees=True,
 )
@@ -68,8 +68,8 @@ return {time[1], time[2], meta[2], redis.call('GET', P .. 'standing') or '', fir
 _SWAP = (
     _GUARD
     + """
-local standing = redis.call('GET', P .. 'standing') or ''
-local fits = (ARGV[8] == '*' or ARGV[8] == '=' .. standing)
+local controls = redis.call('GET', P .. 'controls') or ''
+local fits = (ARGV[8] == '*' or ARGV[8] == '=' .. controls)
     and (ARGV[7] == '' or seconds - tonumber(ARGV[7]) <= tonumber(ARGV[9]))
 local wrote, charged, changed = false, 0, {}
 local function keep(more, at)
@@ -150,13 +150,13 @@ if wrote then
     redis.call('HSET', P .. 'meta', 'era', ARGV[11])
   end
 end
-return {time[1], time[2], seq, standing, mine, changed}
+return {time[1], time[2], seq, controls, mine, changed}
 """
 )
 SWAP = Script(_SWAP)
 """Write the states of keys that are as they were when they were read, and tell how the others are now.
 
-ARGV: when they were read (or nothing) and how long ago that may be, with the standing in between; whether marks get
+ARGV: when they were read (or nothing) and how long ago that may be, with the controls in between; whether marks get
 the server's time; the highest era; whether rates are swept. Of each key: bucket, code, state before and after, its
 places in the indexes, and what else: three counts, rate before and after, letters. A bucket without a name keeps
 letters only.
@@ -164,23 +164,23 @@ letters only.
 SWAP_FREEING = Script(_SWAP, frees=True)
 """The same for what gives memory back: it works also when all memory that Redis may use is used."""
 
-STAND = Script(
+SET_CONTROLS = Script(
     _GUARD
     + """
-local standing = redis.call('GET', P .. 'standing') or ''
+local controls = redis.call('GET', P .. 'controls') or ''
 local era = redis.call('HGET', P .. 'meta', 'era') or '0'
 if ARGV[9] ~= '' and redis.call('ZCOUNT', P .. 'held', '(' .. string.format('%.6f', seconds), '+inf') > 0 then
   return {'held'}
 end
-if standing ~= ARGV[7] or (ARGV[9] ~= '' and era ~= ARGV[9]) then return {'changed', standing, era} end
-if ARGV[8] == '' then redis.call('DEL', P .. 'standing') else redis.call('SET', P .. 'standing', ARGV[8]) end
+if controls ~= ARGV[7] or (ARGV[9] ~= '' and era ~= ARGV[9]) then return {'changed', controls, era} end
+if ARGV[8] == '' then redis.call('DEL', P .. 'controls') else redis.call('SET', P .. 'controls', ARGV[8]) end
 local seq = redis.call('HINCRBY', P .. 'meta', 'seq', 1)
 redis.call('ZADD', P .. 'workers', seq, ARGV[3])
 return {'done', seq}
 """,
     frees=True,
 )
-"""Replace the standing. ARGV: before, after, and to raise the era the highest one known: then nobody may hold a key."""
+"""Replace the controls. ARGV: before, after, and to raise the era the highest one known: then nobody may hold a key."""
 
 COUNT = Script(
     _GUARD
@@ -317,14 +317,14 @@ return {1}
 OPEN = Script(
     """
 local P = ARGV[1]
-local standing = redis.call('GET', P .. 'standing') or ''
-if ARGV[7] ~= '' and standing ~= ARGV[9] then return {'changed'} end
+local controls = redis.call('GET', P .. 'controls') or ''
+if ARGV[7] ~= '' and controls ~= ARGV[9] then return {'changed'} end
 redis.call('SADD', 'keywise:scopes', ARGV[8])
 if redis.call('EXISTS', P .. 'meta') == 0 then
   redis.call('HSET', P .. 'meta', 'format', ARGV[6], 'nonce', ARGV[2], 'buckets', ARGV[3], 'seq', ARGV[5])
 end
 if ARGV[7] ~= '' then
-  redis.call('SET', P .. 'standing', ARGV[10])
+  redis.call('SET', P .. 'controls', ARGV[10])
   if tonumber(redis.call('HGET', P .. 'meta', 'seq')) < tonumber(ARGV[5]) then
     redis.call('HSET', P .. 'meta', 'seq', ARGV[5])
   end
@@ -342,7 +342,7 @@ return redis.call('HMGET', P .. 'meta', 'format', 'nonce', 'buckets', 'seq')
     frees=True,
 )
 """What holds for a scope, which is made if it is new. ARGV: prefix, nonce, buckets, worker, seen, format, whether this
-worker has found that something was lost, the scope's name, the standing before and after that is noted in it,
+worker has found that something was lost, the scope's name, the controls before and after that is noted in it,
 and of how many workers the numbers are kept."""
 
 DROP = Script(
@@ -383,7 +383,7 @@ return {string.format('%.0f', last)}
 """Grant only tokens above a number, and tell which is the last one that may have been granted."""
 
 HOLDS = """
-for _, name in ipairs({'active', 'rates', 'buried', 'lines', 'standing'}) do
+for _, name in ipairs({'active', 'rates', 'buried', 'lines', 'controls'}) do
   if redis.call('EXISTS', ARGV[1] .. name) == 1 then return 1 end
 end
 return tonumber(redis.call('HGET', ARGV[1] .. 'meta', 'keys') or 0) > 0 and 1 or 0

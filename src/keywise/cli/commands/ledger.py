@@ -20,7 +20,7 @@ from keywise.cli.app_loader import AppOption, JsonOption, load
 from keywise.cli.commands.pause import note_that
 from keywise.cli.output import cell, complain, count, display, duration, fail, plain, progress, refuse, table, tell_json
 from keywise.core.admin import LedgerCounts
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.entry import Policy
 from keywise.core.errors import ActError, KeywiseError
 from keywise.core.url import Address, shown
@@ -50,8 +50,8 @@ def listed(
     found = asyncio.run(_listed(url))
     if json:
         pipelines = [
-            {"pipeline": name, **msgspec.to_builtins(counts), "paused": standing.is_paused}
-            for name, counts, standing in found
+            {"pipeline": name, **msgspec.to_builtins(counts), "paused": controls.is_paused}
+            for name, counts, controls in found
         ]
         tell_json({"ledger": shown(url), "pipelines": pipelines})
         return
@@ -59,17 +59,17 @@ def listed(
         print(plain(f"{shown(url)} holds nothing of any pipeline"))
         return
     rows = table("pipeline", *NUMBERS, "paused", numbers=NUMBERS)
-    for name, counts, standing in found:
+    for name, counts, controls in found:
         figures = (f"{getattr(counts, number):,}" for number in NUMBERS)
-        rows.add_row(cell(name), *figures, "yes" if standing.is_paused else "no")
+        rows.add_row(cell(name), *figures, "yes" if controls.is_paused else "no")
     display(rows)
 
 
-async def _listed(url: str) -> list[tuple[str, LedgerCounts, Standing]]:
+async def _listed(url: str) -> list[tuple[str, LedgerCounts, Controls]]:
     found, shared = [], Shared()
     for name in await _scopes(url, shared):
         async with _opened(url, name, Policy(), shared) as ledger:
-            found.append((name, await ledger.admin.counts(), await ledger.control_store.standing()))
+            found.append((name, await ledger.admin.counts(), await ledger.control_store.controls()))
     return found
 
 

@@ -8,7 +8,7 @@ import typer
 from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, YesOption, checked_key, confirm, perform
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import count, fail, plain, refuse, tell_json
-from keywise.core.controls import EVERYTHING, Standing
+from keywise.core.controls import EVERYTHING, Controls
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import Acts, keys_like
 
@@ -87,19 +87,19 @@ def resume(  # noqa: PLR0913 - all the words that the command understands
     """
     keys, is_pattern = meant(key, pattern, every)
 
-    async def act(acts: Acts, opened: Pipeline) -> tuple[str, Standing, bool]:
-        standing = await opened.control_store.standing()
-        if is_pattern and any((one.keys, one.is_pattern) == (keys, True) for one in standing.pauses):
+    async def act(acts: Acts, opened: Pipeline) -> tuple[str, Controls, bool]:
+        controls = await opened.control_store.controls()
+        if is_pattern and any((one.keys, one.is_pattern) == (keys, True) for one in controls.pauses):
             await _ask("Resume", keys, opened, every=every, yes=yes)
         ended = await acts.resume(keys, is_pattern=is_pattern)
-        return opened.name, await opened.control_store.standing(), ended
+        return opened.name, await opened.control_store.controls(), ended
 
-    name, standing, ended = perform(Call(app, pipeline, why, who), act)
-    others = _others(standing, keys, is_pattern)
+    name, controls, ended = perform(Call(app, pipeline, why, who), act)
+    others = _others(controls, keys, is_pattern)
     if not ended:
         fail(f"{named(keys, is_pattern)} is not paused in {name}; {others or 'nothing is'}")
     if json:
-        tell_json({"pipeline": name, "resumed": keys, "is_pattern": is_pattern, "pauses": len(standing.pauses)})
+        tell_json({"pipeline": name, "resumed": keys, "is_pattern": is_pattern, "pauses": len(controls.pauses)})
         return
     print(plain(f"resumed {named(keys, is_pattern)} in {name}"))
     if others:
@@ -139,12 +139,12 @@ async def _ask(verb: str, keys: str, opened: Pipeline, *, every: bool, yes: bool
         confirm(f"{verb} {told} of {opened.name} ({count(known, 'known key')})?", yes=yes)
 
 
-def _others(standing: Standing, keys: str, is_pattern: bool) -> str:
+def _others(controls: Controls, keys: str, is_pattern: bool) -> str:
     """What else is paused that somebody may have meant; empty if that is nothing."""
     if is_pattern:
-        meant = standing.pauses
+        meant = controls.pauses
     else:
-        meant = tuple(one for one in standing.pauses if one.covers(keys))
+        meant = tuple(one for one in controls.pauses if one.covers(keys))
     patterns = [named(one.keys, True) for one in meant if one.is_pattern]
     count_of_keys = sum(not one.is_pattern for one in meant)
     told = [*patterns[:5], *([count(count_of_keys, "key")] if count_of_keys else [])]

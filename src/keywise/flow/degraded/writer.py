@@ -142,7 +142,7 @@ class FirstWins:
             if key in withheld:
                 # A worker may have died of it, and only the ledger can count deaths.
                 wait_s = WITHHELD_LOOK_S
-            elif self._pipeline.standing.pauses_key(key):
+            elif self._pipeline.controls.pauses_key(key):
                 wait_s = PAUSE_LOOK_S
             if wait_s > 0:
                 self._lanes.hold(ticket, now + wait_s, is_firm=True)

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.entry import Certainty, Claim, LeaseTerms, Policy, Refusal, RefusalReason
 from keywise.core.history import HistoryRecord
 from keywise.core.ledger import Failure
@@ -66,18 +66,18 @@ async def in_transaction(bench: LedgerBench, header: ChangeHeader, *, another: b
 async def what_is_set_is_seen_by_everybody(bench: LedgerBench) -> None:
     """Pauses stand with who made them, when and why, until they are ended by the name they were made with."""
     control_store, other = bench.ledger.control_store, bench.another.control_store
-    same("the standing of a new pipeline", await other.standing(), Standing())
+    same("the controls of a new pipeline", await other.controls(), Controls())
     one = Pause("a*", is_pattern=True, at=12.5, by="ann", why='it\'s "hot"\n🦉')
     key, renewed = Pause("a*", at=13.0, by="bob"), Pause("a*", at=14.0, by="eve")
     for pause in (one, key, renewed):
         await control_store.pause(pause)
-    same("what is paused", sorted(p.at for p in (await other.standing()).pauses), [12.5, 14.0])
-    same("the pattern", [p for p in (await other.standing()).pauses if p.is_pattern], [one])
+    same("what is paused", sorted(p.at for p in (await other.controls()).pauses), [12.5, 14.0])
+    same("the pattern", [p for p in (await other.controls()).pauses if p.is_pattern], [one])
     same("ending what was never paused", await other.resume("b", False), False)
     same("ending the pattern", await other.resume("a*", True), True)
-    same("what is left", (await control_store.standing()).pauses, (renewed,))
+    same("what is left", (await control_store.controls()).pauses, (renewed,))
     same("ending it twice", (await control_store.resume("a*", False), await other.resume("a*", False)), (True, False))
-    same("the standing after all", await control_store.standing(), Standing())
+    same("the controls after all", await control_store.controls(), Controls())
 
 
 @CONTROL_STORE_PROMISES.add(SAFE)
@@ -186,14 +186,14 @@ async def the_era_of_all_keys_is_raised_while_nobody_works(bench: LedgerBench) -
         await reset(bench, "reset")
     claim = await bench.take(5)
     same("the era while a claim is held", await control_store.raise_era(), None)
-    same("the standing", (await bench.ledger.control_store.standing()).era, 0)
+    same("the controls", (await bench.ledger.control_store.controls()).era, 0)
     await bench.ledger.commit([claim])
     same("the era above that of a key", await control_store.raise_era(), 4)
     for key in ("a", "reset", "new"):
         same(f"the order of a low version of {key}", (await bench.take(1, key=key)).order, (4, 1, 0))
     bench.expire()
-    same("the era above the standing one", await control_store.raise_era(), 5)
-    same("the standing", (await bench.ledger.control_store.standing()).era, 5)
+    same("the era above the one that is set", await control_store.raise_era(), 5)
+    same("the controls", (await bench.ledger.control_store.controls()).era, 5)
 
 
 @CONTROL_STORE_PROMISES.add(LIMITED)

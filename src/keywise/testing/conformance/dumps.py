@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import EVERYTHING, Pause, Standing
+from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Entry, RefusalReason
 from keywise.core.ledger import Failure
@@ -191,19 +191,19 @@ async def many_keys_are_told_each_once(bench: LedgerBench) -> None:
 
 
 @TRANSFER_PROMISES.add(SAFE)
-async def the_standing_is_replaced_as_a_whole(bench: LedgerBench) -> None:
+async def the_controls_are_replaced_as_a_whole(bench: LedgerBench) -> None:
     """Pauses and era that were carried over hold at once, for everybody."""
     await bench.ledger.control_store.pause(Pause("b"))
-    standing = Standing(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)))
-    await transfer_of(bench).stand(standing)
-    same("the standing", await bench.another.control_store.standing(), standing)
+    controls = Controls(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)))
+    await transfer_of(bench).stand(controls)
+    same("the controls", await bench.another.control_store.controls(), controls)
     refused(await bench.ask(1, "w2", key="c"), RefusalReason.PAUSED)
     await transfer_of(bench).clear()
-    same("the standing of a cleared scope", await bench.another.control_store.standing(), standing)
+    same("the controls of a cleared scope", await bench.another.control_store.controls(), controls)
     claim = granted(await asked_despite_pause(bench, ChangeHeader("c", order_of(1))))
     same("the order in the era", claim.order, (3, 1, 0))
-    await transfer_of(bench, another=True).stand(Standing())
-    same("the standing after it", await bench.ledger.control_store.standing(), Standing())
+    await transfer_of(bench, another=True).set_controls(Controls())
+    same("the controls after it", await bench.ledger.control_store.controls(), Controls())
 
 
 @TRANSFER_PROMISES.add(SAFE)

@@ -116,7 +116,7 @@ class History:
             await act()
             for key in self._keys:
                 await self._twins.agree_on(key)
-        for pause in (await self._twins.bench.ledger.control_store.standing()).pauses:
+        for pause in (await self._twins.bench.ledger.control_store.controls()).pauses:
             await self._ask(
                 ("resume", pause), lambda ledger, _: ledger.control_store.resume(pause.keys, pause.is_pattern)
             )  # noqa: B023
@@ -251,23 +251,23 @@ class History:
         keys, is_pattern = self._pausable()
         pause = Pause(keys, is_pattern, 1.0, "somebody", "why")
         await self._ask(pause, lambda ledger, _: ledger.control_store.pause(pause))
-        await self._standing()
+        await self._controls()
 
     async def _resume(self) -> None:
         keys, is_pattern = self._pausable()
         told = ("resume", keys, is_pattern)
         seen, twin = await self._ask(told, lambda ledger, _: ledger.control_store.resume(keys, is_pattern))
         agree("whether there was a pause", seen, twin)
-        await self._standing()
+        await self._controls()
 
     def _pausable(self) -> tuple[str, bool]:
         """One key of this history, or all of them; others have theirs."""
         key = self._rng.choice(self._keys)
         return self._rng.choice(((key, False), (f"{key[:-1]}[ab]", True), (f"{key[:-1]}*", True)))
 
-    async def _standing(self) -> None:
-        seen, twin = await self._ask("standing", lambda ledger, _: ledger.control_store.standing())
-        agree("the standing", seen, twin)
+    async def _controls(self) -> None:
+        seen, twin = await self._ask("controls", lambda ledger, _: ledger.control_store.controls())
+        agree("the controls", seen, twin)
 
     async def _reset(self) -> None:
         for pair in self._exclusions[-1:]:

@@ -1,7 +1,7 @@
 """What every ledger promises about keys that were written while it could not be reached."""
 
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.entry import Certainty, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
@@ -98,12 +98,12 @@ async def a_full_resync_is_due_until_it_is_taken_back(bench: LedgerBench) -> Non
     """It is due since it was said first, everybody sees it, and it holds up nothing."""
     admin, control_store = bench.ledger.admin, bench.another.control_store
     await admin.mark_suspect([], True)
-    since = (await control_store.standing()).resync_at
+    since = (await control_store.controls()).resync_at
     near("since when", since, await admin.now(), within=CLOCK_S)
     bench.advance(100.0)
     await admin.mark_suspect([ChangeHeader("a", order_of(1))], True)
     await admin.mark_suspect([], None)
-    same("since when, said again", (await control_store.standing()).resync_at, since)
+    same("since when, said again", (await control_store.controls()).resync_at, since)
     await bench.take(1)
     await admin.mark_suspect([], False)
-    same("the standing after it", await control_store.standing(), Standing())
+    same("the controls after it", await control_store.controls(), Controls())

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from keywise.adapters.memory.ledger import MemoryLedger
-from keywise.core.controls import Pause, Standing
+from keywise.core.controls import Controls, Pause
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.history import HistoryRecord
@@ -17,10 +17,10 @@ class LinkedOffice:
         self._link = link
         self._ledger = ledger
 
-    async def standing(self) -> Standing:
+    async def controls(self) -> Controls:
         if self._link.is_cut():
             raise UnavailableError("the ledger is down")
-        return await self._ledger.standing()
+        return await self._ledger.controls()
 
     async def acquire(self, task: str, every_s: float) -> bool:
         return await self._link.call(lambda: self._ledger.acquire(task, every_s))

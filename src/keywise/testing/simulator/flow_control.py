@@ -79,9 +79,9 @@ class Flow:
 
     def started(self, world: "World", keys: list[str]) -> None:
         """Work on keys begins now: none of them may be paused."""
-        standing = world.ledger._standing()
+        controls = world.ledger._controls()
         for key in keys:
-            if standing.pauses_key(key):
+            if controls.pauses_key(key):
                 world.auditor.violate(f"{key} is worked on though it is paused")
 
     # Somebody meddles.
@@ -151,7 +151,7 @@ class Flow:
                 await world.ledger.release([claim])
                 return False
             # Whatever is sent from now on waits until the key is free, and belongs to the new era.
-            self._eras[key] = rules.era_of(world.entries()[key], world.ledger._standing()) + 1
+            self._eras[key] = rules.era_of(world.entries()[key], world.ledger._controls()) + 1
             era = await world.ledger.reset(claim)
             assert era == self._eras[key], "the operator holds the key"
             world.faults.injected["restart of versions"] += 1

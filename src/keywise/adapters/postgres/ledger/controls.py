@@ -5,9 +5,9 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
-from keywise.adapters.postgres.ledger.working_set import Book, Scope, standing_of, text_of
+from keywise.adapters.postgres.ledger.working_set import Book, Scope, controls_of, text_of
 from keywise.core import ledger_steps as bookkeeping
-from keywise.core.controls import Pause, Standing
+from keywise.core.controls import Controls, Pause
 from keywise.core.entry import Claim, Policy
 from keywise.core.key_encoding import decoded, encoded
 
@@ -20,19 +20,19 @@ class PostgresControlStore:
         self._scope = scope
         self._policy = policy
 
-    async def standing(self) -> Standing:
-        [[text]] = await self._database.read("select standing from keywise_scopes where id = $1", self._scope.number)
-        return standing_of(text)
+    async def controls(self) -> Controls:
+        [[text]] = await self._database.read("select controls from keywise_scopes where id = $1", self._scope.number)
+        return controls_of(text)
 
     async def pause(self, pause: Pause) -> None:
-        def change(standing: Standing) -> Standing:
-            others = standing.without(pause.keys, pause.is_pattern)
+        def change(controls: Controls) -> Controls:
+            others = controls.without(pause.keys, pause.is_pattern)
             return replace(others, pauses=(*others.pauses, pause))
 
         await self._change(change)
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        before, after = await self._change(lambda standing: standing.without(keys, is_pattern))
+        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
         return after != before
 
     async def reset(self, claim: Claim) -> int | None:
@@ -51,9 +51,9 @@ class PostgresControlStore:
                 [[held, highest, text]] = await connection.fetch(_ERA, scope, now)
                 if held:
                     return None
-                standing = standing_of(text)
-                era = 1 + max(standing.era, highest)
-                await connection.execute(STORE, scope, text_of(replace(standing, era=era)))
+                controls = controls_of(text)
+                era = 1 + max(controls.era, highest)
+                await connection.execute(STORE, scope, text_of(replace(controls, era=era)))
         return int(era)
 
     async def keys(self, after: str, limit: int) -> list[str]:
@@ -71,28 +71,28 @@ class PostgresControlStore:
         )
 
     async def note_resync(self, is_due: bool) -> None:
-        """Of the operator's `mark_suspect`: a standing is changed while nobody decides about a key."""
+        """Of the operator's `mark_suspect`: what is set is changed while nobody decides about a key."""
         now = await self._database.now()
-        await self._change(lambda standing: standing.with_resync(is_due, now))
+        await self._change(lambda controls: controls.with_resync(is_due, now))
 
-    async def _change(self, change: Callable[[Standing], Standing]) -> tuple[Standing, Standing]:
+    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
         """What is set before and after; nobody decides about a key meanwhile."""
         scope = self._scope.number
         async with self._database.transaction(scope=scope, alone=True) as connection:
             with postgres_errors(self._database.name):
-                text = await connection.fetchval("select standing from keywise_scopes where id = $1", scope)
-                before = standing_of(text)
+                text = await connection.fetchval("select controls from keywise_scopes where id = $1", scope)
+                before = controls_of(text)
                 after = change(before)
                 await connection.execute(STORE, scope, text_of(after))
         return before, after
 
 
-STORE = "update keywise_scopes set standing = $2 where id = $1"
+STORE = "update keywise_scopes set controls = $2 where id = $1"
 _ERA = (
     "select exists (select 1 from keywise_active where scope = $1 and token != 0 and lease_until > $2), "
     "greatest(0, (select max(era) from keywise_marks where scope = $1), "
     "(select max((entry::json ->> 'era')::int) from keywise_active where scope = $1)), "
-    "(select standing from keywise_scopes where id = $1)"
+    "(select controls from keywise_scopes where id = $1)"
 )
 _KEYS = (
     "select key from keywise_marks where scope = $1 and key > $2 and (version is not null or active) "

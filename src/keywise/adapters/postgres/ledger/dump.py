@@ -18,7 +18,7 @@ from keywise.adapters.postgres.ledger.working_set import (
     letter_row,
     text_of,
 )
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, Policy
 from keywise.core.history import HistoryRecord
@@ -111,11 +111,11 @@ class PostgresLedgerTransfer:
             while await self._database.write(statement, self._scope.number):
                 pass
 
-    async def stand(self, standing: Standing) -> None:
+    async def set_controls(self, controls: Controls) -> None:
         scope = self._scope.number
         async with self._database.transaction(scope=scope, alone=True) as connection:
             with postgres_errors(self._database.name):
-                await connection.execute(STORE, scope, text_of(standing))
+                await connection.execute(STORE, scope, text_of(controls))
 
     async def tokens_above(self, floor: int) -> int:
         # Others may take tokens meanwhile, and a sequence that is set falls back behind them if it is set too near.
@@ -126,7 +126,7 @@ class PostgresLedgerTransfer:
 
 _ROWS = " or ".join(f"exists (select 1 from {one} where scope = scopes.id)" for one in CLEARED if one != _CHORES)  # noqa: S608
 _SCOPES = (
-    f"select name from keywise_scopes as scopes where standing != '{{}}' or {_ROWS} "  # noqa: S608
+    f"select name from keywise_scopes as scopes where controls != '{{}}' or {_ROWS} "  # noqa: S608
     'order by name collate "C"'
 )
 _KEYS = " union ".join(

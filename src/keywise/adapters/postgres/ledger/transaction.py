@@ -42,7 +42,7 @@ class PostgresTransaction:
             self._placed |= book.placed
             self._now, self._careful = book.now, None
             self._active = {key for key, row in rows.items() if row[5]}
-            is_plain = book.standing.is_plain and self._policy.rate is None
+            is_plain = book.controls.is_plain and self._policy.rate is None
             if not is_plain or any(row[0] for row in rows.values()):
                 await book.read(rows)
                 self._careful = book

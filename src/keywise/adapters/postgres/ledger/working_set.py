@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from keywise.core import rules
 from keywise.core.change import Order
-from keywise.core.controls import PLAIN, Standing
+from keywise.core.controls import PLAIN, Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, Policy
 from keywise.core.key_encoding import decoded, encoded
@@ -44,7 +44,7 @@ class Book:
         self._letters: list[DeadLetter] = []
         self.placed: set[str] = set()
         """Keys whose rows of marks hold nothing yet."""
-        self.standing = PLAIN
+        self.controls = PLAIN
         self.now = 0.0
         """The store's clock, read when all keys were locked."""
 
@@ -52,15 +52,15 @@ class Book:
         """Lock keys in their order, and tell the row of each."""
         wanted = sorted((encoded(key), key) for key in dict.fromkeys(keys))
         if not wanted:
-            [[now, standing]] = await self._connection.fetch(_CLOCK, self._scope)
-            self._set_standing(now, standing)
+            [[now, controls]] = await self._connection.fetch(_CLOCK, self._scope)
+            self._set_controls(now, controls)
             return {}
         codes = [code for code, _ in wanted]
         # All in one step and in their order, those that nobody has seen too: else workers could wait for each other.
         placed = await self._connection.fetch(_PLACE, self._scope, codes)
         self.placed |= {decoded(code) for (code,) in placed}
         rows = await self._connection.fetch(_ROWS, self._scope, codes)
-        self._set_standing(rows[-1][6], rows[-1][7])
+        self._set_controls(rows[-1][6], rows[-1][7])
         return {key: row for (_, key), row in zip(wanted, rows, strict=True)}
 
     async def load(self, keys: Iterable[str]) -> None:
@@ -143,9 +143,9 @@ class Book:
         await self.store()
         return len(gone)
 
-    def _set_standing(self, now: float, text: str) -> None:
+    def _set_controls(self, now: float, text: str) -> None:
         self.now = now + self._ahead_s
-        self.standing = standing_of(text)
+        self.controls = controls_of(text)
 
     def _is_active(self, key: str) -> bool:
         before = self._entries.get(key)
@@ -185,13 +185,13 @@ def mark_of(row: Sequence[Any]) -> Order | None:
 
 
 @lru_cache(maxsize=16)
-def standing_of(text: str) -> Standing:
+def controls_of(text: str) -> Controls:
     """It is read in every batch, and seldom changes."""
-    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Standing)
+    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Controls)
 
 
-def text_of(standing: Standing) -> str:
-    return msgspec.json.encode(standing).decode() if standing != PLAIN else "{}"
+def text_of(controls: Controls) -> str:
+    return msgspec.json.encode(controls).decode() if controls != PLAIN else "{}"
 
 
 def headers_of(text: str | None) -> dict[str, str] | None:
@@ -246,11 +246,11 @@ def _is_idle(entry: Entry) -> bool:
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE = msgspec.json.Decoder(Entry).decode
 _NOW = "extract(epoch from clock_timestamp())::float8"
-_STANDING = "(select standing from keywise_scopes where id = $1)"
-_CLOCK = f"select {_NOW}, {_STANDING}"
+_CONTROLS = "(select controls from keywise_scopes where id = $1)"
+_CLOCK = f"select {_NOW}, {_CONTROLS}"
 _ROWS = (
     "select one.era, one.version, one.generation, one.deleted, one.updated_at, one.active, "  # noqa: S608
-    f"{_NOW}, {_STANDING} from unnest($2::bytea[]) as wanted (key) cross join lateral ("
+    f"{_NOW}, {_CONTROLS} from unnest($2::bytea[]) as wanted (key) cross join lateral ("
     "select era, version, generation, deleted, updated_at, active from keywise_marks "
     "where scope = $1 and key = wanted.key offset 0) as one"
 )
@@ -272,7 +272,7 @@ MARK_NEWER = (
     "insert into keywise_marks as marks (scope, key, version, deleted, updated_at) "  # noqa: S608
     f"select $1, key, version, deleted, ceil({_NOW} + $5::float8) "
     "from unnest($2::bytea[], $3::text::bigint[], $4::boolean[]) as one (key, version, deleted) "
-    f"where {_STANDING} = '{{}}' and $6::float8 >= {_NOW} + $5::float8 "
+    f"where {_CONTROLS} = '{{}}' and $6::float8 >= {_NOW} + $5::float8 "
     "on conflict (scope, key) do update set version = excluded.version, generation = null, "
     "deleted = excluded.deleted, updated_at = excluded.updated_at "
     "where marks.active is null and marks.era is null and excluded.version > marks.version "

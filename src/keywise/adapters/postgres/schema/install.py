@@ -15,7 +15,7 @@ LOCKS = 0x6B657977
 FIRST = """
 create table keywise_scopes (
     id integer generated always as identity primary key, name text not null unique,
-    standing text not null default '{}'
+    controls text not null default '{}'
 );
 create table keywise_marks (
     version bigint, updated_at bigint not null, scope integer not null, era integer, generation integer,

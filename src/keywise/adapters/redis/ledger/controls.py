@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from keywise.adapters.redis.ledger.listing import active_entries, codes_after
 from keywise.adapters.redis.ledger.scope import RedisScope
-from keywise.adapters.redis.ledger.working_set import TRIES_MAX, WAIT_S, Book, Page, standing_of, text_of
-from keywise.adapters.redis.scripts import PERIODIC_LOCK, PROBE, STAND
+from keywise.adapters.redis.ledger.working_set import TRIES_MAX, WAIT_S, Book, Page, controls_of, text_of
+from keywise.adapters.redis.scripts import PERIODIC_LOCK, PROBE, SET_CONTROLS
 from keywise.core import rules
-from keywise.core.controls import Pause, Standing
+from keywise.core.controls import Controls, Pause
 from keywise.core.entry import Claim, Entry
 from keywise.core.errors import UnavailableError
 from keywise.core.key_encoding import decoded, encoded
@@ -27,18 +27,18 @@ class RedisControlStore:
         self._scope = scope
         self._book = book
 
-    async def standing(self) -> Standing:
-        return standing_of(await self._scope.database.run("GET", self._scope.key("standing")) or b"")
+    async def controls(self) -> Controls:
+        return controls_of(await self._scope.database.run("GET", self._scope.key("controls")) or b"")
 
     async def pause(self, pause: Pause) -> None:
-        def change(standing: Standing) -> Standing:
-            others = standing.without(pause.keys, pause.is_pattern)
+        def change(controls: Controls) -> Controls:
+            others = controls.without(pause.keys, pause.is_pattern)
             return replace(others, pauses=(*others.pauses, pause))
 
         await self._change(change)
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        before, after = await self._change(lambda standing: standing.without(keys, is_pattern))
+        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
         return after != before
 
     async def reset(self, claim: Claim) -> int | None:
@@ -46,21 +46,21 @@ class RedisControlStore:
 
         def act(page: Page, key: str) -> Entry | None:
             raised.clear()
-            entry = rules.reset(page.entries[key], claim, page.standing)
+            entry = rules.reset(page.entries[key], claim, page.controls)
             if entry is None:
                 return page.entries[key]
             raised.append(entry.era)
             return entry
 
-        await self._book.work(await self._book.read([claim.key]), act, under_standing=True)
+        await self._book.work(await self._book.read([claim.key]), act, under_controls=True)
         return raised[0] if raised else None
 
     async def raise_era(self) -> int | None:
         text, era = await self._read()
         for _ in range(TRIES_MAX):
-            standing = standing_of(text)
-            raised = 1 + max(standing.era, int(era))
-            answer = await self._stand(text, text_of(replace(standing, era=raised)), era)
+            controls = controls_of(text)
+            raised = 1 + max(controls.era, int(era))
+            answer = await self._set_controls(text, text_of(replace(controls, era=raised)), era)
             if answer[0] == HELD:
                 return None
             if answer[0] == DONE:
@@ -84,32 +84,32 @@ class RedisControlStore:
         return bool(done)
 
     async def note_resync(self, is_due: bool) -> None:
-        """Of the operator's `mark_suspect`: a standing is changed while nobody decides about a key."""
+        """Of the operator's `mark_suspect`: what is set is changed while nobody decides about a key."""
         now = await self._scope.database.now()
-        await self._change(lambda standing: standing.with_resync(is_due, now))
+        await self._change(lambda controls: controls.with_resync(is_due, now))
 
-    async def stand(self, standing: Standing) -> None:
+    async def set_controls(self, controls: Controls) -> None:
         """Replace what holds for all keys."""
-        await self._change(lambda _: standing)
+        await self._change(lambda _: controls)
 
-    async def _stand(self, before: bytes, after: bytes, era: bytes = b"") -> list[Any]:
-        answer = await self._scope.call(STAND, before, after, era)
+    async def _set_controls(self, before: bytes, after: bytes, era: bytes = b"") -> list[Any]:
+        answer = await self._scope.call(SET_CONTROLS, before, after, era)
         if answer[0] == DONE:
             self._scope.saw(answer[1], answer[1])
         return answer
 
     async def _read(self) -> tuple[bytes, bytes]:
-        text = await self._scope.database.run("GET", self._scope.key("standing")) or b""
+        text = await self._scope.database.run("GET", self._scope.key("controls")) or b""
         era = await self._scope.database.run("HGET", self._scope.key("meta"), "era") or b"0"
         return text, era
 
-    async def _change(self, change: Callable[[Standing], Standing]) -> tuple[Standing, Standing]:
+    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
         """What is set before and after; no claim that was decided before is granted after it."""
         text, _ = await self._read()
         for attempt in range(TRIES_MAX):
-            before = standing_of(text)
+            before = controls_of(text)
             after = change(before)
-            answer = await self._stand(text, text_of(after))
+            answer = await self._set_controls(text, text_of(after))
             if answer[0] == DONE:
                 return before, after
             text = answer[1]

@@ -13,7 +13,7 @@ from keywise.adapters.redis.ledger.listing import active_entries, charged_codes,
 from keywise.adapters.redis.ledger.scope import SCOPES, RedisScope, prefix_of
 from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS, Book, Page, stretches
 from keywise.adapters.redis.scripts import FLOOR, HOLDING, KEEP
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Policy
 from keywise.core.key_encoding import decoded
@@ -66,8 +66,8 @@ class RedisLedgerTransfer:
     async def clear(self) -> None:
         await self._scope.clear()
 
-    async def stand(self, standing: Standing) -> None:
-        await self._control_store.stand(standing)
+    async def set_controls(self, controls: Controls) -> None:
+        await self._control_store.set_controls(controls)
 
     async def tokens_above(self, floor: int) -> int:
         [last] = await self._scope.call(FLOOR, floor >> TOKEN_NONCE_BITS)

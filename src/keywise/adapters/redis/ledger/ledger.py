@@ -16,7 +16,7 @@ from keywise.adapters.redis.ledger.entry_encoding import IDLE, entry_of, state_o
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries
 from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
-from keywise.adapters.redis.ledger.working_set import Book, Page, standing_of, stretches, text_of
+from keywise.adapters.redis.ledger.working_set import Book, Page, controls_of, stretches, text_of
 from keywise.adapters.redis.scripts import COUNT, DROP, WALK
 from keywise.core import rules
 from keywise.core.admin import LedgerCounts
@@ -77,16 +77,16 @@ class RedisLedger:
 
         def act(page: Page, key: str) -> Entry | None:
             header, entry = by_key[key], page.entries[key]
-            refusal = rules.decide_under(page.standing, entry, header, page.now, self._policy, terms)
+            refusal = rules.decide_under(page.controls, entry, header, page.now, self._policy, terms)
             if refusal is not None:
                 told[key] = refusal
                 return entry
-            lifted = rules.in_era(header, entry, page.standing)
+            lifted = rules.in_era(header, entry, page.controls)
             after[key], told[key] = rules.grant(entry, lifted, page.tokens[key], page.now, terms, self._policy)
             return after[key]
 
         page = await self._book.read(by_key, tokens=True)
-        await self._book.work(page, act, frees=False, under_standing=True)
+        await self._book.work(page, act, frees=False, under_controls=True)
         results = ClaimResults()
         for key in by_key:
             answer = told[key]
@@ -189,11 +189,11 @@ class RedisLedger:
         by_key = {header.key: header for header in headers}
 
         def act(page: Page, key: str) -> Entry | None:
-            lifted = rules.in_era(by_key[key], page.entries[key], page.standing)
+            lifted = rules.in_era(by_key[key], page.entries[key], page.controls)
             return rules.mark_suspect(page.entries[key], lifted, page.now, self._policy)
 
         if by_key:
-            await self._book.work(await self._book.read(by_key), act, under_standing=True)
+            await self._book.work(await self._book.read(by_key), act, under_controls=True)
         if resync_due is not None:
             await self.control_store.note_resync(resync_due)
 
@@ -240,10 +240,10 @@ class RedisLedger:
         assert name == self._scope.name, "a ledger forgets only itself"
         await self._scope.forget()
 
-    def _lost(self, standing: bytes, now: float) -> bytes:
+    def _lost(self, controls: bytes, now: float) -> bytes:
         """Nobody knows which marks are gone, so everything has to be sent again."""
         self._known.clear()
-        return text_of(standing_of(standing).with_resync(True, now))
+        return text_of(controls_of(controls).with_resync(True, now))
 
     async def _end(
         self,

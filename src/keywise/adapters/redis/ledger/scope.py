@@ -47,8 +47,8 @@ class RedisScope:
         """How often it was looked at what is there: whoever asked before that knows less."""
         self._is_losing = False
         """A loss was found, and is not noted yet."""
-        self.on_loss: Callable[[bytes, float], bytes] = lambda standing, now: standing
-        """What a standing becomes, at a moment, when something was lost."""
+        self.on_loss: Callable[[bytes, float], bytes] = lambda controls, now: controls
+        """What what is set becomes, at a moment, when something was lost."""
 
     @property
     def buckets_all(self) -> int:
@@ -103,7 +103,7 @@ class RedisScope:
     async def forget(self) -> None:
         """Remove all that is kept under this name."""
         await self.clear()
-        await self.database.run("UNLINK", *map(self.key, ("meta", "standing", "workers")))
+        await self.database.run("UNLINK", *map(self.key, ("meta", "controls", "workers")))
         await self.database.run("SREM", SCOPES, self.name)
 
     async def _note_loss(self) -> None:
@@ -116,7 +116,7 @@ class RedisScope:
             self.losses += 1
         for _ in range(NOTES_MAX):
             now = await self.database.now()
-            before = await self.database.run("GET", self.key("standing")) or b""
+            before = await self.database.run("GET", self.key("controls")) or b""
             found = await self._open(self._seen, before, self.on_loss(before, now), lost=True)
             if found != [b"changed"]:
                 return self._learn(found, lost=True)

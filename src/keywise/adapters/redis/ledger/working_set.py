@@ -19,7 +19,7 @@ from keywise.adapters.redis.ledger.entry_encoding import ACTIVE, entry_of, state
 from keywise.adapters.redis.ledger.scope import RedisScope
 from keywise.adapters.redis.scripts import READ, SWAP, SWAP_FREEING
 from keywise.core import rules
-from keywise.core.controls import PLAIN, Standing
+from keywise.core.controls import PLAIN, Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, Policy
 from keywise.core.errors import UnavailableError
@@ -34,7 +34,7 @@ READ_WITHIN_S = 10.0
 Where keys are forgotten sooner it has to be younger: a key that was not there may have come and gone meanwhile.
 """
 TOKEN_NONCE_BITS = 11
-ANY_STANDING = "*"
+ANY_CONTROLS = "*"
 LETTERS_MAX = 1_000
 LETTER_BYTES_MAX = 64 * 1024 * 1024
 """So many dead letters one step carries at the most; Redis takes 512 MB in one argument, and 1 GB in one command."""
@@ -50,8 +50,8 @@ class Page(msgspec.Struct):
     rates: dict[str, bytes] = {}
     now: float = 0.0
     """The store's clock."""
-    standing: Standing = PLAIN
-    standing_text: bytes = b""
+    controls: Controls = PLAIN
+    controls_text: bytes = b""
     tokens: dict[str, int] = {}
     letters: dict[str, list[DeadLetter]] = {}
     """To be kept with what becomes of each key."""
@@ -82,25 +82,25 @@ class Book:
         for code in named.values():
             arguments += (self._scope.bucket(code), code)
         answer = await self._scope.call(READ, *arguments)
-        seconds, microseconds, seq, standing, first, states, rates = answer
+        seconds, microseconds, seq, controls, first, states, rates = answer
         self._scope.saw(seq)
-        page = self._page(seconds, microseconds, standing)
+        page = self._page(seconds, microseconds, controls)
         for number, key in enumerate(named):
             self._put(page, key, states[number], rates[number] if rated else b"")
             if tokens:
                 page.tokens[key] = (int(first) + number) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS)
         return page
 
-    async def work(self, page: Page, act: Act, *, frees: bool = True, under_standing: bool = False) -> dict[str, bytes]:
+    async def work(self, page: Page, act: Act, *, frees: bool = True, under_controls: bool = False) -> dict[str, bytes]:
         """Decide about all keys of a page and write it, again for those that changed meanwhile.
 
-        What is told are the states that were written. Under the standing, that must not have changed either.
+        What is told are the states that were written. Under the controls, that must not have changed either.
         """
         written: dict[str, bytes] = {}
         for attempt in range(TRIES_MAX):
             page.letters.clear()
             after = {key: act(page, key) for key in page.states}
-            page, done = await self._swap(page, after, frees=frees, under_standing=under_standing)
+            page, done = await self._swap(page, after, frees=frees, under_controls=under_controls)
             written |= done
             if not page.states:
                 return written
@@ -111,11 +111,11 @@ class Book:
     async def keep(self, letters: Sequence[DeadLetter]) -> None:
         """Keep letters that end no claim, no more than one step carries."""
         more = _more((0, 0, 0), (b"", b""), letters)
-        answer = await self._scope.call(SWAP, *self._terms(Page(), under_standing=False), *("", *(b"",) * 5, more))
+        answer = await self._scope.call(SWAP, *self._terms(Page(), under_controls=False), *("", *(b"",) * 5, more))
         self._scope.saw(answer[2], answer[4])
 
     async def _swap(
-        self, page: Page, after: Mapping[str, Entry | None], *, frees: bool, under_standing: bool
+        self, page: Page, after: Mapping[str, Entry | None], *, frees: bool, under_controls: bool
     ) -> tuple[Page, dict[str, bytes]]:
         """Write what became of keys: the page of those that changed meanwhile, and the states of the others."""
         arguments: list[Any] = []
@@ -131,11 +131,11 @@ class Book:
             arguments += self._item(page, key, entry, state)
         if not states:
             return Page(), {}
-        terms = self._terms(page, under_standing=under_standing, era=era)
+        terms = self._terms(page, under_controls=under_controls, era=era)
         answer = await self._scope.call(SWAP_FREEING if frees else SWAP, *terms, *arguments)
-        seconds, microseconds, seq, standing, own, changed = answer
+        seconds, microseconds, seq, controls, own, changed = answer
         self._scope.saw(seq, own)
-        fresh, keys = self._page(seconds, microseconds, standing), list(states)
+        fresh, keys = self._page(seconds, microseconds, controls), list(states)
         for number, state, rate in zip(changed[::3], changed[1::3], changed[2::3], strict=True):
             key = keys[number]
             self._put(fresh, key, state, rate)
@@ -144,12 +144,12 @@ class Book:
             del states[key]
         return fresh, states
 
-    def _terms(self, page: Page, *, under_standing: bool, era: int = 0) -> tuple[Any, ...]:
+    def _terms(self, page: Page, *, under_controls: bool, era: int = 0) -> tuple[Any, ...]:
         """What has to hold for anything to be written."""
         read_at = "" if page.read_at is None else repr(page.read_at)
-        standing: Any = b"=" + page.standing_text if under_standing else ANY_STANDING
+        controls: Any = b"=" + page.controls_text if under_controls else ANY_CONTROLS
         stamp, sweep = "1" if page.is_timed_there else "", "" if self._keeps_rates else "1"
-        return read_at, standing, self._read_within_s(), stamp, era, sweep
+        return read_at, controls, self._read_within_s(), stamp, era, sweep
 
     def _read_within_s(self) -> float:
         if self._policy.retention_s is None:
@@ -179,9 +179,9 @@ class Book:
         before = page.entries[key]
         return before is None or entry.rate_at != before.rate_at
 
-    def _page(self, seconds: bytes, microseconds: bytes, standing: bytes) -> Page:
+    def _page(self, seconds: bytes, microseconds: bytes, controls: bytes) -> Page:
         now = int(seconds) + int(microseconds) / 1e6 + self._scope.database.ahead_s
-        return Page(now=now, read_at=now, standing=standing_of(standing), standing_text=standing)
+        return Page(now=now, read_at=now, controls=controls_of(controls), controls_text=controls)
 
     def _put(self, page: Page, key: str, state: bytes, rate: bytes) -> None:
         entry = entry_of(state)
@@ -192,13 +192,13 @@ class Book:
 
 
 @lru_cache(maxsize=16)
-def standing_of(text: bytes) -> Standing:
+def controls_of(text: bytes) -> Controls:
     """It is read in every batch, and seldom changes."""
-    return msgspec.json.decode(text, type=Standing) if text else PLAIN
+    return msgspec.json.decode(text, type=Controls) if text else PLAIN
 
 
-def text_of(standing: Standing) -> bytes:
-    return msgspec.json.encode(standing) if standing != PLAIN else b""
+def text_of(controls: Controls) -> bytes:
+    return msgspec.json.encode(controls) if controls != PLAIN else b""
 
 
 def stretches(items: Iterable[T], letter: Callable[[T], DeadLetter]) -> Iterator[list[T]]:

@@ -7,9 +7,9 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
-from keywise.adapters.sqlite.ledger.working_set import KEYS, Book, Scope, load_standing, store_standing
+from keywise.adapters.sqlite.ledger.working_set import KEYS, Book, Scope, load_controls, store_controls
 from keywise.core import ledger_steps as bookkeeping
-from keywise.core.controls import Pause, Standing
+from keywise.core.controls import Controls, Pause
 from keywise.core.entry import Claim, Policy
 
 T = TypeVar("T")
@@ -23,22 +23,22 @@ class SqliteControlStore:
         self._scope = scope
         self._policy = policy
 
-    async def standing(self) -> Standing:
+    async def controls(self) -> Controls:
         with sqlite_errors(self._database.path):
-            return load_standing(self._database.reader, self._scope.number)
+            return load_controls(self._database.reader, self._scope.number)
 
     async def pause(self, pause: Pause) -> None:
-        def act(connection: sqlite3.Connection, standing: Standing) -> None:
-            others = standing.without(pause.keys, pause.is_pattern)
-            store_standing(connection, self._scope.number, replace(others, pauses=(*others.pauses, pause)))
+        def act(connection: sqlite3.Connection, controls: Controls) -> None:
+            others = controls.without(pause.keys, pause.is_pattern)
+            store_controls(connection, self._scope.number, replace(others, pauses=(*others.pauses, pause)))
 
         await self._change(act)
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        def act(connection: sqlite3.Connection, standing: Standing) -> bool:
-            others = standing.without(keys, is_pattern)
-            store_standing(connection, self._scope.number, others)
-            return others != standing
+        def act(connection: sqlite3.Connection, controls: Controls) -> bool:
+            others = controls.without(keys, is_pattern)
+            store_controls(connection, self._scope.number, others)
+            return others != controls
 
         return await self._change(act)
 
@@ -53,13 +53,13 @@ class SqliteControlStore:
         return await self._database.write(act)
 
     async def raise_era(self) -> int | None:
-        def act(connection: sqlite3.Connection, standing: Standing) -> int | None:
+        def act(connection: sqlite3.Connection, controls: Controls) -> int | None:
             scope, now = self._scope.number, self._database.now()
             if connection.execute(_HELD, (scope, now)).fetchone() is not None:
                 return None
             [highest] = connection.execute(_HIGHEST, (scope, scope)).fetchone()
-            era = 1 + max(standing.era, highest or 0)
-            store_standing(connection, self._scope.number, replace(standing, era=era))
+            era = 1 + max(controls.era, highest or 0)
+            store_controls(connection, self._scope.number, replace(controls, era=era))
             return era
 
         return await self._change(act)
@@ -79,9 +79,9 @@ class SqliteControlStore:
 
         return await self._database.write(act)
 
-    async def _change(self, act: Callable[[sqlite3.Connection, Standing], T]) -> T:
+    async def _change(self, act: Callable[[sqlite3.Connection, Controls], T]) -> T:
         return await self._database.write(
-            lambda connection: act(connection, load_standing(connection, self._scope.number))
+            lambda connection: act(connection, load_controls(connection, self._scope.number))
         )
 
 

@@ -13,9 +13,9 @@ from keywise.adapters.sqlite.ledger.working_set import (
     Scope,
     entry_of,
     headers_of,
-    store_standing,
+    store_controls,
 )
-from keywise.core.controls import Standing
+from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Policy
 from keywise.core.history import HistoryRecord
@@ -104,8 +104,8 @@ class SqliteLedgerTransfer:
         scope = self._scope.number
         return await self._database.write(lambda connection: connection.execute(statement, (scope, scope)).rowcount)
 
-    async def stand(self, standing: Standing) -> None:
-        await self._database.write(lambda connection: store_standing(connection, self._scope.number, standing))
+    async def set_controls(self, controls: Controls) -> None:
+        await self._database.write(lambda connection: store_controls(connection, self._scope.number, controls))
 
     async def tokens_above(self, floor: int) -> int:
         def act(connection: sqlite3.Connection) -> int:
@@ -116,7 +116,7 @@ class SqliteLedgerTransfer:
 
 
 _ROWS = " or ".join(f"exists (select 1 from {one} where scope = scopes.id)" for one in CLEARED if one != _CHORES)  # noqa: S608
-_SCOPES = f"select name from keywise_scopes as scopes where standing != '{{}}' or {_ROWS} order by name"  # noqa: S608
+_SCOPES = f"select name from keywise_scopes as scopes where controls != '{{}}' or {_ROWS} order by name"  # noqa: S608
 _KEYS = (
     "select key from keywise_marks where scope = ? and key > ? union "
     "select key from keywise_active where scope = ? and key > ? union "

@@ -105,7 +105,7 @@ class SqliteLedger:
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         def act(book: Book) -> None:
             bookkeeping.mark_suspect(book, headers)
-            book.stand(book.standing.with_resync(resync_due, book.now))
+            book.set_controls(book.controls.with_resync(resync_due, book.now))
 
         await self._write([header.key for header in headers], act)
 

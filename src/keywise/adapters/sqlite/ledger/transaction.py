@@ -38,7 +38,7 @@ class SqliteTransaction:
             book = self._new_book()
             keys = msgspec.json.encode([header.key for header in headers]).decode()
             rows = self.connection.execute(_ORDERS, (self._scope, keys)).fetchall()
-            is_plain = book.standing.is_plain and self._policy.rate is None
+            is_plain = book.controls.is_plain and self._policy.rate is None
             if not is_plain or any(map(_ERA, rows)):
                 book.load(header.key for header in headers)
                 self._careful = book

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from keywise.core import rules
-from keywise.core.controls import PLAIN, Standing
+from keywise.core.controls import PLAIN, Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, Policy
 
@@ -48,11 +48,11 @@ class Book:
                 self._entries[key] = replace(self._entries.get(key, EMPTY), rate_at=rate_at)
 
     @cached_property
-    def standing(self) -> Standing:
-        return load_standing(self._connection, self._scope)
+    def controls(self) -> Controls:
+        return load_controls(self._connection, self._scope)
 
-    def stand(self, standing: Standing) -> None:
-        store_standing(self._connection, self._scope, standing)
+    def set_controls(self, controls: Controls) -> None:
+        store_controls(self._connection, self._scope, controls)
 
     def entry(self, key: str) -> Entry | None:
         return self._changed.get(key, self._entries.get(key))
@@ -115,20 +115,20 @@ class Book:
         return len(gone), keys[-1] if len(keys) == PRUNE_AT_ONCE else None
 
 
-def load_standing(connection: sqlite3.Connection, scope: int) -> Standing:
-    [text] = connection.execute("select standing from keywise_scopes where id = ?", (scope,)).fetchone()
-    return _standing(text)
+def load_controls(connection: sqlite3.Connection, scope: int) -> Controls:
+    [text] = connection.execute("select controls from keywise_scopes where id = ?", (scope,)).fetchone()
+    return _controls(text)
 
 
-def store_standing(connection: sqlite3.Connection, scope: int, standing: Standing) -> None:
-    text = msgspec.json.encode(standing).decode() if standing != PLAIN else "{}"
-    connection.execute("update keywise_scopes set standing = ? where id = ? and standing != ?", (text, scope, text))
+def store_controls(connection: sqlite3.Connection, scope: int, controls: Controls) -> None:
+    text = msgspec.json.encode(controls).decode() if controls != PLAIN else "{}"
+    connection.execute("update keywise_scopes set controls = ? where id = ? and controls != ?", (text, scope, text))
 
 
 @lru_cache(maxsize=16)
-def _standing(text: str) -> Standing:
+def _controls(text: str) -> Controls:
     """It is read in every batch, and seldom changes."""
-    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Standing)
+    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Controls)
 
 
 def load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[str, Entry]:

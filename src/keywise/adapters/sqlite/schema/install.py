@@ -33,7 +33,7 @@ create index keywise_held_by_time on keywise_held (queue, visible_at);
 """
 
 SECOND = """
-alter table keywise_scopes add column standing text not null default '{}';
+alter table keywise_scopes add column controls text not null default '{}';
 create table keywise_rates (
     scope integer not null, key text not null, at real not null, primary key (scope, key)
 ) without rowid;
