@@ -83,7 +83,7 @@ def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
             assert sorted(await there.ledger.suspects(100, -1e9)) == sorted(await here.ledger.suspects(100, -1e9)) != []
             headers = [ChangeHeader(key, order_of(version)) for key, _ in mine.entries for version in (1, 2**41)]
             for header in headers:
-                [asked, again] = [await bench.ask_for(header, "w7", alone=True) for bench in (here, there)]
+                [asked, again] = [await bench.ask_for(header, "w7", isolated=True) for bench in (here, there)]
                 # What would be granted is paused in the place that was left.
                 if getattr(asked, "reason", "") != "paused":
                     assert getattr(asked, "reason", None) == getattr(again, "reason", None), header

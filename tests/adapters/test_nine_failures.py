@@ -77,7 +77,7 @@ def test_1_two_workers_on_one_queue_never_work_on_a_key_together(make):
 
     async def story(shop: Shop) -> None:
         await shop.send(*random.Random(2).sample(sent, len(sent)))
-        workers = [shop.worker(name, batch_max=5, prefetch=10, surplus_s=0.1) for name in ("w1", "w2")]
+        workers = [shop.worker(name, batch_max=5, prefetch=10, evict_delay_s=0.1) for name in ("w1", "w2")]
         for worker in workers:
             worker.sink.behaviour = breathe
         async with workers[0], workers[1]:
@@ -235,7 +235,7 @@ def test_6_keys_that_wait_starve_no_other_key(make):
             await shop.bench.another.claim([ChangeHeader("held", order_of(0))], LeaseTerms("somebody", LEASE_S))
         ).granted
         await shop.send(*heads, *others)
-        w1 = shop.worker("w1", batch_max=10, prefetch=20, surplus_s=0.2, backoff_s=300, backoff_max_s=300)
+        w1 = shop.worker("w1", batch_max=10, prefetch=20, evict_delay_s=0.2, backoff_s=300, backoff_max_s=300)
         w1.sink.behaviour = behaviour
         async with w1:
             await shop.until(lambda: set(others) <= set(shop.written), "all keys behind them are written")

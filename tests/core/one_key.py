@@ -26,15 +26,15 @@ class OneKey:
         sent_at = self.now - RETENTION_S - 1 if late else self.now
         return ChangeHeader("a", order_of(version), deleted, sent_at)
 
-    def ask(self, version: int | None, owner: str = "w1", *, alone: bool = False, **more: bool) -> Claim | Refusal:
-        return self.ask_for(self.header(version, **more), owner, alone=alone)
+    def ask(self, version: int | None, owner: str = "w1", *, isolated: bool = False, **more: bool) -> Claim | Refusal:
+        return self.ask_for(self.header(version, **more), owner, isolated=isolated)
 
-    def exclude(self, owner: str = "w1", *, alone: bool = True) -> Claim | Refusal:
+    def exclude(self, owner: str = "w1", *, isolated: bool = True) -> Claim | Refusal:
         """Ask for exclusion only, as a repair does."""
-        return self.ask_for(ChangeHeader("a", None), owner, alone=alone)
+        return self.ask_for(ChangeHeader("a", None), owner, isolated=isolated)
 
-    def ask_for(self, header: ChangeHeader, owner: str = "w1", *, alone: bool = False) -> Claim | Refusal:
-        terms = LeaseTerms(owner, LEASE_S, alone)
+    def ask_for(self, header: ChangeHeader, owner: str = "w1", *, isolated: bool = False) -> Claim | Refusal:
+        terms = LeaseTerms(owner, LEASE_S, isolated)
         refusal = rules.decide(self.entry, header, self.now, self.policy, terms)
         if refusal is not None:
             return refusal
@@ -42,9 +42,9 @@ class OneKey:
         self.entry, claim = rules.grant(self.entry, header, self._tokens, self.now, terms, self.policy)
         return claim
 
-    def take(self, version: int | None, owner: str = "w1", *, alone: bool = False, **more: bool) -> Claim:
+    def take(self, version: int | None, owner: str = "w1", *, isolated: bool = False, **more: bool) -> Claim:
         """Ask, and be sure to get it."""
-        answer = self.ask(version, owner, alone=alone, **more)
+        answer = self.ask(version, owner, isolated=isolated, **more)
         assert isinstance(answer, Claim), answer
         return answer
 

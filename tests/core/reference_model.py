@@ -32,10 +32,10 @@ class SecondBook:
 
     # Acts.
 
-    def claim(self, version: int | None, owner: str, *, alone: bool, late: bool) -> Claim | None:
+    def claim(self, version: int | None, owner: str, *, isolated: bool, late: bool) -> Claim | None:
         header = self.key.header(version, late=late, deleted=version == 3)
         before, holder, doubts, suspect = self.key.entry, self._live_holder(), self._unresolved(), self.key.suspect
-        answer = self.key.ask_for(header, owner, alone=alone)
+        answer = self.key.ask_for(header, owner, isolated=isolated)
         if isinstance(answer, Refusal):
             assert before == self.key.entry, "a refusal costs nothing"
             self._check_refusal(header, answer, holder)
@@ -53,10 +53,10 @@ class SecondBook:
         if before and tried and before.attempts and header.order < tried:
             assert self.key.now >= before.updated_at + REDELIVERY_S, "changes that fail do not take turns"
         self._check_doubts(header.order, doubts, suspect, took_over=before is not None and before.token != 0)
-        self._check_crashes(answer, owner, before, alone)
+        self._check_crashes(answer, owner, before, isolated)
         # With the newest of them the others are dropped too: the key is suspect, and that covers them all.
         self.doubts = {} if max(doubts, default=NOTHING) > header.order else doubts
-        self._granted(answer, owner, alone)
+        self._granted(answer, owner, isolated)
         return answer
 
     def exclude(self, owner: str) -> Claim | None:
@@ -74,7 +74,7 @@ class SecondBook:
         grown = (passed + (before is not None and before.token != 0)) * self.key.policy.intents
         assert self.key.suspect == suspect + grown, "a takeover and a dropped doubt leave a suspect each"
         self.doubts = {} if passed else doubts
-        self._granted(answer, owner, alone=True)
+        self._granted(answer, owner, isolated=True)
         return answer
 
     def renew(self, claim: Claim) -> None:
@@ -202,7 +202,7 @@ class SecondBook:
             case RefusalReason.FORGOTTEN:
                 assert self._is_late(header)
                 assert self.mark is None
-            case RefusalReason.ALONE:
+            case RefusalReason.ISOLATED:
                 assert holder is None
                 assert self.key.entry.token != 0
             case _:
@@ -217,7 +217,7 @@ class SecondBook:
         grown = (bool(newer) + took_over) * self.key.policy.intents
         assert self.key.suspect == suspect + grown, "a takeover and a dropped doubt leave a suspect each"
 
-    def _check_crashes(self, claim: Claim, owner: str, before: Entry | None, alone: bool) -> None:
+    def _check_crashes(self, claim: Claim, owner: str, before: Entry | None, isolated: bool) -> None:
         """A death counts if its holder was at work, alone with this very change, and is not the one who asks."""
         known = before.crashes if before and before.tried == claim.order else 0
         if before is None or before.token == 0 or not self._died(owner):
@@ -226,7 +226,7 @@ class SecondBook:
         if before.tried is not None and claim.order < before.tried:
             assert self.key.now >= before.lease_until + REDELIVERY_S, "killers do not take turns"
             return
-        assert alone, "after a death nothing runs beside the next try"
+        assert isolated, "after a death nothing runs beside the next try"
         last = self.claims[-1]
         blamed = last.order == claim.order and last.token in self.begun and self.asked[last.token][1]
         assert claim.crashes == known + blamed
@@ -235,11 +235,11 @@ class SecondBook:
         last = self.claims[-1]
         return last.token not in self.given_up and self.asked[last.token][0] != owner
 
-    def _granted(self, claim: Claim, owner: str, alone: bool) -> None:
+    def _granted(self, claim: Claim, owner: str, isolated: bool) -> None:
         assert claim.order is None or claim.attempts <= self.failures.get(claim.order, 0), "only failures are counted"
         self.ended.update(known.token for known in self.claims)
         self.claims.append(claim)
-        self.asked[claim.token] = (owner, alone)
+        self.asked[claim.token] = (owner, isolated)
         self.until[claim.token] = self.key.now + LEASE_S
 
     def _unresolved(self) -> dict[Order, float]:

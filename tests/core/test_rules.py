@@ -147,8 +147,8 @@ def test_an_expired_lease_of_a_dead_holder_is_taken_over_alone_only():
     key = OneKey()
     key.take(5, "w1")
     key.expire()
-    assert Refusal(RefusalReason.ALONE) == key.ask(5, "w2")
-    assert key.take(5, "w2", alone=True).took_over
+    assert Refusal(RefusalReason.ISOLATED) == key.ask(5, "w2")
+    assert key.take(5, "w2", isolated=True).took_over
 
 
 def test_a_takeover_has_a_fresh_token_and_a_fresh_deadline():
@@ -156,25 +156,25 @@ def test_a_takeover_has_a_fresh_token_and_a_fresh_deadline():
     key = OneKey()
     first = key.take(5, "w1")
     key.expire()
-    second = key.take(5, "w2", alone=True)
+    second = key.take(5, "w2", isolated=True)
     assert first.token != second.token
     assert key.now + LEASE_S == key.entry.lease_until
-    assert RefusalReason.BUSY is key.ask(5, "w3", alone=True).reason
+    assert RefusalReason.BUSY is key.ask(5, "w3", isolated=True).reason
     assert not key.renew(first)
 
 
 def test_a_holder_whose_answer_was_lost_gets_its_key_again_after_the_lease():
     """Rule 18: whoever asks now is alive, so nobody died and nothing runs alone."""
     key = OneKey()
-    key.die(key.take(5, "w1", alone=True))
+    key.die(key.take(5, "w1", isolated=True))
     claim = key.take(5, "w1")
     assert (claim.took_over, claim.crashes) == (True, 0)
 
 
-def test_an_abandoned_lease_needs_no_quarantine():
+def test_an_abandoned_lease_needs_no_isolation():
     """Rule 18: a holder that said it does not know the outcome is alive."""
     key = OneKey()
-    key.fail(key.take(5, "w1", alone=True), Certainty.UNKNOWN)
+    key.fail(key.take(5, "w1", isolated=True), Certainty.UNKNOWN)
     key.expire()
     claim = key.take(5, "w2")
     assert (claim.took_over, claim.crashes) == (True, 0)
@@ -184,45 +184,45 @@ def test_only_a_crash_alone_counts():
     """Rule 18: a neighbour may have been the killer."""
     key = OneKey()
     key.die(key.take(5, "w1"))
-    claim = key.take(5, "w2", alone=True)
+    claim = key.take(5, "w2", isolated=True)
     assert claim.crashes == 0
     key.die(claim)
-    claim = key.take(5, "w3", alone=True)
+    claim = key.take(5, "w3", isolated=True)
     assert claim.crashes == 1
     key.die(claim)
-    assert key.take(5, "w4", alone=True).crashes == 2
+    assert key.take(5, "w4", isolated=True).crashes == 2
 
 
 def test_a_holder_that_died_before_its_work_began_blames_nobody():
     """Rule 18: a worker killed while idle costs nothing; the renewal before dispatch says that work began."""
     key = OneKey()
-    key.take(5, "w1", alone=True)
+    key.take(5, "w1", isolated=True)
     key.expire()
-    assert key.take(5, "w2", alone=True).crashes == 0
+    assert key.take(5, "w2", isolated=True).crashes == 0
 
 
 def test_another_change_starts_with_no_crashes():
     """Rule 18: deaths belong to one change."""
     key = OneKey()
-    key.die(key.take(5, "w1", alone=True))
-    assert key.take(6, "w2", alone=True).crashes == 0
+    key.die(key.take(5, "w1", isolated=True))
+    assert key.take(6, "w2", isolated=True).crashes == 0
 
 
 def test_an_older_change_does_not_take_turns_with_one_whose_holder_died():
     """Rule 18: two killers that take turns would never be blamed; rule 19: but nobody waits for ever."""
     key = OneKey(SAFE)
-    key.take(5, "w1", alone=True)
+    key.take(5, "w1", isolated=True)
     key.expire()
-    for alone in (False, True):
-        assert Refusal(RefusalReason.DEFERRED, REDELIVERY_S) == key.ask(4, "w2", alone=alone)
+    for isolated in (False, True):
+        assert Refusal(RefusalReason.DEFERRED, REDELIVERY_S) == key.ask(4, "w2", isolated=isolated)
     key.wait(REDELIVERY_S)
-    assert isinstance(key.ask(4, "w2", alone=True), Claim)
+    assert isinstance(key.ask(4, "w2", isolated=True), Claim)
 
 
 def test_a_repair_does_not_take_turns_with_a_change_whose_holder_died():
     """Rule 18: its claim would forget the deaths."""
     key = OneKey()
-    key.take(5, "w1", alone=True)
+    key.take(5, "w1", isolated=True)
     key.expire()
     assert RefusalReason.DEFERRED is key.exclude("w2").reason
     key.wait(REDELIVERY_S)
@@ -244,7 +244,7 @@ def test_the_death_of_a_repair_is_not_blamed_on_a_change_that_waits():
     key = OneKey()
     key.fail(key.take(5), Certainty.CLEAN, retry_s=0)
     key.die(key.exclude("w1"))
-    assert key.take(5, "w2", alone=True).crashes == 0
+    assert key.take(5, "w2", isolated=True).crashes == 0
 
 
 def test_an_exclusion_waits_for_the_holder_and_for_nothing_else():
@@ -274,7 +274,7 @@ def test_a_takeover_makes_a_key_suspect_only_where_an_intent_is_on():
         key = OneKey(policy)
         key.take(5, "w1")
         key.expire()
-        assert suspect == key.take(5, "w2", alone=True).suspect == key.suspect
+        assert suspect == key.take(5, "w2", isolated=True).suspect == key.suspect
 
 
 def test_an_intent_is_on_only_where_the_policy_says_so():

@@ -46,7 +46,7 @@ def test_a_commit_with_a_token_of_the_past_is_refused():
     key = OneKey()
     first = key.take(5, "w1")
     key.expire()
-    second = key.take(5, "w2", alone=True)
+    second = key.take(5, "w2", isolated=True)
     assert CommitResult.REFUSED is key.commit(first)
     assert (None, second.token) == (key.entry.mark, key.entry.token)
     assert CommitResult.COMMITTED is key.commit(second)
@@ -77,7 +77,7 @@ def test_a_commit_after_the_own_deadline_is_not_taken_for_a_repeated_one():
     key = OneKey()
     first = key.take(5, "w1")
     key.expire()
-    key.commit(key.take(5, "w2", alone=True))
+    key.commit(key.take(5, "w2", isolated=True))
     before = key.suspect
     first.overdue = True
     assert CommitResult.REFUSED is key.commit(first)
@@ -190,7 +190,7 @@ def test_a_takeover_inherits_the_unknown_write_even_if_its_own_try_fails_cleanly
         key = OneKey()
         key.take(5, "w1")
         key.expire()
-        end(key, key.take(5, "w2", alone=True))
+        end(key, key.take(5, "w2", isolated=True))
         assert RefusalReason.DEFERRED is key.ask(4, "w3").reason
 
 
@@ -216,7 +216,7 @@ def test_a_newer_takeover_keeps_the_higher_of_two_unknown_writes():
     key = OneKey()
     key.take(5, "w1")
     key.expire()
-    key.fail(key.take(7, "w2", alone=True), Certainty.ENDED, retry_s=0)
+    key.fail(key.take(7, "w2", isolated=True), Certainty.ENDED, retry_s=0)
     assert order_of(7) == key.entry.unknown
     assert RefusalReason.DEFERRED is key.ask(6).reason
 
@@ -247,7 +247,7 @@ def test_a_failure_reported_with_a_token_of_the_past_changes_nothing(certainty: 
     key = OneKey()
     first = key.take(5, "w1")
     key.expire()
-    key.take(5, "w2", alone=True)
+    key.take(5, "w2", isolated=True)
     before = key.entry
     key.fail(first, certainty)
     key.release(first)
@@ -346,7 +346,7 @@ def test_a_try_that_was_cut_off_costs_no_attempt_and_is_not_forgotten():
     key.fail(claim, Certainty.UNKNOWN)
     assert (key.entry.attempts, key.entry.abandoned) == (0, True)
     key.expire()
-    later = key.take(5, "w2", alone=True)
+    later = key.take(5, "w2", isolated=True)
     key.commit(later)
     before = key.entry.suspect
     key.fail(claim, Certainty.UNKNOWN)

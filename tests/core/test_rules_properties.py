@@ -52,9 +52,9 @@ class History:
         getattr(self, name)(*details)
         self.book.check()
 
-    def work(self, version: int | None, owner: str, alone: bool, late: bool, ending: str) -> None:
+    def work(self, version: int | None, owner: str, isolated: bool, late: bool, ending: str) -> None:
         """A worker asks, and goes this way if it gets the key."""
-        claim = self.book.claim(version, owner, alone=alone, late=late)
+        claim = self.book.claim(version, owner, isolated=isolated, late=late)
         if claim is not None:
             self._end(claim, ending)
 

@@ -149,7 +149,7 @@ def test_a_newer_live_change_wins_over_bulk_and_an_older_one_loses(way: str):
 @pytest.mark.parametrize("way", [LEDGER_TRANSACTION, CLAIMED_TRANSACTION, LEASED])
 def test_bulk_that_is_blocked_leaves_room_to_bulk_and_live(way: str):
     """Rule 15, on both lanes."""
-    rig = FlowRig(way, bulk=True, batch_max=8, prefetch=16, surplus_s=30.0)
+    rig = FlowRig(way, bulk=True, batch_max=8, prefetch=16, evict_delay_s=30.0)
 
     async def story() -> None:
         entries = rig.database.scope("test").entries

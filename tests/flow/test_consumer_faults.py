@@ -175,15 +175,15 @@ def test_a_change_that_kills_its_workers_becomes_a_dead_letter(way: str):
     """Rule 18: after so many deaths alone; its neighbours go on meanwhile."""
     rig = Rig(way, crashes_max=2)
 
-    async def die_alone(owner: str, *, alone: bool) -> None:
-        [claim] = (await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms(owner, 30.0, alone))).granted
+    async def die_alone(owner: str, *, isolated: bool) -> None:
+        [claim] = (await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms(owner, 30.0, isolated))).granted
         await rig.ledger.renew([claim], 30.0)
         await rig.pass_s(31.0)
 
     async def story() -> None:
-        await die_alone("x1", alone=False)
-        await die_alone("x2", alone=True)
-        await die_alone("x3", alone=True)
+        await die_alone("x1", isolated=False)
+        await die_alone("x2", isolated=True)
+        await die_alone("x3", isolated=True)
         await rig.work(page("a", 1), page("b", 1))
 
     rig.play(story())
@@ -310,7 +310,7 @@ def test_a_key_that_somebody_else_holds_is_asked_for_again_and_costs_no_attempt(
 @waiting_ways
 def test_a_blocked_key_takes_at_most_half_of_the_room(way: str):
     """Rule 15: the surplus comes back later, and other keys go on."""
-    rig = Rig(way, prefetch=10, batch_max=10, surplus_s=5.0)
+    rig = Rig(way, prefetch=10, batch_max=10, evict_delay_s=5.0)
 
     async def story() -> None:
         results = await rig.ledger.claim([ChangeHeader("a", order_of(0))], LeaseTerms("other", 30.0))

@@ -48,9 +48,9 @@ class Holder:
             lost=lambda claim: self.lost.append(claim.key),
         )
 
-    async def take(self, *keys: str, owner: str = "w1", alone: bool = False) -> list[Claim]:
+    async def take(self, *keys: str, owner: str = "w1", isolated: bool = False) -> list[Claim]:
         asked_at = self.now()
-        terms = LeaseTerms(owner, LEASE_S, alone)
+        terms = LeaseTerms(owner, LEASE_S, isolated)
         results = await self.ledger.claim([ChangeHeader(key, order_of(1)) for key in keys], terms)
         if owner == "w1":
             self.heartbeat.hold(results.granted, asked_at)
@@ -246,7 +246,7 @@ def test_work_begins_with_a_renewal_that_the_ledger_remembers():
     """Rule 18: only work that has begun can be blamed for a death."""
 
     async def story(holder: Holder) -> None:
-        [claim] = await holder.take("a", alone=True)
+        [claim] = await holder.take("a", isolated=True)
         assert not (await holder.ledger.inspect("a")).begun
         assert await holder.heartbeat.begin(holder.ledger, claim)
         assert (await holder.ledger.inspect("a")).begun

@@ -161,34 +161,34 @@ def test_a_lane_that_is_held_for_longer_does_not_wake_at_its_earlier_time():
     assert lanes.next_due() == 10.0
 
 
-def test_a_quarantined_change_is_taken_alone_only():
+def test_a_isolated_change_is_taken_alone_only():
     """Rule 18: the change that somebody died with runs with nothing beside it."""
     lanes = filled(("a", 1), ("b", 1))
     first, second = lanes.take(10, 0.0)
-    lanes.quarantine(first)
+    lanes.isolate(first)
     lanes.hold(second, due=0.0)
-    assert lanes.has_alone
+    assert lanes.has_isolated
     assert names(lanes.take(10, 0.0)) == [("b", 1)]
-    assert names([lanes.take_alone()]) == [("a", 1)]
-    assert not lanes.has_alone
-    assert lanes.take_alone() is None
+    assert names([lanes.take_isolated()]) == [("a", 1)]
+    assert not lanes.has_isolated
+    assert lanes.take_isolated() is None
 
 
-def test_a_quarantined_lane_that_was_emptied_is_not_taken():
+def test_a_isolated_lane_that_was_emptied_is_not_taken():
     lanes = filled(("a", 1))
-    lanes.quarantine(lanes.take(1, 0.0)[0])
+    lanes.isolate(lanes.take(1, 0.0)[0])
     lanes.drain()
     lanes.add([ticket("a", 2)])
-    assert lanes.take_alone() is None
+    assert lanes.take_isolated() is None
     assert names(lanes.take(10, 0.0)) == [("a", 2)]
 
 
-def test_the_newest_of_a_quarantined_lane_is_taken():
+def test_the_newest_of_a_isolated_lane_is_taken():
     lanes = filled(("a", 1))
-    lanes.quarantine(lanes.take(1, 0.0)[0])
+    lanes.isolate(lanes.take(1, 0.0)[0])
     lanes.add([ticket("a", 2)])
     assert lanes.take(10, 0.0) == []
-    assert names([lanes.take_alone()]) == [("a", 2)]
+    assert names([lanes.take_isolated()]) == [("a", 2)]
 
 
 def test_room_is_what_is_left_of_the_capacity():
@@ -207,17 +207,17 @@ def test_blocked_changes_take_at_most_half_of_the_room():
     lanes.hold(newest, due=1000.0)
     lanes.add([ticket("b", 2)])
     lanes.finish(other, Outcome.APPLIED, other.change.order)
-    leaving = lanes.surplus()
+    leaving = lanes.evict_blocked()
     assert {one.change.key for one in leaving} == {"a"}
     assert (len(leaving), len(lanes)) == (2, 5)
-    assert lanes.surplus() == []
+    assert lanes.evict_blocked() == []
     assert names(lanes.take(10, 0.0)) == [("b", 2)]
 
 
 def test_followers_of_a_change_at_work_are_surplus_too():
     lanes = filled(*(("a", version) for version in range(6)), capacity=4)
     [working] = lanes.take(10, 0.0)
-    assert len(lanes.surplus()) == 3
+    assert len(lanes.evict_blocked()) == 3
     assert len(lanes.finish(working, Outcome.APPLIED, working.change.order)) == 3
 
 
@@ -225,7 +225,7 @@ def test_a_lane_that_left_as_surplus_leaves_nothing_behind():
     lanes = filled(("a", 1), ("b", 1), capacity=1)
     for one in lanes.take(10, 0.0):
         lanes.hold(one, due=5.0)
-    assert len(lanes.surplus()) == 2
+    assert len(lanes.evict_blocked()) == 2
     assert (lanes.next_due(), lanes.take(10, 5.0), len(lanes)) == (None, [], 0)
 
 

@@ -134,7 +134,7 @@ def test_a_key_that_is_limited_keeps_its_newer_changes_waiting():
     """A firm wait concerns the key: quiet or not, nothing of it goes on before it is over."""
     lanes = gathering()
     burst(lanes, ("a", 1, 0.0))
-    lanes.hold(lanes.take(10, 1.0)[0], due=10.0, is_firm=True)
+    lanes.hold(lanes.take(10, 1.0)[0], due=10.0, blocks_newer=True)
     burst(lanes, ("a", 2, 2.0))
     assert (lanes.next_due(), lanes.take(10, 9.9)) == (10.0, [])
     assert names(lanes.take(10, 10.0)) == [("a", 2)]
@@ -145,15 +145,15 @@ def test_a_firm_wait_holds_for_a_newer_change_that_came_while_the_key_was_asked_
     lanes.add([ticket("a", 1)])
     [asked] = lanes.take(10, 0.0)
     lanes.add([ticket("a", 2)])
-    lanes.hold(asked, due=10.0, is_firm=True)
+    lanes.hold(asked, due=10.0, blocks_newer=True)
     assert lanes.take(10, 9.9) == []
     assert names(lanes.take(10, 10.0)) == [("a", 2)]
 
 
-def test_a_lane_is_firm_only_as_long_as_its_last_wait_was():
+def test_a_lane_blocks_newer_changes_only_as_long_as_its_last_wait_was():
     lanes = Lanes(100)
     lanes.add([ticket("a", 1)])
-    lanes.hold(lanes.take(10, 0.0)[0], due=10.0, is_firm=True)
+    lanes.hold(lanes.take(10, 0.0)[0], due=10.0, blocks_newer=True)
     lanes.hold(lanes.take(10, 10.0)[0], due=100.0)
     lanes.add([ticket("a", 2)])
     assert names(lanes.take(10, 10.0)) == [("a", 2)]
@@ -163,7 +163,7 @@ def test_of_a_burst_without_room_the_oldest_leave():
     """The newest would come back later, and be one more write; the oldest come back stale."""
     lanes = gathering(capacity=4)
     burst(lanes, *(("a", version, 0.1) for version in (5, 1, 6, 3, 2, 4)))
-    assert sorted(names(lanes.surplus())) == [("a", 1), ("a", 2), ("a", 3)]
+    assert sorted(names(lanes.evict_blocked())) == [("a", 1), ("a", 2), ("a", 3)]
     assert names(lanes.take(10, 5.0)) == [("a", 6)]
 
 
@@ -171,7 +171,7 @@ def test_the_newest_of_a_burst_is_never_given_back():
     """It would be gathered anew each time it came back: with a large backlog no key would ever be quiet for long."""
     lanes = gathering(capacity=10)
     burst(lanes, *((f"k{number}", 1, 0.0) for number in range(10)))
-    assert lanes.surplus() == []
+    assert lanes.evict_blocked() == []
     assert len(lanes.take(10, 1.0)) == 10
 
 
@@ -180,6 +180,6 @@ def test_a_lane_that_is_worked_on_has_nothing_to_give_back():
     lanes = gathering(capacity=2)
     burst(lanes, ("a", 1, 0.0), ("b", 1, 0.0), ("c", 1, 0.0), ("c", 2, 0.0), ("c", 3, 0.0))
     [first, *_] = lanes.take(1, 5.0)
-    lanes.hold(first, due=50.0, is_firm=True)
+    lanes.hold(first, due=50.0, blocks_newer=True)
     lanes.take(1, 5.0)
-    assert all(ticket.change.key != "b" for ticket in lanes.surplus())
+    assert all(ticket.change.key != "b" for ticket in lanes.evict_blocked())

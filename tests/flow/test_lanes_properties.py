@@ -27,7 +27,7 @@ class Day(RuleBasedStateMachine):
         self.lanes = Lanes(capacity, bulk=bulk, debounce=debounce)
         self.bulk, self.debounce = bulk, debounce
         self.now = 0.0
-        self.firm: dict[str, float] = {}
+        self.blocked: dict[str, float] = {}
         """Until when nothing of a key may be taken."""
         self.numbers = 0
         self.inside: dict[int, Ticket] = {}
@@ -71,7 +71,7 @@ class Day(RuleBasedStateMachine):
 
     @rule()
     def one_is_taken_alone(self) -> None:
-        one = self.lanes.take_alone()
+        one = self.lanes.take_isolated()
         if one is not None:
             self._begun(one)
 
@@ -96,12 +96,12 @@ class Day(RuleBasedStateMachine):
         self._left([one])
 
     @precondition(lambda self: self.working)
-    @rule(data=st.data(), wait_s=st.sampled_from([0.0, 1.0, 5.0]), is_firm=st.booleans())
-    def work_has_to_wait(self, data: st.DataObject, wait_s: float, is_firm: bool) -> None:
+    @rule(data=st.data(), wait_s=st.sampled_from([0.0, 1.0, 5.0]), blocks_newer=st.booleans())
+    def work_has_to_wait(self, data: st.DataObject, wait_s: float, blocks_newer: bool) -> None:
         one = self._any_worker(data)
-        self.lanes.hold(one, self.now + wait_s, is_firm=is_firm)
-        if is_firm:
-            self.firm[one.change.key] = self.now + wait_s
+        self.lanes.hold(one, self.now + wait_s, blocks_newer=blocks_newer)
+        if blocks_newer:
+            self.blocked[one.change.key] = self.now + wait_s
 
     @precondition(lambda self: self.working)
     @rule(data=st.data())
@@ -112,22 +112,22 @@ class Day(RuleBasedStateMachine):
 
     @precondition(lambda self: self.working)
     @rule(data=st.data())
-    def work_is_quarantined(self, data: st.DataObject) -> None:
-        self.lanes.quarantine(self._any_worker(data))
+    def work_is_isolated(self, data: st.DataObject) -> None:
+        self.lanes.isolate(self._any_worker(data))
 
     @rule()
     def the_surplus_leaves(self) -> None:
         working = {id(one) for one in self.working}
-        leaving = self.lanes.surplus()
+        leaving = self.lanes.evict_blocked()
         assert all(id(one) not in working for one in leaving), "what is worked on stays"
         self._left(leaving)
-        self._forget_firm_keys_that_left()
-        assert self.lanes.surplus() == []
+        self._forget_blocked_keys_that_left()
+        assert self.lanes.evict_blocked() == []
 
     @rule()
     def everything_that_waits_leaves(self) -> None:
         self._left(self.lanes.drain())
-        self._forget_firm_keys_that_left()
+        self._forget_blocked_keys_that_left()
         assert len(self.inside) == len(self.working)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 10.0]))
@@ -170,7 +170,7 @@ class Day(RuleBasedStateMachine):
         self.working.clear()
         for _ in range(len(self.inside) + 1):
             taken = self.lanes.take(100, self.now + 1000.0)
-            taken += [one] if (one := self.lanes.take_alone()) is not None else []
+            taken += [one] if (one := self.lanes.take_isolated()) is not None else []
             for one in taken:
                 self._left([one for one, _ in self.lanes.finish(one, Outcome.APPLIED, one.change.order)])
         assert self.inside == {}, "a ticket that nobody can reach is lost"
@@ -180,13 +180,13 @@ class Day(RuleBasedStateMachine):
     def _begun(self, one: Ticket) -> None:
         same = [other for other in self.inside.values() if other.change.key == one.change.key]
         assert one.change.order == max(other.change.order for other in same), "the newest goes first"
-        assert self.firm.pop(one.change.key, 0.0) <= self.now, "a firm wait holds for every change of its key"
+        assert self.blocked.pop(one.change.key, 0.0) <= self.now, "a firm wait holds for every change of its key"
         self.working.append(one)
 
-    def _forget_firm_keys_that_left(self) -> None:
+    def _forget_blocked_keys_that_left(self) -> None:
         """What comes back later is asked for anew."""
         here = {one.change.key for one in self.inside.values()}
-        self.firm = {key: until for key, until in self.firm.items() if key in here}
+        self.blocked = {key: until for key, until in self.blocked.items() if key in here}
 
     def _any_worker(self, data: st.DataObject) -> Ticket:
         return self.working.pop(data.draw(st.integers(0, len(self.working) - 1)))

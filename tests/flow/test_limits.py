@@ -184,7 +184,7 @@ def test_a_drain_gives_back_at_once_what_is_gathered(way: str):
 @waiting_ways
 def test_keys_that_are_gathered_leave_half_of_the_room_to_others(way: str):
     """Rule 15: one burst that is larger than the room holds up nobody."""
-    rig = FlowRig(way, debounce=Debounce("5s", max_wait="5s"), batch_max=10, prefetch=20, surplus_s=2.0)
+    rig = FlowRig(way, debounce=Debounce("5s", max_wait="5s"), batch_max=10, prefetch=20, evict_delay_s=2.0)
 
     async def story() -> None:
         await rig.send(*(page("hot", version) for version in range(1, 41)))
@@ -211,7 +211,7 @@ def test_a_key_that_waits_costs_no_attempt_and_holds_up_nobody(way: str, held_by
         attempts_max=1,
         batch_max=5,
         prefetch=10,
-        surplus_s=30.0,
+        evict_delay_s=30.0,
     )
 
     async def story() -> None:

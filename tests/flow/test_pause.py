@@ -124,7 +124,7 @@ def test_what_is_worked_on_when_a_pause_comes_is_finished(way: str):
 @pytest.mark.parametrize("bulk", [False, True])
 def test_paused_keys_hold_up_nobody_however_many_of_their_messages_come_first(way: str, bulk: bool):
     """Rule 15: whole batches of them lie before the others."""
-    rig = FlowRig(way, bulk=bulk, batch_max=4, prefetch=8, surplus_s=30.0)
+    rig = FlowRig(way, bulk=bulk, batch_max=4, prefetch=8, evict_delay_s=30.0)
 
     async def story() -> None:
         await rig.ledger.pause(Pause("hot*", is_pattern=True))

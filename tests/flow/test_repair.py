@@ -289,7 +289,7 @@ def test_a_repair_that_took_over_from_a_dead_one_waits_for_the_horizon_again():
     async def story() -> None:
         await ward.fall_ill()
         await ward.pass_s(HORIZON_S)
-        await ward.ledger.claim([ChangeHeader("a", None)], LeaseTerms("dead", 30.0, alone=True))
+        await ward.ledger.claim([ChangeHeader("a", None)], LeaseTerms("dead", 30.0, isolated=True))
         died_at = ward.loop.time()
         await ward.pass_s(31.0)
         async with Running(ward):
@@ -306,7 +306,9 @@ def test_a_repair_that_kills_one_worker_after_another_is_given_up():
     async def story() -> None:
         await ward.fall_ill()
         for owner in ("x1", "x2", "x3"):
-            [claim] = (await ward.ledger.claim([ChangeHeader("a", None)], LeaseTerms(owner, 30.0, alone=True))).granted
+            [claim] = (
+                await ward.ledger.claim([ChangeHeader("a", None)], LeaseTerms(owner, 30.0, isolated=True))
+            ).granted
             await ward.ledger.renew([claim], 30.0)
             await ward.pass_s(31.0)
         async with Running(ward):

@@ -51,16 +51,16 @@ def _old_receipt(self: Lanes, tickets: Sequence[Ticket]) -> None:
     _add(self, [ticket for ticket in tickets if (ticket.source, ticket.delivery.id) not in self._tickets])
 
 
-def _no_surplus(self: Lanes) -> list[Ticket]:
+def _evict_nothing(self: Lanes) -> list[Ticket]:
     return []
 
 
-async def _followers_at_claim(self: LeasedWorker, tickets: list[Ticket], *, alone: bool) -> None:
+async def _followers_at_claim(self: LeasedWorker, tickets: list[Ticket], *, isolated: bool) -> None:
     early: list[SettledTicket] = []
     for ticket in tickets:
         lane = self._lanes._lanes[ticket.change.key]
         early += ((other, Outcome.SUPERSEDED) for other in lane.waiting if other.change.order <= ticket.change.order)
-    await _claim(self, tickets, alone=alone)
+    await _claim(self, tickets, isolated=isolated)
     await self._pipeline.settle(early)
 
 
@@ -195,7 +195,7 @@ ACTS = (
     Mutant("a failed change is acked in its transaction", 13, QueueTransactionWorker, "_end", _all_acked, Grade.ATOMIC),
     Mutant("a failed change is marked", 3, transacted, "transact", _marked_though_failed, Grade.ATOMIC),
     Mutant("a change is retried for ever", 13, LeasedWorker, "_fail", _retry_for_ever),
-    Mutant("a blocked key uses up the room", 15, Lanes, "surplus", _no_surplus),
+    Mutant("a blocked key uses up the room", 15, Lanes, "evict_blocked", _evict_nothing),
     Mutant("a bad change takes its batch along", 17, transacted, "write_all", _batch_fails_together, Grade.ATOMIC),
     Mutant("alone is not alone", 18, LeasedWorker, "_until_idle", _never_wait),
     Mutant("repaired before the horizon", 6, Repair, "suspects", _repair_at_once),

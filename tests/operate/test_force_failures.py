@@ -244,7 +244,7 @@ def test_a_write_that_kills_one_process_after_another_is_given_up():
 
     async def die(owner: str) -> None:
         [claim] = (
-            await rig.ledger.claim([ChangeHeader("a", order_of(5))], LeaseTerms(owner, 30.0, alone=True))
+            await rig.ledger.claim([ChangeHeader("a", order_of(5))], LeaseTerms(owner, 30.0, isolated=True))
         ).granted
         await rig.ledger.renew([claim], 30.0)
         await rig.pass_s(31.0)

@@ -74,7 +74,7 @@ def run_tests(folder: Path, *options: str, **environment: str) -> subprocess.Com
     return run(folder, "-m", "pytest", "-p", "no:cacheprovider", *options, str(folder), **environment)
 
 
-@pytest.mark.parametrize("options", [(), ("--numprocesses", "2")], ids=["alone", "side by side"])
+@pytest.mark.parametrize("options", [(), ("--numprocesses", "2")], ids=["isolated", "side by side"])
 def test_a_missing_server_is_named_and_not_installed(tmp_path: Path, options: tuple[str, ...]):
     done = run_tests(tmp_path, *options)
     assert done.returncode == 0, done.stdout

@@ -19,8 +19,8 @@ class RefusalReason(enum.StrEnum):
     """Somebody holds the key, or its next try is not due."""
     DEFERRED = "deferred"
     """Something newer was tried and is not settled: it may have been written. Older changes wait for it."""
-    ALONE = "alone"
-    """The last holder died at work. Ask again with `alone`, and run nothing beside it."""
+    ISOLATED = "isolated"
+    """The last holder died at work. Ask again with `isolated`, and run nothing beside it."""
     MIXED = "mixed"
     """Versioned and unversioned changes meet on one key: nobody can order them."""
     PAUSED = "paused"
@@ -69,7 +69,7 @@ class LeaseTerms(msgspec.Struct, frozen=True):
 
     owner: str
     lease_s: float
-    alone: bool = False
+    isolated: bool = False
     despite_pause: bool = False
     """An operator asks, who paused the key to work on it."""
 
@@ -95,7 +95,7 @@ class Claim(msgspec.Struct):
     """How many holders died alone with this order."""
     suspect: int = 0
     took_over: bool = False
-    alone: bool = False
+    isolated: bool = False
     overdue: bool = False
     """Set by the holder when its own deadline passed before the sink had answered."""
     cut_off: bool = False
@@ -114,7 +114,7 @@ class Entry(msgspec.Struct, frozen=True):
     lease_until: float = 0.0
     abandoned: bool = False
     """The holder lives and said that the outcome is unknown; the lease runs out by itself."""
-    alone: bool = False
+    isolated: bool = False
     begun: bool = False
     """The holder has renewed since: its work has begun, so it can be blamed for a death."""
     intent: Order | None = None

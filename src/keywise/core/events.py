@@ -56,7 +56,7 @@ class Ignored(Event, frozen=True, kw_only=True):
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """A change has to wait: busy, deferred, alone, paused or limited."""
+    """A change has to wait: busy, deferred, isolated, paused or limited."""
 
     key: str
     version: int | None = None

@@ -75,13 +75,13 @@ def grant(
     entry = charged(entry or EMPTY, now, policy)
     entry = _without_passed_unknown(_without_dead_holder(entry, policy, now), header, now)
     took_over = entry.token != 0
-    died_alone = took_over and entry.alone and entry.begun and _died(entry, terms)
+    died_isolated = took_over and entry.isolated and entry.begun and _died(entry, terms)
     if header.order is None and entry.tried is not None and now >= entry.tried_at + policy.redelivery_s:
         # Its message can no longer arrive. Deaths are counted from now on, or a deadly repair would never end.
         entry = replace(entry, tried=None, tried_at=0.0, attempts=0, crashes=0, not_before=0.0)
     elif header.order is not None and header.order != entry.tried:
         entry = replace(entry, tried=header.order, attempts=0, crashes=0, not_before=0.0)
-    elif died_alone and header.order == entry.tried:
+    elif died_isolated and header.order == entry.tried:
         entry = replace(entry, crashes=entry.crashes + 1)
     entry = replace(
         entry,
@@ -89,7 +89,7 @@ def grant(
         owner=terms.owner,
         lease_until=now + terms.lease_s,
         abandoned=False,
-        alone=terms.alone and (header.order is not None or entry.tried is None),
+        isolated=terms.isolated and (header.order is not None or entry.tried is None),
         begun=False,
         intent=header.order if policy.intents else None,
         updated_at=now,
@@ -104,7 +104,7 @@ def grant(
         entry.crashes,
         entry.suspect,
         took_over=took_over,
-        alone=terms.alone,
+        isolated=terms.isolated,
     )
     return entry, claim
 
@@ -309,7 +309,7 @@ def _against_holder(
         # Changes that kill their worker must not take turns, with each other or a repair: deaths would be forgotten.
         wait_s = entry.lease_until + policy.redelivery_s - now
         return Refusal(RefusalReason.DEFERRED, wait_s) if wait_s > 0 else None
-    return Refusal(RefusalReason.ALONE) if not terms.alone else None
+    return Refusal(RefusalReason.ISOLATED) if not terms.isolated else None
 
 
 def _against_history(entry: Entry, header: ChangeHeader, now: float, policy: Policy) -> Refusal | None:
@@ -374,7 +374,7 @@ def _suspected(entry: Entry | None, policy: Policy, now: float) -> Entry | None:
 
 
 def _free(entry: Entry) -> Entry:
-    return replace(entry, token=0, owner="", lease_until=0.0, abandoned=False, alone=False, begun=False, intent=None)
+    return replace(entry, token=0, owner="", lease_until=0.0, abandoned=False, isolated=False, begun=False, intent=None)
 
 
 def _idle(entry: Entry) -> Entry:

@@ -24,7 +24,7 @@ class Settings:
     """Changes in one batch, at the most."""
     prefetch: int = 4000
     """Deliveries that one consumer holds, at the most; half of them may wait for a blocked key."""
-    surplus_s: float = 5.0
+    evict_delay_s: float = 5.0
     """How long deliveries stay away that found no room behind a blocked key."""
     concurrency: int = 16
     """Handlers that run side by side, at the most."""

@@ -171,8 +171,8 @@ class Consumer:
 
     async def _make_room(self) -> None:
         """A blocked key must not use up the room of the others: the surplus comes back later."""
-        if surplus := self._lanes.surplus():
-            await self._pipeline.give_back(surplus, self._pipeline.settings.surplus_s)
+        if evicted := self._lanes.evict_blocked():
+            await self._pipeline.give_back(evicted, self._pipeline.settings.evict_delay_s)
 
     async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
         pipeline = self._pipeline

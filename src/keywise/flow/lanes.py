@@ -37,7 +37,7 @@ class State(enum.Enum):
     """Not before `due`."""
     BUSY = 3
     """One of its changes is being worked on."""
-    ALONE = 4
+    ISOLATED = 4
     """Its last holder died: the next try must have nothing beside it."""
 
 
@@ -47,7 +47,7 @@ class Lane(msgspec.Struct, gc=False):
     waiting: list[Ticket]
     state: State = State.READY
     due: float = 0.0
-    is_firm: bool = False
+    blocks_newer: bool = False
     """What it is held for concerns the key, so that a newer change has to wait as well."""
     is_gathering: bool = False
     """It is held for the rest of a burst, and soon goes on by itself."""
@@ -75,7 +75,7 @@ class Lanes:
         self._ready: deque[str] = deque()
         self._ready_bulk: deque[str] = deque()
         """Names here and in the other line may be outdated; the lane itself knows."""
-        self._alone: deque[str] = deque()
+        self._isolated: deque[str] = deque()
         self._due: list[tuple[float, str]] = []
         self._live_in_row = 0
         self._bulk_tickets = 0
@@ -97,8 +97,8 @@ class Lanes:
         return max(0, self.room - max(0, kept_free))
 
     @property
-    def has_alone(self) -> bool:
-        return bool(self._alone)
+    def has_isolated(self) -> bool:
+        return bool(self._isolated)
 
     def tickets(self) -> list[Ticket]:
         """Everything that is held, worked on or waiting."""
@@ -148,11 +148,11 @@ class Lanes:
             self._live_in_row = 0 if is_bulk else self._live_in_row + 1
         return taken
 
-    def take_alone(self) -> Ticket | None:
+    def take_isolated(self) -> Ticket | None:
         """One change whose last holder died."""
-        while self._alone:
-            lane = self._lanes.get(self._alone.popleft())
-            if lane is not None and lane.state is State.ALONE:
+        while self._isolated:
+            lane = self._lanes.get(self._isolated.popleft())
+            if lane is not None and lane.state is State.ISOLATED:
                 return self._start(lane)
         return None
 
@@ -180,23 +180,23 @@ class Lanes:
         self._forget([(ticket, Outcome.BUSY)])
         self._free(ticket.change.key, self._lanes[ticket.change.key])
 
-    def hold(self, ticket: Ticket, due: float, *, is_firm: bool = False) -> None:
-        """The change goes back to its lane, and the lane waits; a firm wait is for newer changes too."""
+    def hold(self, ticket: Ticket, due: float, *, blocks_newer: bool = False) -> None:
+        """The change goes back to its lane, and the lane waits; one that blocks newer changes is for them too."""
         key, lane = ticket.change.key, self._lanes[ticket.change.key]
         overtaken = any(other.change.order > ticket.change.order for other in lane.waiting)
         lane.waiting.append(ticket)
-        if overtaken and not is_firm:
+        if overtaken and not blocks_newer:
             # Something newer joined meanwhile, and the reason to wait does not concern it.
             self._go_on(key, lane)
             return
-        self._hold(key, lane, due, is_firm)
+        self._hold(key, lane, due, blocks_newer)
 
-    def quarantine(self, ticket: Ticket) -> None:
+    def isolate(self, ticket: Ticket) -> None:
         """The change goes back to its lane, to be taken alone."""
         lane = self._lanes[ticket.change.key]
         lane.waiting.append(ticket)
-        lane.state = State.ALONE
-        self._alone.append(ticket.change.key)
+        lane.state = State.ISOLATED
+        self._isolated.append(ticket.change.key)
 
     def next_due(self) -> float | None:
         """When the first held lane may go on; None if none is held."""
@@ -212,7 +212,7 @@ class Lanes:
                 return due
         return None
 
-    def surplus(self) -> list[Ticket]:
+    def evict_blocked(self) -> list[Ticket]:
         """Waiting changes above half of the room that blocked keys may use; they leave the lanes."""
         excess, bulk_excess = self._blocked() - self.capacity // 2, 0
         if self._bulk_tickets:
@@ -258,7 +258,7 @@ class Lanes:
             if lane.state is State.READY:
                 self._ready.append(key)
         newest = all(ticket.change.order >= other.change.order for other in lane.waiting)
-        if lane.state is State.HELD and newest and not lane.is_firm:
+        if lane.state is State.HELD and newest and not lane.blocks_newer:
             # What the lane waits for belongs to an older change.
             self._go_on(key, lane)
 
@@ -287,17 +287,17 @@ class Lanes:
         if self._debounce is None or lane.first_at == math.inf:
             self._make_ready(key, lane)
         else:
-            self._hold(key, lane, self._debounce.due(lane.first_at, lane.last_at), is_firm=False)
+            self._hold(key, lane, self._debounce.due(lane.first_at, lane.last_at), blocks_newer=False)
             lane.is_gathering = True
 
     def _make_ready(self, key: str, lane: Lane) -> None:
         lane.state = State.READY
         (self._ready_bulk if lane.is_bulk else self._ready).append(key)
 
-    def _hold(self, key: str, lane: Lane, due: float, is_firm: bool) -> None:
+    def _hold(self, key: str, lane: Lane, due: float, blocks_newer: bool) -> None:
         if lane.state is not State.HELD or due < lane.due:
             heapq.heappush(self._due, (due, key))
-        lane.state, lane.due, lane.is_firm, lane.is_gathering = State.HELD, due, is_firm, False
+        lane.state, lane.due, lane.blocks_newer, lane.is_gathering = State.HELD, due, blocks_newer, False
 
     def _drop_if_empty(self, key: str, lane: Lane) -> None:
         if not lane.waiting and lane.state is not State.BUSY:

@@ -207,7 +207,7 @@ class Pipeline:
 
     async def release(self, index: int, deliveries: Sequence[Delivery]) -> None:
         """Let deliveries come back later that never became changes."""
-        await self._at(index, lambda source: source.release(deliveries, self.settings.surplus_s))
+        await self._at(index, lambda source: source.release(deliveries, self.settings.evict_delay_s))
 
     async def settle(self, settled: Sequence[SettledTicket]) -> None:
         """Ack what has ended. An ack that is lost does no harm: the message comes back as a duplicate."""

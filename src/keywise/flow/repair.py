@@ -67,7 +67,7 @@ class Repair:
         """Why it could not be repaired; empty if it was."""
         pipeline = self._pipeline
         asked_at = pipeline.clock()
-        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, alone=True, despite_pause=self._despite_pause)
+        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, isolated=True, despite_pause=self._despite_pause)
         results = await pipeline.ledger.claim([ChangeHeader(key, None)], terms)
         self._heartbeat.hold(results.granted, asked_at)
         for claim in results.granted:

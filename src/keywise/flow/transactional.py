@@ -35,7 +35,7 @@ class BatchResult(msgspec.Struct):
     """Stale or duplicate."""
     waiting: list[tuple[Ticket, float]] = []
     """Busy, deferred or failed, with the seconds to wait."""
-    firm: set[str] = set()
+    blocks_newer: set[str] = set()
     """Keys of those whose newer changes have to wait as well."""
     paused: bool = False
     """Some of those that wait do so because an operator said so."""
@@ -297,7 +297,7 @@ class LedgerTransactionWorker:
         for ticket in result.dead_lettered:
             settled += lanes.dead_letter(ticket)
         for ticket, wait_s in result.waiting:
-            lanes.hold(ticket, self._pipeline.clock() + wait_s, is_firm=ticket.change.key in result.firm)
+            lanes.hold(ticket, self._pipeline.clock() + wait_s, blocks_newer=ticket.change.key in result.blocks_newer)
         return settled
 
 
@@ -385,7 +385,7 @@ async def _refuse(
             result.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))
             result.paused = result.paused or refusal.reason is RefusalReason.PAUSED
             if concerns_key(refusal):
-                result.firm.add(ticket.change.key)
+                result.blocks_newer.add(ticket.change.key)
 
 
 async def _fail(

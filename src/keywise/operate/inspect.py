@@ -100,7 +100,7 @@ class Holder(msgspec.Struct, frozen=True):
     is_over: bool
     gave_up: bool
     """It lives and does not know what became of its write: the lease has to run out."""
-    alone: bool
+    isolated: bool
     intent: int | None
     """The version that it is about to write, where that makes older changes wait."""
 
@@ -330,7 +330,7 @@ def _holder(entry: Entry, now: float, ahead_s: float) -> Holder | None:
         until=entry.lease_until + ahead_s,
         is_over=now >= entry.lease_until,
         gave_up=entry.abandoned,
-        alone=entry.alone,
+        isolated=entry.isolated,
         intent=_version(entry.intent),
     )
 

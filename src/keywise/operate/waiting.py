@@ -55,7 +55,7 @@ class Grip:
         Whoever is inside ends the claim in the ledger.
         """
         pipeline = self._pipeline
-        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, alone=True, despite_pause=True)
+        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, isolated=True, despite_pause=True)
         while True:
             asked_at = pipeline.clock()
             results = await pipeline.ledger.claim([header], terms)

@@ -331,7 +331,7 @@ import keywise
 from keywise import Rate
 
 app = keywise.App("sqlite:///shop.db")
-pages = app.pipeline("pages", key="id", version="v", rate=Rate(1, per="1s"), poll="50ms", surplus="300ms")
+pages = app.pipeline("pages", key="id", version="v", rate=Rate(1, per="1s"), poll="50ms", evict_delay="300ms")
 pages.source("sqlite:///shop.db")
 pages.sink({url!r})
 """

@@ -18,7 +18,7 @@ from servers import shared
 
 pytestmark = pytest.mark.server("rabbitmq")
 
-QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "100ms", "surplus": "200ms"}
+QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "100ms", "evict_delay": "200ms"}
 
 
 class Shop:

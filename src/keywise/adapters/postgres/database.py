@@ -95,14 +95,14 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def transaction(
-        self, *, scope: int = 0, alone: bool = False, begin: str = "begin", end: str = "commit"
+        self, *, scope: int = 0, exclusive: bool = False, begin: str = "begin", end: str = "commit"
     ) -> AsyncIterator[Any]:
         """A transaction over several steps. What an operator has set for a scope does not change meanwhile.
 
         Whoever changes it is alone: nobody else has a transaction of that scope then.
         """
         if scope:
-            begin += f"; select pg_advisory_xact_lock{'' if alone else '_shared'}({LOCKS}, {scope})"
+            begin += f"; select pg_advisory_xact_lock{'' if exclusive else '_shared'}({LOCKS}, {scope})"
         async with self._acquired() as connection:
             try:
                 with postgres_errors(self.name):

@@ -40,7 +40,7 @@ MEETS = {
     "duplicate": "is a duplicate: acked, nothing is written",
     "busy": "waits for the key{wait}",
     "deferred": "waits for the newer write whose outcome is unknown{wait}",
-    "alone": "is applied, with nothing beside it, because the last holder died at work",
+    "isolated": "is applied, with nothing beside it, because the last holder died at work",
     "paused": "waits until its key is resumed",
     "limited": "waits for the rate of its key{wait}",
     "mixed": "becomes a dead letter: versioned and unversioned changes of one key have no order",
@@ -178,8 +178,8 @@ def _about_claim(story: Story) -> Iterator[tuple[str, str]]:
     if holder is None:
         yield "claim", "free"
     else:
-        alone = ", alone" if holder.alone else ""
-        yield "claim", f"held by {holder.owner}{alone}, token {holder.token}"
+        isolated = ", isolated" if holder.isolated else ""
+        yield "claim", f"held by {holder.owner}{isolated}, token {holder.token}"
         yield "since", moment(holder.since, now)
         ends = "ran out" if holder.is_over else "until"
         gave_up = "; the holder gave up, the outcome of its write is unknown" if holder.gave_up else ""

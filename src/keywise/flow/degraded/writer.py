@@ -145,7 +145,7 @@ class FirstWins:
             elif self._pipeline.controls.pauses_key(key):
                 wait_s = PAUSE_LOOK_S
             if wait_s > 0:
-                self._lanes.hold(ticket, now + wait_s, is_firm=True)
+                self._lanes.hold(ticket, now + wait_s, blocks_newer=True)
             else:
                 ready.append(ticket)
         return ready

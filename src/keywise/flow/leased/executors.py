@@ -55,7 +55,7 @@ class Executor(Protocol):
     def short_max(self) -> int:
         """How many bulk changes are done at once while live ones may have to wait for them."""
 
-    def goes_alone(self, claim: Claim) -> bool:
+    def goes_isolated(self, claim: Claim) -> bool:
         """Whether a change may take others along if it fails again."""
 
     async def execute(self, jobs: Sequence[Job]) -> float:
@@ -79,7 +79,7 @@ class SinkExecutor:
     def short_max(self) -> int:
         return max(1, self.batch_max // BULK_PART)
 
-    def goes_alone(self, claim: Claim) -> bool:
+    def goes_isolated(self, claim: Claim) -> bool:
         return claim.attempts > 0 or claim in self._health
 
     async def execute(self, jobs: Sequence[Job]) -> float:
@@ -174,7 +174,7 @@ class TransactionExecutor:
     def short_max(self) -> int:
         return self._slice
 
-    def goes_alone(self, claim: Claim) -> bool:
+    def goes_isolated(self, claim: Claim) -> bool:
         return claim.attempts > 0
 
     async def execute(self, jobs: Sequence[Job]) -> float:

@@ -88,7 +88,7 @@ class LeasedWorker:
         while not self._stopping:
             if self._first_wins is not None and not await self._first_wins.is_settled(lambda: self._calls):
                 continue
-            if self._lanes.has_alone and await self._claim_alone():
+            if self._lanes.has_isolated and await self._claim_isolated():
                 continue
             if self._repair.due <= self._pipeline.clock() and (suspects := await self._repair.suspects()):
                 await self._until_idle()
@@ -97,7 +97,7 @@ class LeasedWorker:
             tickets = self._lanes.take(free, now, self._bulk_free(free)) if self._is_due(free) else []
             if tickets:
                 self._window.adapt(len(self._claimed), now)
-                await self._claim(tickets, alone=False)
+                await self._claim(tickets, isolated=False)
             else:
                 due = self._lanes.next_due() if free and self._is_due(free) else None
                 look_at = self._first_wins.due if self._first_wins is not None else _NEVER
@@ -114,13 +114,13 @@ class LeasedWorker:
         bulk_max = max(1, self._window.least - self._window.least // RESERVED_PART)
         return min(free, bulk_max - self._open_bulk)
 
-    async def _claim_alone(self) -> bool:
+    async def _claim_isolated(self) -> bool:
         """Run one change with nothing beside it, so that another death can be blamed on it."""
         await self._until_idle()
-        ticket = self._lanes.take_alone()
+        ticket = self._lanes.take_isolated()
         if ticket is None:
             return False
-        await self._claim([ticket], alone=True)
+        await self._claim([ticket], isolated=True)
         await self._until_idle()
         return True
 
@@ -128,9 +128,9 @@ class LeasedWorker:
         while self._open:
             await self._wakeup.wait()
 
-    async def _claim(self, tickets: list[Ticket], *, alone: bool) -> None:
+    async def _claim(self, tickets: list[Ticket], *, isolated: bool) -> None:
         pipeline = self._pipeline
-        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, alone)
+        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, isolated)
         asked_at = pipeline.clock()
         try:
             results = await pipeline.ledger.claim([ticket.change for ticket in tickets], terms)
@@ -176,11 +176,11 @@ class LeasedWorker:
                     settled += lanes.finish(ticket, Outcome(refusal.reason.value), refusal.mark)
                 case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
                     hopeless.append((ticket, cause_of_refusal(refusal)))
-                case RefusalReason.ALONE:
-                    lanes.quarantine(ticket)
+                case RefusalReason.ISOLATED:
+                    lanes.isolate(ticket)
                 case _:
                     wait_s = look_again_s(refusal, pipeline.rng)
-                    lanes.hold(ticket, pipeline.clock() + wait_s, is_firm=concerns_key(refusal))
+                    lanes.hold(ticket, pipeline.clock() + wait_s, blocks_newer=concerns_key(refusal))
                     pipeline.emit(pipeline.refused(ticket, refusal.reason, wait_s))
         if refused:
             await pipeline.settle(settled)
@@ -220,19 +220,19 @@ class LeasedWorker:
 
     def _beside(self, job: Job) -> list[Job]:
         """What can go into the same call. A change that failed before goes alone, or it would take others along."""
-        if self._executor.goes_alone(job.claim):
+        if self._executor.goes_isolated(job.claim):
             return []
         is_bulk = self._is_bulk(job)
         is_short = is_bulk and self._pipeline.has_both_lanes
         limit = self._executor.short_max if is_short else self._executor.batch_max
         return self._claimed.take_beside(
-            lambda one: not self._executor.goes_alone(one.claim), limit - 1, is_bulk=is_bulk
+            lambda one: not self._executor.goes_isolated(one.claim), limit - 1, is_bulk=is_bulk
         )
 
     async def _work_on(self, jobs: list[Job]) -> float:
         """How long nothing should be begun after it."""
         ledger, heartbeat = self._pipeline.ledger, self._heartbeat
-        begun = [job for job in jobs if not job.claim.alone or await heartbeat.begin(ledger, job.claim)]
+        begun = [job for job in jobs if not job.claim.isolated or await heartbeat.begin(ledger, job.claim)]
         in_time = [job for job in begun if heartbeat.left_s([job.claim]) > 0]
         timely = {job.claim.token for job in in_time}
         self._undo([job for job in jobs if job.claim.token not in timely])

@@ -73,7 +73,7 @@ async def a_commit_that_is_overdue_is_refused(bench: LedgerBench) -> None:
     """A holder whose deadline passed before the sink answered cannot lean on somebody else's equal commit."""
     mine = await bench.take(5)
     bench.expire()
-    theirs = await bench.take(5, "w2", alone=True)
+    theirs = await bench.take(5, "w2", isolated=True)
     same("refused commits", await bench.another.commit([theirs]), [])
     mine.overdue = True
     same("refused commits", await bench.ledger.commit([mine]), [mine])
@@ -86,7 +86,7 @@ async def the_mark_never_falls(bench: LedgerBench) -> None:
     """A commit below the mark is refused, whoever sends it."""
     old = await bench.take(5)
     bench.expire()
-    await bench.another.commit([await bench.take(9, "w2", alone=True)])
+    await bench.another.commit([await bench.take(9, "w2", isolated=True)])
     same("refused commits", await bench.ledger.commit([old]), [old])
     same("the mark", (await bench.entry()).mark, order_of(9))
     lower = await bench.take(10)
@@ -162,10 +162,10 @@ async def a_takeover_inherits_what_is_unknown(bench: LedgerBench) -> None:
     """Even if the new holder fails cleanly, the old holder's write may be there, so older ones wait."""
     await bench.take(7)
     bench.expire()
-    claim = await bench.take(7, "w2", alone=True)
+    claim = await bench.take(7, "w2", isolated=True)
     await bench.another.fail([Failure(claim, Certainty.CLEAN, 1.0)])
     bench.advance(2.0)
-    refused(await bench.ask(6, "w2", alone=True), RefusalReason.DEFERRED)
+    refused(await bench.ask(6, "w2", isolated=True), RefusalReason.DEFERRED)
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -200,7 +200,7 @@ async def a_burial_without_the_claim_keeps_nothing(bench: LedgerBench) -> None:
     """Whoever lost the claim cannot dead-letter: the next holder decides."""
     old = await bench.take(5)
     bench.expire()
-    new = await bench.take(5, "w2", alone=True)
+    new = await bench.take(5, "w2", isolated=True)
     same("lost claims", await bench.ledger.dead_letter([DeadLetterRequest(LETTER, old)]), [old])
     same("the letters", await bench.ledger.dead_letters(10), [])
     same("the holder", (await bench.entry()).token, new.token)
@@ -285,11 +285,11 @@ async def suspects_are_listed_after_a_while(bench: LedgerBench) -> None:
 async def a_repair_clears_a_suspicion_that_has_not_grown(bench: LedgerBench) -> None:
     """Mending under an exclusion clears the counter and may raise the mark; it never lowers it."""
     await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await bench.take(5), Certainty.ENDED)])
-    claim = granted(await bench.ask_for(ChangeHeader("a", None), alone=True))
+    claim = granted(await bench.ask_for(ChangeHeader("a", None), isolated=True))
     await bench.ledger.finish_repair(claim, ChangeHeader("a", order_of(6)))
     entry = await bench.entry()
     same("suspicion, mark and holder", (entry.suspect, entry.mark, entry.token), (0, order_of(6), 0))
-    claim = granted(await bench.ask_for(ChangeHeader("a", None), alone=True))
+    claim = granted(await bench.ask_for(ChangeHeader("a", None), isolated=True))
     await bench.ledger.finish_repair(claim, ChangeHeader("a", order_of(3)))
     same("the mark", (await bench.entry()).mark, order_of(6))
 
@@ -299,7 +299,7 @@ async def a_repair_leaves_a_suspicion_that_has_grown(bench: LedgerBench) -> None
     """A write that was refused during the repair may have followed it, so the key stays suspect."""
     late = await bench.take(5, "w2")
     bench.expire()
-    claim = granted(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True))
+    claim = granted(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True))
     same("refused commits", await bench.another.commit([late]), [late])
     await bench.ledger.finish_repair(claim, None)
     entry = await bench.entry()

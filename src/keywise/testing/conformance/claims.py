@@ -37,22 +37,22 @@ class LedgerBench:
     """Let so many seconds pass on the clock of the store."""
 
     async def ask(
-        self, version: int | None, owner: str = "w1", *, key: str = "a", alone: bool = False, deleted: bool = False
+        self, version: int | None, owner: str = "w1", *, key: str = "a", isolated: bool = False, deleted: bool = False
     ) -> Claim | Refusal:
-        return await self.ask_for(ChangeHeader(key, order_of(version), deleted), owner, alone=alone)
+        return await self.ask_for(ChangeHeader(key, order_of(version), deleted), owner, isolated=isolated)
 
-    async def ask_for(self, header: ChangeHeader, owner: str = "w1", *, alone: bool = False) -> Claim | Refusal:
+    async def ask_for(self, header: ChangeHeader, owner: str = "w1", *, isolated: bool = False) -> Claim | Refusal:
         """One claim, as one worker asks for it; the two workers use two connections."""
         ledger = self.another if owner == "w2" else self.ledger
-        results = await ledger.claim([header], LeaseTerms(owner, LEASE_S, alone))
+        results = await ledger.claim([header], LeaseTerms(owner, LEASE_S, isolated))
         same("the number of answers to one header", len(results.granted) + len(results.refused), 1)
         return results.granted[0] if results.granted else results.refused[header.key]  # type: ignore[no-any-return]
 
     async def take(
-        self, version: int | None, owner: str = "w1", *, key: str = "a", alone: bool = False, deleted: bool = False
+        self, version: int | None, owner: str = "w1", *, key: str = "a", isolated: bool = False, deleted: bool = False
     ) -> Claim:
         """Ask, and be sure to get it."""
-        return granted(await self.ask(version, owner, key=key, alone=alone, deleted=deleted))
+        return granted(await self.ask(version, owner, key=key, isolated=isolated, deleted=deleted))
 
     async def committed(self, version: int | None, *, key: str = "a", deleted: bool = False) -> None:
         claim = await self.take(version, key=key, deleted=deleted)
@@ -105,7 +105,7 @@ async def a_key_has_one_holder(bench: LedgerBench) -> None:
     bench.advance(10.0)
     for version, owner in ((4, "w2"), (5, "w2"), (6, "w2"), (5, "w1"), (6, "w1")):
         refused(await bench.ask(version, owner), RefusalReason.BUSY, wait_s=LEASE_S - 10.0)
-    refused(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True), RefusalReason.BUSY)
+    refused(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True), RefusalReason.BUSY)
     same("the token of the holder", (await bench.entry()).token, claim.token)
 
 
@@ -254,7 +254,7 @@ async def an_old_token_opens_nothing(bench: LedgerBench) -> None:
     """After a takeover the former holder can neither renew, commit, fail, release nor dead-letter."""
     old = await bench.take(5)
     bench.expire()
-    new = await bench.take(5, "w2", alone=True)
+    new = await bench.take(5, "w2", isolated=True)
     before = await bench.entry()
     same("lost renewals", await bench.ledger.renew([old], LEASE_S), [old])
     await bench.ledger.release([old])
@@ -272,11 +272,11 @@ async def a_takeover_begins_a_lease_of_its_own(bench: LedgerBench) -> None:
     """Whoever takes over an expired claim has a fresh deadline, and the key is suspect on a plain sink."""
     await bench.take(5)
     bench.expire()
-    claim = await bench.take(5, "w2", alone=True)
+    claim = await bench.take(5, "w2", isolated=True)
     same("whether it says that it took over", claim.took_over, True)
     same("the suspicion", (await bench.entry()).suspect, 1)
     bench.advance(LEASE_S - CLOCK_S * 2)
-    refused(await bench.ask(5, "w3", alone=True), RefusalReason.BUSY)
+    refused(await bench.ask(5, "w3", isolated=True), RefusalReason.BUSY)
 
 
 @CLAIM_PROMISES.add(SAFE)
@@ -284,7 +284,7 @@ async def a_takeover_on_a_safe_sink_is_no_suspicion(bench: LedgerBench) -> None:
     """Where the sink itself refuses older writes, a takeover is not suspicious and nothing older waits."""
     await bench.take(7)
     bench.expire()
-    claim = await bench.take(7, "w2", alone=True)
+    claim = await bench.take(7, "w2", isolated=True)
     await bench.another.release([claim])
     same("the suspicion", (await bench.entry()).suspect, 0)
     await bench.take(6)
@@ -312,36 +312,36 @@ async def an_exclusion_keeps_everybody_out(bench: LedgerBench) -> None:
 
 
 @CLAIM_PROMISES.add(PLAIN)
-async def a_dead_worker_sends_its_changes_into_quarantine(bench: LedgerBench) -> None:
+async def a_dead_worker_sends_its_changes_into_isolation(bench: LedgerBench) -> None:
     """After a worker died, its change is only granted alone; only a death alone, after work began, is counted."""
     await bench.ledger.renew([await bench.take(5, "dead 1")], LEASE_S)
     bench.expire()
-    refused(await bench.ask(5, "w2"), RefusalReason.ALONE)
+    refused(await bench.ask(5, "w2"), RefusalReason.ISOLATED)
     for crashes in range(3):
-        claim = await bench.take(5, f"dead {crashes + 2}", alone=True)
+        claim = await bench.take(5, f"dead {crashes + 2}", isolated=True)
         same("the deaths that were counted", claim.crashes, crashes)
         same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
         bench.expire()
-    await bench.take(5, "dead before it began", alone=True)
+    await bench.take(5, "dead before it began", isolated=True)
     bench.expire()
-    same("the deaths that were counted at last", (await bench.take(5, "w2", alone=True)).crashes, 3)
+    same("the deaths that were counted at last", (await bench.take(5, "w2", isolated=True)).crashes, 3)
     bench.expire()
-    claim = await bench.take(6, "w3", alone=True)
+    claim = await bench.take(6, "w3", isolated=True)
     same("the deaths that a newer change has to answer for", claim.crashes, 0)
 
 
 @CLAIM_PROMISES.add(PLAIN)
 async def an_older_change_waits_behind_one_that_killed_its_worker(bench: LedgerBench) -> None:
     """Changes that kill must not take turns, or their deaths would be forgotten."""
-    await bench.take(5, "dead", alone=True)
+    await bench.take(5, "dead", isolated=True)
     bench.expire()
-    refused(await bench.ask(4, "w2", alone=True), RefusalReason.DEFERRED, wait_s=REDELIVERY_S - 1.0)
-    refused(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True), RefusalReason.DEFERRED)
+    refused(await bench.ask(4, "w2", isolated=True), RefusalReason.DEFERRED, wait_s=REDELIVERY_S - 1.0)
+    refused(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True), RefusalReason.DEFERRED)
 
 
 @CLAIM_PROMISES.add(PLAIN)
 async def a_holder_that_asks_again_is_not_dead(bench: LedgerBench) -> None:
-    """The answer to a claim may be lost: its owner gets the key after the lease, without quarantine."""
+    """The answer to a claim may be lost: its owner gets the key after the lease, without isolation."""
     await bench.take(5)
     bench.expire()
     claim = await bench.take(5)

@@ -173,7 +173,7 @@ async def a_reset_needs_its_claim(bench: LedgerBench) -> None:
     """A claim that is lost raises no era."""
     claim = granted(await asked_despite_pause(bench, ChangeHeader("a", None)))
     bench.expire()
-    await bench.take(1, "w2", alone=True)
+    await bench.take(1, "w2", isolated=True)
     same("the era", await bench.ledger.control_store.reset(claim), None)
     same("the era of the key", (await bench.entry()).era, 0)
 

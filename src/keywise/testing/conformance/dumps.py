@@ -86,7 +86,7 @@ async def filled(bench: LedgerBench) -> None:
     await bench.take(7, key="abandoned by a worker")
     late = await bench.take(8, key="taken over")
     bench.expire()
-    await bench.take(8, key="taken over", owner="w2", alone=True)
+    await bench.take(8, key="taken over", owner="w2", isolated=True)
     await ledger.commit([late])
     bench.expire()
     await reset(bench, "once")
@@ -155,7 +155,7 @@ async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
     same("an order in a new era", granted(await bench.ask(1, key="reset")).order, (2, 1, 0))
     bench.advance(RETRY_S)
     same("the failed tries before", granted(await bench.ask(4, key="failed")).attempts, 2)
-    dead = granted(await bench.ask(6, key="held", alone=True))
+    dead = granted(await bench.ask(6, key="held", isolated=True))
     same("whether it was taken over", dead.took_over, True)
     near("when a claim is told to be doubtful", (await bench.entry("held")).suspect_at, now + RETRY_S, within=CLOCK_S)
 

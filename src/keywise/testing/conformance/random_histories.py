@@ -176,8 +176,8 @@ class History:
 
     async def _claim(self) -> None:
         headers = [self._header(key, exclusion=0.12) for key in self._some_keys()]
-        owner, alone = self._rng.choice(("w1", "w2")), self._rng.random() < 0.5
-        terms = LeaseTerms(owner, LEASE_S, alone, despite_pause=self._rng.random() < 0.2)
+        owner, isolated = self._rng.choice(("w1", "w2")), self._rng.random() < 0.5
+        terms = LeaseTerms(owner, LEASE_S, isolated, despite_pause=self._rng.random() < 0.2)
         seen, twin = await self._ask(("claim", headers, terms), lambda ledger, _: ledger.claim(headers, terms))
         agree("the refusals", seen.refused, twin.refused)
         found = {claim.key: claim for claim in seen.granted}

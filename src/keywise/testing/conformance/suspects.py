@@ -74,14 +74,14 @@ async def a_repair_need_not_wait_for_a_holder_whose_change_was_written_without_i
     for key in "abc":
         await bench.take(6, key=key)
     await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(6))])
-    refused(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True), RefusalReason.BUSY)
+    refused(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True), RefusalReason.BUSY)
     bench.expire()
-    granted(await bench.ask_for(ChangeHeader("a", None), "w2", alone=True))
+    granted(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True))
     await bench.ledger.admin.mark_suspect([ChangeHeader("b", order_of(6)), ChangeHeader("c", order_of(5))])
     same("the token after it", (await bench.entry("b")).token, 0)
     same("what was tried", (await bench.entry("b")).tried, order_of(6))
-    refused(await bench.ask_for(ChangeHeader("c", None), "w2", alone=True), RefusalReason.DEFERRED)
-    granted(await bench.ask_for(ChangeHeader("b", None), "w2", alone=True))
+    refused(await bench.ask_for(ChangeHeader("c", None), "w2", isolated=True), RefusalReason.DEFERRED)
+    granted(await bench.ask_for(ChangeHeader("b", None), "w2", isolated=True))
 
 
 @SUSPECT_PROMISES.add(SAFE)

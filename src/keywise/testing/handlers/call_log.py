@@ -26,7 +26,7 @@ class Worker:
     """One simulated worker process, and what it is about."""
 
     process: Process
-    alone: str | None = None
+    isolated: str | None = None
     """The key that it works on with nothing beside it."""
     inside: list[str] = field(default_factory=list)
     """Keys whose handler is at work."""

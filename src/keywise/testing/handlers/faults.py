@@ -94,12 +94,12 @@ class Trouble:
 
     def _may_fall(self, worker: Worker) -> bool:
         """Whether a change that runs alone can bear one more death."""
-        return worker.alone is None or self._falls[worker.alone] < self._world.settings.crashes_max - 1
+        return worker.isolated is None or self._falls[worker.isolated] < self._world.settings.crashes_max - 1
 
     def fell(self, worker: Worker) -> None:
         """A worker died or stopped for long."""
-        if worker.alone is not None:
-            self._falls[worker.alone] += 1
+        if worker.isolated is not None:
+            self._falls[worker.isolated] += 1
         self._errors.update(worker.inside)
 
     def _may_err(self, keys: Sequence[str], most: int) -> bool:

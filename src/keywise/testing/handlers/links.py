@@ -126,8 +126,8 @@ class WiredLedger:
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         results = await self._wire.call(lambda: self._ledger.claim(headers, terms))
         for claim in results.granted:
-            if claim.alone:
-                self._wire.worker.alone = claim.key
+            if claim.isolated:
+                self._wire.worker.isolated = claim.key
         return results
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
@@ -140,7 +140,7 @@ class WiredLedger:
         async def call(*arguments: Any) -> Any:
             result = await self._wire.call(lambda: method(*arguments))
             if name in ENDINGS:
-                self._wire.worker.alone = None
+                self._wire.worker.isolated = None
             return result
 
         return call

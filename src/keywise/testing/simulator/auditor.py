@@ -88,7 +88,7 @@ class Auditor:
     def granted(self, process: Process, claim: Claim, before: Entry | None, lease_s: float) -> None:
         now = self._world.store_now()
         seems_dead = before is not None and (before.token in self._lost or (before.token and self._is_excused(now)))
-        if before is not None and seems_dead and before.alone and before.tried is not None:
+        if before is not None and seems_dead and before.isolated and before.tried is not None:
             self.deaths[claim.key, _raw(before.tried)] += 1
         if claim.token in self._tokens:
             self.violate(f"token of {claim.key} was given before")
@@ -175,7 +175,7 @@ class Auditor:
         entries = self._world.entries()
         for key, entry in entries.items():
             self._latest[key] = entry.token
-            if entry.alone and entry.tried is not None:
+            if entry.isolated and entry.tried is not None:
                 self.deaths[key, _raw(entry.tried)] += 1
         self._world.flow.forget()
         self.note("ledger restored from a backup")
@@ -196,7 +196,7 @@ class Auditor:
             if not holds and not self._is_excused(now):
                 self.violate(f"{process.name} works on {claim.key} without a lease")
             beside = len(changes) > 1 or any(call.process is process for call in self._calls)
-            if holds and entry is not None and entry.alone and beside:
+            if holds and entry is not None and entry.isolated and beside:
                 self.violate(f"{claim.key} does not run alone")
         for call in self._calls:
             self._overlap(call, process, keys)
@@ -204,7 +204,7 @@ class Auditor:
         self._calls.append(call)
         if len(claims) > 1 and any(claim.attempts for claim in claims):
             self.violate(f"one of {', '.join(keys)} failed before, and takes others along")
-        if world.was_told_to_stop(process) and not any(claim.alone for claim in claims):
+        if world.was_told_to_stop(process) and not any(claim.isolated for claim in claims):
             self.violate(f"{process.name} begins to work though it was told to stop")
         if sum(one.process is process for one in self._calls) > world.settings.concurrency:
             self.violate(f"{process.name} runs more calls than its concurrency")
@@ -327,7 +327,7 @@ class Auditor:
         """It was killed, or paused for so long that it seems so."""
         self._calls = [call for call in self._calls if call.process is not process or not process.is_dead]
         for key, entry in self._world.entries().items():
-            if entry.owner == process.name and entry.alone and entry.tried is not None:
+            if entry.owner == process.name and entry.isolated and entry.tried is not None:
                 self.deaths[key, _raw(entry.tried)] += 1
 
     def transaction_cut(self, process: Process) -> None:

@@ -376,7 +376,7 @@ def _settings(rng: random.Random, faults: Faults) -> Settings:
         poll_s=2.0,
         drain_s=15.0,
         repair_s=5.0,
-        surplus_s=2.0,
+        evict_delay_s=2.0,
         chores_s=20.0,
     )
 

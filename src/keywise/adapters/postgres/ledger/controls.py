@@ -46,7 +46,7 @@ class PostgresControlStore:
 
     async def raise_era(self) -> int | None:
         scope, now = self._scope.number, await self._database.now()
-        async with self._database.transaction(scope=scope, alone=True) as connection:
+        async with self._database.transaction(scope=scope, exclusive=True) as connection:
             with postgres_errors(self._database.name):
                 [[held, highest, text]] = await connection.fetch(_ERA, scope, now)
                 if held:
@@ -78,7 +78,7 @@ class PostgresControlStore:
     async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
         """What is set before and after; nobody decides about a key meanwhile."""
         scope = self._scope.number
-        async with self._database.transaction(scope=scope, alone=True) as connection:
+        async with self._database.transaction(scope=scope, exclusive=True) as connection:
             with postgres_errors(self._database.name):
                 text = await connection.fetchval("select controls from keywise_scopes where id = $1", scope)
                 before = controls_of(text)

@@ -113,7 +113,7 @@ class PostgresLedgerTransfer:
 
     async def set_controls(self, controls: Controls) -> None:
         scope = self._scope.number
-        async with self._database.transaction(scope=scope, alone=True) as connection:
+        async with self._database.transaction(scope=scope, exclusive=True) as connection:
             with postgres_errors(self._database.name):
                 await connection.execute(STORE, scope, text_of(controls))
 
