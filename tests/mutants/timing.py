@@ -92,7 +92,7 @@ async def _unknown_is_clean(self: LeasedWorker, jobs: list[Job]) -> None:
 
 async def _retry_for_ever(self: LeasedWorker, jobs: list[Job]) -> None:
     failures = [Failure(job.claim, job.result.certainty, 0.5) for job in jobs]
-    await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.fail(failures))
+    await self._pipeline.retry_until_reachable("ledger", lambda: self._pipeline.ledger.fail(failures))
     self._heartbeat.drop(job.claim for job in jobs)
     for job in jobs:
         self._lanes.hold(job.ticket, self._pipeline.clock() + 0.5)
@@ -100,7 +100,7 @@ async def _retry_for_ever(self: LeasedWorker, jobs: list[Job]) -> None:
 
 async def _failed_acked(self: LeasedWorker, jobs: list[Job]) -> None:
     claims = [job.claim for job in jobs]
-    await self._pipeline.insist("ledger", lambda: self._pipeline.ledger.release(claims))
+    await self._pipeline.retry_until_reachable("ledger", lambda: self._pipeline.ledger.release(claims))
     self._heartbeat.drop(claims)
     for job in jobs:
         await self._pipeline.settle(self._lanes.dead_letter(job.ticket))

@@ -83,7 +83,7 @@ class Consumer:
             )
         if self._pipeline.shelf is not None and self._pipeline.has_suspects and self._pipeline.refetch is None:
             self._pipeline.emit(events.Unrepairable(pipeline=self._pipeline.name))
-        self._pipeline.make_room()
+        self._pipeline.enable_fair_writes()
         await self._refresh_controls()
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self._extend()), group.create_task(self._keep_looking())]
@@ -131,7 +131,7 @@ class Consumer:
         pipeline, (name, source) = self._pipeline, self._pipeline.sources[index]
         unreachable = 0
         while await self._is_going():
-            await self._make_room()
+            await self._evict_blocked()
             limit = self._asked[index] = self._room_to_ask_for(index)
             if limit == 0:
                 await self._room.wait()
@@ -169,20 +169,20 @@ class Consumer:
         if read_batch.malformed or read_batch.ignored:
             await self._set_aside(index, read_batch)
 
-    async def _make_room(self) -> None:
+    async def _evict_blocked(self) -> None:
         """A blocked key must not use up the room of the others: the surplus comes back later."""
         if evicted := self._lanes.evict_blocked():
-            await self._pipeline.give_back(evicted, self._pipeline.settings.evict_delay_s)
+            await self._pipeline.release(evicted, self._pipeline.settings.evict_delay_s)
 
     async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
         pipeline = self._pipeline
         requests = [DeadLetterRequest(pipeline.unread_dead_letter(*bad, index)) for bad in read_batch.malformed]
         if requests:
             try:
-                await pipeline.insist(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
+                await pipeline.retry_until_reachable(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
             except UnavailableError:
                 # A dead letter needs the ledger; until it is back, such a message comes again and again.
-                await pipeline.release(index, [delivery for delivery, _ in read_batch.malformed])
+                await pipeline.release_unread(index, [delivery for delivery, _ in read_batch.malformed])
                 read_batch = ReadBatch(ignored=read_batch.ignored)
         pipeline.tell_unread(read_batch)
         await pipeline.ack(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
@@ -236,7 +236,7 @@ class Consumer:
         try:
             async with asyncio.timeout(self._pipeline.settings.drain_s):
                 await asyncio.gather(*feeding, *working)
-                await self._pipeline.give_back(self._lanes.drain(), 0.0)
+                await self._pipeline.release(self._lanes.drain(), 0.0)
         except TimeoutError:
             # What still runs has an unknown outcome: its lease has to run out.
             for task in (*feeding, *working):

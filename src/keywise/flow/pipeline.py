@@ -97,7 +97,7 @@ class Pipeline:
         """Whether some sources are bulk and others live; if all are bulk, nothing has to go first."""
         return 0 < len(self.bulk) < len(self.sources)
 
-    def make_room(self) -> None:
+    def enable_fair_writes(self) -> None:
         """Live changes are sent while bulk ones are worked on: a database that has one writer at a time gives way."""
         plugs: list[Any] = [self.ledger, *(source for _, source in self.sources)]
         databases: list[Any] = [getattr(plug, "database", None) for plug in plugs if self.has_both_lanes]
@@ -170,7 +170,7 @@ class Pipeline:
         for reason, count in Counter(reason for _, reason in read_batch.ignored).items():
             self.emit(events.Ignored(pipeline=self.name, reason=reason, changes=count))
 
-    async def insist(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
+    async def retry_until_reachable(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
         """Try until it can be reached: everything is held meanwhile, nothing is lost.
 
         Raises UnavailableError once the ledger is down and is not to be waited for.
@@ -191,9 +191,9 @@ class Pipeline:
 
     async def back_off(self, what: str, error: UnavailableError, attempts: int) -> None:
         """Say that something cannot be reached, and wait."""
-        await asyncio.sleep(self.tell_away(what, error, attempts))
+        await asyncio.sleep(self.report_unavailable(what, error, attempts))
 
-    def tell_away(self, what: str, error: UnavailableError, attempts: int) -> float:
+    def report_unavailable(self, what: str, error: UnavailableError, attempts: int) -> float:
         """Say that something cannot be reached; return how long to wait."""
         retry_s = self.retry_s(attempts)
         if what == LEDGER:
@@ -205,7 +205,7 @@ class Pipeline:
         """Ack deliveries that never became changes."""
         await self._at(index, lambda source: source.ack(deliveries))
 
-    async def release(self, index: int, deliveries: Sequence[Delivery]) -> None:
+    async def release_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
         """Let deliveries come back later that never became changes."""
         await self._at(index, lambda source: source.release(deliveries, self.settings.evict_delay_s))
 
@@ -214,7 +214,7 @@ class Pipeline:
         self.tell_ended(group_by_outcome(settled))
         await self._each_source((ticket for ticket, _ in settled), lambda source, some: source.ack(some))
 
-    async def give_back(self, tickets: Iterable[Ticket], delay_s: float) -> None:
+    async def release(self, tickets: Iterable[Ticket], delay_s: float) -> None:
         """Let deliveries come back later, here or elsewhere."""
         await self._each_source(tickets, lambda source, some: source.release(some, delay_s))
 

@@ -123,7 +123,7 @@ class Repair:
             await pipeline.ledger.fail([Failure(claim, result.certainty, 0.0)])
             return result.cause
         written = truth if truth.order != _LOWEST else None
-        await pipeline.insist("ledger", lambda: pipeline.admin.finish_repair(claim, written))
+        await pipeline.retry_until_reachable("ledger", lambda: pipeline.admin.finish_repair(claim, written))
         self._fruitless.pop(claim.key, None)
         pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
         return ""

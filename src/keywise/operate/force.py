@@ -151,7 +151,7 @@ class Force:
     async def _end(self, claim: Claim, result: SinkResult) -> None:
         pipeline, key = self._pipeline, claim.key
         if result.outcome is Outcome.APPLIED:
-            if await pipeline.insist("ledger", lambda: pipeline.ledger.commit([claim])):
+            if await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.commit([claim])):
                 raise ActError(
                     f"{key!r} was written, but somebody else had taken the key by then; {self._consequence()} "
                     f"(see keywise why)"
@@ -160,14 +160,14 @@ class Force:
         cause = result.cause or result.outcome.value
         if result.certainty is not Certainty.CLEAN:
             failure = Failure(claim, result.certainty, 0.0)
-            await pipeline.insist("ledger", lambda: pipeline.ledger.fail([failure]))
+            await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.fail([failure]))
             if result.certainty is Certainty.UNKNOWN:
                 raise ActError(
                     f"{key!r}: {cause}; nobody knows whether it was written, so its claim stays until its lease of "
                     f"{pipeline.settings.lease_s:g} s runs out, and {self._consequence()}"
                 )
             raise ActError(f"{key!r}: {cause}; it may have been written in part; {self._consequence()}")
-        await pipeline.insist("ledger", lambda: pipeline.ledger.release([claim]))
+        await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.release([claim]))
         if result.outcome is Outcome.SUPERSEDED:
             cause = "the sink holds something newer"
         raise ActError(f"{key!r}: {cause}; nothing was written")

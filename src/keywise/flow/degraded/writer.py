@@ -200,9 +200,9 @@ class FirstWins:
         # At once: what has left its lane must not come again before it is acked, or the ack has an old receipt.
         await self._pipeline.settle(settled)
         for ticket, result in failed:
-            await self._give_back(ticket, result)
+            await self._release(ticket, result)
 
-    async def _give_back(self, ticket: Ticket, result: SinkResult) -> None:
+    async def _release(self, ticket: Ticket, result: SinkResult) -> None:
         pipeline, change = self._pipeline, ticket.change
         self._lanes.leave(ticket)
         if result.wait_s is not None:
@@ -211,7 +211,7 @@ class FirstWins:
         else:
             wait_s = pipeline.retry_s(ticket.delivery.count)
             pipeline.emit(pipeline.failed(ticket, result.cause, ticket.delivery.count, wait_s))
-        await pipeline.give_back([ticket], wait_s)
+        await pipeline.release([ticket], wait_s)
 
     async def _ended(self, shown: Sequence[Ticket], clean: Sequence[Ticket]) -> None:
         # If it cannot be noted, the keys count as written, and as what a worker may have died of.

@@ -115,7 +115,7 @@ class SinkExecutor:
             self._refusals += 1
             rounds = 1 + self._refusals // self.side_by_side
             away = UnavailableError(results[0].cause)
-            return self._pipeline.tell_away("sink", away, min(rounds, AWAY_ROUNDS_MAX))
+            return self._pipeline.report_unavailable("sink", away, min(rounds, AWAY_ROUNDS_MAX))
         self._refusals = 0
         return 0.0
 

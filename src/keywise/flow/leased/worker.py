@@ -193,7 +193,7 @@ class LeasedWorker:
             return
         requests = [DeadLetterRequest(pipeline.dead_letter(ticket, cause)) for ticket, cause in hopeless]
         try:
-            await pipeline.insist(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
+            await pipeline.retry_until_reachable(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
         except UnavailableError:
             for ticket, _ in hopeless:
                 self._lanes.hold(ticket, pipeline.clock())
@@ -287,7 +287,7 @@ class LeasedWorker:
         await pipeline.extend([job.ticket for job in jobs], age=1 / 2)
         claims = [job.claim for job in jobs if not job.committed]
         self._heartbeat.end(claims)
-        refused = await self._insist(jobs, lambda: pipeline.ledger.commit(claims)) if claims else []
+        refused = await self._retry_until_reachable(jobs, lambda: pipeline.ledger.commit(claims)) if claims else []
         self._heartbeat.drop(job.claim for job in jobs)
         if refused is None:
             return
@@ -300,11 +300,13 @@ class LeasedWorker:
                 settled += self._lanes.finish(job.ticket, job.result.outcome, job.ticket.change.order)
         await pipeline.settle(settled)
 
-    async def _insist(self, jobs: list[Job], act: Callable[[], Awaitable[list[Claim]]]) -> list[Claim] | None:
+    async def _retry_until_reachable(
+        self, jobs: list[Job], act: Callable[[], Awaitable[list[Claim]]]
+    ) -> list[Claim] | None:
         """None: the ledger is not waited for, and the changes have ended without it."""
         while True:
             try:
-                return await self._pipeline.insist(LEDGER, act)
+                return await self._pipeline.retry_until_reachable(LEDGER, act)
             except UnavailableError:
                 assert self._first_wins is not None, "else the ledger is waited for"
             try:
@@ -320,7 +322,11 @@ class LeasedWorker:
         rest = [job for job in jobs if not self._is_hopeless(job) and not job.cut_off]
         retries = {job.claim.token: self._pipeline.retry_s(job.claim.attempts + 1) for job in rest}
         failures = [Failure(job.claim, job.result.certainty, retries[job.claim.token]) for job in rest]
-        done = await self._insist(rest, lambda: _done(self._pipeline.ledger.fail(failures))) if failures else []
+        done = (
+            await self._retry_until_reachable(rest, lambda: _done(self._pipeline.ledger.fail(failures)))
+            if failures
+            else []
+        )
         self._heartbeat.drop(job.claim for job in rest)
         for job in rest if done is not None else []:
             retry_s = retries[job.claim.token]
@@ -333,7 +339,11 @@ class LeasedWorker:
         for job in jobs:
             job.claim.overdue = job.claim.cut_off = True
         failures = [Failure(job.claim, Certainty.UNKNOWN, 0.0) for job in jobs]
-        done = await self._insist(jobs, lambda: _done(self._pipeline.ledger.fail(failures))) if failures else []
+        done = (
+            await self._retry_until_reachable(jobs, lambda: _done(self._pipeline.ledger.fail(failures)))
+            if failures
+            else []
+        )
         self._heartbeat.drop(job.claim for job in jobs)
         for job in jobs if done is not None else []:
             self._lanes.hold(job.ticket, self._pipeline.clock() + self._pipeline.retry_s(1))
@@ -352,7 +362,7 @@ class LeasedWorker:
         requests = [
             DeadLetterRequest(pipeline.dead_letter(j.ticket, j.result.cause), j.claim, j.result.certainty) for j in jobs
         ]
-        lost = await self._insist(jobs, lambda: pipeline.ledger.dead_letter(requests))
+        lost = await self._retry_until_reachable(jobs, lambda: pipeline.ledger.dead_letter(requests))
         self._heartbeat.drop(job.claim for job in jobs)
         if lost is None:
             return
@@ -368,7 +378,7 @@ class LeasedWorker:
 
     async def _release(self, jobs: list[Job]) -> None:
         claims = [job.claim for job in jobs]
-        done = await self._insist(jobs, lambda: _done(self._pipeline.ledger.release(claims)))
+        done = await self._retry_until_reachable(jobs, lambda: _done(self._pipeline.ledger.release(claims)))
         self._heartbeat.drop(claims)
         for job in jobs if done is not None else []:
             if job.result.wait_s is not None:
@@ -383,7 +393,7 @@ class LeasedWorker:
         pipeline, change = self._pipeline, ticket.change
         self._lanes.leave(ticket)
         pipeline.emit(events.Snoozed(pipeline=pipeline.name, key=change.key, version=change.version, wait_s=wait_s))
-        await pipeline.give_back([ticket], wait_s)
+        await pipeline.release([ticket], wait_s)
 
     def _count(self, jobs: list[Job], sign: int) -> None:
         self._open += sign * len(jobs)
