@@ -326,11 +326,11 @@ class App:
                 f"the sink of pipeline {definition.name!r} writes inside the ledger's transaction, so it has to live "
                 f"in the ledger's database; use the same file in both URLs ({shown(self.ledger_url)})"
             )
-        if settings.on_ledger_down == "first-wins":
-            self._check_first_wins(definition, sink)
+        if settings.on_ledger_down == "write-anyway":
+            self._check_write_anyway(definition, sink)
         return policy, ledger, sink
 
-    def _check_first_wins(self, definition: PipelineDefinition, sink: Sink | AtomicSink) -> None:
+    def _check_write_anyway(self, definition: PipelineDefinition, sink: Sink | AtomicSink) -> None:
         """Refuse what cannot be written without the ledger."""
         if is_atomic(sink):
             raise SettingsError(
@@ -407,7 +407,7 @@ def _itself(plug: Any) -> Any:
 def _shelf(definition: PipelineDefinition, owner: str) -> FileShelf | None:
     """Where keys are noted that are written without the ledger, if that is wished."""
     settings = definition.settings
-    if settings.on_ledger_down != "first-wins" or settings.spool is None:
+    if settings.on_ledger_down != "write-anyway" or settings.spool is None:
         return None
     shelf = FileShelf(settings.spool, definition.name, owner)
     shelf.prepare()

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.server("rabbitmq"), pytest.m
 
 KEYS = [f"k{number}" for number in range(20)]
 VERSIONS = 50
-FIRST_WINS = 'on_ledger_down="first-wins", spool="spool", '
+WRITE_ANYWAY = 'on_ledger_down="write-anyway", spool="spool", '
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def shop(request, ledger, store, tmp_path) -> Iterator[PublishingShop]:
     shop.close()
 
 
-@pytest.mark.parametrize("shop", [FIRST_WINS], indirect=True)
-def test_with_first_wins_pages_are_written_without_the_ledger_and_put_right_afterwards(ledger, shop):
+@pytest.mark.parametrize("shop", [WRITE_ANYWAY], indirect=True)
+def test_with_write_anyway_pages_are_written_without_the_ledger_and_put_right_afterwards(ledger, shop):
     shop.start()
     shop.start()
     first = shop.change(KEYS, 1)

@@ -117,9 +117,9 @@ def test_the_history_keeps_one_of_three_things(value):
         Settings(history=value)
 
 
-@pytest.mark.parametrize("value", ["first wins", "", None, True])
+@pytest.mark.parametrize("value", ["write anyway", "", None, True])
 def test_an_outage_is_met_in_one_of_two_ways(value):
-    with pytest.raises(SettingsError, match="write one of wait, first-wins"):
+    with pytest.raises(SettingsError, match="write one of wait, write-anyway"):
         Settings(on_ledger_down=value)
 
 
@@ -129,7 +129,7 @@ def test_a_spool_is_a_folder(value):
         Settings(spool=value)
 
 
-def test_first_wins_needs_a_spool():
+def test_write_anyway_needs_a_spool():
     with pytest.raises(SettingsError, match="needs a folder for its notes, which outlives the worker"):
-        Settings(on_ledger_down="first-wins")
-    assert Settings(on_ledger_down="first-wins", spool="here").spool == "here"
+        Settings(on_ledger_down="write-anyway")
+    assert Settings(on_ledger_down="write-anyway", spool="here").spool == "here"

@@ -9,17 +9,17 @@ from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.sink import Grade, SinkResult
 from keywise.flow.degraded.journal import Spool
-from keywise.flow.degraded.writer import FirstWins
+from keywise.flow.degraded.writer import DegradedWorker
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ticket
 from keywise.flow.leased.executors import Job, SinkExecutor, SinkHealth
 from keywise.flow.pipeline import LEDGER
 from mutants.mutant import Mutant
 
-_note = FirstWins._note
+_note = DegradedWorker._note
 
 
-async def _noted_later(self: FirstWins, tickets: Sequence[Ticket]) -> None:
+async def _noted_later(self: DegradedWorker, tickets: Sequence[Ticket]) -> None:
     async def later() -> None:
         await asyncio.sleep(0.05)
         try:
@@ -30,7 +30,7 @@ async def _noted_later(self: FirstWins, tickets: Sequence[Ticket]) -> None:
     vars(self).setdefault("later", []).append(asyncio.get_running_loop().create_task(later()))
 
 
-async def _forgotten_first(self: FirstWins) -> bool:
+async def _forgotten_first(self: DegradedWorker) -> bool:
     pipeline = self._pipeline
     for file, notes in self._spool.pending():
         try:
@@ -52,7 +52,7 @@ async def _find_nothing(self: Spool) -> None:
     return None
 
 
-async def _known_and_not_suspect(self: FirstWins, notes: Any) -> None:
+async def _known_and_not_suspect(self: DegradedWorker, notes: Any) -> None:
     await self._pipeline.admin.mark_suspect([])
 
 
@@ -65,9 +65,9 @@ def _never_away(self: SinkHealth, claim: Claim) -> bool:
 
 
 OUTAGES = (
-    Mutant("a key is noted after it is written", 22, FirstWins, "_note", _noted_later),
-    Mutant("notes go before their keys are suspect", 22, FirstWins, "_hand_over", _forgotten_first),
-    Mutant("noted keys do not become suspect", 22, FirstWins, "_mark_suspect", _known_and_not_suspect),
+    Mutant("a key is noted after it is written", 22, DegradedWorker, "_note", _noted_later),
+    Mutant("notes go before their keys are suspect", 22, DegradedWorker, "_hand_over", _forgotten_first),
+    Mutant("noted keys do not become suspect", 22, DegradedWorker, "_mark_suspect", _known_and_not_suspect),
     Mutant("what a dead worker has noted is left", 22, Spool, "find", _find_nothing, Grade.CONDITIONAL),
     Mutant("an outage costs an attempt", 22, Heartbeat, "is_cut_off", _never_cut_off),
     Mutant("a sink that is away counts as untouched", 6, SinkExecutor, "_judge", _untouched),

@@ -132,7 +132,7 @@ class LedgerDown(Event, frozen=True, kw_only=True):
     """By the wall clock."""
     cause: str
     mode: str
-    """`wait` or `first-wins`: what is done meanwhile."""
+    """`wait` or `write-anyway`: what is done meanwhile."""
 
 
 class LedgerBack(Event, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Any
 from keywise.core.errors import SettingsError
 
 HISTORIES = ("events", "all", "none")
-LEDGER_DOWN = ("wait", "first-wins")
+LEDGER_DOWN = ("wait", "write-anyway")
 _WORDS = ("history", "on_ledger_down", "spool")
 """Settings that are no numbers."""
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -65,7 +65,7 @@ class Settings:
     chores_s: float = 60.0
     """How often keys are pruned and the history is trimmed, by one worker at a time."""
     on_ledger_down: str = "wait"
-    """While the ledger cannot be reached: `wait` (hold everything), or `first-wins` (write without a claim, note each
+    """While the ledger cannot be reached: `wait` (hold everything), or `write-anyway` (write without a claim, note each
     key in the spool first, and make it suspect afterwards)."""
     ledger_grace_s: float = 5.0
     """The ledger is down once it was silent for so long; one lost connection is no outage."""
@@ -109,9 +109,9 @@ class Settings:
         spool: object = self.spool
         if spool is not None and (not isinstance(spool, str) or not spool):
             raise SettingsError(f"spool={self.spool!r} names no folder; write for example spool='/var/lib/shop/spool'")
-        if self.on_ledger_down == "first-wins" and self.spool is None:
+        if self.on_ledger_down == "write-anyway" and self.spool is None:
             raise SettingsError(
-                "on_ledger_down='first-wins' needs a folder for its notes, which outlives the worker (in a container: "
+                "on_ledger_down='write-anyway' needs a folder for its notes, which outlives the worker (in a container: "
                 "on a volume); write for example spool='/var/lib/shop/spool'"
             )
 

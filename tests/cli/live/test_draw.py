@@ -144,10 +144,10 @@ def test_an_outage_is_told_since_when_and_what_followed():
     view = View(["pages"], clock=lambda: 0.0)
     view(events.Started(pipeline="pages", strategy="leased", grade="plain", source="queue"))
     view(events.Unrepairable(pipeline="pages"))
-    view(events.LedgerDown(pipeline="pages", since=0.0, cause="refused", mode="first-wins"))
+    view(events.LedgerDown(pipeline="pages", since=0.0, cause="refused", mode="write-anyway"))
     view(events.Doubted(pipeline="pages", keys=3))
     text = "\n".join(drawn(view.look(), 200))
-    assert "ledger   down since 1970-01-01 00:00:00 UTC, first-wins" in text
-    assert "the ledger is down since 1970-01-01 00:00:00 UTC, first-wins: refused" in text
+    assert "ledger   down since 1970-01-01 00:00:00 UTC, write-anyway" in text
+    assert "the ledger is down since 1970-01-01 00:00:00 UTC, write-anyway: refused" in text
     assert "3 keys had been written without the ledger" in text and "there is no refetch" in text
-    assert line(view.look()[0]).endswith("down since 1970-01-01 00:00:00 UTC, first-wins")
+    assert line(view.look()[0]).endswith("down since 1970-01-01 00:00:00 UTC, write-anyway")

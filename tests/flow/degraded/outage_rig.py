@@ -10,9 +10,9 @@ from keywise.core import events
 class Outage:
     """A pipeline whose ledger can go away, with what it notes meanwhile."""
 
-    def __init__(self, mode: str = "first-wins", *only: str, way: str = LEASED, **settings: Any) -> None:
+    def __init__(self, mode: str = "write-anyway", *only: str, way: str = LEASED, **settings: Any) -> None:
         given = {"horizon_s": 10.0, "repair_s": 2.0, "backoff_max_s": 2.0, "on_ledger_down": mode, **settings}
-        spool = {"spool": "paper"} if mode == "first-wins" else {}
+        spool = {"spool": "paper"} if mode == "write-anyway" else {}
         self.rig = Rig(way, **given, **spool)
         self.ledger = Away(self.rig.ledger, *only)
         self.paper = Paper()

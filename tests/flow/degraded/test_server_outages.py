@@ -29,8 +29,8 @@ def shop(server, tmp_path, request) -> Iterator[OutageShop]:
     shop.close()
 
 
-@pytest.mark.parametrize("shop", [("first-wins",)], indirect=True)
-def test_with_first_wins_changes_flow_on_and_all_is_put_right_afterwards(server, shop):
+@pytest.mark.parametrize("shop", [("write-anyway",)], indirect=True)
+def test_with_write_anyway_changes_flow_on_and_all_is_put_right_afterwards(server, shop):
     worker = shop.start()
     first = shop.change(KEYS, 1)
     shop.until(lambda: shop.stock() == shop.wanted(), "the first versions")
@@ -79,7 +79,7 @@ def test_with_wait_nothing_is_applied_meanwhile_and_everything_afterwards(server
     assert (shop.figures()["dead"], shop.figures()["suspects"], shop.writes()) == (0, 0, 2 * len(KEYS))
 
 
-@pytest.mark.parametrize("shop", [("first-wins", 5)], indirect=True)
+@pytest.mark.parametrize("shop", [("write-anyway", 5)], indirect=True)
 def test_past_the_threshold_a_full_resync_is_due_until_somebody_says_that_it_is_done(server, shop):
     shop.start()
     shop.change(KEYS, 1)

@@ -1,4 +1,4 @@
-"""While the ledger is down, wait holds everything and first-wins writes what it has noted; then all is put right."""
+"""While the ledger is down, wait holds everything and write-anyway writes what it has noted; then all is put right."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from running import run
 @pytest.mark.parametrize("work", [True, False])
 def test_a_pipeline_is_told_what_it_cannot_do_without_its_ledger(tmp_path, work):
     app = App("memory://")
-    settings = {"key": "id", "on_ledger_down": "first-wins", "spool": str(tmp_path / "spool")}
+    settings = {"key": "id", "on_ledger_down": "write-anyway", "spool": str(tmp_path / "spool")}
     app.pipeline("atomic", **settings).source("memory://").sink("memory://?grade=atomic")
     claimed = app.pipeline("claimed", **settings).source("memory://")
     plain = app.pipeline("plain", **settings).source("memory://")
@@ -85,7 +85,7 @@ def test_an_outage_costs_a_running_change_no_attempt():
     assert (rig.written, rig.letters, rig.of(events.Failed)) == ([("a", 1)], [], [])
 
 
-def test_first_wins_notes_writes_acks_and_makes_suspect():
+def test_write_anyway_notes_writes_acks_and_makes_suspect():
     outage = Outage()
     rig = outage.rig
 

@@ -59,7 +59,7 @@ def test_a_malformed_message_comes_again_until_there_can_be_a_dead_letter():
 
 
 def test_what_a_refusal_wants_to_bury_waits_for_the_ledger():
-    outage = Outage("first-wins", "dead_letter")
+    outage = Outage("write-anyway", "dead_letter")
     rig = outage.rig
 
     async def story() -> None:
@@ -271,7 +271,7 @@ def test_a_note_that_cannot_be_removed_is_handed_over_once_and_holds_up_nothing(
 
 
 def test_notes_stay_until_the_ledger_has_taken_them():
-    outage = Outage("first-wins", "mark_suspect")
+    outage = Outage("write-anyway", "mark_suspect")
     rig = outage.rig
     outage.paper.leave(FLYING)
     outage.ledger.is_away = True

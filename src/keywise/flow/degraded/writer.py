@@ -36,7 +36,7 @@ ADVICE = (
 Ending = tuple[Ticket, SinkResult]
 
 
-class FirstWins:
+class DegradedWorker:
     """What one worker does without the ledger, and how the ledger is told of it."""
 
     def __init__(

@@ -15,7 +15,7 @@ from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_refusal, concerns_key, look_again_s
 from keywise.core.ledger import Failure
 from keywise.core.sink import SinkResult
-from keywise.flow.degraded.writer import FirstWins
+from keywise.flow.degraded.writer import DegradedWorker
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, SettledTicket, Ticket
 from keywise.flow.leased.dispatch import RESERVED_PART, ClaimWindow, DispatchQueue, WorkerBackoff
@@ -51,23 +51,23 @@ class LeasedWorker:
         self._done: list[Job] = []
         self._done_wakeup = Wakeup()
         self._calls = 0
-        self._first_wins: FirstWins | None = None
+        self._degraded: DegradedWorker | None = None
         if pipeline.shelf is not None:
-            self._first_wins = FirstWins(pipeline, lanes, executor, pipeline.shelf, wakeup, room)
+            self._degraded = DegradedWorker(pipeline, lanes, executor, pipeline.shelf, wakeup, room)
 
     def stop(self) -> None:
         self._stopping = True
         self._backoff.end()
-        if self._first_wins is not None:
-            self._first_wins.stop()
+        if self._degraded is not None:
+            self._degraded.stop()
         self._wakeup.notify()
 
     async def run(self) -> None:
         try:
             await self._run()
         finally:
-            if self._first_wins is not None:
-                self._first_wins.close()
+            if self._degraded is not None:
+                self._degraded.close()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -86,7 +86,7 @@ class LeasedWorker:
 
     async def _claim_until_stopped(self) -> None:
         while not self._stopping:
-            if self._first_wins is not None and not await self._first_wins.is_settled(lambda: self._calls):
+            if self._degraded is not None and not await self._degraded.is_settled(lambda: self._calls):
                 continue
             if self._lanes.has_isolated and await self._claim_isolated():
                 continue
@@ -100,7 +100,7 @@ class LeasedWorker:
                 await self._claim(tickets, isolated=False)
             else:
                 due = self._lanes.next_due() if free and self._is_due(free) else None
-                look_at = self._first_wins.due if self._first_wins is not None else _NEVER
+                look_at = self._degraded.due if self._degraded is not None else _NEVER
                 await self._wakeup.wait(self._pipeline.until(min(due or _NEVER, self._repair.due, look_at)))
 
     def _is_due(self, free: int) -> bool:
@@ -209,7 +209,7 @@ class LeasedWorker:
         while (job := await self._claimed.get(live_only=live_only)) is not None:
             jobs = [job, *self._beside(job)]
             rest_s = 0.0
-            if self._stopping or (self._first_wins is not None and self._first_wins.is_at_work):
+            if self._stopping or (self._degraded is not None and self._degraded.is_at_work):
                 self._undo(jobs)
             else:
                 rest_s = await self._work_on(jobs)
@@ -308,9 +308,9 @@ class LeasedWorker:
             try:
                 return await self._pipeline.retry_until_reachable(LEDGER, act)
             except UnavailableError:
-                assert self._first_wins is not None, "else the ledger is waited for"
+                assert self._degraded is not None, "else the ledger is waited for"
             try:
-                await self._first_wins.conclude_claimed(jobs)
+                await self._degraded.conclude_claimed(jobs)
                 return None
             except UnavailableError as error:
                 await self._pipeline.back_off("spool", error, 1)

@@ -58,7 +58,7 @@ class Judge:
         world = self._world
         copies = sum(body == killer.body for body in world.bodies.values()) + world.faults.injected["restore"]
         copies += world.auditor.letters.count_of[killer.body] + world.auditor.exclusions[killer.key]
-        copies += world.faults.injected["outage"] if world.blackout.is_first_wins else 0
+        copies += world.faults.injected["outage"] if world.blackout.is_write_anyway else 0
         newer = sum(
             sum(body == sent.body for body in world.bodies.values())
             for sent in world.changes

@@ -40,7 +40,7 @@ class Blackout:
         self._world = world
         self._rng = random.Random(f"blackout {world.grade.value} {seed}")
         self._stretches = self._drawn() if self._rng.random() < 0.4 else []
-        self.is_first_wins = bool(self._stretches) and world.grade is not Grade.ATOMIC and self._rng.random() < 0.6
+        self.is_write_anyway = bool(self._stretches) and world.grade is not Grade.ATOMIC and self._rng.random() < 0.6
         self.disk = Disk(world, self._rng)
         self._is_cut: dict[tuple[str, float], bool] = {}
         self._begun: set[Stretch] = set()
@@ -56,9 +56,9 @@ class Blackout:
 
     def options(self) -> dict[str, Any]:
         """Settings of a world with outages."""
-        if not self.is_first_wins:
+        if not self.is_write_anyway:
             return {"ledger_grace_s": GRACE_S}
-        return {"ledger_grace_s": GRACE_S, "on_ledger_down": "first-wins", "spool": "simulated"}
+        return {"ledger_grace_s": GRACE_S, "on_ledger_down": "write-anyway", "spool": "simulated"}
 
     def cuts(self, process: Process) -> bool:
         """Whether the ledger cannot be reached from a process now."""
@@ -80,7 +80,7 @@ class Blackout:
 
     def call_started(self, process: Process, changes: Sequence[Change[Any]]) -> None:
         """A change that no claim covers is noted, and the note would outlive a crash."""
-        if not self.is_first_wins:
+        if not self.is_write_anyway:
             self._world.auditor.violate(f"{process.name} writes without a claim, and should wait")
         noted = self.disk.flying(process)
         for change in changes:

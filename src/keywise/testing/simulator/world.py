@@ -247,7 +247,7 @@ class World:
             bulk=frozenset({1}) if self.flow.has_bulk else frozenset(),
             debounce=self.flow.debounce,
             rate=self.flow.rate,
-            shelf=self.blackout.disk.shelf(process) if self.blackout.is_first_wins else None,
+            shelf=self.blackout.disk.shelf(process) if self.blackout.is_write_anyway else None,
             clock=lambda: self.loop.time() + skew_s,
             wall=self.store_now,
             rng=random.Random(self.rng.random()),
