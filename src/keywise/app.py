@@ -24,8 +24,8 @@ from keywise.core.sink import AtomicSink, Sink
 from keywise.core.source import Source
 from keywise.core.url import Address, shown
 from keywise.flow.consumer import Consumer
-from keywise.flow.degraded.journal_files import FileShelf
-from keywise.flow.degraded.lazy_ledger import Late
+from keywise.flow.degraded.journal_files import JournalDirectory
+from keywise.flow.degraded.lazy_ledger import LazyLedger
 from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, MessageReader, Read
 from keywise.flow.pipeline import Pipeline, is_atomic, may_show_older
 from keywise.flow.strategy import CommitStrategy, choose_strategy
@@ -269,11 +269,11 @@ class App:
             plugs: Any = ledger
             definition.source_for(None)
             owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-            shelf = _shelf(definition, owner) if work else None
-            late = Late(ledger, stack)
+            journal_store = _journal_store(definition, owner) if work else None
+            lazy = LazyLedger(ledger, stack)
             # Whoever writes without the ledger can also start without it.
-            await (late.open() if shelf is None else late.try_to_open())
-            part = late.part if shelf is not None else _itself
+            await (lazy.open() if journal_store is None else lazy.try_to_open())
+            part = lazy.part if journal_store is not None else _itself
             await stack.enter_async_context(sink)
             sources = []
             for url in definition.source_urls:
@@ -299,7 +299,7 @@ class App:
                 refetch=definition._refetch,
                 lookup=definition._lookup,
                 pulse=self._pulse(name, policy) if work else None,
-                shelf=shelf,
+                journal_store=journal_store,
                 bulk=definition.bulk,
                 debounce=definition.debounce,
                 rate=definition.rate,
@@ -404,11 +404,11 @@ def _itself(plug: Any) -> Any:
     return plug
 
 
-def _shelf(definition: PipelineDefinition, owner: str) -> FileShelf | None:
+def _journal_store(definition: PipelineDefinition, owner: str) -> JournalDirectory | None:
     """Where keys are noted that are written without the ledger, if that is wished."""
     settings = definition.settings
-    if settings.on_ledger_down != "write-anyway" or settings.spool is None:
+    if settings.on_ledger_down != "write-anyway" or settings.journal is None:
         return None
-    shelf = FileShelf(settings.spool, definition.name, owner)
-    shelf.prepare()
-    return shelf
+    journal_store = JournalDirectory(settings.journal, definition.name, owner)
+    journal_store.prepare()
+    return journal_store

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.server("rabbitmq"), pytest.m
 
 KEYS = [f"k{number}" for number in range(20)]
 VERSIONS = 50
-WRITE_ANYWAY = 'on_ledger_down="write-anyway", spool="spool", '
+WRITE_ANYWAY = 'on_ledger_down="write-anyway", journal="journal", '
 
 
 @pytest.fixture
@@ -128,6 +128,6 @@ def declared(queue: str) -> str:
 
 def is_calm(figures: dict) -> bool:
     """Everything is handed over, repaired and acked."""
-    if not figures or figures["spooled"] is not None or figures["suspects"] or figures["claims"]:
+    if not figures or figures["journal"] is not None or figures["suspects"] or figures["claims"]:
         return False
     return figures["sources"][0]["depth"] == 0

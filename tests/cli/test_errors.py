@@ -96,12 +96,12 @@ def test_an_app_without_pipelines_is_told_how_to_get_one(folder):
     expect(folder.keywise("run", "shop:app"), 1, "app.pipeline")
 
 
-def test_a_spool_that_cannot_be_read_is_told_beside_what_is_known(folder):
+def test_a_journal_that_cannot_be_read_is_told_beside_what_is_known(folder):
     text = (folder.path / "shop.py").read_text()
-    folder.write("spooled.py", text.replace('app.pipeline("pages",', 'app.pipeline("pages", spool="spool",'))
-    folder.write("spool/pages@one.spool", '{"since": 5.0, "begun": [["a", [0, 1, 0], false]]}\n')
-    (folder.path / "spool" / "pages@two.spool").mkdir()
-    answer = folder.keywise("status", "--app", "spooled:app")
+    folder.write("journaled.py", text.replace('app.pipeline("pages",', 'app.pipeline("pages", journal="journal",'))
+    folder.write("journal/pages@one.journal", '{"since": 5.0, "begun": [["a", [0, 1, 0], false]]}\n')
+    (folder.path / "journal" / "pages@two.journal").mkdir()
+    answer = folder.keywise("status", "--app", "journaled:app")
     assert (answer.status, answer.err) == (0, "")
-    assert "pages: a spool cannot be read: spool/pages@two.spool: Is a directory" in answer.out
-    assert "1 key is noted in 1 spool; a worker with this spool makes them suspect" in answer.out
+    assert "pages: a journal cannot be read: journal/pages@two.journal: Is a directory" in answer.out
+    assert "1 key is noted in 1 journal; a worker with this journal makes them suspect" in answer.out

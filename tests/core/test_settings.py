@@ -7,7 +7,7 @@ import pytest
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.settings import Settings, seconds
 
-WORDS = ("history", "on_ledger_down", "spool")
+WORDS = ("history", "on_ledger_down", "journal")
 NAMES = [field.name for field in dataclasses.fields(Settings) if field.name not in WORDS]
 
 
@@ -124,12 +124,12 @@ def test_an_outage_is_met_in_one_of_two_ways(value):
 
 
 @pytest.mark.parametrize("value", ["", 5, True])
-def test_a_spool_is_a_folder(value):
+def test_a_journal_is_a_folder(value):
     with pytest.raises(SettingsError, match="names no folder"):
-        Settings(spool=value)
+        Settings(journal=value)
 
 
-def test_write_anyway_needs_a_spool():
+def test_write_anyway_needs_a_journal():
     with pytest.raises(SettingsError, match="needs a folder for its notes, which outlives the worker"):
         Settings(on_ledger_down="write-anyway")
-    assert Settings(on_ledger_down="write-anyway", spool="here").spool == "here"
+    assert Settings(on_ledger_down="write-anyway", journal="here").journal == "here"

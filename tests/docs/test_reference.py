@@ -18,7 +18,7 @@ from tidy.tree import expect_none
 
 WORDS = (
     *("key", "version", "order", "pipeline", "Delivery", "Change", "Entry", "mark", "tombstone", "Claim", "intent"),
-    *("Outcome", "follower", "lane", "settle", "dead letter", "suspect", "grade", "prune", "spool"),
+    *("Outcome", "follower", "lane", "settle", "dead letter", "suspect", "grade", "prune", "journal"),
 )
 """Of the design, each with one meaning."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.core.limits import PACED_KEYS_MAX, Pace, Rate
-from keywise.flow.degraded.lazy_ledger import Late
+from keywise.flow.degraded.lazy_ledger import LazyLedger
 from keywise.flow.outage import Outage
 from running import awaited
 
@@ -93,12 +93,12 @@ class Server:
 async def test_a_ledger_is_opened_by_the_first_call_that_reaches_it():
     server = Server(UnavailableError("down"), UnavailableError("down"))
     async with AsyncExitStack() as stack:
-        late = Late(server, stack)
-        await late.try_to_open()
+        lazy = LazyLedger(server, stack)
+        await lazy.try_to_open()
         with pytest.raises(UnavailableError):
-            await late.part(server).now()
-        assert (await late.part(server).now(), await late.part(server).now(), server.opened) == (7.0, 7.0, 1)
-        assert late.part(server).losses == 3
+            await lazy.part(server).now()
+        assert (await lazy.part(server).now(), await lazy.part(server).now(), server.opened) == (7.0, 7.0, 1)
+        assert lazy.part(server).losses == 3
     assert server.opened == 0
 
 
@@ -106,7 +106,7 @@ async def test_a_ledger_is_opened_by_the_first_call_that_reaches_it():
 async def test_any_other_trouble_is_told_at_start():
     async with AsyncExitStack() as stack:
         with pytest.raises(DatabaseError):
-            await Late(Server(DatabaseError("corrupt")), stack).try_to_open()
+            await LazyLedger(Server(DatabaseError("corrupt")), stack).try_to_open()
 
 
 def test_a_pace_without_a_rate_is_none():

@@ -8,7 +8,7 @@ from keywise.core import events
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.sink import Grade, SinkResult
-from keywise.flow.degraded.journal import Spool
+from keywise.flow.degraded.journal import DirtyKeyJournal
 from keywise.flow.degraded.writer import DegradedWorker
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ticket
@@ -32,15 +32,15 @@ async def _noted_later(self: DegradedWorker, tickets: Sequence[Ticket]) -> None:
 
 async def _forgotten_first(self: DegradedWorker) -> bool:
     pipeline = self._pipeline
-    for file, notes in self._spool.pending():
+    for file, contents in self._journal.pending():
         try:
-            await self._spool.forget(file, notes)
-            await self._spool.tidy()
-            await self._mark_suspect(notes)
+            await self._journal.forget(file, contents)
+            await self._journal.tidy()
+            await self._mark_suspect(contents)
         except UnavailableError as error:
             await pipeline.back_off(LEDGER, error, 1)
             return False
-        pipeline.emit(events.Doubted(pipeline=pipeline.name, keys=len(notes.keys)))
+        pipeline.emit(events.Doubted(pipeline=pipeline.name, keys=len(contents.keys)))
     return True
 
 
@@ -48,11 +48,11 @@ def _never_cut_off(self: Heartbeat, claims: Sequence[Claim]) -> bool:
     return False
 
 
-async def _find_nothing(self: Spool) -> None:
+async def _find_nothing(self: DirtyKeyJournal) -> None:
     return None
 
 
-async def _known_and_not_suspect(self: DegradedWorker, notes: Any) -> None:
+async def _known_and_not_suspect(self: DegradedWorker, contents: Any) -> None:
     await self._pipeline.admin.mark_suspect([])
 
 
@@ -68,7 +68,7 @@ OUTAGES = (
     Mutant("a key is noted after it is written", 22, DegradedWorker, "_note", _noted_later),
     Mutant("notes go before their keys are suspect", 22, DegradedWorker, "_hand_over", _forgotten_first),
     Mutant("noted keys do not become suspect", 22, DegradedWorker, "_mark_suspect", _known_and_not_suspect),
-    Mutant("what a dead worker has noted is left", 22, Spool, "find", _find_nothing, Grade.CONDITIONAL),
+    Mutant("what a dead worker has noted is left", 22, DirtyKeyJournal, "find", _find_nothing, Grade.CONDITIONAL),
     Mutant("an outage costs an attempt", 22, Heartbeat, "is_cut_off", _never_cut_off),
     Mutant("a sink that is away counts as untouched", 6, SinkExecutor, "_judge", _untouched),
     Mutant("a sink that is away costs an attempt", 10, SinkHealth, "is_away", _never_away),

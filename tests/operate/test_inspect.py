@@ -11,7 +11,16 @@ from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.rules import decide
-from keywise.operate.inspect import Figures, Meeting, SourceFigures, Spooled, Story, figures_of, meetings, story_of
+from keywise.operate.inspect import (
+    Figures,
+    JournalSummary,
+    Meeting,
+    SourceFigures,
+    Story,
+    figures_of,
+    meetings,
+    story_of,
+)
 from running import run
 
 WALL = 1_700_000_000.0
@@ -233,11 +242,11 @@ def test_what_a_change_would_meet_is_what_the_rules_decide(entry, version, terms
 
 def test_figures_tell_what_is_noted_here_and_that_a_resync_is_due(tmp_path):
     text = '{"since": 5.0, "begun": [["a", [0, 1, 0], false]]}\n{"full": true}\n'
-    (tmp_path / "pages@one.spool").write_text(text)
-    (tmp_path / "pages@two.spool").write_text(text.replace("5.0", "4.0"))
-    (tmp_path / "pages@three.spool").mkdir()
+    (tmp_path / "pages@one.journal").write_text(text)
+    (tmp_path / "pages@two.journal").write_text(text.replace("5.0", "4.0"))
+    (tmp_path / "pages@three.journal").mkdir()
     app = App("memory://")
-    app.pipeline("pages", key="id", spool=str(tmp_path)).source("memory://").sink("memory://?grade=plain")
+    app.pipeline("pages", key="id", journal=str(tmp_path)).source("memory://").sink("memory://?grade=plain")
 
     async def act() -> Figures:
         async with app.open("pages", work=False) as pipeline:
@@ -245,7 +254,7 @@ def test_figures_tell_what_is_noted_here_and_that_a_resync_is_due(tmp_path):
             return await figures_of(pipeline, WALL)
 
     figures = run(act())
-    assert figures.spooled == Spooled(
-        since=4.0, keys=1, spools=2, resync_due=True, unread=[f"{tmp_path / 'pages@three.spool'}: Is a directory"]
+    assert figures.journal == JournalSummary(
+        since=4.0, keys=1, journals=2, resync_due=True, unread=[f"{tmp_path / 'pages@three.journal'}: Is a directory"]
     )
     assert figures.resync_since is not None and abs(figures.resync_since - WALL) < 60

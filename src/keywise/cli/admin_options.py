@@ -73,7 +73,7 @@ async def _performed(
     with telling() as tell:
         async with app.open(name) as pipeline:
             # What happens is told by the command itself, and recorded as the operator's act.
-            pipeline.observers, pipeline.reporters, pipeline.shelf = (), (), None
+            pipeline.observers, pipeline.reporters, pipeline.journal_store = (), (), None
             async with beating(pipeline) as heartbeat:
                 acts = Acts(pipeline, mandate(call), Grip(pipeline, _patience(pipeline, wait_s, tell), heartbeat))
                 return await act(acts, pipeline)

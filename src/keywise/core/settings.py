@@ -11,7 +11,7 @@ from keywise.core.errors import SettingsError
 
 HISTORIES = ("events", "all", "none")
 LEDGER_DOWN = ("wait", "write-anyway")
-_WORDS = ("history", "on_ledger_down", "spool")
+_WORDS = ("history", "on_ledger_down", "journal")
 """Settings that are no numbers."""
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -66,12 +66,12 @@ class Settings:
     """How often keys are pruned and the history is trimmed, by one worker at a time."""
     on_ledger_down: str = "wait"
     """While the ledger cannot be reached: `wait` (hold everything), or `write-anyway` (write without a claim, note each
-    key in the spool first, and make it suspect afterwards)."""
+    key in the journal first, and make it suspect afterwards)."""
     ledger_grace_s: float = 5.0
     """The ledger is down once it was silent for so long; one lost connection is no outage."""
-    spool: str | None = None
+    journal: str | None = None
     """The folder for notes of keys that were written without the ledger; it outlives the worker, and is for one app."""
-    spool_keys_max: int = 10_000
+    journal_keys_max: int = 10_000
     """Keys that one worker notes, at the most; with more, a full resync is due."""
 
     def __post_init__(self) -> None:
@@ -106,13 +106,15 @@ class Settings:
             raise SettingsError(
                 f"on_ledger_down={self.on_ledger_down!r} is not known; write one of {', '.join(LEDGER_DOWN)}"
             )
-        spool: object = self.spool
-        if spool is not None and (not isinstance(spool, str) or not spool):
-            raise SettingsError(f"spool={self.spool!r} names no folder; write for example spool='/var/lib/shop/spool'")
-        if self.on_ledger_down == "write-anyway" and self.spool is None:
+        journal: object = self.journal
+        if journal is not None and (not isinstance(journal, str) or not journal):
+            raise SettingsError(
+                f"journal={self.journal!r} names no folder; write for example journal='/var/lib/shop/journal'"
+            )
+        if self.on_ledger_down == "write-anyway" and self.journal is None:
             raise SettingsError(
                 "on_ledger_down='write-anyway' needs a folder for its notes, which outlives the worker (in a container: "
-                "on a volume); write for example spool='/var/lib/shop/spool'"
+                "on a volume); write for example journal='/var/lib/shop/journal'"
             )
 
     def check_visibility(self, visibility_s: float | None, source: str) -> None:

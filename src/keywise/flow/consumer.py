@@ -43,7 +43,7 @@ class Consumer:
         self._stop = asyncio.Event()
         self._going = asyncio.Event()
         """Set, unless an operator has paused the whole pipeline, or nobody could tell yet."""
-        if pipeline.shelf is not None:
+        if pipeline.journal_store is not None:
             self._going.set()  # It goes on without the ledger, and so without whoever could tell.
         self._was_paused = False
         self._asked = [0] * len(pipeline.sources)
@@ -81,7 +81,7 @@ class Consumer:
             self._pipeline.emit(
                 events.Started(pipeline=self._pipeline.name, strategy=strategy.value, grade=grade, source=name)
             )
-        if self._pipeline.shelf is not None and self._pipeline.has_suspects and self._pipeline.refetch is None:
+        if self._pipeline.journal_store is not None and self._pipeline.has_suspects and self._pipeline.refetch is None:
             self._pipeline.emit(events.Unrepairable(pipeline=self._pipeline.name))
         self._pipeline.enable_fair_writes()
         await self._refresh_controls()

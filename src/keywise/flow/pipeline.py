@@ -26,7 +26,7 @@ from keywise.core.settings import Settings
 from keywise.core.sink import AtomicSink, Grade, Sink
 from keywise.core.source import Source
 from keywise.flow.coalesce import group_by_outcome
-from keywise.flow.degraded.journal import Shelf
+from keywise.flow.degraded.journal import JournalStore
 from keywise.flow.intake import MessageReader, ReadBatch
 from keywise.flow.lanes import SettledByOutcome, SettledTicket, Ticket
 from keywise.flow.outage import Outage
@@ -65,7 +65,7 @@ class Pipeline:
     """Which of the sources go behind the others."""
     debounce: Debounce | None = None
     rate: Rate | None = None
-    shelf: Shelf | None = None
+    journal_store: JournalStore | None = None
     """Where keys are noted that are written without the ledger; None: nothing is."""
     controls: Controls = PLAIN
     """What an operator had set when somebody looked last."""
@@ -90,7 +90,7 @@ class Pipeline:
     @property
     def is_without_ledger(self) -> bool:
         """The ledger is down, and is not waited for."""
-        return self.outage.is_down and self.shelf is not None
+        return self.outage.is_down and self.journal_store is not None
 
     @property
     def has_both_lanes(self) -> bool:

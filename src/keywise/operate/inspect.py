@@ -13,7 +13,7 @@ from keywise.core.history import ALARM, ENDS_ALARM, HistoryRecord
 from keywise.core.rules import decide_under, era_of
 from keywise.core.settings import Settings
 from keywise.core.sink import Grade
-from keywise.flow.degraded.journal_files import notes_in
+from keywise.flow.degraded.journal_files import contents_in
 from keywise.flow.pipeline import Pipeline, is_atomic
 from keywise.flow.strategy import choose_strategy
 
@@ -36,17 +36,17 @@ class SourceFigures(msgspec.Struct, frozen=True):
     depth: int
 
 
-class Spooled(msgspec.Struct, frozen=True):
+class JournalSummary(msgspec.Struct, frozen=True):
     """What workers on this machine have noted on disk, and the ledger does not know yet."""
 
     since: float
     """When the ledger could be reached last, by the wall clock."""
     keys: int
-    spools: int
+    journals: int
     resync_due: bool
     """More keys were written than are noted."""
     unread: list[str] = []
-    """Which spools cannot be read, and why."""
+    """Which journals cannot be read, and why."""
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ class Figures(msgspec.Struct, frozen=True):
     pauses: list[Pause] = []
     alarms: list[HistoryRecord] = []
     """Of the last hour, and not over."""
-    spooled: Spooled | None = None
+    journal: JournalSummary | None = None
     resync_since: float | None = None
     """Since when a full resync is due; None: it is not."""
 
@@ -74,7 +74,7 @@ class Unreached(msgspec.Struct, frozen=True):
 
     pipeline: str
     cause: str
-    spooled: Spooled | None
+    journal: JournalSummary | None
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -209,19 +209,19 @@ async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
         era=controls.era,
         pauses=_on_the_wall(controls.pauses, wall - now),
         alarms=_on_the_wall([alarm] if alarm is not None else [], wall - now),
-        spooled=spooled_of(pipeline.settings, pipeline.name),
+        journal=journal_summary_of(pipeline.settings, pipeline.name),
         resync_since=controls.resync_at + wall - now if controls.resync_at else None,
     )
 
 
-def spooled_of(settings: Settings, pipeline: str) -> Spooled | None:
-    """What is noted in the spools of a pipeline on this machine; None if that is nothing."""
-    notes, unread = notes_in(settings.spool, pipeline) if settings.spool is not None else ([], [])
-    if not (notes or unread):
+def journal_summary_of(settings: Settings, pipeline: str) -> JournalSummary | None:
+    """What is noted in the journals of a pipeline on this machine; None if that is nothing."""
+    contents, unread = contents_in(settings.journal, pipeline) if settings.journal is not None else ([], [])
+    if not (contents or unread):
         return None
-    keys = {key for one in notes for key in one.keys}
-    since = min((one.since for one in notes if one.since), default=0.0)
-    return Spooled(since, len(keys), len(notes), any(one.is_full for one in notes), unread)
+    keys = {key for one in contents for key in one.keys}
+    since = min((one.since for one in contents if one.since), default=0.0)
+    return JournalSummary(since, len(keys), len(contents), any(one.is_full for one in contents), unread)
 
 
 async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> Story | None:

@@ -1,15 +1,15 @@
-"""A shelf of spools without a disk, for virtual time, and a ledger that can go away."""
+"""A journal store of journals without a disk, for virtual time, and a ledger that can go away."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from keywise.core.errors import UnavailableError
-from keywise.flow.degraded.journal import Notes, Orphans, read
+from keywise.flow.degraded.journal import JournalContents, Orphans, read
 
 
 class Paper:
-    """A shelf whose sheets outlive the workers that write them. It can be full, slow, and stuck."""
+    """A journal store whose sheets outlive the workers that write them. It can be full, slow, and stuck."""
 
     def __init__(self) -> None:
         self.sheets: list[Sheet] = []
@@ -47,7 +47,7 @@ class Paper:
 
 
 class Sheet:
-    """One spool."""
+    """One journal."""
 
     def __init__(self, paper: Paper, name: str) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class Sheet:
         self.is_torn = False
         self._paper = paper
 
-    def notes(self) -> Notes:
+    def contents(self) -> JournalContents:
         return read(self.text)
 
     async def read(self) -> bytes:

@@ -12,14 +12,18 @@ class Outage:
 
     def __init__(self, mode: str = "write-anyway", *only: str, way: str = LEASED, **settings: Any) -> None:
         given = {"horizon_s": 10.0, "repair_s": 2.0, "backoff_max_s": 2.0, "on_ledger_down": mode, **settings}
-        spool = {"spool": "paper"} if mode == "write-anyway" else {}
-        self.rig = Rig(way, **given, **spool)
+        journal = {"journal": "paper"} if mode == "write-anyway" else {}
+        self.rig = Rig(way, **given, **journal)
         self.ledger = Away(self.rig.ledger, *only)
         self.paper = Paper()
         self.truth: dict[str, bytes | None] = {}
         self.rig.refetch = self.truth.get
         parts = dict.fromkeys(("ledger", "admin", "control_store", "history_store"), self.ledger)
-        self.rig.more = {**parts, "shelf": self.paper if spool else None, "wall": lambda: 1e9 + self.rig.loop.time()}
+        self.rig.more = {
+            **parts,
+            "journal_store": self.paper if journal else None,
+            "wall": lambda: 1e9 + self.rig.loop.time(),
+        }
 
     async def goes_down(self) -> None:
         self.ledger.is_away = True

@@ -20,9 +20,9 @@ import keywise
 
 app = keywise.App({url!r})
 shop = app.pipeline(
-    "shop", key="id", version="v", deleted={{"gone": [True]}}, on_ledger_down={mode!r}, spool="spool",
+    "shop", key="id", version="v", deleted={{"gone": [True]}}, on_ledger_down={mode!r}, journal="journal",
     ledger_grace="300ms", poll="50ms", backoff="10ms", backoff_max="100ms", lease="3s", margin="500ms", horizon="1s",
-    repair="200ms", chores="500ms", spool_keys_max={keys_max},
+    repair="200ms", chores="500ms", journal_keys_max={keys_max},
 )
 shop.source("sqlite:///queue.db?visibility=3s")
 

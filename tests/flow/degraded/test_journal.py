@@ -11,9 +11,9 @@ import pytest
 from flow.degraded.memory_journal import Paper
 from keywise.core.change import ChangeHeader
 from keywise.core.errors import SettingsError, UnavailableError
-from keywise.flow.degraded import journal as spools
-from keywise.flow.degraded.journal import Notes, Spool, read
-from keywise.flow.degraded.journal_files import FileShelf, notes_in
+from keywise.flow.degraded import journal as journals
+from keywise.flow.degraded.journal import DirtyKeyJournal, JournalContents, read
+from keywise.flow.degraded.journal_files import JournalDirectory, contents_in
 from running import awaited
 
 
@@ -23,29 +23,29 @@ def header(key: str, version: int, *, deleted: bool = False) -> ChangeHeader:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    return tmp_path / "spool"
+    return tmp_path / "journal"
 
 
 @pytest.fixture(params=["paper", "files"])
-def shelf(request, folder):
-    """A shelf without a disk behaves as the real one does."""
+def journal_store(request, folder):
+    """A journal store without a disk behaves as the real one does."""
     return Paper() if request.param == "paper" else prepared(folder)
 
 
-def prepared(folder: Path, owner: str = "w1", pipeline: str = "a/b") -> FileShelf:
-    shelf = FileShelf(str(folder), pipeline, owner)
-    shelf.prepare()
-    return shelf
+def prepared(folder: Path, owner: str = "w1", pipeline: str = "a/b") -> JournalDirectory:
+    journal_store = JournalDirectory(str(folder), pipeline, owner)
+    journal_store.prepare()
+    return journal_store
 
 
-async def filled(shelf, *headers: ChangeHeader) -> Spool:
-    spool = Spool(shelf, keys_max=100)
-    await spool.note(headers, since=5.0)
-    return spool
+async def filled(journal_store, *headers: ChangeHeader) -> DirtyKeyJournal:
+    journal = DirtyKeyJournal(journal_store, keys_max=100)
+    await journal.note(headers, since=5.0)
+    return journal
 
 
-def noted(folder: Path, pipeline: str = "a/b") -> list[Notes]:
-    found, troubles = notes_in(str(folder), pipeline)
+def noted(folder: Path, pipeline: str = "a/b") -> list[JournalContents]:
+    found, troubles = contents_in(str(folder), pipeline)
     assert troubles == []
     return found
 
@@ -54,36 +54,38 @@ def test_lines_say_together_what_may_be_in_the_sink():
     text = b'{"since": 5.0, "begun": [["a", [0, 2, 0], false], ["b", [0, 1, 0], true], ["c", [0, 1, 0], false]]}\n'
     text += b'{"written": ["a"], "clean": ["c"]}\n{"begun": [["a", [0, 1, 0], false]]}\n{"written": ["a"]}\n'
     text += b'{"begun": [["b", [0'
-    notes = read(text)
-    assert (notes.since, notes.headers, notes.flying) == (
+    contents = read(text)
+    assert (contents.since, contents.headers, contents.flying) == (
         5.0,
         {"a": header("a", 2)},
         {"b": header("b", 1, deleted=True)},
     )
-    assert notes.suspects() == [header("a", 2), header("b", 1, deleted=True)]
-    assert not notes.is_full
+    assert contents.suspects() == [header("a", 2), header("b", 1, deleted=True)]
+    assert not contents.is_full
 
 
 def test_a_last_line_that_is_not_whole_was_never_acted_on_and_other_damage_may_hide_keys():
-    assert read(b'{"begun"') == Notes()
-    assert read(b'{"begun"\n{"since": 5.0}\n') == Notes(since=5.0, is_full=True)
-    assert read(b'{"begun": [["\xff", [0, 1, 0], false]]}\n{"since": 5.0}\n') == Notes(since=5.0, is_full=True)
+    assert read(b'{"begun"') == JournalContents()
+    assert read(b'{"begun"\n{"since": 5.0}\n') == JournalContents(since=5.0, is_full=True)
+    assert read(b'{"begun": [["\xff", [0, 1, 0], false]]}\n{"since": 5.0}\n') == JournalContents(
+        since=5.0, is_full=True
+    )
 
 
 @awaited
-async def test_a_spool_is_found_again_by_one_worker_only(shelf):
-    first = await filled(shelf, header("a", 1))
-    second = Spool(shelf, 100)
+async def test_a_journal_is_found_again_by_one_worker_only(journal_store):
+    first = await filled(journal_store, header("a", 1))
+    second = DirtyKeyJournal(journal_store, 100)
     await second.find()
     assert second.is_empty
     first.close()
     await second.find()
-    third = Spool(shelf, 100)
+    third = DirtyKeyJournal(journal_store, 100)
     await third.find()
     assert (third.is_empty, second.withheld) == (True, {"a"})
-    [(file, notes)] = second.pending()
-    assert notes.suspects() == [header("a", 1)]
-    await second.forget(file, notes)
+    [(file, contents)] = second.pending()
+    assert contents.suspects() == [header("a", 1)]
+    await second.forget(file, contents)
     await second.tidy()
     second.close()
     await third.find()
@@ -91,107 +93,107 @@ async def test_a_spool_is_found_again_by_one_worker_only(shelf):
 
 
 @awaited
-async def test_what_is_handed_over_is_gone_and_the_next_outage_begins_anew(shelf):
-    spool = await filled(shelf, header("a", 1))
-    [(file, notes)] = spool.pending()
-    await spool.forget(file, notes)
-    await spool.tidy()
-    assert spool.is_empty
-    await spool.note([header("b", 1)], since=9.0)
-    [(_, notes)] = spool.pending()
-    assert (notes.since, notes.keys) == (9.0, {"b"})
-    spool.close()
+async def test_what_is_handed_over_is_gone_and_the_next_outage_begins_anew(journal_store):
+    journal = await filled(journal_store, header("a", 1))
+    [(file, contents)] = journal.pending()
+    await journal.forget(file, contents)
+    await journal.tidy()
+    assert journal.is_empty
+    await journal.note([header("b", 1)], since=9.0)
+    [(_, contents)] = journal.pending()
+    assert (contents.since, contents.keys) == (9.0, {"b"})
+    journal.close()
 
 
 @pytest.mark.parametrize("more", [header("a", 2), header("b", 1)])
 @awaited
-async def test_what_was_noted_while_the_ledger_was_told_is_handed_over_too(shelf, more):
-    spool = await filled(shelf, header("a", 1))
-    [(file, notes)] = spool.pending()
-    await spool.note([more], since=5.0)
-    await spool.forget(file, notes)
-    [(_, notes)] = spool.pending()
-    assert more in notes.suspects()
-    await spool.forget(file, notes)
-    assert spool.is_empty
-    spool.close()
+async def test_what_was_noted_while_the_ledger_was_told_is_handed_over_too(journal_store, more):
+    journal = await filled(journal_store, header("a", 1))
+    [(file, contents)] = journal.pending()
+    await journal.note([more], since=5.0)
+    await journal.forget(file, contents)
+    [(_, contents)] = journal.pending()
+    assert more in contents.suspects()
+    await journal.forget(file, contents)
+    assert journal.is_empty
+    journal.close()
 
 
 @awaited
 async def test_what_cannot_be_removed_is_tried_again_and_in_the_end_left_to_the_next_worker():
     paper = Paper()
     first, second = paper.leave(b'{"since": 5.0}\n'), paper.leave(b'{"since": 6.0}\n')
-    spool = Spool(paper, 100)
-    await spool.find()
+    journal = DirtyKeyJournal(paper, 100)
+    await journal.find()
     paper.is_stuck = True
-    for file, notes in spool.pending():
-        await spool.forget(file, notes)
+    for file, contents in journal.pending():
+        await journal.forget(file, contents)
     with pytest.raises(UnavailableError, match="it cannot be removed; it cannot be removed"):
-        await spool.tidy()
-    assert (spool.is_empty, len(paper.sheets)) == (True, 2)
-    spool.close()
+        await journal.tidy()
+    assert (journal.is_empty, len(paper.sheets)) == (True, 2)
+    journal.close()
     assert not (first.is_held or second.is_held)
 
 
 @awaited
-async def test_a_spool_is_written_anew_when_most_of_it_is_outdated(shelf, monkeypatch):
-    monkeypatch.setattr(spools, "BYTES_MIN", 1000)
-    monkeypatch.setattr(spools, "BYTES_A_KEY", 1)
-    spool = await filled(shelf, header("still flying", 1))
+async def test_a_journal_is_written_anew_when_most_of_it_is_outdated(journal_store, monkeypatch):
+    monkeypatch.setattr(journals, "BYTES_MIN", 1000)
+    monkeypatch.setattr(journals, "BYTES_A_KEY", 1)
+    journal = await filled(journal_store, header("still flying", 1))
     for version in range(100):
-        await spool.note([header("a", version)], since=5.0)
-        await spool.ended(["a"], [])
-    spool.close()
-    again = Spool(shelf, 100)
+        await journal.note([header("a", version)], since=5.0)
+        await journal.ended(["a"], [])
+    journal.close()
+    again = DirtyKeyJournal(journal_store, 100)
     await again.find()
-    [(file, notes)] = again.pending()
+    [(file, contents)] = again.pending()
     assert len(await file.read()) < 1500
-    assert (notes.since, notes.suspects()) == (5.0, [header("a", 99), header("still flying", 1)])
+    assert (contents.since, contents.suspects()) == (5.0, [header("a", 99), header("still flying", 1)])
     assert again.withheld == {"still flying"}
     again.close()
 
 
 @awaited
-async def test_nothing_to_say_is_not_written(shelf):
-    spool = await filled(shelf, header("a", 1))
-    await spool.ended([], [])
-    await spool.ended(["b"], ["c"])
-    await spool.note([], since=5.0)
-    [(_, notes)] = spool.pending()
-    assert notes.keys == {"a"}
-    spool.close()
+async def test_nothing_to_say_is_not_written(journal_store):
+    journal = await filled(journal_store, header("a", 1))
+    await journal.ended([], [])
+    await journal.ended(["b"], ["c"])
+    await journal.note([], since=5.0)
+    [(_, contents)] = journal.pending()
+    assert contents.keys == {"a"}
+    journal.close()
 
 
 @awaited
-async def test_two_that_note_at_once_share_one_spool(shelf):
-    spool = Spool(shelf, 100)
-    await asyncio.gather(*(spool.note([header(key, 1)], since=5.0) for key in "abc"))
-    [(_, notes)] = spool.pending()
-    assert notes.keys == {"a", "b", "c"}
-    spool.close()
+async def test_two_that_note_at_once_share_one_journal(journal_store):
+    journal = DirtyKeyJournal(journal_store, 100)
+    await asyncio.gather(*(journal.note([header(key, 1)], since=5.0) for key in "abc"))
+    [(_, contents)] = journal.pending()
+    assert contents.keys == {"a", "b", "c"}
+    journal.close()
 
 
 @awaited
-async def test_past_the_threshold_only_the_fact_is_kept(shelf):
-    spool = Spool(shelf, keys_max=2)
-    await spool.note([header(key, 1) for key in "abc"], since=5.0)
-    await spool.note([header("a", 2), header("d", 1)], since=5.0)
-    assert spool.is_full
-    [(_, notes)] = spool.pending()
-    assert (notes.suspects(), notes.is_full) == ([header("a", 2), header("b", 1)], True)
-    spool.close()
+async def test_past_the_threshold_only_the_fact_is_kept(journal_store):
+    journal = DirtyKeyJournal(journal_store, keys_max=2)
+    await journal.note([header(key, 1) for key in "abc"], since=5.0)
+    await journal.note([header("a", 2), header("d", 1)], since=5.0)
+    assert journal.is_full
+    [(_, contents)] = journal.pending()
+    assert (contents.suspects(), contents.is_full) == ([header("a", 2), header("b", 1)], True)
+    journal.close()
 
 
 @awaited
-async def test_a_spool_that_cannot_be_read_is_left_and_the_others_are_taken():
+async def test_a_journal_that_cannot_be_read_is_left_and_the_others_are_taken():
     paper = Paper()
     paper.leave(b"").is_torn = True
     paper.leave(b'{"since": 5.0}\n')
-    spool = Spool(paper, 100)
+    journal = DirtyKeyJournal(paper, 100)
     with pytest.raises(UnavailableError, match="torn"):
-        await spool.find()
+        await journal.find()
     assert [sheet.is_held for sheet in paper.sheets] == [False, True]
-    assert [notes.since for _, notes in spool.pending()] == [5.0]
+    assert [contents.since for _, contents in journal.pending()] == [5.0]
 
 
 @awaited
@@ -204,7 +206,7 @@ async def test_a_worker_that_is_stopped_while_it_reads_leaves_the_rest():
         return await asyncio.Future()
 
     first.read = hang
-    finding = asyncio.create_task(Spool(paper, 100).find())
+    finding = asyncio.create_task(DirtyKeyJournal(paper, 100).find())
     await reading.wait()
     finding.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -214,23 +216,23 @@ async def test_a_worker_that_is_stopped_while_it_reads_leaves_the_rest():
 
 @awaited
 async def test_files_are_told_apart_by_pipeline_and_read_by_anybody(folder):
-    spool = await filled(prepared(folder), header("a", 1))
+    journal = await filled(prepared(folder), header("a", 1))
     other = await filled(prepared(folder, pipeline="a"), header("b", 1))
-    assert [notes.keys for notes in noted(folder)] == [{"a"}]
-    assert [notes.keys for notes in noted(folder, "a")] == [{"b"}]
+    assert [contents.keys for contents in noted(folder)] == [{"a"}]
+    assert [contents.keys for contents in noted(folder, "a")] == [{"b"}]
     assert noted(folder / "nowhere") == []
-    spool.close(), other.close()
+    journal.close(), other.close()
 
 
 @awaited
 async def test_a_file_that_vanishes_while_it_is_looked_at_is_no_harm(folder, monkeypatch):
-    spool = await filled(prepared(folder), header("a", 1))
-    spool.close()
+    journal = await filled(prepared(folder), header("a", 1))
+    journal.close()
     [path] = folder.iterdir()
-    names = [path, path.with_name("a%2Fb@gone.spool"), path.with_name("a%2Fb@gone.fresh")]
+    names = [path, path.with_name("a%2Fb@gone.journal"), path.with_name("a%2Fb@gone.fresh")]
     monkeypatch.setattr(Path, "iterdir", lambda self: iter(names))
     assert len(noted(folder)) == 1
-    later = Spool(prepared(folder, "w2"), 100)
+    later = DirtyKeyJournal(prepared(folder, "w2"), 100)
     await later.find()
     assert len(later.pending()) == 1
     later.close()
@@ -239,8 +241,8 @@ async def test_a_file_that_vanishes_while_it_is_looked_at_is_no_harm(folder, mon
 @pytest.mark.parametrize("is_gone", [True, False])
 @awaited
 async def test_a_file_that_was_replaced_meanwhile_is_left_alone(folder, monkeypatch, is_gone):
-    spool = await filled(prepared(folder), header("a", 1))
-    spool.close()
+    journal = await filled(prepared(folder), header("a", 1))
+    journal.close()
     [path] = folder.iterdir()
     lock = fcntl.flock
 
@@ -251,14 +253,14 @@ async def test_a_file_that_was_replaced_meanwhile_is_left_alone(folder, monkeypa
             path.touch()
 
     monkeypatch.setattr(fcntl, "flock", too_late)
-    later = Spool(prepared(folder, "w2"), 100)
+    later = DirtyKeyJournal(prepared(folder, "w2"), 100)
     await later.find()
     assert later.is_empty
 
 
 @awaited
 async def test_a_line_that_did_not_fit_leaves_no_part_of_itself(folder, monkeypatch):
-    spool = await filled(prepared(folder), header("a", 1))
+    journal = await filled(prepared(folder), header("a", 1))
     write = os.write
 
     def half(descriptor, text):
@@ -268,12 +270,12 @@ async def test_a_line_that_did_not_fit_leaves_no_part_of_itself(folder, monkeypa
 
     monkeypatch.setattr(os, "write", half)
     with pytest.raises(UnavailableError, match="No space left on device"):
-        await spool.note([header("b", 1)], since=5.0)
+        await journal.note([header("b", 1)], since=5.0)
     monkeypatch.undo()
-    await spool.note([header("c", 1)], since=5.0)
-    [notes] = noted(folder)
-    assert (notes.keys, notes.is_full) == ({"a", "c"}, False)
-    spool.close()
+    await journal.note([header("c", 1)], since=5.0)
+    [contents] = noted(folder)
+    assert (contents.keys, contents.is_full) == ({"a", "c"}, False)
+    journal.close()
 
 
 def full_for(monkeypatch, *names: str) -> None:
@@ -301,7 +303,7 @@ async def test_a_file_that_could_not_be_written_anew_is_as_it_was_and_is_tried_a
     for _ in range(2):
         with pytest.raises(UnavailableError, match="No space left on device"):
             await file.rewrite(b"new\n")
-    assert ([path.suffix for path in folder.iterdir()], open_files(folder)) == ([".spool"], 1)
+    assert ([path.suffix for path in folder.iterdir()], open_files(folder)) == ([".journal"], 1)
     monkeypatch.undo()
     await file.append(b"more\n", durably=True)
     assert await file.read() == b"old\nmore\n"
@@ -313,12 +315,12 @@ async def test_a_file_that_could_not_be_written_anew_is_as_it_was_and_is_tried_a
 
 @awaited
 async def test_what_dead_workers_were_about_to_put_in_place_is_removed(folder):
-    shelf = prepared(folder)
+    journal_store = prepared(folder)
     (folder / "a%2Fb@dead-1.fresh").write_bytes(b"half")
     (folder / "other@dead-1.fresh").touch()
     with (folder / "a%2Fb@alive-1.fresh").open("wb") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
-        assert await shelf.orphans() == ([], [])
+        assert await journal_store.orphans() == ([], [])
     assert sorted(path.name for path in folder.iterdir()) == ["a%2Fb@alive-1.fresh", "other@dead-1.fresh"]
 
 
@@ -341,48 +343,48 @@ async def test_a_file_that_cannot_be_begun_is_not_kept_open(folder, monkeypatch,
     def refuse(*given):
         raise OSError(errno.EIO, "Input/output error")
 
-    shelf = prepared(folder)
+    journal_store = prepared(folder)
     monkeypatch.setattr(fcntl if name == "flock" else os, name, refuse)
     with pytest.raises(UnavailableError, match="Input/output error"):
-        await shelf.create()
+        await journal_store.create()
     assert open_files(folder) == 0
 
 
 @awaited
-async def test_a_spool_that_cannot_be_had_keeps_nobody_from_the_others(folder):
+async def test_a_journal_that_cannot_be_had_keeps_nobody_from_the_others(folder):
     (await filled(prepared(folder), header("a", 1))).close()
-    for name in ("a%2Fb@a.spool", "a%2Fb@z.spool", "a%2Fb@z.fresh"):
+    for name in ("a%2Fb@a.journal", "a%2Fb@z.journal", "a%2Fb@z.fresh"):
         (folder / name).mkdir()
-    later = Spool(prepared(folder, "w2"), 100)
+    later = DirtyKeyJournal(prepared(folder, "w2"), 100)
     with pytest.raises(
-        UnavailableError, match=r"@z\.fresh .*; .*@a\.spool .*; .*@z\.spool cannot be used: Is a directory"
+        UnavailableError, match=r"@z\.fresh .*; .*@a\.journal .*; .*@z\.journal cannot be used: Is a directory"
     ):
         await later.find()
-    assert [notes.keys for _, notes in later.pending()] == [{"a"}]
+    assert [contents.keys for _, contents in later.pending()] == [{"a"}]
     later.close()
     assert open_files(folder) == 0
 
 
 @awaited
 async def test_a_folder_that_cannot_be_looked_into_is_told(folder):
-    shelf = prepared(folder)
+    journal_store = prepared(folder)
     folder.rmdir()
     folder.touch()
-    assert notes_in(str(folder), "a/b") == ([], [f"{folder}: Not a directory"])
+    assert contents_in(str(folder), "a/b") == ([], [f"{folder}: Not a directory"])
     with pytest.raises(UnavailableError, match="Not a directory"):
-        await shelf.orphans()
+        await journal_store.orphans()
 
 
 @awaited
 async def test_what_is_half_and_cannot_be_removed_is_not_kept_open(folder, monkeypatch):
-    shelf = prepared(folder)
+    journal_store = prepared(folder)
     (folder / "a%2Fb@dead-1.fresh").touch()
 
     def refuse(path, missing_ok):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    files, [trouble] = await shelf.orphans()
+    files, [trouble] = await journal_store.orphans()
     assert (files, trouble.endswith("Read-only file system"), open_files(folder)) == ([], True, 0)
 
 
@@ -396,4 +398,4 @@ async def test_closing_a_file_twice_is_no_harm(folder):
 def test_a_folder_that_cannot_be_written_is_refused_at_start(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SettingsError, match="cannot be written"):
-        FileShelf(str(tmp_path / "file" / "spool"), "shop", "w1").prepare()
+        JournalDirectory(str(tmp_path / "file" / "journal"), "shop", "w1").prepare()

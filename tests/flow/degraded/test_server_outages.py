@@ -41,10 +41,10 @@ def test_with_write_anyway_changes_flow_on_and_all_is_put_right_afterwards(serve
     status = shop.keywise("status", "--json")
     assert status.status == 1
     [unreached] = status.json["unreached"]
-    assert (unreached["spooled"]["keys"], unreached["spooled"]["resync_due"]) == (len(KEYS), False)
+    assert (unreached["journal"]["keys"], unreached["journal"]["resync_due"]) == (len(KEYS), False)
     text = shop.keywise("status")
     assert text.status == 1
-    assert "without the ledger since" in text.out and "20 keys are noted in 1 spool" in text.out
+    assert "without the ledger since" in text.out and "20 keys are noted in 1 journal" in text.out
 
     shop.kill(worker)
     worker = shop.start()
@@ -57,7 +57,7 @@ def test_with_write_anyway_changes_flow_on_and_all_is_put_right_afterwards(serve
     assert shop.stock() == shop.wanted()
     assert shop.said("doubted") >= 2, "the dead worker's notes and the living one's"
     assert shop.said("repaired") >= len(KEYS)
-    assert list((shop.folder / "spool").iterdir()) == []
+    assert list((shop.folder / "journal").iterdir()) == []
     assert shop.figures()["dead"] == 0
 
 
@@ -88,7 +88,7 @@ def test_past_the_threshold_a_full_resync_is_due_until_somebody_says_that_it_is_
     shop.change(KEYS, 2)
     shop.until(lambda: shop.stock() == shop.wanted(), "changes without the ledger")
     [unreached] = shop.keywise("status", "--json").json["unreached"]
-    assert (unreached["spooled"]["keys"], unreached["spooled"]["resync_due"]) == (5, True)
+    assert (unreached["journal"]["keys"], unreached["journal"]["resync_due"]) == (5, True)
     assert "a full resync is due" in shop.keywise("status").out
     server.start()
     shop.until(lambda: (shop.figures() or {}).get("resync_since") is not None, "the ledger to know")
@@ -102,6 +102,6 @@ def test_past_the_threshold_a_full_resync_is_due_until_somebody_says_that_it_is_
 
 def _is_calm(figures: dict) -> bool:
     """Everything is handed over, repaired and acked."""
-    if not figures or figures["spooled"] is not None or figures["suspects"] or figures["claims"]:
+    if not figures or figures["journal"] is not None or figures["suspects"] or figures["claims"]:
         return False
     return figures["sources"][0]["depth"] == 0

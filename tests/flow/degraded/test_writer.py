@@ -18,7 +18,7 @@ from running import run
 @pytest.mark.parametrize("work", [True, False])
 def test_a_pipeline_is_told_what_it_cannot_do_without_its_ledger(tmp_path, work):
     app = App("memory://")
-    settings = {"key": "id", "on_ledger_down": "write-anyway", "spool": str(tmp_path / "spool")}
+    settings = {"key": "id", "on_ledger_down": "write-anyway", "journal": str(tmp_path / "journal")}
     app.pipeline("atomic", **settings).source("memory://").sink("memory://?grade=atomic")
     claimed = app.pipeline("claimed", **settings).source("memory://")
     plain = app.pipeline("plain", **settings).source("memory://")
@@ -29,15 +29,15 @@ def test_a_pipeline_is_told_what_it_cannot_do_without_its_ledger(tmp_path, work)
     @plain.apply
     def without(change: Change[Any]) -> None: ...
 
-    async def shelf_of(name: str) -> Any:
+    async def journal_store_of(name: str) -> Any:
         async with app.open(name, work=work) as pipeline:
-            return pipeline.shelf
+            return pipeline.journal_store
 
     with pytest.raises(SettingsError, match="its sink is in the ledger's database"):
-        run(shelf_of("atomic"))
+        run(journal_store_of("atomic"))
     with pytest.raises(SettingsError, match="asks for the claim"):
-        run(shelf_of("claimed"))
-    assert (run(shelf_of("plain")) is not None, (tmp_path / "spool").is_dir()) == (work, work)
+        run(journal_store_of("claimed"))
+    assert (run(journal_store_of("plain")) is not None, (tmp_path / "journal").is_dir()) == (work, work)
 
 
 def test_wait_holds_everything_and_costs_nothing():
@@ -97,8 +97,8 @@ def test_write_anyway_notes_writes_acks_and_makes_suspect():
             await rig.send(body("a", 4), body("b", 1, gone=True))
             await rig.until(lambda: not rig.queue)
             [sheet] = outage.paper.sheets
-            assert sheet.notes().headers.keys() == {"a", "b"}
-            assert sheet.notes().since == rig.of(events.LedgerDown)[0].since
+            assert sheet.contents().headers.keys() == {"a", "b"}
+            assert sheet.contents().since == rig.of(events.LedgerDown)[0].since
             assert rig.stored == {"a": 4}
             outage.truth["a"] = b'{"id": "a", "v": 5}'
             outage.comes_back()
@@ -180,7 +180,7 @@ def test_a_rate_is_kept_by_each_worker_alone():
 
 
 def test_more_keys_than_can_be_noted_make_a_full_resync_due():
-    outage = Outage(spool_keys_max=2)
+    outage = Outage(journal_keys_max=2)
     rig = outage.rig
 
     async def story() -> None:

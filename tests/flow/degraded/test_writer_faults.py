@@ -167,7 +167,7 @@ def test_nothing_is_written_while_nothing_can_be_noted():
             await rig.until(lambda: not rig.queue)
 
     rig.play(story())
-    assert {event.what for event in rig.of(events.Unavailable)} >= {"spool"}
+    assert {event.what for event in rig.of(events.Unavailable)} >= {"journal"}
 
 
 def test_a_claimed_change_ends_once_it_can_be_noted():
@@ -211,7 +211,7 @@ def test_a_key_that_a_worker_may_have_died_of_waits_for_the_ledger():
     assert sorted(event.keys for event in rig.of(events.Doubted)) == [1, 1]
 
 
-def test_a_spool_that_cannot_be_had_is_told_now_and_then_and_stops_nothing():
+def test_a_journal_that_cannot_be_had_is_told_now_and_then_and_stops_nothing():
     outage = Outage(chores_s=20.0)
     rig = outage.rig
 
@@ -227,7 +227,7 @@ def test_a_spool_that_cannot_be_had_is_told_now_and_then_and_stops_nothing():
             await rig.until(lambda: outage.suspect("a") == 1)
 
     rig.play(story())
-    told = [event.cause for event in rig.of(events.Unavailable) if event.what == "spool"]
+    told = [event.cause for event in rig.of(events.Unavailable) if event.what == "journal"]
     assert told == ["it is torn"]
 
 
@@ -267,7 +267,7 @@ def test_a_note_that_cannot_be_removed_is_handed_over_once_and_holds_up_nothing(
     rig.play(story())
     assert [event.keys for event in rig.of(events.Doubted)] == [1]
     assert rig.of(events.LedgerDown) == []
-    assert {(event.what, event.cause) for event in rig.of(events.Unavailable)} == {("spool", "it cannot be removed")}
+    assert {(event.what, event.cause) for event in rig.of(events.Unavailable)} == {("journal", "it cannot be removed")}
 
 
 def test_notes_stay_until_the_ledger_has_taken_them():
@@ -322,7 +322,7 @@ def test_what_was_noted_and_not_begun_before_the_stop_is_clean():
 
     rig.play(story())
     assert (rig.written, len(rig.queue)) == ([], 1)
-    assert all(not sheet.notes().keys for sheet in outage.paper.sheets)
+    assert all(not sheet.contents().keys for sheet in outage.paper.sheets)
 
 
 def test_a_probe_is_a_write_however_short_after_that_of_another_worker():

@@ -14,7 +14,7 @@ from keywise.cli.output import cell, complain, count, display, moment, screen, t
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import UnavailableError
 from keywise.core.url import shown
-from keywise.operate.inspect import Figures, Spooled, Unreached, figures_of, spooled_of
+from keywise.operate.inspect import Figures, JournalSummary, Unreached, figures_of, journal_summary_of
 
 PAUSES_SHOWN = 5
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
@@ -31,7 +31,7 @@ def status(
 
     Its grade, how many messages, keys, tombstones, live claims, suspects and dead letters there are,
     what is paused, its era, and alarms of the last hour with what to do about them.
-    If the ledger cannot be reached, what workers have noted in the spool of this machine; the exit status is then 1.
+    If the ledger cannot be reached, what workers have noted in the journal of this machine; the exit status is then 1.
 
     \b
     Example:
@@ -45,7 +45,7 @@ def status(
     def look() -> None:
         unreached = _look(loaded, names, json)
         if unreached and not watch:
-            complain(f"{', '.join(one.pipeline for one in unreached)} cannot be reached now; see the spool above")
+            complain(f"{', '.join(one.pipeline for one in unreached)} cannot be reached now; see the journal above")
             raise typer.Exit(1)
 
     looking(look, watch=watch, every=every, json=json)
@@ -70,9 +70,9 @@ async def _gathered(app: App, names: list[str]) -> tuple[list[Figures], list[Unr
                 found.append(await figures_of(pipeline, time.time()))
         except UnavailableError as error:
             settings = app.pipelines[name].settings
-            if settings.spool is None:
+            if settings.journal is None:
                 raise  # Nothing else is known here.
-            unreached.append(Unreached(name, str(error), spooled_of(settings, name)))
+            unreached.append(Unreached(name, str(error), journal_summary_of(settings, name)))
     return found, unreached
 
 
@@ -83,7 +83,7 @@ def _tell(found: list[Figures], unreached: list[Unreached], now: float) -> None:
         for note in _notes(figures, now):
             screen().print(cell(f"{figures.pipeline}: {note}"))
     for one in unreached:
-        noted = "; ".join(told_spools(one.spooled, now)) or "nothing is noted in its spool here"
+        noted = "; ".join(told_journals(one.journal, now)) or "nothing is noted in its journal here"
         screen().print(cell(f"{one.pipeline}: cannot be reached: {one.cause}; {noted}"))
 
 
@@ -100,15 +100,15 @@ def _tell_figures(found: list[Figures]) -> None:
     display(queues)
 
 
-def told_spools(spooled: Spooled | None, now: float, advice: str = "") -> Iterator[str]:
+def told_journals(journal: JournalSummary | None, now: float, advice: str = "") -> Iterator[str]:
     """How many keys were written without the ledger since when, whether that were too many, and what is not known."""
-    if spooled is not None and spooled.spools:
-        keys = f"{count(spooled.keys, 'key')} {'is' if spooled.keys == 1 else 'are'} noted"
-        due = "; more were written than are noted, so a full resync is due" if spooled.resync_due else ""
-        noted = f"{keys} in {count(spooled.spools, 'spool')}{due}{advice}"
-        yield f"without the ledger since {moment(spooled.since, now)}: {noted}"
-    for trouble in spooled.unread if spooled is not None else []:
-        yield f"a spool cannot be read: {trouble}"
+    if journal is not None and journal.journals:
+        keys = f"{count(journal.keys, 'key')} {'is' if journal.keys == 1 else 'are'} noted"
+        due = "; more were written than are noted, so a full resync is due" if journal.resync_due else ""
+        noted = f"{keys} in {count(journal.journals, 'journal')}{due}{advice}"
+        yield f"without the ledger since {moment(journal.since, now)}: {noted}"
+    for trouble in journal.unread if journal is not None else []:
+        yield f"a journal cannot be read: {trouble}"
 
 
 def told_pause(pause: Pause, now: float) -> str:
@@ -132,7 +132,7 @@ def _notes(figures: Figures, now: float) -> Iterator[str]:
         named = ", ".join(repr(pause.keys) for pause in keys[:PAUSES_SHOWN])
         more = f" and {len(keys) - PAUSES_SHOWN:,} more" if len(keys) > PAUSES_SHOWN else ""
         yield f"paused: {count(len(keys), 'key')}: {named}{more}"
-    yield from told_spools(figures.spooled, now, "; a worker with this spool makes them suspect")
+    yield from told_journals(figures.journal, now, "; a worker with this journal makes them suspect")
     if figures.resync_since is not None:
         yield (
             f"A FULL RESYNC IS DUE, since {moment(figures.resync_since, now)}: more keys are in doubt than the "

@@ -18,8 +18,8 @@ BYTES_A_KEY = 2000
 BYTES_MIN = 1_000_000
 
 
-class Line(msgspec.Struct, omit_defaults=True):
-    """One line of a spool."""
+class JournalLine(msgspec.Struct, omit_defaults=True):
+    """One line of a journal."""
 
     since: float = 0.0
     """When the outage began, by the wall clock; the first line says it."""
@@ -33,8 +33,8 @@ class Line(msgspec.Struct, omit_defaults=True):
     """More keys were written than are noted: a full resync is due."""
 
 
-class Notes(msgspec.Struct):
-    """What the lines of one spool say together."""
+class JournalContents(msgspec.Struct):
+    """What the lines of one journal say together."""
 
     since: float = 0.0
     headers: dict[str, ChangeHeader] = {}
@@ -43,7 +43,7 @@ class Notes(msgspec.Struct):
     """What was about to be written, and has not ended: its worker may have died of it."""
     is_full: bool = False
 
-    def add(self, line: Line) -> None:
+    def add(self, line: JournalLine) -> None:
         self.since = self.since or line.since
         self.is_full = self.is_full or line.full
         for key, order, deleted in line.begun:
@@ -62,14 +62,14 @@ class Notes(msgspec.Struct):
         """What has to become suspect: what was not seen to end counts as written."""
         return [newer(self.headers.get(key), self.flying.get(key)) for key in sorted(self.keys)]
 
-    def covers(self, other: "Notes") -> bool:
+    def covers(self, other: "JournalContents") -> bool:
         """Whether the other, which was the same once, makes nothing else suspect."""
         return (self.suspects(), self.is_full) == (other.suspects(), other.is_full)
 
-    def copy(self) -> "Notes":
+    def copy(self) -> "JournalContents":
         return replace(self, headers=dict(self.headers), flying=dict(self.flying))
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[JournalLine]:
         """The same in as few lines as can be."""
         headers = [
             (key, header.order, header.deleted) for key, header in self.headers.items() if header.order is not None
@@ -78,8 +78,8 @@ class Notes(msgspec.Struct):
             (key, header.order, header.deleted) for key, header in self.flying.items() if header.order is not None
         ]
         return [
-            Line(since=self.since, begun=headers, written=[key for key, _, _ in headers], full=self.is_full),
-            Line(begun=flying),
+            JournalLine(since=self.since, begun=headers, written=[key for key, _, _ in headers], full=self.is_full),
+            JournalLine(begun=flying),
         ]
 
 
@@ -89,20 +89,20 @@ def newer(one: ChangeHeader | None, other: ChangeHeader | None) -> ChangeHeader:
     return max(known, key=lambda header: header.order or _LOWEST)
 
 
-def read(text: bytes) -> Notes:
-    """What a spool says. A last line that is not whole was never acted on; any other damage may hide keys."""
-    notes = Notes()
+def read(text: bytes) -> JournalContents:
+    """What a journal says. A last line that is not whole was never acted on; any other damage may hide keys."""
+    contents = JournalContents()
     *whole, _ = text.split(b"\n")
     for line in whole:
         try:
-            notes.add(_DECODE(line))
+            contents.add(_DECODE(line))
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            notes.is_full = True
-    return notes
+            contents.is_full = True
+    return contents
 
 
-class SpoolFile(Protocol):
-    """A spool that nobody else has, as long as this worker lives."""
+class JournalFile(Protocol):
+    """A journal that nobody else has, as long as this worker lives."""
 
     name: str
 
@@ -122,34 +122,34 @@ class SpoolFile(Protocol):
 
 
 class Orphans(NamedTuple):
-    """Spools that workers have left behind, and what is wrong with those that cannot be had."""
+    """Journals that workers have left behind, and what is wrong with those that cannot be had."""
 
-    files: Sequence[SpoolFile]
+    files: Sequence[JournalFile]
     troubles: Sequence[str] = ()
 
 
-class Shelf(Protocol):
-    """Where the spools of one pipeline are kept."""
+class JournalStore(Protocol):
+    """Where the journals of one pipeline are kept."""
 
-    async def create(self) -> SpoolFile:
-        """An empty spool."""
+    async def create(self) -> JournalFile:
+        """An empty journal."""
 
     async def orphans(self) -> Orphans:
-        """Spools that workers have left behind; each is found by one worker only."""
+        """Journals that workers have left behind; each is found by one worker only."""
 
 
-class Spool:
-    """The spool of one worker, and those that it found: the keys in them are in doubt until they are handed over."""
+class DirtyKeyJournal:
+    """The journal of one worker, and those that it found: the keys in them are in doubt until they are handed over."""
 
-    def __init__(self, shelf: Shelf, keys_max: int) -> None:
-        self._shelf = shelf
+    def __init__(self, journal_store: JournalStore, keys_max: int) -> None:
+        self._journal_store = journal_store
         self._keys_max = keys_max
         self._bytes_max = max(BYTES_MIN, keys_max * BYTES_A_KEY)
-        self._own: SpoolFile | None = None
-        self._notes = Notes()
+        self._own: JournalFile | None = None
+        self._contents = JournalContents()
         self._bytes = 0
-        self._found: list[tuple[SpoolFile, Notes]] = []
-        self._outdated: list[SpoolFile] = []
+        self._found: list[tuple[JournalFile, JournalContents]] = []
+        self._outdated: list[JournalFile] = []
         """The ledger knows what they say: they only have to be removed."""
         self._writing = asyncio.Lock()
         """Two that note at once would each begin a file."""
@@ -161,16 +161,16 @@ class Spool:
     @property
     def is_full(self) -> bool:
         """This worker has written more keys than it may note."""
-        return self._notes.is_full
+        return self._contents.is_full
 
     @property
     def withheld(self) -> set[str]:
         """Keys that other workers may have died of."""
-        return {key for _, notes in self._found for key in notes.flying}
+        return {key for _, contents in self._found for key in contents.flying}
 
-    def pending(self) -> list[tuple[SpoolFile, Notes]]:
+    def pending(self) -> list[tuple[JournalFile, JournalContents]]:
         """What has to be handed over, with what each says now."""
-        own = [(self._own, self._notes.copy())] if self._own is not None else []
+        own = [(self._own, self._contents.copy())] if self._own is not None else []
         return [*self._found, *own]
 
     async def note(self, headers: Sequence[ChangeHeader], since: float) -> None:
@@ -179,18 +179,18 @@ class Spool:
             await self._note(headers, since)
 
     async def _note(self, headers: Sequence[ChangeHeader], since: float) -> None:
-        known = self._notes.keys
+        known = self._contents.keys
         strange = [header for header in headers if header.key not in known]
         room = 0 if self.is_full else max(0, self._keys_max - len(known))
         left_out = {header.key for header in strange[room:]}
         begun = [(header.key, _order(header), header.deleted) for header in headers if header.key not in left_out]
-        line = Line(begun=begun, full=bool(left_out) and not self.is_full)
+        line = JournalLine(begun=begun, full=bool(left_out) and not self.is_full)
         if self._own is None:
-            self._own = await self._shelf.create()
-            self._notes, self._bytes = Notes(), 0
-        if not self._notes.since:
+            self._own = await self._journal_store.create()
+            self._contents, self._bytes = JournalContents(), 0
+        if not self._contents.since:
             line.since = since
-        if line != Line():
+        if line != JournalLine():
             await self._append(line, durably=True)
 
     async def ended(self, written: Sequence[str], clean: Sequence[str]) -> None:
@@ -199,19 +199,21 @@ class Spool:
             await self._end(written, clean)
 
     async def _end(self, written: Sequence[str], clean: Sequence[str]) -> None:
-        flying = self._notes.flying
-        line = Line(written=[key for key in written if key in flying], clean=[key for key in clean if key in flying])
-        if line == Line():
+        flying = self._contents.flying
+        line = JournalLine(
+            written=[key for key in written if key in flying], clean=[key for key in clean if key in flying]
+        )
+        if line == JournalLine():
             return
         await self._append(line, durably=False)
         if self._bytes > self._bytes_max and self._own is not None:
-            text = b"".join(map(_encoded, self._notes.lines()))
+            text = b"".join(map(_encoded, self._contents.lines()))
             await self._own.rewrite(text)
             self._bytes = len(text)
 
     async def find(self) -> None:
         """Take what dead workers have left behind. Raises UnavailableError for what cannot be read, after the rest."""
-        files, troubles = await self._shelf.orphans()
+        files, troubles = await self._journal_store.orphans()
         causes, unread = list(troubles), list(files)
         try:
             while unread:
@@ -227,14 +229,14 @@ class Spool:
         if causes:
             raise UnavailableError("; ".join(causes))
 
-    async def forget(self, file: SpoolFile, known: Notes) -> None:
+    async def forget(self, file: JournalFile, known: JournalContents) -> None:
         """The ledger knows this of it, so it is no longer pending; unless more was noted meanwhile."""
         async with self._writing:
             if file is self._own:
-                if not known.covers(self._notes):
+                if not known.covers(self._contents):
                     return
-                self._own, self._notes = None, Notes()
-            self._found = [(one, notes) for one, notes in self._found if one is not file]
+                self._own, self._contents = None, JournalContents()
+            self._found = [(one, contents) for one, contents in self._found if one is not file]
             self._outdated.append(file)
 
     async def tidy(self) -> None:
@@ -254,14 +256,14 @@ class Spool:
         """Leave everything to the next worker."""
         for file in [*self._outdated, *(file for file, _ in self.pending())]:
             file.close()
-        self._own, self._notes, self._found, self._outdated = None, Notes(), [], []
+        self._own, self._contents, self._found, self._outdated = None, JournalContents(), [], []
 
-    async def _append(self, line: Line, *, durably: bool) -> None:
-        assert self._own is not None, "a spool is created with its first note"
+    async def _append(self, line: JournalLine, *, durably: bool) -> None:
+        assert self._own is not None, "a journal is created with its first note"
         text = _encoded(line)
         await self._own.append(text, durably=durably)
         # Only now: what could not be noted is not written.
-        self._notes.add(line)
+        self._contents.add(line)
         self._bytes += len(text)
 
 
@@ -270,10 +272,10 @@ def _order(header: ChangeHeader) -> Order:
     return header.order
 
 
-def _encoded(line: Line) -> bytes:
+def _encoded(line: JournalLine) -> bytes:
     return _ENCODE(line) + b"\n"
 
 
 _LOWEST: Order = (0, VERSION_MIN, UNVERSIONED_GENERATION)
 _ENCODE = msgspec.json.Encoder().encode
-_DECODE = msgspec.json.Decoder(Line).decode
+_DECODE = msgspec.json.Decoder(JournalLine).decode

@@ -1,4 +1,4 @@
-"""Spools as files of one folder: each is locked by the worker that writes it, so an unlocked one was left behind."""
+"""Journals as files of one folder: each is locked by the worker that writes it, so an unlocked one was left behind."""
 
 import asyncio
 import errno
@@ -10,17 +10,17 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from keywise.core.errors import SettingsError, UnavailableError
-from keywise.flow.degraded.journal import Notes, Orphans, SpoolFile, read
+from keywise.flow.degraded.journal import JournalContents, JournalFile, Orphans, read
 
 T = TypeVar("T")
 
-SUFFIX = ".spool"
+SUFFIX = ".journal"
 FRESH = ".fresh"
-"""What is about to take the place of a spool."""
+"""What is about to take the place of a journal."""
 
 
-class FileShelf:
-    """The spools of one pipeline in a folder of this machine. The owner's name tells them apart."""
+class JournalDirectory:
+    """The journals of one pipeline in a folder of this machine. The owner's name tells them apart."""
 
     def __init__(self, folder: str, pipeline: str, owner: str) -> None:
         self._folder = Path(folder)
@@ -37,7 +37,7 @@ class FileShelf:
             probe.unlink()
         except OSError as error:
             raise SettingsError(
-                f"spool={str(self._folder)!r} cannot be written: {error.strerror}; name a folder that this worker may "
+                f"journal={str(self._folder)!r} cannot be written: {error.strerror}; name a folder that this worker may "
                 "write and that outlives it"
             ) from error
 
@@ -48,7 +48,7 @@ class FileShelf:
 
     async def orphans(self) -> Orphans:
         def look() -> Orphans:
-            found, troubles = list[SpoolFile](), list[str]()
+            found, troubles = list[JournalFile](), list[str]()
             for path in [*self._mine(FRESH), *self._mine(SUFFIX)]:
                 try:
                     file = _found(path)
@@ -128,9 +128,9 @@ class LockedFile:
             self._descriptor = -1
 
 
-def notes_in(folder: str, pipeline: str) -> tuple[list[Notes], list[str]]:
-    """What all spools of a pipeline say, those of living workers too, and which cannot be read; nothing is locked."""
-    found, troubles = list[Notes](), list[str]()
+def contents_in(folder: str, pipeline: str) -> tuple[list[JournalContents], list[str]]:
+    """What all journals of a pipeline say, those of living workers too, and which cannot be read; nothing is locked."""
+    found, troubles = list[JournalContents](), list[str]()
 
     def look(path: Path, act: Callable[[], T]) -> T | None:
         try:
@@ -183,7 +183,7 @@ def _found(path: Path) -> LockedFile | None:
 
 
 def _tidy_away(path: Path, left: LockedFile) -> None:
-    """Remove what a worker was about to put in place of its spool when it died; the spool itself is whole."""
+    """Remove what a worker was about to put in place of its journal when it died; the journal itself is whole."""
     try:
         path.unlink(missing_ok=True)
     finally:
@@ -226,4 +226,4 @@ async def _in_thread(path: Path, act: Callable[[], T]) -> T:
 
 
 def _told(path: Path, error: OSError) -> str:
-    return f"the spool {path} cannot be used: {error.strerror}"
+    return f"the journal {path} cannot be used: {error.strerror}"

@@ -7,7 +7,7 @@ from typing import Any
 from keywise.core.errors import UnavailableError
 
 
-class Late:
+class LazyLedger:
     """Stands before a ledger. Until it is open, each call tries to open it, or raises UnavailableError."""
 
     def __init__(self, ledger: Any, stack: AsyncExitStack) -> None:
@@ -35,8 +35,8 @@ class Late:
 
 
 class _Part:
-    def __init__(self, late: Late, plug: Any) -> None:
-        self._late = late
+    def __init__(self, lazy: LazyLedger, plug: Any) -> None:
+        self._lazy = lazy
         self._plug = plug
 
     def __getattr__(self, name: str) -> Any:
@@ -45,7 +45,7 @@ class _Part:
             return act
 
         async def call(*arguments: Any, **options: Any) -> Any:
-            await self._late.open()
+            await self._lazy.open()
             return await act(*arguments, **options)
 
         return call

@@ -15,7 +15,7 @@ from keywise.core.errors import UnavailableError
 from keywise.core.limits import Pace
 from keywise.core.rules import PAUSE_LOOK_S
 from keywise.core.sink import Sink, SinkResult
-from keywise.flow.degraded.journal import Notes, Shelf, Spool
+from keywise.flow.degraded.journal import DirtyKeyJournal, JournalContents, JournalStore
 from keywise.flow.lanes import Lanes, SettledTicket, Ticket
 from keywise.flow.leased.executors import Executor, Job, unknown_result
 from keywise.flow.pipeline import LEDGER, Pipeline
@@ -27,7 +27,7 @@ WITHHELD_LOOK_S = 5.0
 SUSPECTS_PER_CALL = 1000
 """Keys that one call makes suspect, at the most."""
 
-CAUSE = "more keys were written without the ledger than the spool notes: a full resync is due"
+CAUSE = "more keys were written without the ledger than the journal contents: a full resync is due"
 ADVICE = (
     "write everything again from the source of truth, for example with keywise reconcile --repair, and then run "
     "keywise repair --resynced"
@@ -40,7 +40,13 @@ class DegradedWorker:
     """What one worker does without the ledger, and how the ledger is told of it."""
 
     def __init__(
-        self, pipeline: Pipeline, lanes: Lanes, executor: Executor, shelf: Shelf, wakeup: Wakeup, room: Wakeup
+        self,
+        pipeline: Pipeline,
+        lanes: Lanes,
+        executor: Executor,
+        journal_store: JournalStore,
+        wakeup: Wakeup,
+        room: Wakeup,
     ) -> None:
         self.due = pipeline.clock()
         """When to look for what dead workers have left behind."""
@@ -49,7 +55,7 @@ class DegradedWorker:
         self._pipeline = pipeline
         self._lanes = lanes
         self._executor = executor
-        self._spool = Spool(shelf, pipeline.settings.spool_keys_max)
+        self._journal = DirtyKeyJournal(journal_store, pipeline.settings.journal_keys_max)
         self._pace = Pace(pipeline.rate)
         self._wakeup = wakeup
         self._room = room
@@ -61,7 +67,7 @@ class DegradedWorker:
 
     def close(self) -> None:
         """What the ledger does not know yet is left to the next worker."""
-        self._spool.close()
+        self._journal.close()
 
     async def is_settled(self, calls: Callable[[], int]) -> bool:
         """Whether changes may be claimed: the ledger answers, and knows of every key that was written without it.
@@ -79,7 +85,7 @@ class DegradedWorker:
             self.due = self._pipeline.clock() + self._pipeline.settings.chores_s
             await self._find()
             await self._tidy()
-        return self._spool.is_empty or await self._hand_over()
+        return self._journal.is_empty or await self._hand_over()
 
     async def conclude_claimed(self, jobs: Sequence[Job]) -> None:
         """End changes whose claims nobody can be told about any more: their leases run out by themselves.
@@ -87,7 +93,7 @@ class DegradedWorker:
         Raises UnavailableError if they cannot be noted; then nothing has ended.
         """
         endings = [(job.ticket, job.result) for job in jobs if not job.undone or job.result.outcome is Outcome.BUSY]
-        await self._spool.note([ticket.change for ticket, result in endings if _may_show(result)], self._since())
+        await self._journal.note([ticket.change for ticket, result in endings if _may_show(result)], self._since())
         for job in jobs:
             if job.undone and job.result.outcome is not Outcome.BUSY:
                 self._lanes.hold(job.ticket, self._pipeline.clock())
@@ -124,7 +130,7 @@ class DegradedWorker:
             await self._note(ready)
         except UnavailableError as error:
             self._put_back(ready)
-            await self._pipeline.back_off("spool", error, 1)
+            await self._pipeline.back_off("journal", error, 1)
             return []
         if not self._goes_on:
             self._put_back(ready)
@@ -135,7 +141,7 @@ class DegradedWorker:
 
     def _let_through(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Those that nothing known here speaks against; the others wait."""
-        now, withheld, ready = self._pipeline.clock(), self._spool.withheld, list[Ticket]()
+        now, withheld, ready = self._pipeline.clock(), self._journal.withheld, list[Ticket]()
         for ticket in tickets:
             key = ticket.change.key
             wait_s = self._pace.wait_s(key, now)
@@ -151,9 +157,9 @@ class DegradedWorker:
         return ready
 
     async def _note(self, tickets: Sequence[Ticket]) -> None:
-        was_full = self._spool.is_full
-        await self._spool.note([ticket.change for ticket in tickets], self._since())
-        if self._spool.is_full and not was_full:
+        was_full = self._journal.is_full
+        await self._journal.note([ticket.change for ticket in tickets], self._since())
+        if self._journal.is_full and not was_full:
             self._pipeline.emit(events.Alarmed(pipeline=self._pipeline.name, cause=CAUSE, advice=ADVICE))
 
     def _put_back(self, tickets: Sequence[Ticket]) -> None:
@@ -216,7 +222,7 @@ class DegradedWorker:
     async def _ended(self, shown: Sequence[Ticket], clean: Sequence[Ticket]) -> None:
         # If it cannot be noted, the keys count as written, and as what a worker may have died of.
         with suppress(UnavailableError):
-            await self._spool.ended([t.change.key for t in shown], [t.change.key for t in clean])
+            await self._journal.ended([t.change.key for t in shown], [t.change.key for t in clean])
 
     def _since(self) -> float:
         return self._pipeline.wall() - self._pipeline.outage.seconds
@@ -241,45 +247,45 @@ class DegradedWorker:
     async def _find(self) -> None:
         """What cannot be found stops nothing."""
         try:
-            await self._spool.find()
+            await self._journal.find()
         except UnavailableError as error:
             self._tell_trouble(error)
 
     def _tell_trouble(self, error: UnavailableError) -> None:
-        """Now and then: a spool that cannot be used is seen again with every batch."""
+        """Now and then: a journal that cannot be used is seen again with every batch."""
         now, retry_s = self._pipeline.clock(), self._pipeline.settings.chores_s
         if now >= self._trouble_due:
             self._trouble_due = now + retry_s
             name = self._pipeline.name
-            self._pipeline.emit(events.Unavailable(pipeline=name, what="spool", cause=str(error), retry_s=retry_s))
+            self._pipeline.emit(events.Unavailable(pipeline=name, what="journal", cause=str(error), retry_s=retry_s))
 
     async def _hand_over(self) -> bool:
         """Make the noted keys suspect, and only then forget the notes."""
         pipeline = self._pipeline
-        for file, notes in self._spool.pending():
+        for file, contents in self._journal.pending():
             try:
-                await self._mark_suspect(notes)
+                await self._mark_suspect(contents)
             except UnavailableError as error:
                 await pipeline.back_off(LEDGER, error, 1)
                 return False
             pipeline.outage.answered()
-            pipeline.emit(events.Doubted(pipeline=pipeline.name, keys=len(notes.keys)))
-            await self._spool.forget(file, notes)
+            pipeline.emit(events.Doubted(pipeline=pipeline.name, keys=len(contents.keys)))
+            await self._journal.forget(file, contents)
         await self._tidy()
-        return self._spool.is_empty
+        return self._journal.is_empty
 
     async def _tidy(self) -> None:
         """What cannot be removed stops nothing, and is not handed over again as long as this worker lives."""
         try:
-            await self._spool.tidy()
+            await self._journal.tidy()
         except UnavailableError as error:
             self._tell_trouble(error)
 
-    async def _mark_suspect(self, notes: Notes) -> None:
-        headers = notes.suspects()
+    async def _mark_suspect(self, contents: JournalContents) -> None:
+        headers = contents.suspects()
         for start in range(0, len(headers), SUSPECTS_PER_CALL):
             await self._pipeline.admin.mark_suspect(headers[start : start + SUSPECTS_PER_CALL])
-        if notes.is_full:
+        if contents.is_full:
             await self._pipeline.admin.mark_suspect([], True)
 
 

@@ -52,8 +52,8 @@ class LeasedWorker:
         self._done_wakeup = Wakeup()
         self._calls = 0
         self._degraded: DegradedWorker | None = None
-        if pipeline.shelf is not None:
-            self._degraded = DegradedWorker(pipeline, lanes, executor, pipeline.shelf, wakeup, room)
+        if pipeline.journal_store is not None:
+            self._degraded = DegradedWorker(pipeline, lanes, executor, pipeline.journal_store, wakeup, room)
 
     def stop(self) -> None:
         self._stopping = True
@@ -313,7 +313,7 @@ class LeasedWorker:
                 await self._degraded.conclude_claimed(jobs)
                 return None
             except UnavailableError as error:
-                await self._pipeline.back_off("spool", error, 1)
+                await self._pipeline.back_off("journal", error, 1)
 
     async def _fail(self, jobs: list[Job]) -> None:
         hopeless = [job for job in jobs if self._is_hopeless(job)]

@@ -1,4 +1,4 @@
-"""A simulated disk for spools: it outlives processes, and what was not flushed may be lost with one."""
+"""A simulated disk for journals: it outlives processes, and what was not flushed may be lost with one."""
 
 import asyncio
 import random
@@ -8,7 +8,7 @@ import msgspec
 
 from keywise.core.change import Order
 from keywise.core.errors import UnavailableError
-from keywise.flow.degraded.journal import Line, Notes, Orphans, read
+from keywise.flow.degraded.journal import JournalContents, JournalLine, Orphans, read
 from keywise.testing.virtual_loop import Process
 
 if TYPE_CHECKING:
@@ -24,17 +24,17 @@ class Disk:
         self.files: list[DiskFile] = []
         self._number = 0
 
-    def shelf(self, process: Process) -> "DiskShelf":
-        return DiskShelf(self, process)
+    def journal_store(self, process: Process) -> "DiskJournalStore":
+        return DiskJournalStore(self, process)
 
     def noted_keys(self) -> set[str]:
         """Every key that is noted somewhere."""
-        return {key for file in self.files for key in file.notes().keys}
+        return {key for file in self.files for key in file.contents().keys}
 
     def flying(self, process: Process) -> set[tuple[str, Order | None]]:
         """What a process has noted as about to be written, so that a crash of the machine would not lose it."""
-        mine = [file.durable_notes() for file in self.files if file.holder is process]
-        return {(key, header.order) for notes in mine for key, header in notes.flying.items()}
+        mine = [file.durable_contents() for file in self.files if file.holder is process]
+        return {(key, header.order) for contents in mine for key, header in contents.flying.items()}
 
     def crashed(self, process: Process) -> None:
         """A process was killed, perhaps with its whole machine."""
@@ -44,7 +44,7 @@ class Disk:
 
     def add(self, process: Process) -> "DiskFile":
         self._number += 1
-        file = DiskFile(self, f"spool-{self._number}", process)
+        file = DiskFile(self, f"journal-{self._number}", process)
         self.files.append(file)
         return file
 
@@ -55,7 +55,7 @@ class Disk:
             raise UnavailableError("no space left on device")
 
 
-class DiskShelf:
+class DiskJournalStore:
     """The disk as one process sees it."""
 
     def __init__(self, disk: Disk, process: Process) -> None:
@@ -83,10 +83,10 @@ class DiskFile:
         self._disk = disk
         self._durable = self._tail = b""
 
-    def notes(self) -> Notes:
+    def contents(self) -> JournalContents:
         return read(self._durable + self._tail)
 
-    def durable_notes(self) -> Notes:
+    def durable_contents(self) -> JournalContents:
         return read(self._durable)
 
     def lose_tail(self, rng: random.Random) -> None:
@@ -98,7 +98,7 @@ class DiskFile:
 
     async def append(self, text: bytes, *, durably: bool) -> None:
         await self._disk.moment()
-        self._disk.world.blackout.noted(self, msgspec.json.decode(text, type=Line))
+        self._disk.world.blackout.noted(self, msgspec.json.decode(text, type=JournalLine))
         self._tail += text
         if durably:
             self._durable, self._tail = self._durable + self._tail, b""

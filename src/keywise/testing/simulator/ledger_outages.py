@@ -10,7 +10,7 @@ import msgspec
 from keywise.core.change import Change, ChangeHeader, Order
 from keywise.core.entry import Claim
 from keywise.core.sink import Grade
-from keywise.flow.degraded.journal import Line
+from keywise.flow.degraded.journal import JournalLine
 from keywise.testing.simulator.disk import Disk, DiskFile
 from keywise.testing.virtual_loop import Process
 
@@ -58,7 +58,7 @@ class Blackout:
         """Settings of a world with outages."""
         if not self.is_write_anyway:
             return {"ledger_grace_s": GRACE_S}
-        return {"ledger_grace_s": GRACE_S, "on_ledger_down": "write-anyway", "spool": "simulated"}
+        return {"ledger_grace_s": GRACE_S, "on_ledger_down": "write-anyway", "journal": "simulated"}
 
     def cuts(self, process: Process) -> bool:
         """Whether the ledger cannot be reached from a process now."""
@@ -88,7 +88,7 @@ class Blackout:
                 self._world.auditor.violate(f"{change.key} is written without a claim and without a note on disk")
         self._world.faults.injected["unclaimed write"] += len(changes)
 
-    def noted(self, file: DiskFile, line: Line) -> None:
+    def noted(self, file: DiskFile, line: JournalLine) -> None:
         self._steps += 1
         for key, order, _ in line.begun:
             self._noted_at[file.name, key] = self._steps
@@ -102,7 +102,7 @@ class Blackout:
 
     def removed(self, file: DiskFile) -> None:
         """The ledger knows of all that it said."""
-        for header in file.notes().suspects():
+        for header in file.contents().suspects():
             if self._marked_suspect_at[header.key] < self._noted_at[file.name, header.key]:
                 self._world.auditor.violate(f"the note of {header.key} is gone before the ledger knows of it")
 

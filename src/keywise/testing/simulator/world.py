@@ -181,8 +181,8 @@ class World:
             self._tick()
         if not self._is_at_rest():
             waiting = sorted(self.sent_by_body[m.body].key for m in self.messages().values())
-            spools = [file.name for file in self.blackout.disk.files]
-            self.auditor.violate(f"not drained: messages {waiting}, entries {self._unrest()}, spools {spools}")
+            journals = [file.name for file in self.blackout.disk.files]
+            self.auditor.violate(f"not drained: messages {waiting}, entries {self._unrest()}, journals {journals}")
         self.judge.content()
 
     def _is_at_rest(self) -> bool:
@@ -247,7 +247,7 @@ class World:
             bulk=frozenset({1}) if self.flow.has_bulk else frozenset(),
             debounce=self.flow.debounce,
             rate=self.flow.rate,
-            shelf=self.blackout.disk.shelf(process) if self.blackout.is_write_anyway else None,
+            journal_store=self.blackout.disk.journal_store(process) if self.blackout.is_write_anyway else None,
             clock=lambda: self.loop.time() + skew_s,
             wall=self.store_now,
             rng=random.Random(self.rng.random()),
