@@ -298,7 +298,7 @@ class App:
                 reporters=[_history(definition.settings, owner, ledger)] if work else [],
                 refetch=definition._refetch,
                 lookup=definition._lookup,
-                pulse=self._pulse(name, policy) if work else None,
+                connect_heartbeat=self._connect_heartbeat(name, policy) if work else None,
                 journal_store=journal_store,
                 bulk=definition.bulk,
                 debounce=definition.debounce,
@@ -359,7 +359,7 @@ class App:
         ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), Policy())
         return TransactedFunctionSink(handler, ledger.database)
 
-    def _pulse(self, name: str, policy: Policy) -> Callable[[], Ledger] | None:
+    def _connect_heartbeat(self, name: str, policy: Policy) -> Callable[[], Ledger] | None:
         """A second connection to the ledger, in another thread; a ledger in memory has only one."""
         if self.ledger_url.startswith("memory:"):
             return None

@@ -167,21 +167,21 @@ class Pulsing:
 @pytest.mark.parametrize("ends", ["stopped", "cancelled"])
 def test_a_heartbeat_with_a_connection_of_its_own_lives_as_long_as_the_consumer(ends: str):
     """Rule 7: in a thread, so that a busy event loop does not look dead."""
-    rig, pulsing = Rig(LEASED), Pulsing()
-    rig.more["pulse"] = lambda: pulsing
+    rig, beating = Rig(LEASED), Pulsing()
+    rig.more["connect_heartbeat"] = lambda: beating
 
     async def story() -> None:
         await rig.send(page("a", 1))
         async with Running(rig) as running:
             await rig.until(lambda: not rig.queue)
-            assert pulsing.opened.wait(20)
-            assert not pulsing.closed.is_set()
+            assert beating.opened.wait(20)
+            assert not beating.closed.is_set()
             if ends == "cancelled":
                 running.task.cancel()
 
     with pytest.raises(asyncio.CancelledError) if ends == "cancelled" else nullcontext():
         rig.play(story())
-    assert (pulsing.thread, pulsing.closed.is_set()) == ("keywise-heartbeat", True)
+    assert (beating.thread, beating.closed.is_set()) == ("keywise-heartbeat", True)
     assert rig.stored == {"a": 1}
 
 

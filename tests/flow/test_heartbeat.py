@@ -12,7 +12,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import Claim, LeaseTerms, Policy
 from keywise.core.errors import UnavailableError
-from keywise.flow.heartbeat import Heartbeat, Pulse
+from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.testing.virtual_loop import VirtualLoop
 
 LEASE_S, MARGIN_S, RUNTIME_MAX_S = 30.0, 2.0, 100.0
@@ -308,8 +308,8 @@ async def beat_in_a_thread(bell: Bell, seen: list[str]) -> None:
         lease_s=0.03, margin_s=0.001, runtime_max_s=60.0, clock=loop.time, lost=lambda claim: seen.append(claim.key)
     )
     heartbeat.hold([Claim("a", order_of(1), False, token=7)], loop.time())
-    pulse = Pulse(heartbeat, lambda: RingingLedger(bell))
-    pulse.start()
+    thread = HeartbeatThread(heartbeat, lambda: RingingLedger(bell))
+    thread.start()
     try:
         # The event loop is busy all the while, and the thread renews all the same.
         assert bell.renewed.wait(20)
@@ -317,11 +317,11 @@ async def beat_in_a_thread(bell: Bell, seen: list[str]) -> None:
             while not seen:
                 await loop.run_in_executor(None, bell.renewed.wait, 0.01)
     finally:
-        pulse.stop()
+        thread.stop()
 
 
 @pytest.mark.parametrize("refusals", [[], [UnavailableError("not yet")] * 2, [RuntimeError("a bug")]])
-def test_a_pulse_renews_from_a_thread_of_its_own_while_the_loop_is_busy(refusals: list[Exception]):
+def test_a_heartbeat_thread_renews_from_a_thread_of_its_own_while_the_loop_is_busy(refusals: list[Exception]):
     """Rule 7: a busy event loop does not look dead, and a ledger that fails at first is tried again."""
     bell, seen = Bell(), list[str]()
     bell.refusals = list(refusals)

@@ -9,7 +9,7 @@ from keywise.core.change import Delivery
 from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
-from keywise.flow.heartbeat import Heartbeat, Pulse
+from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.flow.intake import ReadBatch
 from keywise.flow.lanes import Lanes
 from keywise.flow.leased.executors import Executor, SinkExecutor, TransactionExecutor
@@ -64,14 +64,14 @@ class Consumer:
 
     async def run(self) -> None:
         """Work until stopped. Cancelling it leaves at once: nothing is released, leases run out by themselves."""
-        pulse = self._pulse()
+        thread = self._start_heartbeat_thread()
         try:
-            await self._run(beats_here=pulse is None)
+            await self._run(beats_here=thread is None)
         except BaseExceptionGroup as group:
             raise _first(group) from None
         finally:
-            if pulse is not None:
-                pulse.stop()
+            if thread is not None:
+                thread.stop()
         self._pipeline.emit(events.Stopped(pipeline=self._pipeline.name))
 
     async def _run(self, beats_here: bool) -> None:
@@ -242,12 +242,12 @@ class Consumer:
             for task in (*feeding, *working):
                 task.cancel()
 
-    def _pulse(self) -> Pulse | None:
-        if self._pipeline.pulse is None:
+    def _start_heartbeat_thread(self) -> HeartbeatThread | None:
+        if self._pipeline.connect_heartbeat is None:
             return None
-        pulse = Pulse(self._heartbeat, self._pipeline.pulse)
-        pulse.start()
-        return pulse
+        thread = HeartbeatThread(self._heartbeat, self._pipeline.connect_heartbeat)
+        thread.start()
+        return thread
 
     def _lost(self, claim: Claim) -> None:
         self._pipeline.emit(events.ClaimLost(pipeline=self._pipeline.name, key=claim.key))

@@ -15,7 +15,7 @@ ROUNDING_S = 1e-6
 """A timer that was set for a deadline may go off this much before it, by the rounding of floats."""
 
 
-class Held:
+class HeldClaim:
     """A claim that this process holds, with the deadline by its own clock."""
 
     __slots__ = ("call", "claim", "deadline", "has_begun", "is_ending", "started")
@@ -26,18 +26,18 @@ class Held:
         """When its work began; before that, when it was asked for."""
         self.has_begun = False
         self.deadline = deadline
-        self.call: Call | None = None
+        self.call: SinkCall | None = None
         """What runs under this claim, and perhaps under others."""
         self.is_ending = False
         """The ledger is being told what became of it, and answers whether it was lost."""
 
 
-class Call:
+class SinkCall:
     """A call that ends with the first of its claims."""
 
     __slots__ = ("held", "is_lost", "timeout")
 
-    def __init__(self, timeout: asyncio.Timeout, held: list[Held]) -> None:
+    def __init__(self, timeout: asyncio.Timeout, held: list[HeldClaim]) -> None:
         self.timeout = timeout
         self.held = held
         self.is_lost = False
@@ -55,7 +55,7 @@ class Heartbeat:
         self._runtime_max_s = runtime_max_s
         self._clock = clock
         self._lost = lost
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, HeldClaim] = {}
         self._begun_at = -math.inf
         """When work under any of them began last."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,7 +66,7 @@ class Heartbeat:
         """Begin to renew. `asked_at` was read before the claim was sent, so the own deadline is never too late."""
         self._loop = asyncio.get_running_loop()
         for claim in claims:
-            self._held[claim.token] = Held(claim, asked_at, self._deadline(asked_at))
+            self._held[claim.token] = HeldClaim(claim, asked_at, self._deadline(asked_at))
 
     def end(self, claims: Iterable[Claim]) -> None:
         """The ledger is being told what became of them: a renewal that comes after it finds them gone, not lost."""
@@ -103,7 +103,7 @@ class Heartbeat:
             raise TimeoutError("the claim has ended")
         async with asyncio.timeout(left_s) as timeout:
             held = [one for claim in claims if (one := self._held.get(claim.token)) is not None]
-            call = Call(timeout, held)
+            call = SinkCall(timeout, held)
             self._begun_at = self._clock()
             for one in held:
                 one.call, one.started, one.has_begun = call, self._begun_at, True
@@ -131,7 +131,7 @@ class Heartbeat:
         held = self._held.get(claim.token)
         return held is not None and await self._renew(ledger, {claim.token: held})
 
-    async def _renew(self, ledger: Ledger, held: dict[int, Held]) -> bool:
+    async def _renew(self, ledger: Ledger, held: dict[int, HeldClaim]) -> bool:
         """Whether all of them are still held."""
         asked_at = self._clock()
         self._is_unanswered = True
@@ -149,7 +149,7 @@ class Heartbeat:
             self._tell(self._move, one)
         return not lost
 
-    def _is_young(self, one: Held, now: float) -> bool:
+    def _is_young(self, one: HeldClaim, now: float) -> bool:
         """Whether it may be renewed. What waits for a worker may wait until the work that began last has had to end."""
         if one.has_begun:
             return now - one.started < self._runtime_max_s
@@ -162,20 +162,20 @@ class Heartbeat:
     def _deadline(self, asked_at: float) -> float:
         return asked_at + self._lease_s - self._margin_s
 
-    def _tell(self, act: Callable[[Held], None], held: Held) -> None:
+    def _tell(self, act: Callable[[HeldClaim], None], held: HeldClaim) -> None:
         """Act on the consumer's loop: this may be another thread."""
         assert self._loop is not None, "nothing is held before a loop runs"
         if self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(act, held)
 
-    def _lose(self, held: Held) -> None:
+    def _lose(self, held: HeldClaim) -> None:
         self._lost(held.claim)
         if held.call is not None and not held.call.timeout.expired():
             held.call.is_lost = True
             held.call.timeout.reschedule(asyncio.get_running_loop().time())
 
-    def _move(self, held: Held) -> None:
+    def _move(self, held: HeldClaim) -> None:
         call = held.call
         if call is None or call.is_lost or call.timeout.expired():
             return
@@ -183,7 +183,7 @@ class Heartbeat:
         call.timeout.reschedule(asyncio.get_running_loop().time() + max(0.0, left_s))
 
 
-class Pulse:
+class HeartbeatThread:
     """A thread of its own for a heartbeat, so that a busy event loop does not look dead."""
 
     def __init__(self, heartbeat: Heartbeat, connect: Callable[[], Ledger]) -> None:

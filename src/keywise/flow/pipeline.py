@@ -59,7 +59,7 @@ class Pipeline:
     """Reads the current body of a key from the source of truth; None from it means that the key is gone."""
     lookup: Callable[[str], Any] | None = None
     """Reads what a handler's store holds of a key: the body or some of its fields; None if it is not there."""
-    pulse: Callable[[], Ledger] | None = None
+    connect_heartbeat: Callable[[], Ledger] | None = None
     """Connects a second time to the ledger, for a heartbeat in a thread of its own."""
     bulk: frozenset[int] = frozenset()
     """Which of the sources go behind the others."""

@@ -8,7 +8,7 @@ from keywise.core.change import ChangeHeader
 from keywise.core.entry import EMPTY, Claim, LeaseTerms, Refusal, RefusalReason
 from keywise.core.errors import ActError
 from keywise.core.failures import look_again_s
-from keywise.flow.heartbeat import Heartbeat, Pulse
+from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.flow.pipeline import Pipeline
 
 FINAL = (RefusalReason.STALE, RefusalReason.DUPLICATE, RefusalReason.MIXED, RefusalReason.FORGOTTEN)
@@ -101,13 +101,13 @@ async def beating(pipeline: Pipeline) -> AsyncIterator[Heartbeat]:
         clock=pipeline.clock,
         lost=lambda claim: None,  # Whatever runs under it is cancelled, and says so.
     )
-    if pipeline.pulse is not None:
-        pulse = Pulse(heartbeat, pipeline.pulse)
-        pulse.start()
+    if pipeline.connect_heartbeat is not None:
+        thread = HeartbeatThread(heartbeat, pipeline.connect_heartbeat)
+        thread.start()
         try:
             yield heartbeat
         finally:
-            pulse.stop()
+            thread.stop()
         return
     task = asyncio.create_task(heartbeat.run(pipeline.ledger))
     try:
