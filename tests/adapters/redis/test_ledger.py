@@ -304,15 +304,15 @@ def test_ledgers_of_one_app_share_their_connections():
 def test_a_claim_that_was_decided_before_a_pause_is_not_granted_after_it():
     async def story() -> None:
         async with on_shared() as ledger:
-            page = await ledger._book.read(["a"], tokens=True)
+            snapshot = await ledger._working_set.read(["a"], tokens=True)
             await ledger.control_store.pause(Pause(EVERYTHING, is_pattern=True))
             seen = []
 
-            def act(page, key):
-                seen.append(page.controls.is_paused)
-                return page.entries[key] if page.controls.is_paused else claimed(page, key)
+            def act(snapshot, key):
+                seen.append(snapshot.controls.is_paused)
+                return snapshot.entries[key] if snapshot.controls.is_paused else claimed(snapshot, key)
 
-            await ledger._book.work(page, act, under_controls=True)
+            await ledger._working_set.work(snapshot, act, under_controls=True)
             assert (seen, await ledger.inspect("a")) == ([False, True], None)
 
     run(story())
@@ -338,15 +338,15 @@ def test_what_was_decided_before_a_key_may_have_come_and_gone_is_decided_again()
     async def story() -> None:
         async with on_shared(policy=Policy(redelivery_s=2.0, retention_s=3.0)) as ledger:
             for seconds, times in ((4.0, 1), (6.0, 2)):
-                page = await ledger._book.read(["a"], tokens=True)
+                snapshot = await ledger._working_set.read(["a"], tokens=True)
                 ledger.advance(seconds)
                 moments = []
 
-                def act(page, key, moments=moments):
-                    moments.append(page.now)
-                    return claimed(page, key)
+                def act(snapshot, key, moments=moments):
+                    moments.append(snapshot.now)
+                    return claimed(snapshot, key)
 
-                await ledger._book.work(page, act)
+                await ledger._working_set.work(snapshot, act)
                 assert len(moments) == times
 
     run(story())
@@ -373,8 +373,10 @@ def test_nothing_can_be_written_in_a_transaction_of_it():
     run(story())
 
 
-def claimed(page, key):
-    entry, _ = redis_book.rules.grant(page.entries[key], headers((key, 1))[0], page.tokens[key], page.now, TERMS, PLAIN)
+def claimed(snapshot, key):
+    entry, _ = redis_book.rules.grant(
+        snapshot.entries[key], headers((key, 1))[0], snapshot.tokens[key], snapshot.now, TERMS, PLAIN
+    )
     return entry
 
 

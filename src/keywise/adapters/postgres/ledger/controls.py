@@ -5,7 +5,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
-from keywise.adapters.postgres.ledger.working_set import Book, Scope, controls_of, text_of
+from keywise.adapters.postgres.ledger.working_set import PostgresWorkingSet, Scope, controls_of, text_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.controls import Controls, Pause
 from keywise.core.entry import Claim, Policy
@@ -38,10 +38,10 @@ class PostgresControlStore:
     async def reset(self, claim: Claim) -> int | None:
         async with self._database.transaction(scope=self._scope.number) as connection:
             with postgres_errors(self._database.name):
-                book = Book(connection, self._scope.number, self._policy, self._database.ahead_s)
-                await book.load([claim.key])
-                era = bookkeeping.reset(book, claim)
-                await book.store()
+                working_set = PostgresWorkingSet(connection, self._scope.number, self._policy, self._database.ahead_s)
+                await working_set.load([claim.key])
+                era = bookkeeping.reset(working_set, claim)
+                await working_set.store()
         return era
 
     async def raise_era(self) -> int | None:

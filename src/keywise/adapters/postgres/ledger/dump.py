@@ -11,7 +11,7 @@ from keywise.adapters.postgres.ledger.history import ADD, columns_of
 from keywise.adapters.postgres.ledger.working_set import (
     KEEP,
     TOKEN_NONCE_BITS,
-    Book,
+    PostgresWorkingSet,
     Scope,
     entry_of,
     headers_of,
@@ -97,10 +97,10 @@ class PostgresLedgerTransfer:
         scope = self._scope.number
         async with self._database.transaction(scope=scope) as connection:
             with postgres_errors(self._database.name):
-                book = Book(connection, scope, self._policy, self._database.ahead_s)
+                working_set = PostgresWorkingSet(connection, scope, self._policy, self._database.ahead_s)
                 for key, entry in page.entries:
-                    book.set(key, entry)
-                await book.store()
+                    working_set.set(key, entry)
+                await working_set.store()
                 await connection.executemany(KEEP, [letter_row(scope, *kept) for kept in page.dead_letters])
                 await connection.execute(ADD, scope, *columns_of(page.records))
 

@@ -15,7 +15,7 @@ from keywise.adapters.postgres.ledger.controls import PostgresControlStore
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
-from keywise.adapters.postgres.ledger.working_set import Book, Scope, entry_of, headers_of
+from keywise.adapters.postgres.ledger.working_set import PostgresWorkingSet, Scope, entry_of, headers_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
@@ -54,36 +54,38 @@ class PostgresLedger:
         await self.database.__aexit__()
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
-        async with self._book([header.key for header in headers]) as book:
-            return bookkeeping.claim(book, headers, terms, await book.tokens(len(headers)))
+        async with self._working_set([header.key for header in headers]) as working_set:
+            return bookkeeping.claim(working_set, headers, terms, await working_set.tokens(len(headers)))
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        async with self._book(_keys(claims)) as book:
-            return bookkeeping.renew(book, claims, lease_s)
+        async with self._working_set(_keys(claims)) as working_set:
+            return bookkeeping.renew(working_set, claims, lease_s)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """If the answer is lost, it is repeated: what arrived is told by the mark."""
-        async with self._book(_keys(claims)) as book:
-            return bookkeeping.commit(book, claims)
+        async with self._working_set(_keys(claims)) as working_set:
+            return bookkeeping.commit(working_set, claims)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
-        async with self._book([failure.claim.key for failure in failures]) as book:
-            bookkeeping.fail(book, failures)
+        async with self._working_set([failure.claim.key for failure in failures]) as working_set:
+            bookkeeping.fail(working_set, failures)
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        async with self._book(_keys(claims)) as book:
-            bookkeeping.release(book, claims)
+        async with self._working_set(_keys(claims)) as working_set:
+            bookkeeping.release(working_set, claims)
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
-        async with self._book([request.claim.key for request in requests if request.claim is not None]) as book:
-            return bookkeeping.dead_letter(book, requests)
+        async with self._working_set(
+            [request.claim.key for request in requests if request.claim is not None]
+        ) as working_set:
+            return bookkeeping.dead_letter(working_set, requests)
 
     async def prune(self, retention_s: float) -> int:
         total, after = 0, b""
         oldest = math.ceil(await self.database.now() - retention_s)
         while rows := await self.database.read(_OLD, self.scope.number, after, oldest, PRUNE_AT_ONCE):
-            async with self._book([]) as book:
-                total += await book.prune([decoded(code) for (code,) in rows], retention_s)
+            async with self._working_set([]) as working_set:
+                total += await working_set.prune([decoded(code) for (code,) in rows], retention_s)
             after = rows[-1][0]
         return total
 
@@ -108,12 +110,12 @@ class PostgresLedger:
         return [decoded(code) for (code,) in rows]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        async with self._book([claim.key]) as book:
-            bookkeeping.finish_repair(book, claim, written)
+        async with self._working_set([claim.key]) as working_set:
+            bookkeeping.finish_repair(working_set, claim, written)
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
-        async with self._book([header.key for header in headers]) as book:
-            bookkeeping.mark_suspect(book, headers)
+        async with self._working_set([header.key for header in headers]) as working_set:
+            bookkeeping.mark_suspect(working_set, headers)
         if resync_due is not None:
             await self.control_store.note_resync(resync_due)
 
@@ -134,14 +136,14 @@ class PostgresLedger:
         return await self.database.now()
 
     @asynccontextmanager
-    async def _book(self, keys: Sequence[str]) -> AsyncIterator[Book]:
+    async def _working_set(self, keys: Sequence[str]) -> AsyncIterator[PostgresWorkingSet]:
         """Keys that are locked and read, and written back with a commit."""
         async with self.database.transaction(scope=self.scope.number) as connection:
             with postgres_errors(self.database.name):
-                book = Book(connection, self.scope.number, self._policy, self.database.ahead_s)
-                await book.load(keys)
-                yield book
-                await book.store()
+                working_set = PostgresWorkingSet(connection, self.scope.number, self._policy, self.database.ahead_s)
+                await working_set.load(keys)
+                yield working_set
+                await working_set.store()
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:

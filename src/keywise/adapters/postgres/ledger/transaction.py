@@ -6,7 +6,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from keywise.adapters.postgres.database import PostgresDatabase, numbers, postgres_errors
-from keywise.adapters.postgres.ledger.working_set import MARK, MARK_NEWER, Book, are_plain, mark_of, marks_of_headers
+from keywise.adapters.postgres.ledger.working_set import (
+    MARK,
+    MARK_NEWER,
+    PostgresWorkingSet,
+    are_plain,
+    mark_of,
+    marks_of_headers,
+)
 from keywise.adapters.postgres.savepoints import Savepoints
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.change import ChangeHeader
@@ -26,7 +33,7 @@ class PostgresTransaction:
         self._now = 0.0
         self._active: set[str] = set()
         """Of the keys that were decided: those with something going on."""
-        self._careful: Book | None = None
+        self._careful: PostgresWorkingSet | None = None
         """The entries that were decided, if an operator or a rate has to be heeded."""
         self._marked: set[str] = set()
         """Keys that were marked when they were decided."""
@@ -37,25 +44,25 @@ class PostgresTransaction:
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
         with self._errors():
-            book = self._new_book()
-            rows = await book.lock(header.key for header in headers)
-            self._placed |= book.placed
-            self._now, self._careful = book.now, None
+            working_set = self._new_book()
+            rows = await working_set.lock(header.key for header in headers)
+            self._placed |= working_set.placed
+            self._now, self._careful = working_set.now, None
             self._active = {key for key, row in rows.items() if row[5]}
-            is_plain = book.controls.is_plain and self._policy.rate is None
+            is_plain = working_set.controls.is_plain and self._policy.rate is None
             if not is_plain or any(row[0] for row in rows.values()):
-                await book.read(rows)
-                self._careful = book
-                return bookkeeping.refusals(book, headers, book.entry)
+                await working_set.read(rows)
+                self._careful = working_set
+                return bookkeeping.refusals(working_set, headers, working_set.entry)
             if self._active:
-                await book.read(rows)
-                return bookkeeping.refusals(book, headers, book.entry)
+                await working_set.read(rows)
+                return bookkeeping.refusals(working_set, headers, working_set.entry)
         marks = {key: mark_of(row) for key, row in rows.items()}
         # Most changes are versioned and newer than an idle mark; only the others need a closer look.
         retention_s = self._policy.retention_s
         oldest = self._now - retention_s if retention_s is not None else -math.inf
         headers = [header for header in headers if not bookkeeping.is_plainly_newer(header, marks[header.key], oldest)]
-        return bookkeeping.refusals(book, headers, lambda key: Entry(marks[key]))
+        return bookkeeping.refusals(working_set, headers, lambda key: Entry(marks[key]))
 
     async def decide_and_mark(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
@@ -100,20 +107,20 @@ class PostgresTransaction:
                 self._placed -= {header.key for header in idle}
             if self._active:
                 active = [header for header in headers if header.key in self._active]
-                async with self._book(header.key for header in active) as book:
-                    bookkeeping.mark(book, active)
+                async with self._working_set(header.key for header in active) as working_set:
+                    bookkeeping.mark(working_set, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        async with self._book(claim.key for claim in claims) as book:
-            return bookkeeping.commit(book, claims, (CommitResult.COMMITTED,))
+        async with self._working_set(claim.key for claim in claims) as working_set:
+            return bookkeeping.commit(working_set, claims, (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
-        async with self._book(header.key for header in headers) as book:
-            return bookkeeping.fail_unclaimed(book, headers)
+        async with self._working_set(header.key for header in headers) as working_set:
+            return bookkeeping.fail_unclaimed(working_set, headers)
 
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
-        async with self._book(header.key for header, _ in letters if header is not None) as book:
-            bookkeeping.bury_unclaimed(book, letters)
+        async with self._working_set(header.key for header, _ in letters if header is not None) as working_set:
+            bookkeeping.bury_unclaimed(working_set, letters)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -132,15 +139,15 @@ class PostgresTransaction:
                 await self._new_book().forget(self._placed)
 
     @asynccontextmanager
-    async def _book(self, keys: Iterable[str]) -> AsyncIterator[Book]:
+    async def _working_set(self, keys: Iterable[str]) -> AsyncIterator[PostgresWorkingSet]:
         with self._errors():
-            book = self._new_book()
-            await book.load(keys)
-            yield book
-            await book.store()
+            working_set = self._new_book()
+            await working_set.load(keys)
+            yield working_set
+            await working_set.store()
 
-    def _new_book(self) -> Book:
-        return Book(self.connection, self._scope, self._policy, self._database.ahead_s)
+    def _new_book(self) -> PostgresWorkingSet:
+        return PostgresWorkingSet(self.connection, self._scope, self._policy, self._database.ahead_s)
 
     def _errors(self) -> postgres_errors:
         return postgres_errors(self._database.name)

@@ -31,7 +31,7 @@ class Scope(msgspec.Struct):
     number: int = 0
 
 
-class Book:
+class PostgresWorkingSet:
     """Some entries of one scope, read and written back inside one transaction."""
 
     def __init__(self, connection: Any, scope: int, policy: Policy, ahead_s: float) -> None:

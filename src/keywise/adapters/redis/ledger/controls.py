@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from keywise.adapters.redis.ledger.listing import active_entries, codes_after
 from keywise.adapters.redis.ledger.scope import RedisScope
-from keywise.adapters.redis.ledger.working_set import TRIES_MAX, WAIT_S, Book, Page, controls_of, text_of
+from keywise.adapters.redis.ledger.working_set import TRIES_MAX, WAIT_S, RedisWorkingSet, Snapshot, controls_of, text_of
 from keywise.adapters.redis.scripts import PERIODIC_LOCK, PROBE, SET_CONTROLS
 from keywise.core import rules
 from keywise.core.controls import Controls, Pause
@@ -23,9 +23,9 @@ HELD, DONE = b"held", b"done"
 class RedisControlStore:
     """The control store of one scope of a Redis server."""
 
-    def __init__(self, scope: RedisScope, book: Book) -> None:
+    def __init__(self, scope: RedisScope, working_set: RedisWorkingSet) -> None:
         self._scope = scope
-        self._book = book
+        self._working_set = working_set
 
     async def controls(self) -> Controls:
         return controls_of(await self._scope.database.run("GET", self._scope.key("controls")) or b"")
@@ -44,15 +44,15 @@ class RedisControlStore:
     async def reset(self, claim: Claim) -> int | None:
         raised: list[int] = []
 
-        def act(page: Page, key: str) -> Entry | None:
+        def act(snapshot: Snapshot, key: str) -> Entry | None:
             raised.clear()
-            entry = rules.reset(page.entries[key], claim, page.controls)
+            entry = rules.reset(snapshot.entries[key], claim, snapshot.controls)
             if entry is None:
-                return page.entries[key]
+                return snapshot.entries[key]
             raised.append(entry.era)
             return entry
 
-        await self._book.work(await self._book.read([claim.key]), act, under_controls=True)
+        await self._working_set.work(await self._working_set.read([claim.key]), act, under_controls=True)
         return raised[0] if raised else None
 
     async def raise_era(self) -> int | None:

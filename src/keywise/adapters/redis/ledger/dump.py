@@ -11,7 +11,7 @@ from keywise.adapters.redis.ledger.entry_encoding import GONE
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries, charged_codes, codes_after
 from keywise.adapters.redis.ledger.scope import SCOPES, RedisScope, prefix_of
-from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS, Book, Page, stretches
+from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS, RedisWorkingSet, Snapshot, stretches
 from keywise.adapters.redis.scripts import FLOOR, HOLDING, KEEP
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
@@ -36,7 +36,7 @@ class RedisLedgerTransfer:
         self._others: list[bytes] | None = None
         """Keys that something is going on with, or whose rate was charged: they may have no mark."""
         # Whatever the pipeline says of rates now, moments that were charged are kept.
-        self._book = Book(scope, replace(policy, rate=policy.rate or Rate(1)), keeps_rates=True)
+        self._working_set = RedisWorkingSet(scope, replace(policy, rate=policy.rate or Rate(1)), keeps_rates=True)
 
     async def scopes(self) -> list[str]:
         names = sorted(name.decode() for name in await self._scope.database.run("SMEMBERS", SCOPES))
@@ -51,17 +51,17 @@ class RedisLedgerTransfer:
         lines = await self._history_store.after(after, limit)
         return TransferPage(records=[line for _, line in lines], cursor=f"lines:{lines[-1][0]}" if lines else "")
 
-    async def add(self, page: TransferPage) -> None:
-        entries = dict(page.entries)
+    async def add(self, snapshot: TransferPage) -> None:
+        entries = dict(snapshot.entries)
         # Nothing is known to be there, and whatever is there all the same comes back and is written over.
-        snapshot = Page(states=dict.fromkeys(entries, GONE), entries=dict.fromkeys(entries))
-        await self._book.work(snapshot, lambda _, key: entries[key], frees=False)
-        for some in stretches(page.dead_letters, lambda one: one[1]):
+        snapshot = Snapshot(states=dict.fromkeys(entries, GONE), entries=dict.fromkeys(entries))
+        await self._working_set.work(snapshot, lambda _, key: entries[key], frees=False)
+        for some in stretches(snapshot.dead_letters, lambda one: one[1]):
             letters: list[Any] = []
             for buried_at, letter in some:
                 letters += (repr(buried_at), msgspec.msgpack.encode(letter))
             await self._scope.call(KEEP, *letters)
-        await self._history_store.record(page.records)
+        await self._history_store.record(snapshot.records)
 
     async def clear(self) -> None:
         await self._scope.clear()
@@ -81,7 +81,7 @@ class RedisLedgerTransfer:
         codes = await codes_after(self._scope, after, limit, self._others)
         if not codes:
             return TransferPage(cursor="letters:0")
-        snapshot = await self._book.read(map(decoded, codes))
+        snapshot = await self._working_set.read(map(decoded, codes))
         entries = [(key, entry) for key, entry in snapshot.entries.items() if entry is not None]
         return TransferPage(entries=entries, cursor=f"entries:{codes[-1].hex()}")
 

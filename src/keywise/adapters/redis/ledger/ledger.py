@@ -16,7 +16,7 @@ from keywise.adapters.redis.ledger.entry_encoding import IDLE, entry_of, state_o
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries
 from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
-from keywise.adapters.redis.ledger.working_set import Book, Page, controls_of, stretches, text_of
+from keywise.adapters.redis.ledger.working_set import RedisWorkingSet, Snapshot, controls_of, stretches, text_of
 from keywise.adapters.redis.scripts import COUNT, DROP, WALK
 from keywise.core import rules
 from keywise.core.admin import LedgerCounts
@@ -49,11 +49,11 @@ class RedisLedger:
         self._server = server
         self._policy = policy
         self._scope = RedisScope(server, scope, buckets)
-        self._book = Book(self._scope, policy)
+        self._working_set = RedisWorkingSet(self._scope, policy)
         self._known: OrderedDict[int, Entry] = OrderedDict()
         """By token, what this worker wrote when it was granted the claim."""
         self.admin = self
-        self.control_store = RedisControlStore(self._scope, self._book)
+        self.control_store = RedisControlStore(self._scope, self._working_set)
         self.history_store = RedisHistoryStore(self._scope)
         self.transfer = RedisLedgerTransfer(self._scope, policy, self.control_store, self.history_store)
         self._scope.on_loss = self._lost
@@ -75,18 +75,18 @@ class RedisLedger:
         told: dict[str, Claim | Refusal] = {}
         after: dict[str, Entry] = {}
 
-        def act(page: Page, key: str) -> Entry | None:
-            header, entry = by_key[key], page.entries[key]
-            refusal = rules.decide_under(page.controls, entry, header, page.now, self._policy, terms)
+        def act(snapshot: Snapshot, key: str) -> Entry | None:
+            header, entry = by_key[key], snapshot.entries[key]
+            refusal = rules.decide_under(snapshot.controls, entry, header, snapshot.now, self._policy, terms)
             if refusal is not None:
                 told[key] = refusal
                 return entry
-            lifted = rules.in_era(header, entry, page.controls)
-            after[key], told[key] = rules.grant(entry, lifted, page.tokens[key], page.now, terms, self._policy)
+            lifted = rules.in_era(header, entry, snapshot.controls)
+            after[key], told[key] = rules.grant(entry, lifted, snapshot.tokens[key], snapshot.now, terms, self._policy)
             return after[key]
 
-        page = await self._book.read(by_key, tokens=True)
-        await self._book.work(page, act, frees=False, under_controls=True)
+        snapshot = await self._working_set.read(by_key, tokens=True)
+        await self._working_set.work(snapshot, act, frees=False, under_controls=True)
         results = ClaimResults()
         for key in by_key:
             answer = told[key]
@@ -98,8 +98,8 @@ class RedisLedger:
         return results
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
-            renewed = rules.renew(entry, claim, page.now, lease_s)
+        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
+            renewed = rules.renew(entry, claim, snapshot.now, lease_s)
             return (renewed, False) if renewed is not None else (entry, True)
 
         return await self._end(claims, one)
@@ -107,28 +107,28 @@ class RedisLedger:
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """If the answer is lost, it is repeated: what arrived is told by the mark."""
 
-        def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
-            after, result = rules.commit(entry, claim, page.now, self._policy)
+        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
+            after, result = rules.commit(entry, claim, snapshot.now, self._policy)
             return after, result is CommitResult.REFUSED
 
         # A mark alone gets its time where it is written; whatever else needs the clock is read first.
-        quick = self._known_page(claims, lambda entry, claim: rules.commit(entry, claim, 0.0, self._policy)[0])
+        quick = self._known_snapshot(claims, lambda entry, claim: rules.commit(entry, claim, 0.0, self._policy)[0])
         return await self._end(claims, one, quick)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         by_claim = {id(failure.claim): failure for failure in failures}
 
-        def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
+        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
             sure, retry_s = by_claim[id(claim)].certainty, by_claim[id(claim)].retry_s
-            return rules.fail(entry, claim, sure, retry_s, page.now, self._policy), False
+            return rules.fail(entry, claim, sure, retry_s, snapshot.now, self._policy), False
 
         await self._end([failure.claim for failure in failures], one)
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
+        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
             return rules.release(entry, claim), False
 
-        await self._end(claims, one, self._known_page(claims))
+        await self._end(claims, one, self._known_snapshot(claims))
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         parts = stretches(requests, lambda request: request.letter)
@@ -137,17 +137,17 @@ class RedisLedger:
     async def _dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         by_claim = {id(request.claim): request for request in requests if request.claim is not None}
 
-        def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
+        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
             if entry is None or entry.token != claim.token:
                 return entry, True
             request = by_claim[id(claim)]
-            page.letters.setdefault(claim.key, []).append(request.letter)
-            return rules.dead_letter(entry, claim, request.certainty, page.now, self._policy), False
+            snapshot.letters.setdefault(claim.key, []).append(request.letter)
+            return rules.dead_letter(entry, claim, request.certainty, snapshot.now, self._policy), False
 
         lost = await self._end([request.claim for request in requests if request.claim is not None], one, frees=False)
         unread = [request.letter for request in requests if request.claim is None]
         if unread:
-            await self._book.keep(unread)
+            await self._working_set.keep(unread)
         return lost
 
     async def prune(self, retention_s: float) -> int:
@@ -169,7 +169,7 @@ class RedisLedger:
         )
 
     async def inspect(self, key: str) -> Entry | None:
-        return (await self._book.read([key])).entries[key]
+        return (await self._working_set.read([key])).entries[key]
 
     async def counts(self) -> LedgerCounts:
         return LedgerCounts(*await self._scope.call(COUNT))
@@ -180,20 +180,20 @@ class RedisLedger:
         return [decoded(code) for code in await self._server.run("ZRANGEBYSCORE", *which)]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        def one(entry: Entry | None, claim: Claim, page: Page) -> tuple[Entry | None, bool]:
-            return rules.finish_repair(entry, claim, written, page.now), False
+        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
+            return rules.finish_repair(entry, claim, written, snapshot.now), False
 
         await self._end([claim], one)
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         by_key = {header.key: header for header in headers}
 
-        def act(page: Page, key: str) -> Entry | None:
-            lifted = rules.in_era(by_key[key], page.entries[key], page.controls)
-            return rules.mark_suspect(page.entries[key], lifted, page.now, self._policy)
+        def act(snapshot: Snapshot, key: str) -> Entry | None:
+            lifted = rules.in_era(by_key[key], snapshot.entries[key], snapshot.controls)
+            return rules.mark_suspect(snapshot.entries[key], lifted, snapshot.now, self._policy)
 
         if by_key:
-            await self._book.work(await self._book.read(by_key), act, under_controls=True)
+            await self._working_set.work(await self._working_set.read(by_key), act, under_controls=True)
         if resync_due is not None:
             await self.control_store.note_resync(resync_due)
 
@@ -206,8 +206,8 @@ class RedisLedger:
         since = repr(matching.since) if math.isfinite(matching.since) else "-inf"
         while len(found) < limit:
             stretch = (self._scope.key("buried"), until, since, "WITHSCORES", "LIMIT", start, LETTERS_AT_ONCE)
-            page = await self._server.run("ZREVRANGEBYSCORE", *stretch)
-            numbers = [(int(member), float(at)) for member, at in in_pairs(page)]
+            snapshot = await self._server.run("ZREVRANGEBYSCORE", *stretch)
+            numbers = [(int(member), float(at)) for member, at in in_pairs(snapshot)]
             if not numbers:
                 break
             packed = await self._server.run("HMGET", self._scope.key("letters"), *(number for number, _ in numbers))
@@ -248,8 +248,8 @@ class RedisLedger:
     async def _end(
         self,
         claims: Sequence[Claim],
-        one: Callable[[Entry | None, Claim, Page], tuple[Entry | None, bool]],
-        quick: Page | None = None,
+        one: Callable[[Entry | None, Claim, Snapshot], tuple[Entry | None, bool]],
+        quick: Snapshot | None = None,
         *,
         frees: bool = True,
     ) -> list[Claim]:
@@ -261,13 +261,13 @@ class RedisLedger:
             by_key.setdefault(claim.key, []).append(claim)
         refused: dict[int, bool] = {}
 
-        def act(page: Page, key: str) -> Entry | None:
-            entry = page.entries[key]
+        def act(snapshot: Snapshot, key: str) -> Entry | None:
+            entry = snapshot.entries[key]
             for claim in by_key[key]:
-                entry, refused[id(claim)] = one(entry, claim, page)
+                entry, refused[id(claim)] = one(entry, claim, snapshot)
             return entry
 
-        await self._book.work(quick or await self._book.read(by_key), act, frees=frees)
+        await self._working_set.work(quick or await self._working_set.read(by_key), act, frees=frees)
         return [claim for claim in claims if refused[id(claim)]]
 
     def _know(self, token: int, entry: Entry) -> None:
@@ -275,41 +275,41 @@ class RedisLedger:
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
-    def _known_page(
+    def _known_snapshot(
         self, claims: Sequence[Claim], ends: Callable[[Entry, Claim], Entry | None] | None = None
-    ) -> Page | None:
+    ) -> Snapshot | None:
         """The entries of claims as this worker wrote them; None if it must look.
 
         With `ends`, all of them have to end as marks alone, whose time is known where they are written.
         """
-        page = Page(is_timed_there=ends is not None)
+        snapshot = Snapshot(is_timed_there=ends is not None)
         for claim in claims:
             entry = self._known.pop(claim.token, None)
-            if entry is None or claim.key in page.entries:
+            if entry is None or claim.key in snapshot.entries:
                 return None
             if ends is not None and state_of(ends(entry, claim))[:1] != IDLE:
                 return None
-            page.entries[claim.key], page.states[claim.key] = entry, state_of(entry)
-        return page
+            snapshot.entries[claim.key], snapshot.states[claim.key] = entry, state_of(entry)
+        return snapshot
 
     async def _prune(self, found: Iterable[tuple[bytes, bytes]], retention_s: float) -> int:
         """Forget those of some keys that may be; return how many."""
         now = await self._server.now()
-        page = Page(now=now, read_at=now)
+        snapshot = Snapshot(now=now, read_at=now)
         for code, state in found:
             key = decoded(code)
-            page.states[key], page.entries[key] = state, entry_of(state)
+            snapshot.states[key], snapshot.entries[key] = state, entry_of(state)
         gone: set[str] = set()
 
-        def act(page: Page, key: str) -> Entry | None:
+        def act(snapshot: Snapshot, key: str) -> Entry | None:
             gone.discard(key)
-            entry = page.entries[key]
-            if entry is None or not rules.is_prunable(entry, page.now, retention_s, self._policy):
+            entry = snapshot.entries[key]
+            if entry is None or not rules.is_prunable(entry, snapshot.now, retention_s, self._policy):
                 return entry
             gone.add(key)
             return None
 
-        await self._book.work(page, act)
+        await self._working_set.work(snapshot, act)
         return len(gone)
 
 

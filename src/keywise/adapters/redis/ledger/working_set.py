@@ -42,7 +42,7 @@ LETTER_BYTES_MAX = 64 * 1024 * 1024
 T = TypeVar("T")
 
 
-class Page(msgspec.Struct):
+class Snapshot(msgspec.Struct):
     """What was read of some keys at one moment."""
 
     states: dict[str, bytes] = {}
@@ -61,11 +61,11 @@ class Page(msgspec.Struct):
     """Marks get the time at which the server writes them."""
 
 
-Act: TypeAlias = Callable[[Page, str], Entry | None]
-"""What becomes of a key; it may be asked again with another page."""
+Act: TypeAlias = Callable[[Snapshot, str], Entry | None]
+"""What becomes of a key; it may be asked again with another snapshot."""
 
 
-class Book:
+class RedisWorkingSet:
     """Reads and writes the entries of one scope."""
 
     def __init__(self, scope: RedisScope, policy: Policy, *, keeps_rates: bool = False) -> None:
@@ -74,7 +74,7 @@ class Book:
         self._keeps_rates = keeps_rates
         """Also those that limit nothing any more."""
 
-    async def read(self, keys: Iterable[str], *, tokens: bool = False) -> Page:
+    async def read(self, keys: Iterable[str], *, tokens: bool = False) -> Snapshot:
         """The entries of keys as they are now, and perhaps a fresh token for each."""
         named = {key: encoded(key) for key in keys}
         rated = self._policy.rate is not None
@@ -84,25 +84,27 @@ class Book:
         answer = await self._scope.call(READ, *arguments)
         seconds, microseconds, seq, controls, first, states, rates = answer
         self._scope.saw(seq)
-        page = self._page(seconds, microseconds, controls)
+        snapshot = self._snapshot(seconds, microseconds, controls)
         for number, key in enumerate(named):
-            self._put(page, key, states[number], rates[number] if rated else b"")
+            self._put(snapshot, key, states[number], rates[number] if rated else b"")
             if tokens:
-                page.tokens[key] = (int(first) + number) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS)
-        return page
+                snapshot.tokens[key] = (int(first) + number) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS)
+        return snapshot
 
-    async def work(self, page: Page, act: Act, *, frees: bool = True, under_controls: bool = False) -> dict[str, bytes]:
-        """Decide about all keys of a page and write it, again for those that changed meanwhile.
+    async def work(
+        self, snapshot: Snapshot, act: Act, *, frees: bool = True, under_controls: bool = False
+    ) -> dict[str, bytes]:
+        """Decide about all keys of a snapshot and write it, again for those that changed meanwhile.
 
         What is told are the states that were written. Under the controls, that must not have changed either.
         """
         written: dict[str, bytes] = {}
         for attempt in range(TRIES_MAX):
-            page.letters.clear()
-            after = {key: act(page, key) for key in page.states}
-            page, done = await self._swap(page, after, frees=frees, under_controls=under_controls)
+            snapshot.letters.clear()
+            after = {key: act(snapshot, key) for key in snapshot.states}
+            snapshot, done = await self._swap(snapshot, after, frees=frees, under_controls=under_controls)
             written |= done
-            if not page.states:
+            if not snapshot.states:
                 return written
             if attempt:
                 await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
@@ -111,44 +113,48 @@ class Book:
     async def keep(self, letters: Sequence[DeadLetter]) -> None:
         """Keep letters that end no claim, no more than one step carries."""
         more = _more((0, 0, 0), (b"", b""), letters)
-        answer = await self._scope.call(SWAP, *self._terms(Page(), under_controls=False), *("", *(b"",) * 5, more))
+        answer = await self._scope.call(SWAP, *self._terms(Snapshot(), under_controls=False), *("", *(b"",) * 5, more))
         self._scope.saw(answer[2], answer[4])
 
     async def _swap(
-        self, page: Page, after: Mapping[str, Entry | None], *, frees: bool, under_controls: bool
-    ) -> tuple[Page, dict[str, bytes]]:
-        """Write what became of keys: the page of those that changed meanwhile, and the states of the others."""
+        self, snapshot: Snapshot, after: Mapping[str, Entry | None], *, frees: bool, under_controls: bool
+    ) -> tuple[Snapshot, dict[str, bytes]]:
+        """Write what became of keys: the snapshot of those that changed meanwhile, and the states of the others."""
         arguments: list[Any] = []
         states: dict[str, bytes] = {}
         era = 0
         for key, entry in after.items():
             state = state_of(entry)
-            if state == page.states[key] and not page.letters.get(key) and not self._is_charged(page, key, entry):
+            if (
+                state == snapshot.states[key]
+                and not snapshot.letters.get(key)
+                and not self._is_charged(snapshot, key, entry)
+            ):
                 continue
             states[key] = state
             if entry is not None:
                 era = max(era, entry.era, entry.mark[0] if entry.mark is not None else 0)
-            arguments += self._item(page, key, entry, state)
+            arguments += self._item(snapshot, key, entry, state)
         if not states:
-            return Page(), {}
-        terms = self._terms(page, under_controls=under_controls, era=era)
+            return Snapshot(), {}
+        terms = self._terms(snapshot, under_controls=under_controls, era=era)
         answer = await self._scope.call(SWAP_FREEING if frees else SWAP, *terms, *arguments)
         seconds, microseconds, seq, controls, own, changed = answer
         self._scope.saw(seq, own)
-        fresh, keys = self._page(seconds, microseconds, controls), list(states)
+        fresh, keys = self._snapshot(seconds, microseconds, controls), list(states)
         for number, state, rate in zip(changed[::3], changed[1::3], changed[2::3], strict=True):
             key = keys[number]
             self._put(fresh, key, state, rate)
-            if key in page.tokens:
-                fresh.tokens[key] = page.tokens[key]
+            if key in snapshot.tokens:
+                fresh.tokens[key] = snapshot.tokens[key]
             del states[key]
         return fresh, states
 
-    def _terms(self, page: Page, *, under_controls: bool, era: int = 0) -> tuple[Any, ...]:
+    def _terms(self, snapshot: Snapshot, *, under_controls: bool, era: int = 0) -> tuple[Any, ...]:
         """What has to hold for anything to be written."""
-        read_at = "" if page.read_at is None else repr(page.read_at)
-        controls: Any = b"=" + page.controls_text if under_controls else ANY_CONTROLS
-        stamp, sweep = "1" if page.is_timed_there else "", "" if self._keeps_rates else "1"
+        read_at = "" if snapshot.read_at is None else repr(snapshot.read_at)
+        controls: Any = b"=" + snapshot.controls_text if under_controls else ANY_CONTROLS
+        stamp, sweep = "1" if snapshot.is_timed_there else "", "" if self._keeps_rates else "1"
         return read_at, controls, self._read_within_s(), stamp, era, sweep
 
     def _read_within_s(self) -> float:
@@ -156,39 +162,39 @@ class Book:
             return READ_WITHIN_S
         return min(READ_WITHIN_S, self._policy.retention_s + self._policy.redelivery_s)
 
-    def _item(self, page: Page, key: str, entry: Entry | None, state: bytes) -> tuple[Any, ...]:
+    def _item(self, snapshot: Snapshot, key: str, entry: Entry | None, state: bytes) -> tuple[Any, ...]:
         code, lease, suspect_since = encoded(key), "", ""
         if entry is not None and state[:1] == ACTIVE:
             lease = repr(entry.lease_until) if entry.token else ""
             since = rules.suspect_since(entry, self._policy)
             suspect_since = repr(since) if since is not None else ""
-        before = page.entries[key]
+        before = snapshot.entries[key]
         counts = tuple(int(_has(entry)) - int(_has(before)) for _has in (_marked, _deleted, _suspected))
         rate = (b"", b"")
-        if self._is_charged(page, key, entry):
+        if self._is_charged(snapshot, key, entry):
             assert entry is not None
-            rate = (page.rates.get(key, b""), repr(entry.rate_at).encode())
-        letters = page.letters.get(key, ())
+            rate = (snapshot.rates.get(key, b""), repr(entry.rate_at).encode())
+        letters = snapshot.letters.get(key, ())
         more = _more(counts, rate, letters) if any(counts) or rate[1] or letters else b""
-        return self._scope.bucket(code), code, page.states[key], state, lease, suspect_since, more
+        return self._scope.bucket(code), code, snapshot.states[key], state, lease, suspect_since, more
 
-    def _is_charged(self, page: Page, key: str, entry: Entry | None) -> bool:
-        """Whether a dispatch was charged since the page was read; what limits nothing any more is not kept."""
-        if self._policy.rate is None or entry is None or entry.rate_at <= page.now:
+    def _is_charged(self, snapshot: Snapshot, key: str, entry: Entry | None) -> bool:
+        """Whether a dispatch was charged since the snapshot was read; what limits nothing any more is not kept."""
+        if self._policy.rate is None or entry is None or entry.rate_at <= snapshot.now:
             return False
-        before = page.entries[key]
+        before = snapshot.entries[key]
         return before is None or entry.rate_at != before.rate_at
 
-    def _page(self, seconds: bytes, microseconds: bytes, controls: bytes) -> Page:
+    def _snapshot(self, seconds: bytes, microseconds: bytes, controls: bytes) -> Snapshot:
         now = int(seconds) + int(microseconds) / 1e6 + self._scope.database.ahead_s
-        return Page(now=now, read_at=now, controls=controls_of(controls), controls_text=controls)
+        return Snapshot(now=now, read_at=now, controls=controls_of(controls), controls_text=controls)
 
-    def _put(self, page: Page, key: str, state: bytes, rate: bytes) -> None:
+    def _put(self, snapshot: Snapshot, key: str, state: bytes, rate: bytes) -> None:
         entry = entry_of(state)
         if rate and self._policy.rate is not None:
-            page.rates[key] = rate
+            snapshot.rates[key] = rate
             entry = replace(entry or EMPTY, rate_at=float(rate))
-        page.states[key], page.entries[key] = state, entry
+        snapshot.states[key], snapshot.entries[key] = state, entry
 
 
 @lru_cache(maxsize=16)

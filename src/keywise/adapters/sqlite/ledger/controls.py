@@ -7,7 +7,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
-from keywise.adapters.sqlite.ledger.working_set import KEYS, Book, Scope, load_controls, store_controls
+from keywise.adapters.sqlite.ledger.working_set import KEYS, Scope, SqliteWorkingSet, load_controls, store_controls
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.controls import Controls, Pause
 from keywise.core.entry import Claim, Policy
@@ -44,10 +44,10 @@ class SqliteControlStore:
 
     async def reset(self, claim: Claim) -> int | None:
         def act(connection: sqlite3.Connection) -> int | None:
-            book = Book(connection, self._scope.number, self._policy, self._database.now())
-            book.load([claim.key])
-            era = bookkeeping.reset(book, claim)
-            book.store()
+            working_set = SqliteWorkingSet(connection, self._scope.number, self._policy, self._database.now())
+            working_set.load([claim.key])
+            era = bookkeeping.reset(working_set, claim)
+            working_set.store()
             return era
 
         return await self._database.write(act)

@@ -9,8 +9,8 @@ from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.history import ADD
 from keywise.adapters.sqlite.ledger.working_set import (
     TOKEN_NONCE_BITS,
-    Book,
     Scope,
+    SqliteWorkingSet,
     entry_of,
     headers_of,
     store_controls,
@@ -82,12 +82,12 @@ class SqliteLedgerTransfer:
         def act(connection: sqlite3.Connection) -> None:
             scope = self._scope.number
             # Rates are taken over as they are, so nothing of them is over yet.
-            book = Book(connection, scope, self._policy, now=0.0)
+            working_set = SqliteWorkingSet(connection, scope, self._policy, now=0.0)
             for key, entry in page.entries:
-                book.set(key, entry)
-            book.store()
+                working_set.set(key, entry)
+            working_set.store()
             for buried_at, letter in page.dead_letters:
-                book.keep(letter, buried_at)
+                working_set.keep(letter, buried_at)
             lines = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in page.records]
             connection.executemany(ADD, lines)
 

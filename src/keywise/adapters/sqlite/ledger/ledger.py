@@ -13,7 +13,7 @@ from keywise.adapters.sqlite.ledger.controls import SqliteControlStore
 from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
 from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
-from keywise.adapters.sqlite.ledger.working_set import Book, Scope, headers_of
+from keywise.adapters.sqlite.ledger.working_set import Scope, SqliteWorkingSet, headers_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
@@ -47,31 +47,31 @@ class SqliteLedger:
         await self.database.__aexit__()
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
-        def act(book: Book) -> ClaimResults:
-            return bookkeeping.claim(book, headers, terms, book.tokens(len(headers)))
+        def act(working_set: SqliteWorkingSet) -> ClaimResults:
+            return bookkeeping.claim(working_set, headers, terms, working_set.tokens(len(headers)))
 
         return await self._write([header.key for header in headers], act)
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        return await self._write(_keys(claims), lambda book: bookkeeping.renew(book, claims, lease_s))
+        return await self._write(_keys(claims), lambda working_set: bookkeeping.renew(working_set, claims, lease_s))
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        return await self._write(_keys(claims), lambda book: bookkeeping.commit(book, claims))
+        return await self._write(_keys(claims), lambda working_set: bookkeeping.commit(working_set, claims))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         keys = [failure.claim.key for failure in failures]
-        await self._write(keys, lambda book: bookkeeping.fail(book, failures))
+        await self._write(keys, lambda working_set: bookkeeping.fail(working_set, failures))
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        await self._write(_keys(claims), lambda book: bookkeeping.release(book, claims))
+        await self._write(_keys(claims), lambda working_set: bookkeeping.release(working_set, claims))
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         keys = [request.claim.key for request in requests if request.claim is not None]
-        return await self._write(keys, lambda book: bookkeeping.dead_letter(book, requests))
+        return await self._write(keys, lambda working_set: bookkeeping.dead_letter(working_set, requests))
 
     async def prune(self, retention_s: float) -> int:
-        def act(book: Book) -> tuple[int, str | None]:
-            return book.prune(after or "", retention_s)
+        def act(working_set: SqliteWorkingSet) -> tuple[int, str | None]:
+            return working_set.prune(after or "", retention_s)
 
         total = 0
         after: str | None = ""
@@ -85,9 +85,9 @@ class SqliteLedger:
 
     async def inspect(self, key: str) -> Entry | None:
         with sqlite_errors(self.database.path):
-            book = Book(self.database.reader, self.scope.number, self._policy, self.database.now())
-            book.load([key])
-            return book.entry(key)
+            working_set = SqliteWorkingSet(self.database.reader, self.scope.number, self._policy, self.database.now())
+            working_set.load([key])
+            return working_set.entry(key)
 
     async def counts(self) -> LedgerCounts:
         now = self.database.now()
@@ -100,12 +100,12 @@ class SqliteLedger:
         return [str(key) for (key,) in self.database.read(_SUSPECTS, (self.scope.number, since, limit))]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        await self._write([claim.key], lambda book: bookkeeping.finish_repair(book, claim, written))
+        await self._write([claim.key], lambda working_set: bookkeeping.finish_repair(working_set, claim, written))
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
-        def act(book: Book) -> None:
-            bookkeeping.mark_suspect(book, headers)
-            book.set_controls(book.controls.with_resync(resync_due, book.now))
+        def act(working_set: SqliteWorkingSet) -> None:
+            bookkeeping.mark_suspect(working_set, headers)
+            working_set.set_controls(working_set.controls.with_resync(resync_due, working_set.now))
 
         await self._write([header.key for header in headers], act)
 
@@ -120,17 +120,17 @@ class SqliteLedger:
         ]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
-        return await self._write([], lambda book: book.delete_dead_letters(numbers))
+        return await self._write([], lambda working_set: working_set.delete_dead_letters(numbers))
 
     async def now(self) -> float:
         return self.database.now()
 
-    async def _write(self, keys: Sequence[str], act: Callable[[Book], T]) -> T:
+    async def _write(self, keys: Sequence[str], act: Callable[[SqliteWorkingSet], T]) -> T:
         def transact(connection: sqlite3.Connection) -> T:
-            book = Book(connection, self.scope.number, self._policy, self.database.now())
-            book.load(keys)
-            result = act(book)
-            book.store()
+            working_set = SqliteWorkingSet(connection, self.scope.number, self._policy, self.database.now())
+            working_set.load(keys)
+            result = act(working_set)
+            working_set.store()
             return result
 
         return await self.database.write(transact)

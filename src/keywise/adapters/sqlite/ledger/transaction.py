@@ -9,7 +9,7 @@ from operator import itemgetter
 import msgspec
 
 from keywise.adapters.sqlite.database import DISK, SqliteDatabase, sqlite_errors
-from keywise.adapters.sqlite.ledger.working_set import MARK, SELECTED, Book, load_active
+from keywise.adapters.sqlite.ledger.working_set import MARK, SELECTED, SqliteWorkingSet, load_active
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.dead_letter import DeadLetter
@@ -27,7 +27,7 @@ class SqliteTransaction:
         self._policy = policy
         self._active: dict[str, Entry] = {}
         """Of the keys that were decided: those with something going on."""
-        self._careful: Book | None = None
+        self._careful: SqliteWorkingSet | None = None
         """The entries that were decided, if an operator or a rate has to be heeded."""
         self._now = database.now()
 
@@ -35,14 +35,14 @@ class SqliteTransaction:
         self._check_open()
         self._careful = None
         with self._errors():
-            book = self._new_book()
+            working_set = self._new_book()
             keys = msgspec.json.encode([header.key for header in headers]).decode()
             rows = self.connection.execute(_ORDERS, (self._scope, keys)).fetchall()
-            is_plain = book.controls.is_plain and self._policy.rate is None
+            is_plain = working_set.controls.is_plain and self._policy.rate is None
             if not is_plain or any(map(_ERA, rows)):
-                book.load(header.key for header in headers)
-                self._careful = book
-                return bookkeeping.refusals(book, headers, book.entry)
+                working_set.load(header.key for header in headers)
+                self._careful = working_set
+                return bookkeeping.refusals(working_set, headers, working_set.entry)
             self._active = load_active(self.connection, self._scope, keys)
         marks: dict[str, Order] = {key: (era, version, generation) for key, era, version, generation in rows}
         if not self._active:
@@ -52,7 +52,7 @@ class SqliteTransaction:
             headers = [
                 header for header in headers if not bookkeeping.is_plainly_newer(header, marks.get(header.key), oldest)
             ]
-        return bookkeeping.refusals(book, headers, lambda key: self._active.get(key) or Entry(marks.get(key)))
+        return bookkeeping.refusals(working_set, headers, lambda key: self._active.get(key) or Entry(marks.get(key)))
 
     async def mark(self, headers: Sequence[ChangeHeader]) -> None:
         self._check_open()
@@ -65,20 +65,20 @@ class SqliteTransaction:
             self.connection.executemany(MARK, [(scope, w.key, *w.order, w.deleted, at) for w in headers])  # type: ignore[misc]
             if self._active:
                 active = [header for header in headers if header.key in self._active]
-                with self._book(header.key for header in active) as book:
-                    bookkeeping.mark(book, active)
+                with self._working_set(header.key for header in active) as working_set:
+                    bookkeeping.mark(working_set, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        with self._book(claim.key for claim in claims) as book:
-            return bookkeeping.commit(book, claims, (CommitResult.COMMITTED,))
+        with self._working_set(claim.key for claim in claims) as working_set:
+            return bookkeeping.commit(working_set, claims, (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
-        with self._book(header.key for header in headers) as book:
-            return bookkeeping.fail_unclaimed(book, headers)
+        with self._working_set(header.key for header in headers) as working_set:
+            return bookkeeping.fail_unclaimed(working_set, headers)
 
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
-        with self._book(header.key for header, _ in letters if header is not None) as book:
-            bookkeeping.bury_unclaimed(book, letters)
+        with self._working_set(header.key for header, _ in letters if header is not None) as working_set:
+            bookkeeping.bury_unclaimed(working_set, letters)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -107,16 +107,16 @@ class SqliteTransaction:
             raise UnavailableError(f"{self._database.path}: the transaction was rolled back")
 
     @contextmanager
-    def _book(self, keys: Iterable[str]) -> Iterator[Book]:
+    def _working_set(self, keys: Iterable[str]) -> Iterator[SqliteWorkingSet]:
         self._check_open()
         with self._errors():
-            book = self._new_book()
-            book.load(keys)
-            yield book
-            book.store()
+            working_set = self._new_book()
+            working_set.load(keys)
+            yield working_set
+            working_set.store()
 
-    def _new_book(self) -> Book:
-        return Book(self.connection, self._scope, self._policy, self._now)
+    def _new_book(self) -> SqliteWorkingSet:
+        return SqliteWorkingSet(self.connection, self._scope, self._policy, self._now)
 
     def _errors(self) -> sqlite_errors:
         return sqlite_errors(self._database.path)

@@ -27,7 +27,7 @@ class Scope(msgspec.Struct):
     number: int = 0
 
 
-class Book:
+class SqliteWorkingSet:
     """Some entries of one scope, read and written back inside one transaction."""
 
     def __init__(self, connection: sqlite3.Connection, scope: int, policy: Policy, now: float) -> None:
