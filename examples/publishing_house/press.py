@@ -111,7 +111,7 @@ def newest(events: Iterable[Event]) -> dict[str, Event]:
 
 
 def _published(rng: random.Random, documents: int) -> Iterator[tuple[float, Event]]:
-    """Acts of editors for ever, with the time of each; the act's number is the document's version."""
+    """PipelineAdmin of editors for ever, with the time of each; the act's number is the document's version."""
     content_ids = [str(uuid.UUID(int=rng.getrandbits(128), version=4)) for _ in range(documents)]
     titles = [f"{rng.choice(VERBS)} {rng.choice(THINGS)} {rng.choice(PLACES)}" for _ in content_ids]
     is_live = [False] * documents

@@ -9,8 +9,8 @@ from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.errors import ActError
-from keywise.operate.admin import Mandate
+from keywise.core.errors import AdminError
+from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import Found, Move, Place
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
 from keywise.testing.conformance.dumps import filled, joined, pages_of
@@ -36,8 +36,8 @@ def test_a_ledger_is_not_replaced_by_itself_under_another_spelling_of_its_host(s
             move = Move(scope, Place("here", one), Place("there", other), lambda what, done: None)
             plan = await move.plan()
             assert plan.found is Found.SAME
-            with pytest.raises(ActError, match="here and there are the same ledger"):
-                await move.run(replace(plan, found=Found.OTHER), Mandate("ada"))
+            with pytest.raises(AdminError, match="here and there are the same ledger"):
+                await move.run(replace(plan, found=Found.OTHER), AuditNote("ada"))
             assert joined(await pages_of(one.transfer, 100)) == before
             assert await other.control_store.controls() == controls
 

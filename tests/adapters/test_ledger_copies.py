@@ -19,7 +19,7 @@ from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
-from keywise.operate.admin import Mandate
+from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import Found, Move, Place, carried
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
 from keywise.testing.conformance.dumps import filled, joined, pages_of
@@ -50,7 +50,7 @@ def move(one: LedgerBench, other: LedgerBench) -> Move:
 async def moved(one: LedgerBench, other: LedgerBench) -> None:
     """Pause, copy, and go on at the other place."""
     await one.ledger.control_store.pause(Pause(EVERYTHING, True))
-    await move(one, other).run(await move(one, other).plan(), Mandate("ada"))
+    await move(one, other).run(await move(one, other).plan(), AuditNote("ada"))
     assert (await move(one, other).plan()).found is Found.SAME
     await other.another.control_store.resume(EVERYTHING, True)
 
@@ -72,7 +72,7 @@ def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
             await filled(here)
             await here.ledger.control_store.pause(Pause(EVERYTHING, True))
             plan = await move(here, there).plan()
-            copied = await move(here, there).run(plan, Mandate("ada"))
+            copied = await move(here, there).run(plan, AuditNote("ada"))
             mine = await everything(here, plan.since, plan.shift_s)
             theirs = await everything(there)
             assert theirs.entries == mine.entries and copied.keys.count == len(mine.entries) == 14

@@ -30,7 +30,7 @@ class SecondBook:
         """Orders that may be in the sink without being committed, each with the time when it is dropped."""
         self.failures: dict[Order, int] = {}
 
-    # Acts.
+    # PipelineAdmin.
 
     def claim(self, version: int | None, owner: str, *, isolated: bool, late: bool) -> Claim | None:
         header = self.key.header(version, late=late, deleted=version == 3)

@@ -204,7 +204,7 @@ def test_every_line_of_the_history_is_told():
 def test_every_error_is_told_with_what_it_is():
     text = page("docs/reference/errors.md").text
     expect_none(error_faults(text))
-    assert len(error_faults(text.replace("| `ActError` |", "| `FactError` |"))) == 2
+    assert len(error_faults(text.replace("| `AdminError` |", "| `FactError` |"))) == 2
     assert len(error_faults(text.replace("| `SettingsError` | a URL", "| `KeywiseError` | a URL"))) == 1
 
 

@@ -16,7 +16,7 @@ from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.entry import Claim, LeaseTerms
 from keywise.core.errors import TransientError
 from keywise.flow.repair import Repair
-from keywise.operate.waiting import beating
+from keywise.operate.waiting import running_heartbeat
 
 HORIZON_S, REPAIR_S = 40.0, 10.0
 NEXT_LOOK_S = HORIZON_S + 2 * REPAIR_S
@@ -66,7 +66,7 @@ def test_a_key_that_became_suspect_again_since_it_was_looked_for_waits_for_the_h
         await ward.pass_s(HORIZON_S)
         await ward.ledger.mark_suspect([ChangeHeader("a", order_of(4))])
         pipeline = ward.pipeline()
-        async with beating(pipeline) as heartbeat:
+        async with running_heartbeat(pipeline) as heartbeat:
             causes = await Repair(pipeline, heartbeat).run(["a"])
         assert causes == {"a": "it became suspect again, so the horizon begins anew"}
         assert ward.entry("a").suspect == 2

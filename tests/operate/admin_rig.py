@@ -6,8 +6,8 @@ from typing import Any
 
 from flow.rig import Rig
 from keywise.core.history import HistoryRecord
-from keywise.operate.admin import Acts, Mandate
-from keywise.operate.waiting import Grip, Patience, beating
+from keywise.operate.admin import AuditNote, PipelineAdmin
+from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 
 WHO, WHY = "ada@desk", "ticket 7"
 
@@ -20,15 +20,17 @@ class Desk:
         self.told: list[str] = []
 
     @asynccontextmanager
-    async def acts(self, wait_s: float = 30.0) -> AsyncIterator[Acts]:
+    async def admin(self, wait_s: float = 30.0) -> AsyncIterator[PipelineAdmin]:
         pipeline = self.rig.pipeline("operator")
-        async with beating(pipeline) as heartbeat:
-            grip = Grip(pipeline, Patience(pipeline, wait_s, self.told.append, "wait longer with --wait"), heartbeat)
-            yield Acts(pipeline, Mandate(WHO, WHY), grip)
+        async with running_heartbeat(pipeline) as heartbeat:
+            claimer = AdminClaimer(
+                pipeline, WaitBudget(pipeline, wait_s, self.told.append, "wait longer with --wait"), heartbeat
+            )
+            yield PipelineAdmin(pipeline, AuditNote(WHO, WHY), claimer)
 
     async def act(self, verb: str, *arguments: Any, wait_s: float = 30.0, **options: Any) -> Any:
-        async with self.acts(wait_s) as acts:
-            return await getattr(acts, verb)(*arguments, **options)
+        async with self.admin(wait_s) as admin:
+            return await getattr(admin, verb)(*arguments, **options)
 
     def do(self, verb: str, *arguments: Any, wait_s: float = 30.0, **options: Any) -> Any:
         return self.rig.play(self.act(verb, *arguments, wait_s=wait_s, **options))

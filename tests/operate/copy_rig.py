@@ -9,15 +9,15 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import LeaseTerms, Policy
-from keywise.core.errors import ActError
+from keywise.core.errors import AdminError
 from keywise.core.transfer import TransferPage
-from keywise.operate.admin import Mandate
+from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import Move, Place, Tallies
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
 from keywise.testing.conformance.dumps import filled, joined, pages_of
 from running import run
 
-WHO = Mandate("ada@desk", "ticket 7")
+WHO = AuditNote("ada@desk", "ticket 7")
 TERMS = LeaseTerms("w1", 60.0)
 EVERY_KEY = Pause(EVERYTHING, True, 5.0, "ada@desk", "moving")
 
@@ -57,6 +57,6 @@ class Road:
 
     def refusal(self) -> str:
         """Why it cannot be copied."""
-        with pytest.raises(ActError) as error:
+        with pytest.raises(AdminError) as error:
             run(self.move.plan())
         return str(error.value)

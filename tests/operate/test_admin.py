@@ -10,7 +10,7 @@ from flow.test_consumer import page
 from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.controls import Pause
 from keywise.core.entry import Claim, LeaseTerms
-from keywise.core.errors import ActError, SettingsError
+from keywise.core.errors import AdminError, SettingsError
 from keywise.operate.admin import keys_like
 from operate.admin_rig import WHO, WHY, Desk
 
@@ -67,7 +67,7 @@ def test_the_end_of_claims_is_waited_for_on_paused_keys_only():
         await rig.until(lambda: desk.told[-1] == "'page-2' is held by w7")
         await rig.ledger.commit([claim for claim in claims if claim.key == "page-2"])
         await waiting
-        with pytest.raises(ActError, match="'other' is held by w7; waited 3 s"):
+        with pytest.raises(AdminError, match="'other' is held by w7; waited 3 s"):
             await desk.act("until_free", "*", is_pattern=True, wait_s=3.0)
 
     rig.play(story())
@@ -89,14 +89,14 @@ def test_a_key_that_is_held_is_reset_in_its_turn():
     desk = Desk(Rig())
     desk.rig.run(page("a", 5))
     desk.rig.play(desk.rig.ledger.claim([ChangeHeader("a", order_of(6))], LeaseTerms("w7", 100.0)))
-    with pytest.raises(ActError, match="'a' is held by w7"):
+    with pytest.raises(AdminError, match="'a' is held by w7"):
         desk.do("reset", "a", wait_s=10.0)
     assert desk.noted == []
 
 
 def test_a_key_that_nobody_knows_is_not_reset():
     desk = Desk(Rig())
-    with pytest.raises(ActError, match="nothing is known of 'a'"):
+    with pytest.raises(AdminError, match="nothing is known of 'a'"):
         desk.do("reset", "a")
     assert desk.rig.entry("a") is None
 
@@ -112,7 +112,7 @@ def test_the_era_is_raised_only_while_the_whole_pipeline_is_paused():
     desk = Desk(Rig())
     desk.rig.run(page("a", 500))
     desk.do("pause", "a*", is_pattern=True)
-    with pytest.raises(ActError, match="keywise pause --all --wait"):
+    with pytest.raises(AdminError, match="keywise pause --all --wait"):
         desk.do("raise_era")
     desk.do("pause", "*", is_pattern=True)
     assert desk.do("raise_era") == 1
@@ -130,7 +130,7 @@ def test_the_era_waits_for_claims_to_end():
     async def story() -> None:
         claims = (await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms("w7", 1000.0))).granted
         await desk.act("pause", "*", is_pattern=True)
-        with pytest.raises(ActError, match="'a' is held by w7; waited 5 s"):
+        with pytest.raises(AdminError, match="'a' is held by w7; waited 5 s"):
             await desk.act("raise_era", wait_s=5.0)
         raising = asyncio.get_running_loop().create_task(desk.act("raise_era"))
         await rig.pass_s(3.0)
@@ -152,7 +152,7 @@ def test_a_pipeline_that_goes_on_while_its_claims_are_waited_for_is_not_raised()
         await rig.until(lambda: desk.told)
         await desk.act("resume", "*", is_pattern=True)
         await rig.ledger.commit(claims)
-        with pytest.raises(ActError, match="not paused"):
+        with pytest.raises(AdminError, match="not paused"):
             await raising
 
     rig.play(story())
@@ -164,7 +164,7 @@ def test_a_sink_that_compares_versions_itself_needs_a_fresh_target(verb: str, ar
     desk = Desk(Rig(LEASED_CONDITIONAL))
     desk.rig.run(page("a", 5))
     desk.do("pause", "*", is_pattern=True)
-    with pytest.raises(ActError, match=r"no room for an era.*fresh target"):
+    with pytest.raises(AdminError, match=r"no room for an era.*fresh target"):
         desk.do(verb, *arguments)
     assert (desk.rig.entry("a").era, desk.rig.play(desk.rig.ledger.controls()).era) == (0, 0)
 
@@ -179,7 +179,7 @@ def test_keys_are_pruned_after_the_retention():
 
 
 def test_without_a_retention_nothing_is_pruned():
-    with pytest.raises(ActError, match='retention="30d"'):
+    with pytest.raises(AdminError, match='retention="30d"'):
         Desk(Rig()).do("prune")
 
 
@@ -208,8 +208,8 @@ class Ward(Desk):
         self.rig.play(self.rig.ledger.commit([Claim(key, order_of(1), False, token=99)]))
 
     async def gathered(self, *keys: str) -> dict[str, str]:
-        async with self.acts() as acts:
-            return {key: cause async for key, cause in acts.repairs(keys)}
+        async with self.admin() as admin:
+            return {key: cause async for key, cause in admin.repairs(keys)}
 
     def repair(self, *keys: str) -> dict[str, str]:
         return self.rig.play(self.gathered(*keys))
@@ -277,8 +277,8 @@ def test_what_an_operator_says_is_kept_in_any_store():
     desk = Desk(Rig())
 
     async def story() -> None:
-        async with desk.acts() as acts:
-            await acts.record("noted", "a", 1, "half \udcff" + "x" * 5000)
+        async with desk.admin() as admin:
+            await admin.record("noted", "a", 1, "half \udcff" + "x" * 5000)
 
     desk.rig.play(story())
     [line] = desk.lines

@@ -9,7 +9,7 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, Policy
-from keywise.core.errors import ActError
+from keywise.core.errors import AdminError
 from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
@@ -217,11 +217,11 @@ def test_what_the_target_holds_besides_is_told_and_replaced_only_while_nobody_us
         assert (plan.found, plan.difference) == (Found.OTHER, told)
         await road.move.check_replaceable()
         await road.target.control_store.resume(EVERYTHING, True)
-        with pytest.raises(ActError, match="is not paused in new://, so it may be in use"):
+        with pytest.raises(AdminError, match="is not paused in new://, so it may be in use"):
             await road.move.check_replaceable()
         [claim] = (await road.target.claim([ChangeHeader("held", order_of(1))], TERMS)).granted
         await road.target.control_store.pause(EVERY_KEY)
-        with pytest.raises(ActError, match="'held' of pipeline 'pages' is still held by w1 in new://"):
+        with pytest.raises(AdminError, match="'held' of pipeline 'pages' is still held by w1 in new://"):
             await road.move.check_replaceable()
         await road.target.release([claim])
         await road.copy()

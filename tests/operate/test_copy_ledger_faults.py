@@ -7,7 +7,7 @@ from keywise.adapters.memory.dump import MemoryLedgerTransfer
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.entry import Entry
-from keywise.core.errors import ActError
+from keywise.core.errors import AdminError
 from keywise.core.transfer import TransferPage
 from keywise.operate.copy_ledger import UNFINISHED, Found
 from operate.copy_rig import EVERY_KEY, TERMS, WHO, Road
@@ -81,7 +81,7 @@ def test_a_source_that_changes_meanwhile_is_noticed(stage, told):
     async def main() -> None:
         await road.fill()
         road.meanwhile = change
-        with pytest.raises(ActError, match="old:// was changed while it was copied") as error:
+        with pytest.raises(AdminError, match="old:// was changed while it was copied") as error:
             await road.copy()
         assert told in str(error.value) and "stays paused in new://" in str(error.value)
         assert (await road.source.history(None, 1))[0].what != "copied"
@@ -95,7 +95,7 @@ def test_a_pipeline_that_is_resumed_meanwhile_is_noticed():
     async def main() -> None:
         await road.fill()
         road.meanwhile = lambda what: road.source.database.scope("pages").controls.clear()
-        with pytest.raises(ActError, match="is not paused in old://"):
+        with pytest.raises(AdminError, match="is not paused in old://"):
             await road.copy()
 
     run(main())
@@ -111,7 +111,7 @@ def test_a_target_that_holds_something_else_after_the_copy_is_noticed():
     async def main() -> None:
         await road.fill()
         road.meanwhile = change
-        with pytest.raises(ActError, match="new:// does not hold what was copied to it: 15 keys instead of 14"):
+        with pytest.raises(AdminError, match="new:// does not hold what was copied to it: 15 keys instead of 14"):
             await road.copy()
         assert (await road.move.plan()).found is Found.UNFINISHED
 
@@ -126,7 +126,7 @@ def test_a_target_that_somebody_begins_to_use_is_left_as_it_was():
         move = road.move
         plan = await move.plan()
         await road.target.claim([ChangeHeader("a", order_of(1))], TERMS)
-        with pytest.raises(ActError, match="new:// is being worked with"):
+        with pytest.raises(AdminError, match="new:// is being worked with"):
             await move.run(plan, WHO)
         assert await road.target.controls() == Controls()
         assert (await road.target.inspect("a")).token
@@ -145,7 +145,7 @@ def test_what_a_ledger_counts_and_does_not_tell_is_noticed():
     async def main() -> None:
         await road.fill()
         road.source.transfer = Forgetful(road.source.database, road.source.database.scope("pages"))
-        with pytest.raises(ActError, match=r"counts was told to new:// \(keys: 9 instead of 10"):
+        with pytest.raises(AdminError, match=r"counts was told to new:// \(keys: 9 instead of 10"):
             await road.copy()
         await road.target.transfer.stand(Controls(0, (EVERY_KEY,)))
         plan = await road.move.plan()
@@ -169,7 +169,7 @@ def test_a_ledger_that_is_known_by_two_names_is_not_replaced_by_itself():
         move, (before, _) = road.move, await road.content()
         plan = await move.plan()
         assert plan.found is Found.OTHER
-        with pytest.raises(ActError, match="old:// and new:// are the same ledger"):
+        with pytest.raises(AdminError, match="old:// and new:// are the same ledger"):
             await move.run(plan, WHO)
         after, _ = await road.content()
         assert (len(after.entries), after.dead_letters, after.records) == (15, before.dead_letters, before.records)

@@ -11,7 +11,7 @@ from flow.test_consumer import page
 from keywise.core.change import VERSION_MIN, ChangeHeader, order_of
 from keywise.core.controls import Pause
 from keywise.core.entry import LeaseTerms, Policy
-from keywise.core.errors import ActError
+from keywise.core.errors import AdminError
 from keywise.core.limits import Rate
 from keywise.flow.intake import FieldRoute, Fields, MessageReader
 from operate.admin_rig import WHO, WHY, Desk
@@ -77,7 +77,7 @@ def test_truth_that_is_newer_is_written_at_its_own_order():
 def test_truth_that_is_older_is_written_only_on_demand_and_the_mark_never_falls():
     desk = desk_with(truth={"id": "a", "v": 3, "text": "old"})
     desk.rig.run(page("a", 5))
-    with pytest.raises(ActError, match=r"version 3, which is older than the mark at version 5.*--older"):
+    with pytest.raises(AdminError, match=r"version 3, which is older than the mark at version 5.*--older"):
         desk.do("force", "a")
     assert (desk.rig.written, desk.noted) == ([("a", 5)], [])
     assert desk.do("force", "a", older=True).order == (0, 5, 1)
@@ -117,7 +117,7 @@ def test_versions_that_cannot_be_ordered_are_refused():
     versioned, rig.reader = rig.reader, _unversioned()
     rig.run({"id": "a"})
     rig.reader = versioned
-    with pytest.raises(ActError, match="nobody can order them"):
+    with pytest.raises(AdminError, match="nobody can order them"):
         desk.do("force", "a")
 
 
@@ -150,7 +150,7 @@ def test_a_key_that_is_held_is_waited_for(way):
 def test_a_key_that_is_held_for_long_is_told_with_its_holder():
     desk = desk_with(truth={"id": "a", "v": 5})
     desk.rig.play(desk.rig.ledger.claim([ChangeHeader("a", order_of(5))], LeaseTerms("w7", 100.0)))
-    with pytest.raises(ActError, match=r"^'a' is held by w7; waited 10 s; wait longer with --wait$"):
+    with pytest.raises(AdminError, match=r"^'a' is held by w7; waited 10 s; wait longer with --wait$"):
         desk.do("force", "a", wait_s=10.0)
     assert 10.0 <= desk.rig.loop.time() < 12.0
 

@@ -11,7 +11,7 @@ from flow.test_consumer import page
 from flow.unreachable_adapters import Unreachable
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import Certainty, LeaseTerms
-from keywise.core.errors import ActError, PermanentError, SettingsError, TransientError, UnavailableError
+from keywise.core.errors import AdminError, PermanentError, SettingsError, TransientError, UnavailableError
 from keywise.core.ledger import Failure
 from operate.admin_rig import Desk
 from operate.test_force import desk_with
@@ -28,7 +28,7 @@ def test_a_failed_write_in_a_transaction_leaves_no_trace(way):
         raise ValueError("no such column")
 
     desk.rig.sink.behaviour = refuse
-    with pytest.raises(ActError, match="ValueError: no such column; nothing was written"):
+    with pytest.raises(AdminError, match="ValueError: no such column; nothing was written"):
         desk.do("force", "a")
     assert (desk.rig.stored, desk.rig.entry("a").mark, desk.rig.entry("a").token) == ({"a": 5}, order_of(5), 0)
     assert desk.noted == []
@@ -41,7 +41,7 @@ def test_a_clean_failure_gives_the_key_back():
         raise TransientError("try later")
 
     desk.rig.sink.behaviour = refuse
-    with pytest.raises(ActError, match="try later; nothing was written"):
+    with pytest.raises(AdminError, match="try later; nothing was written"):
         desk.do("force", "a")
     desk.rig.sink.behaviour = None
     desk.rig.run(page("a", 5))
@@ -56,12 +56,12 @@ def test_a_write_of_unknown_outcome_keeps_the_key_until_the_lease_ends_and_leave
         raise ConnectionError("reset by peer")
 
     desk.rig.sink.behaviour = lose
-    with pytest.raises(ActError, match=r"reset by peer; nobody knows.*lease of 30 s.*suspect.*keywise repair"):
+    with pytest.raises(AdminError, match=r"reset by peer; nobody knows.*lease of 30 s.*suspect.*keywise repair"):
         desk.do("force", "a")
     assert desk.rig.entry("a").abandoned
     assert desk.noted == []
     desk.rig.sink.behaviour = None
-    with pytest.raises(ActError, match="operator does not know whether its write to 'a' landed"):
+    with pytest.raises(AdminError, match="operator does not know whether its write to 'a' landed"):
         desk.do("remove", "a", wait_s=5.0)
     desk.do("remove", "a", wait_s=60.0)
     assert (desk.rig.entry("a").mark, desk.rig.entry("a").suspect) == ((0, 5, 2), 1)
@@ -79,7 +79,7 @@ def test_what_may_be_in_the_sink_is_removed_too(mark: int | None):
         raise ConnectionError("no answer")
 
     desk.rig.sink.behaviour = lose
-    with pytest.raises(ActError, match="nobody knows"):
+    with pytest.raises(AdminError, match="nobody knows"):
         desk.do("force", "a")
     desk.rig.sink.behaviour = None
     before = desk.rig.loop.time()
@@ -114,7 +114,7 @@ def test_a_handler_that_hangs_ends_with_its_claim():
         await desk.rig.pass_s(10_000.0)
 
     desk.rig.sink.behaviour = hang
-    with pytest.raises(ActError, match="the claim ended before the sink answered"):
+    with pytest.raises(AdminError, match="the claim ended before the sink answered"):
         desk.do("force", "a")
     assert desk.rig.loop.time() < 120.0
 
@@ -123,7 +123,7 @@ def test_what_a_conditional_sink_holds_is_not_overwritten():
     desk = desk_with(LEASED_CONDITIONAL, truth={"id": "a", "v": 5})
     desk.rig.run(page("a", 5))
     desk.rig.sink.stored["a"] = desk.rig.sink.stored["a"].__class__(order_of(9), False, b"{}", 0.0)
-    with pytest.raises(ActError, match="the sink holds something newer; nothing was written"):
+    with pytest.raises(AdminError, match="the sink holds something newer; nothing was written"):
         desk.do("force", "a")
     assert (desk.rig.entry("a").mark, desk.rig.entry("a").token) == (order_of(5), 0)
 
@@ -170,7 +170,7 @@ def test_a_permanent_error_of_a_handler_is_told():
         raise PermanentError("no such address")
 
     desk.rig.sink.behaviour = refuse
-    with pytest.raises(ActError, match="no such address; nothing was written"):
+    with pytest.raises(AdminError, match="no such address; nothing was written"):
         desk.do("force", "a")
 
 
@@ -200,7 +200,7 @@ def test_what_was_written_in_part_is_removed_too():
         raise ValueError("broke off")
 
     desk.rig.sink.behaviour = break_off
-    with pytest.raises(ActError, match="broke off; it may have been written in part"):
+    with pytest.raises(AdminError, match="broke off; it may have been written in part"):
         desk.do("force", "a")
     desk.rig.sink.behaviour = None
     assert desk.do("remove", "a").order == (0, 7, 1)
@@ -229,10 +229,10 @@ def test_each_key_has_the_whole_patience():
     rig.refetch = lambda key: page(key, 5)
 
     async def story() -> None:
-        async with desk.acts(wait_s=10.0) as acts:
+        async with desk.admin(wait_s=10.0) as admin:
             for key in ("a", "b"):
                 await rig.ledger.claim([ChangeHeader(key, order_of(4))], LeaseTerms("operator", 8.0))
-                await acts.force(key)
+                await admin.force(key)
 
     rig.play(story())
     assert rig.stored == {"a": 5, "b": 5}
@@ -251,7 +251,7 @@ def test_a_write_that_kills_one_process_after_another_is_given_up():
 
     for owner in ("o1", "o2", "o3"):
         rig.play(die(owner))
-    with pytest.raises(ActError, match="3 processes died while they wrote 'a'; nothing was written"):
+    with pytest.raises(AdminError, match="3 processes died while they wrote 'a'; nothing was written"):
         desk.do("force", "a")
     assert (rig.written, rig.entry("a").token) == ([], 0)
 
@@ -273,7 +273,7 @@ def test_nothing_is_written_unless_the_ledger_knows_that_it_begins():
             return list(claims)
 
     desk.rig.more["ledger"] = Forgetful(desk.rig.database, "test", desk.rig.policy)
-    with pytest.raises(ActError, match="lost before the write began; nothing was written"):
+    with pytest.raises(AdminError, match="lost before the write began; nothing was written"):
         desk.do("force", "a")
     assert desk.rig.written == []
 
@@ -294,21 +294,21 @@ def test_a_claim_that_is_lost_inside_the_transaction_takes_the_write_back(way):
         desk.rig.database.set(entries, "a", replace(entries["a"], token=99))
 
     desk.rig.sink.behaviour = lose
-    with pytest.raises(ActError, match="somebody else has the key by now; nothing was written"):
+    with pytest.raises(AdminError, match="somebody else has the key by now; nothing was written"):
         desk.do("force", "a")
     assert (desk.rig.stored, desk.noted) == ({}, [])
 
 
 def test_truth_that_cannot_be_had_is_told():
     desk = desk_with(truth={"id": "a"})
-    with pytest.raises(ActError, match=r"what refetch\('a'\) returned cannot be read: .*nothing was written"):
+    with pytest.raises(AdminError, match=r"what refetch\('a'\) returned cannot be read: .*nothing was written"):
         desk.do("force", "a")
 
     def refetch(key: str) -> Any:
         raise LookupError("no such database")
 
     desk.rig.refetch = refetch
-    with pytest.raises(ActError, match=r"refetch\('a'\) failed: LookupError: no such database; nothing was written"):
+    with pytest.raises(AdminError, match=r"refetch\('a'\) failed: LookupError: no such database; nothing was written"):
         desk.do("force", "a")
     assert desk.rig.written == []
 
@@ -316,7 +316,7 @@ def test_truth_that_cannot_be_had_is_told():
 def test_an_act_whose_line_cannot_be_written_is_told_as_done():
     desk = desk_with(truth={"id": "a", "v": 5})
     desk.rig.more["history_store"] = Unreachable(desk.rig.ledger, record=1)
-    with pytest.raises(ActError, match="forced, and that is done; but the history could not be written"):
+    with pytest.raises(AdminError, match="forced, and that is done; but the history could not be written"):
         desk.do("force", "a")
     assert (desk.rig.stored, desk.noted) == ({"a": 5}, [])
 

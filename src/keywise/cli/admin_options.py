@@ -21,8 +21,8 @@ from keywise.core.change import Change
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.settings import seconds
 from keywise.flow.pipeline import Pipeline
-from keywise.operate.admin import Acts, Mandate
-from keywise.operate.waiting import Grip, Patience, beating
+from keywise.operate.admin import AuditNote, PipelineAdmin
+from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Call(msgspec.Struct, frozen=True):
     """None: as long as a claim can last."""
 
 
-def perform(call: Call, act: Callable[[Acts, Pipeline], Coroutine[Any, Any, T]]) -> T:
+def perform(call: Call, act: Callable[[PipelineAdmin, Pipeline], Coroutine[Any, Any, T]]) -> T:
     """Act on the one pipeline that is meant."""
     loaded = load(call.app)
     name = the_one(loaded, call.pipeline)
@@ -68,28 +68,34 @@ def perform(call: Call, act: Callable[[Acts, Pipeline], Coroutine[Any, Any, T]])
 
 
 async def _performed(
-    app: App, name: str, call: Call, wait_s: float | None, act: Callable[[Acts, Pipeline], Coroutine[Any, Any, T]]
+    app: App,
+    name: str,
+    call: Call,
+    wait_s: float | None,
+    act: Callable[[PipelineAdmin, Pipeline], Coroutine[Any, Any, T]],
 ) -> T:
     with telling() as tell:
         async with app.open(name) as pipeline:
             # What happens is told by the command itself, and recorded as the operator's act.
             pipeline.observers, pipeline.reporters, pipeline.journal_store = (), (), None
-            async with beating(pipeline) as heartbeat:
-                acts = Acts(pipeline, mandate(call), Grip(pipeline, _patience(pipeline, wait_s, tell), heartbeat))
-                return await act(acts, pipeline)
+            async with running_heartbeat(pipeline) as heartbeat:
+                admin = PipelineAdmin(
+                    pipeline, audit_note(call), AdminClaimer(pipeline, _wait_budget(pipeline, wait_s, tell), heartbeat)
+                )
+                return await act(admin, pipeline)
 
 
-def _patience(pipeline: Pipeline, wait_s: float | None, tell: Callable[[str], None]) -> Patience:
+def _wait_budget(pipeline: Pipeline, wait_s: float | None, tell: Callable[[str], None]) -> WaitBudget:
     if wait_s is None:
-        return Patience(pipeline, pipeline.settings.runtime_max_s + pipeline.settings.lease_s, tell)
-    return Patience(pipeline, wait_s, tell, "wait longer with --wait")
+        return WaitBudget(pipeline, pipeline.settings.runtime_max_s + pipeline.settings.lease_s, tell)
+    return WaitBudget(pipeline, wait_s, tell, "wait longer with --wait")
 
 
-def mandate(call: Call) -> Mandate:
+def audit_note(call: Call) -> AuditNote:
     """Who acts and why: the user of this machine, unless something else was said."""
     checked_text(call.who, "a name")
     checked_text(call.why, "a reason")
-    return Mandate(call.who or f"{_user()}@{socket.gethostname()}", call.why)
+    return AuditNote(call.who or f"{_user()}@{socket.gethostname()}", call.why)
 
 
 def _user() -> str:

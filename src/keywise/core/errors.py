@@ -49,7 +49,7 @@ class LetterError(KeywiseError):
     """A dead letter that does not exist, or that may not be replayed because something newer was applied."""
 
 
-class ActError(KeywiseError):
+class AdminError(KeywiseError):
     """An act of an operator's that was refused or could not be done; the message says what became of it."""
 
 

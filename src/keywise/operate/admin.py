@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from keywise.core.change import VERSION_MIN, Change, ChangeHeader
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import EMPTY, Policy, Refusal
-from keywise.core.errors import ActError, UnavailableError
+from keywise.core.errors import AdminError, UnavailableError
 from keywise.core.failures import storable
 from keywise.core.history import HistoryRecord
 from keywise.core.rules import suspect_since
@@ -21,7 +21,7 @@ from keywise.flow.pipeline import Pipeline
 from keywise.flow.refetch import needs_refetch
 from keywise.flow.repair import Repair
 from keywise.operate.force import Force
-from keywise.operate.waiting import Grip
+from keywise.operate.waiting import AdminClaimer
 
 LOOK_S = 0.2
 """How often the end of claims is looked for."""
@@ -29,45 +29,45 @@ PAGE = 1000
 SUSPECTS_PAGE = 100
 
 
-class Mandate(msgspec.Struct, frozen=True):
+class AuditNote(msgspec.Struct, frozen=True):
     """Who acts, and why."""
 
     who: str
     why: str = ""
 
 
-async def record(pipeline: Pipeline, mandate: Mandate, line: HistoryRecord) -> None:
+async def record(pipeline: Pipeline, audit_note: AuditNote, line: HistoryRecord) -> None:
     """Add a line to the history of a pipeline, as of now; what it says comes before the reason."""
-    detail = storable("; ".join(part for part in (line.detail, mandate.why) if part))
+    detail = storable("; ".join(part for part in (line.detail, audit_note.why) if part))
     try:
         at = await pipeline.admin.now()
-        await pipeline.history_store.record([replace(line, at=at, detail=detail, by=storable(mandate.who))])
+        await pipeline.history_store.record([replace(line, at=at, detail=detail, by=storable(audit_note.who))])
     except UnavailableError as error:
-        raise ActError(f"{line.what}, and that is done; but the history could not be written: {error}") from error
+        raise AdminError(f"{line.what}, and that is done; but the history could not be written: {error}") from error
 
 
-class Acts:
+class PipelineAdmin:
     """The operator's verbs on one pipeline."""
 
-    def __init__(self, pipeline: Pipeline, mandate: Mandate, grip: Grip) -> None:
+    def __init__(self, pipeline: Pipeline, audit_note: AuditNote, claimer: AdminClaimer) -> None:
         self._pipeline = pipeline
-        self._mandate = Mandate(storable(mandate.who), storable(mandate.why))
-        self._grip = grip
-        self._force = Force(pipeline, grip)
+        self._audit_note = AuditNote(storable(audit_note.who), storable(audit_note.why))
+        self._claimer = claimer
+        self._force = Force(pipeline, claimer)
 
     async def record(self, what: str, key: str = "", version: int | None = None, detail: str = "") -> None:
         """Add a line to the history."""
-        await record(self._pipeline, self._mandate, HistoryRecord(0.0, what, key, version, detail))
+        await record(self._pipeline, self._audit_note, HistoryRecord(0.0, what, key, version, detail))
 
     # Pauses.
 
     async def pause(self, keys: str, *, is_pattern: bool) -> Pause | None:
         """Pause a key or a pattern; return the pause that it renews, if there was one."""
-        control_store, mandate = self._pipeline.control_store, self._mandate
+        control_store, audit_note = self._pipeline.control_store, self._audit_note
         controls = await control_store.controls()
         before = next((one for one in controls.pauses if (one.keys, one.is_pattern) == (keys, is_pattern)), None)
         at = await self._pipeline.admin.now()
-        await control_store.pause(Pause(keys, is_pattern, at, mandate.who, mandate.why))
+        await control_store.pause(Pause(keys, is_pattern, at, audit_note.who, audit_note.why))
         await self._record_pause("paused", keys, is_pattern)
         return before
 
@@ -93,7 +93,7 @@ class Acts:
     async def _wait_for(self, held: Sequence[str]) -> None:
         entry = await self._pipeline.admin.inspect(held[0]) or EMPTY
         others = f", and {len(held) - 1:,} more" if len(held) > 1 else ""
-        await self._grip.patience.wait(f"{held[0]!r} is held by {entry.owner}{others}", LOOK_S)
+        await self._claimer.wait_budget.wait(f"{held[0]!r} is held by {entry.owner}{others}", LOOK_S)
 
     async def _held(self) -> AsyncIterator[str]:
         """Of claims there are never more than workers have open, so the pages are few."""
@@ -109,12 +109,12 @@ class Acts:
         """Raise the era of one key: its mark stays, and whatever comes next wins."""
         self._check_era()
         if await self._pipeline.admin.inspect(key) is None:
-            raise ActError(f"nothing is known of {key!r}, so whatever comes next wins anyway; nothing was reset")
-        async with self._grip.taken(ChangeHeader(key, None)) as claim:
+            raise AdminError(f"nothing is known of {key!r}, so whatever comes next wins anyway; nothing was reset")
+        async with self._claimer.taken(ChangeHeader(key, None)) as claim:
             assert not isinstance(claim, Refusal), "an exclusion is never stale"
             era = await self._pipeline.control_store.reset(claim)
         if era is None:
-            raise ActError(f"the claim on {key!r} was lost; nothing was reset, try again")
+            raise AdminError(f"the claim on {key!r} was lost; nothing was reset, try again")
         await self.record("reset", key, detail=f"era {era}")
         return era
 
@@ -135,14 +135,14 @@ class Acts:
         """Refuse to raise the era of a pipeline that is at work, or whose sink knows none."""
         self._check_era()
         if not (await self._pipeline.control_store.controls()).is_paused:
-            raise ActError(
+            raise AdminError(
                 f"pipeline {self._pipeline.name!r} is not paused, so a worker could mix both numberings; "
                 "first keywise pause --all --wait"
             )
 
     def _check_era(self) -> None:
         if self._pipeline.grade is Grade.CONDITIONAL:
-            raise ActError(
+            raise AdminError(
                 f"the sink of pipeline {self._pipeline.name!r} compares versions itself, and one 64-bit version has no "
                 "room for an era: it would refuse what comes next; send the new numbering to a fresh target, as a "
                 "pipeline of its own"
@@ -169,7 +169,7 @@ class Acts:
         """Forget keys that no delivery can reach any more; return how many."""
         retention_s = self._pipeline.settings.retention_s
         if retention_s is None:
-            raise ActError(
+            raise AdminError(
                 f"pipeline {self._pipeline.name!r} declares no retention, so nothing is ever forgotten; say how long "
                 f'keys are remembered at the least: app.pipeline({self._pipeline.name!r}, retention="30d", ...)'
             )
@@ -188,7 +188,7 @@ class Acts:
     async def repairs(self, keys: Sequence[str]) -> AsyncIterator[tuple[str, str]]:
         """Repair these keys, or all suspects: each with why it could not be; that is empty if it was."""
         needs_refetch(self._pipeline)
-        repair = Repair(self._pipeline, self._grip.heartbeat, despite_pause=True)
+        repair = Repair(self._pipeline, self._claimer.heartbeat, despite_pause=True)
         if keys:
             for key in dict.fromkeys(keys):
                 yield key, await self._repair(repair, key)

@@ -19,11 +19,11 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry
-from keywise.core.errors import ActError
+from keywise.core.errors import AdminError
 from keywise.core.failures import storable
 from keywise.core.history import HistoryRecord
 from keywise.core.transfer import TransferPage
-from keywise.operate.admin import Mandate
+from keywise.operate.admin import AuditNote
 
 UNFINISHED = "**"
 """A pattern for every key that the command line cannot name: `*` is what it makes of it."""
@@ -116,11 +116,11 @@ async def resting(pipeline: str, place: Place) -> Controls:
     """What is set for a pipeline that is to be copied from a place. Nobody may work on it."""
     controls: Controls = await place.ledger.control_store.controls()
     if _mark_of(controls) is not None:
-        raise ActError(
+        raise AdminError(
             f"{place.name} holds a copy of pipeline {pipeline!r} that was cut off; copy from the ledger that is whole"
         )
     if not controls.is_paused:
-        raise ActError(
+        raise AdminError(
             f"pipeline {pipeline!r} is not paused in {place.name}, so a worker could change it meanwhile; "
             f"first {_pausing(pipeline)}"
         )
@@ -131,7 +131,7 @@ async def resting(pipeline: str, place: Place) -> Controls:
 async def _check_claims(pipeline: str, place: Place) -> None:
     if held := await place.ledger.control_store.held("", 1):
         entry = await place.ledger.admin.inspect(held[0]) or EMPTY
-        raise ActError(
+        raise AdminError(
             f"{held[0]!r} of pipeline {pipeline!r} is still held by {entry.owner} in {place.name}; "
             f"wait for it with {_pausing(pipeline)}"
         )
@@ -175,39 +175,39 @@ class Move:
         """Refuse to replace what is worked with."""
         controls = await self._target.ledger.control_store.controls()
         if not controls.is_paused and _mark_of(controls) is None:
-            raise ActError(
+            raise AdminError(
                 f"pipeline {self._pipeline!r} is not paused in {self._target.name}, so it may be in use; "
                 f"if it is not, pause it there first: {_pausing(self._pipeline)}"
             )
         await _check_claims(self._pipeline, self._target)
 
-    async def run(self, plan: Plan, mandate: Mandate) -> Tallies:
+    async def run(self, plan: Plan, audit_note: AuditNote) -> Tallies:
         """Copy everything and compare both sides. What the target holds is replaced."""
         target, before = self._target.ledger, await self._target.ledger.control_store.controls()
         there = shifted_controls(plan.controls, plan.shift_s)
-        mark = Pause(UNFINISHED, True, await target.admin.now(), storable(mandate.who), self._why)
+        mark = Pause(UNFINISHED, True, await target.admin.now(), storable(audit_note.who), self._why)
         await target.transfer.stand(replace(there, pauses=(*there.pauses, mark)))
         await self._refuse_itself(before)
         if plan.found is not Found.NOTHING:
             await target.transfer.clear()
         if not await self._is_empty():
             await target.transfer.stand(before)
-            raise ActError(f"{self._target.name} is being worked with; stop its workers, and run it again")
+            raise AdminError(f"{self._target.name} is being worked with; stop its workers, and run it again")
         # A store that compares tokens has seen those of the source.
         await target.transfer.tokens_above(await self._source.ledger.transfer.tokens_above(0))
         copied = await self._copied(plan)
         await self._verify(plan, copied)
         told = f"{copied.keys.count:,} keys, {copied.letters.count:,} dead letters"
-        await self._record(self._target, f"from {self._source.name}: {told}", mandate)
+        await self._record(self._target, f"from {self._source.name}: {told}", audit_note)
         await target.transfer.stand(there)
-        await self._record(self._source, f"to {self._target.name}: {told}", mandate)
+        await self._record(self._source, f"to {self._target.name}: {told}", audit_note)
         return copied
 
     async def _refuse_itself(self, before: Controls) -> None:
         """One ledger may have two names. Then the mark of the target is found in the source, which had none."""
         if _mark_of(await self._source.ledger.control_store.controls()) is not None:
             await self._target.ledger.transfer.stand(before)
-            raise ActError(
+            raise AdminError(
                 f"{self._source.name} and {self._target.name} are the same ledger; nothing was changed, "
                 "name another one to copy to"
             )
@@ -228,19 +228,19 @@ class Move:
     async def _verify(self, plan: Plan, copied: Tallies) -> None:
         arrived = await self._tallied(self._target, "checking the copy", plan.since + plan.shift_s)
         if difference := copied.difference(arrived):
-            raise ActError(
+            raise AdminError(
                 f"{self._target.name} does not hold what was copied to it: {difference}; "
                 f"stop whatever works on it, and run it again; pipeline {self._pipeline!r} stays paused there"
             )
         left = await self._tallied(self._source, "checking the original", plan.since, plan.shift_s)
         difference = copied.difference(left)
         if difference or await resting(self._pipeline, self._source) != plan.controls:
-            raise ActError(
+            raise AdminError(
                 f"{self._source.name} was changed while it was copied ({difference or 'its pauses'}); "
                 f"stop its workers, and run it again; pipeline {self._pipeline!r} stays paused in {self._target.name}"
             )
         if miscount := await self._miscount():
-            raise ActError(
+            raise AdminError(
                 f"not everything that {self._source.name} counts was told to {self._target.name} ({miscount}), "
                 f"by a mistake of one of their adapters; pipeline {self._pipeline!r} stays paused there"
             )
@@ -266,10 +266,10 @@ class Move:
                 return False
         return True
 
-    async def _record(self, place: Place, detail: str, mandate: Mandate) -> None:
-        detail = storable("; ".join(part for part in (detail, mandate.why) if part))
+    async def _record(self, place: Place, detail: str, audit_note: AuditNote) -> None:
+        detail = storable("; ".join(part for part in (detail, audit_note.why) if part))
         at = await place.ledger.admin.now()
-        await place.ledger.history_store.record([HistoryRecord(at, COPIED, detail=detail, by=storable(mandate.who))])
+        await place.ledger.history_store.record([HistoryRecord(at, COPIED, detail=detail, by=storable(audit_note.who))])
 
 
 async def _pages(place: Place) -> AsyncIterator[TransferPage]:

@@ -11,7 +11,7 @@ from typing import Any
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MIN, Change, Order, Outcome, is_unversioned
 from keywise.core.controls import Controls
 from keywise.core.entry import EMPTY, Certainty, Claim, Entry, Refusal, RefusalReason
-from keywise.core.errors import ActError, KeywiseError, MalformedError, UnavailableError
+from keywise.core.errors import AdminError, KeywiseError, MalformedError, UnavailableError
 from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
 from keywise.core.rules import era_of, in_era
@@ -19,7 +19,7 @@ from keywise.core.sink import Sink, SinkResult
 from keywise.flow.pipeline import Pipeline, is_atomic
 from keywise.flow.refetch import is_same_version, needs_refetch, truth_of
 from keywise.flow.transactional import write_all
-from keywise.operate.waiting import Grip
+from keywise.operate.waiting import AdminClaimer
 
 OVERTAKEN_S = 0.05
 KEYS_LOOKED_AT = 20
@@ -28,9 +28,9 @@ KEYS_LOOKED_AT = 20
 class Force:
     """Writes single keys through the sink of a pipeline. Nothing else is at work on a key meanwhile."""
 
-    def __init__(self, pipeline: Pipeline, grip: Grip) -> None:
+    def __init__(self, pipeline: Pipeline, claimer: AdminClaimer) -> None:
         self._pipeline = pipeline
-        self._grip = grip
+        self._claimer = claimer
 
     async def again(self, key: str, *, older: bool = False) -> Change[Any]:
         """Read the truth and write it; return what was written. Truth that is older than the mark needs `older`."""
@@ -51,7 +51,7 @@ class Force:
         if mark is None or change.order > mark:
             return change
         if not is_same_version(change.order, mark) and not older:
-            raise ActError(
+            raise AdminError(
                 f"refetch({key!r}) returned {_version(change.order)}, which is older than the mark at "
                 f"{_version(mark)}; nothing was written; --older writes it all the same"
             )
@@ -62,11 +62,11 @@ class Force:
         try:
             return await truth_of(self._pipeline, key)
         except MalformedError as error:
-            raise ActError(f"what refetch({key!r}) returned cannot be read: {error}; nothing was written") from error
+            raise AdminError(f"what refetch({key!r}) returned cannot be read: {error}; nothing was written") from error
         except KeywiseError:
             raise
         except Exception as error:
-            raise ActError(f"refetch({key!r}) failed: {cause_of_error(error)}; nothing was written") from error
+            raise AdminError(f"refetch({key!r}) failed: {cause_of_error(error)}; nothing was written") from error
 
     async def _deletion(self, key: str) -> Change[Any]:
         entry, controls = await self._look(key)
@@ -89,10 +89,10 @@ class Force:
 
     async def _write(self, plan: Callable[[], Awaitable[Change[Any]]]) -> Change[Any]:
         """Plan, take the key and write; if the key has moved in between, plan again."""
-        self._grip.patience.renew()
+        self._claimer.wait_budget.renew()
         while True:
             change = await plan()
-            async with self._grip.taken(change) as claim:
+            async with self._claimer.taken(change) as claim:
                 if not isinstance(claim, Refusal) and claim.order == change.order:
                     await self._write_under(claim, change)
                     return change
@@ -101,19 +101,19 @@ class Force:
                 elif claim.reason is RefusalReason.DEFERRED:
                     continue
                 elif claim.reason is RefusalReason.MIXED:
-                    raise ActError(
+                    raise AdminError(
                         f"some changes of {change.key!r} have a version and some have none, so nobody can order them; "
                         f"nothing was written; keywise reset begins anew with the next one"
                     )
-            await self._grip.patience.wait(f"{change.key!r} changes all the time", OVERTAKEN_S)
+            await self._claimer.wait_budget.wait(f"{change.key!r} changes all the time", OVERTAKEN_S)
 
     async def _write_under(self, claim: Claim, change: Change[Any]) -> None:
         pipeline = self._pipeline
         if claim.crashes >= pipeline.settings.crashes_max:
             await pipeline.ledger.release([claim])
-            raise ActError(f"{claim.crashes} processes died while they wrote {change.key!r}; nothing was written")
-        if not await self._grip.heartbeat.begin(pipeline.ledger, claim):
-            raise ActError(f"the claim on {change.key!r} was lost before the write began; nothing was written")
+            raise AdminError(f"{claim.crashes} processes died while they wrote {change.key!r}; nothing was written")
+        if not await self._claimer.heartbeat.begin(pipeline.ledger, claim):
+            raise AdminError(f"the claim on {change.key!r} was lost before the write began; nothing was written")
         if is_atomic(pipeline.sink):
             await self._transact(claim, change)
         else:
@@ -124,35 +124,35 @@ class Force:
         ledger, sink = self._pipeline.ledger, self._pipeline.sink
         assert is_atomic(sink)
         try:
-            async with self._grip.heartbeat.limit([claim]), ledger.transaction() as transaction:
+            async with self._claimer.heartbeat.limit([claim]), ledger.transaction() as transaction:
                 for error in (await write_all(transaction, sink, [change])).values():
                     raise error
                 if await transaction.commit([claim]):
-                    raise ActError("somebody else has the key by now")
+                    raise AdminError("somebody else has the key by now")
         except Exception as error:
             with suppress(UnavailableError):
                 await ledger.release([claim])
             if isinstance(error, UnavailableError):
                 raise  # It may have arrived; the mark tells, and once more does no harm.
             cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else _told(error)
-            raise ActError(f"{change.key!r}: {cause}; nothing was written") from error
+            raise AdminError(f"{change.key!r}: {cause}; nothing was written") from error
 
     async def _apply(self, claim: Claim, change: Change[Any]) -> SinkResult:
         sink: Sink = self._pipeline.sink  # type: ignore[assignment]
         try:
-            async with self._grip.heartbeat.limit([claim]):
+            async with self._claimer.heartbeat.limit([claim]):
                 [result] = await sink.apply([change], [claim])
         except Exception as error:
             cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else _told(error)
             result = SinkResult(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
-        claim.overdue = self._grip.heartbeat.left_s([claim]) <= 0
+        claim.overdue = self._claimer.heartbeat.left_s([claim]) <= 0
         return result
 
     async def _end(self, claim: Claim, result: SinkResult) -> None:
         pipeline, key = self._pipeline, claim.key
         if result.outcome is Outcome.APPLIED:
             if await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.commit([claim])):
-                raise ActError(
+                raise AdminError(
                     f"{key!r} was written, but somebody else had taken the key by then; {self._consequence()} "
                     f"(see keywise why)"
                 )
@@ -162,15 +162,15 @@ class Force:
             failure = Failure(claim, result.certainty, 0.0)
             await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.fail([failure]))
             if result.certainty is Certainty.UNKNOWN:
-                raise ActError(
+                raise AdminError(
                     f"{key!r}: {cause}; nobody knows whether it was written, so its claim stays until its lease of "
                     f"{pipeline.settings.lease_s:g} s runs out, and {self._consequence()}"
                 )
-            raise ActError(f"{key!r}: {cause}; it may have been written in part; {self._consequence()}")
+            raise AdminError(f"{key!r}: {cause}; it may have been written in part; {self._consequence()}")
         await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.release([claim]))
         if result.outcome is Outcome.SUPERSEDED:
             cause = "the sink holds something newer"
-        raise ActError(f"{key!r}: {cause}; nothing was written")
+        raise AdminError(f"{key!r}: {cause}; nothing was written")
 
     def _consequence(self) -> str:
         """What a write of unknown outcome means for the key."""
@@ -200,4 +200,4 @@ def _version(order: Order) -> str:
 
 
 def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, ActError) else cause_of_error(error)
+    return str(error) if isinstance(error, AdminError) else cause_of_error(error)

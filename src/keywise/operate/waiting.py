@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from keywise.core.change import ChangeHeader
 from keywise.core.entry import EMPTY, Claim, LeaseTerms, Refusal, RefusalReason
-from keywise.core.errors import ActError
+from keywise.core.errors import AdminError
 from keywise.core.failures import look_again_s
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.flow.pipeline import Pipeline
@@ -15,7 +15,7 @@ FINAL = (RefusalReason.STALE, RefusalReason.DUPLICATE, RefusalReason.MIXED, Refu
 """Answers that no waiting changes."""
 
 
-class Patience:
+class WaitBudget:
     """How long an act waits in all, and who is told what for."""
 
     def __init__(self, pipeline: Pipeline, wait_s: float, tell: Callable[[str], None], advice: str = "") -> None:
@@ -30,22 +30,22 @@ class Patience:
         self._until = None
 
     async def wait(self, cause: str, look_s: float) -> None:
-        """Wait a little; once the time is up, raise `ActError` with the cause."""
+        """Wait a little; once the time is up, raise `AdminError` with the cause."""
         if self._until is None:
             self._until = self._clock() + self._wait_s
         left_s = self._until - self._clock()
         if left_s <= 0:
-            raise ActError(f"{cause}; waited {self._wait_s:g} s{self._advice}")
+            raise AdminError(f"{cause}; waited {self._wait_s:g} s{self._advice}")
         self._tell(cause)
         await asyncio.sleep(min(look_s, left_s))
 
 
-class Grip:
+class AdminClaimer:
     """Takes keys for an operator, who may have paused them for that, and keeps the claims alive."""
 
-    def __init__(self, pipeline: Pipeline, patience: Patience, heartbeat: Heartbeat) -> None:
+    def __init__(self, pipeline: Pipeline, wait_budget: WaitBudget, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
-        self.patience = patience
+        self.wait_budget = wait_budget
         self._pipeline = pipeline
 
     @asynccontextmanager
@@ -65,7 +65,7 @@ class Grip:
             if refusal.reason in FINAL:
                 yield refusal
                 return
-            await self.patience.wait(await self._told(header.key, refusal), look_again_s(refusal, pipeline.rng))
+            await self.wait_budget.wait(await self._told(header.key, refusal), look_again_s(refusal, pipeline.rng))
             if refusal.reason is RefusalReason.DEFERRED and header.order is not None:
                 yield refusal
                 return
@@ -91,7 +91,7 @@ class Grip:
 
 
 @asynccontextmanager
-async def beating(pipeline: Pipeline) -> AsyncIterator[Heartbeat]:
+async def running_heartbeat(pipeline: Pipeline) -> AsyncIterator[Heartbeat]:
     """A heartbeat for what one command holds: in a thread of its own, or on the loop where there is but one."""
     settings = pipeline.settings
     heartbeat = Heartbeat(

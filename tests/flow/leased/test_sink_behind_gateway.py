@@ -11,11 +11,11 @@ from flow.test_consumer import page
 from flow.test_repair import HORIZON_S, Ward
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
-from keywise.core.errors import ActError
+from keywise.core.errors import AdminError
 from keywise.core.events import Doubted, Failed, Unavailable
 from keywise.core.sink import Grade, SinkResult
 from keywise.flow.repair import Repair
-from keywise.operate.waiting import beating
+from keywise.operate.waiting import running_heartbeat
 from operate.test_force import desk_with
 
 AWAY_S = 120.0
@@ -95,7 +95,7 @@ def test_a_change_that_a_gateway_answers_again_and_again_while_others_pass_is_to
 def test_an_operator_is_told_that_nobody_knows_what_the_service_behind_a_gateway_did():
     desk = desk_with(truth={"id": "a", "v": 5})
     desk.rig.sink = GatewayStore(Grade.PLAIN, desk.rig.loop.time)
-    with pytest.raises(ActError, match=r"504: no answer; nobody knows.*suspect"):
+    with pytest.raises(AdminError, match=r"504: no answer; nobody knows.*suspect"):
         desk.do("force", "a")
     assert desk.rig.entry("a").abandoned, "its lease runs out"
 
@@ -108,7 +108,7 @@ def test_a_repair_that_a_gateway_answers_keeps_the_key_until_its_lease_runs_out(
         await ward.pass_s(HORIZON_S)
         ward.sink = GatewayStore(Grade.PLAIN, ward.loop.time)
         pipeline = ward.pipeline()
-        async with beating(pipeline) as heartbeat:
+        async with running_heartbeat(pipeline) as heartbeat:
             assert await Repair(pipeline, heartbeat).run(["a"]) == {"a": "504: no answer"}
 
     ward.play(story())

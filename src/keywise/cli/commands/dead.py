@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from keywise.app import App
-from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, confirm, mandate
+from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
 from keywise.cli.dead_letter_options import (
     CauseOption,
@@ -43,7 +43,7 @@ from keywise.cli.output import (
 from keywise.core.errors import LetterError
 from keywise.core.history import HistoryRecord
 from keywise.flow.pipeline import Pipeline
-from keywise.operate.admin import Mandate, record
+from keywise.operate.admin import AuditNote, record
 from keywise.operate.replay import replay as send_again
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
       keywise dead replay --since 2h --cause Timeout --yes --app shop:app
     """
     wanted = _checked("replay", numbers, every, filter_of(since, until, cause))
-    by = mandate(Call(app, pipeline, why, who))
+    by = audit_note(Call(app, pipeline, why, who))
 
     async def act(pipelines: list[Pipeline]) -> tuple[list[Found], list[tuple[Found, str]]]:
         letters = await meant(pipelines, numbers or [], wanted)
@@ -241,7 +241,7 @@ def drop(  # noqa: PLR0913 - all the words that the command understands
       keywise dead drop --until 30d --yes --app shop:app
     """
     wanted = _checked("drop", numbers, every, filter_of(since, until, cause))
-    by = mandate(Call(app, pipeline, why, who))
+    by = audit_note(Call(app, pipeline, why, who))
 
     async def act(pipelines: list[Pipeline]) -> int:
         letters, dropped = await meant(pipelines, numbers or [], wanted), 0
@@ -270,7 +270,7 @@ def _checked(verb: str, numbers: list[int] | None, every: bool, wanted: Filter) 
     return wanted
 
 
-async def _record(found: Found, what: str, by: Mandate) -> None:
+async def _record(found: Found, what: str, by: AuditNote) -> None:
     letter = found.letter
     await record(found.pipeline, by, HistoryRecord(0.0, what, letter.key, letter.version, f"letter {found.number}"))
 

@@ -20,7 +20,7 @@ from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import plain, tell_json
 from keywise.core.change import VERSION_MIN, Change, is_unversioned
 from keywise.flow.pipeline import Pipeline
-from keywise.operate.admin import Acts
+from keywise.operate.admin import PipelineAdmin
 
 
 def force(  # noqa: PLR0913 - all the words that the command understands
@@ -44,8 +44,8 @@ def force(  # noqa: PLR0913 - all the words that the command understands
       keywise force page-17 --why 'edited by hand' --app shop:app
     """
 
-    async def act(acts: Acts, opened: Pipeline) -> tuple[str, Change[Any]]:
-        return opened.name, await acts.force(checked_key(key), older=older)
+    async def act(admin: PipelineAdmin, opened: Pipeline) -> tuple[str, Change[Any]]:
+        return opened.name, await admin.force(checked_key(key), older=older)
 
     name, change = perform(Call(app, pipeline, why, who, wait), act)
     if json:
@@ -74,8 +74,8 @@ def remove(  # noqa: PLR0913 - all the words that the command understands
       keywise remove page-17 --why 'published by mistake' --app shop:app
     """
 
-    async def act(acts: Acts, opened: Pipeline) -> tuple[str, Change[Any]]:
-        return opened.name, await acts.remove(checked_key(key))
+    async def act(admin: PipelineAdmin, opened: Pipeline) -> tuple[str, Change[Any]]:
+        return opened.name, await admin.remove(checked_key(key))
 
     name, change = perform(Call(app, pipeline, why, who, wait), act)
     if json:

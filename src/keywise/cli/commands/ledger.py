@@ -15,16 +15,16 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 
 from keywise import adapters
 from keywise.app import App
-from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, confirm, mandate
+from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, load
 from keywise.cli.commands.pause import note_that
 from keywise.cli.output import cell, complain, count, display, duration, fail, plain, progress, refuse, table, tell_json
 from keywise.core.admin import LedgerCounts
 from keywise.core.controls import Controls
 from keywise.core.entry import Policy
-from keywise.core.errors import ActError, KeywiseError
+from keywise.core.errors import AdminError, KeywiseError
 from keywise.core.url import Address, shown
-from keywise.operate.admin import Mandate
+from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import Found, Move, Place, Plan, Tallies, resting
 
 app = typer.Typer(help="Look into a ledger, or move it to another server.", no_args_is_help=True)
@@ -108,7 +108,7 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
     if _is_same(source, target):
         refuse(f"FROM and TO are the same ledger, {shown(source)}; name another one to copy to")
     loaded = load(app) if app else None
-    job = Copy(source, target, mandate(Call(app, None, why, who)), replace=replace, yes=yes, dry_run=dry_run)
+    job = Copy(source, target, audit_note(Call(app, None, why, who)), replace=replace, yes=yes, dry_run=dry_run)
     try:
         reports = asyncio.run(job.run(loaded, pipeline or []))
     except KeyboardInterrupt:
@@ -156,10 +156,10 @@ _TOLD = {"copied": "copied", "same": "nothing to do, both sides agree on", "to c
 class Copy:
     """One call of the command: some pipelines, one after another."""
 
-    def __init__(self, source: str, target: str, who: Mandate, *, replace: bool, yes: bool, dry_run: bool) -> None:
+    def __init__(self, source: str, target: str, who: AuditNote, *, replace: bool, yes: bool, dry_run: bool) -> None:
         self._source = source
         self._target = target
-        self._mandate = who
+        self._audit_note = who
         self._replace = replace
         self._yes = yes
         self._dry_run = dry_run
@@ -204,7 +204,7 @@ class Copy:
             return
         target, name = shown(self._target), plan.pipeline
         if not self._replace:
-            raise ActError(
+            raise AdminError(
                 f"{target} already holds something else of pipeline {name!r}: {plan.difference}; nothing was copied. "
                 "Copy to an empty ledger, or replace it with --replace"
             )
@@ -217,7 +217,7 @@ class Copy:
         if plan.found is Found.SAME or self._dry_run:
             outcome = "same" if plan.found is Found.SAME else "to copy"
             return Report(plan.pipeline, outcome, plan.counts.keys, plan.counts.dead, clock_shift_s=plan.shift_s)
-        done: Tallies = await move.run(plan, self._mandate)
+        done: Tallies = await move.run(plan, self._audit_note)
         digests = {"keys": str(done.keys), "letters": str(done.letters), "lines": str(done.lines)}
         counts = (done.keys.count, done.letters.count, done.lines.count)
         return Report(plan.pipeline, "copied", *counts, digests, plan.shift_s)
@@ -260,7 +260,7 @@ async def _scopes(url: str, shared: Shared) -> list[str]:
 async def _opened(url: str, name: str, policy: Policy, shared: Shared) -> AsyncIterator[Any]:
     ledger = adapters.connect("ledgers", Address(url, name, shared), policy)
     if getattr(ledger, "transfer", None) is None:
-        raise ActError(f"the ledger {shown(url)} cannot be copied: its adapter has no `transfer`")
+        raise AdminError(f"the ledger {shown(url)} cannot be copied: its adapter has no `transfer`")
     async with ledger:
         yield ledger
 

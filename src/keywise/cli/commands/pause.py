@@ -10,7 +10,7 @@ from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import count, fail, plain, refuse, tell_json
 from keywise.core.controls import EVERYTHING, Controls
 from keywise.flow.pipeline import Pipeline
-from keywise.operate.admin import Acts, keys_like
+from keywise.operate.admin import PipelineAdmin, keys_like
 
 KeyOption = Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")]
 PatternOption = Annotated[
@@ -44,15 +44,15 @@ def pause(  # noqa: PLR0913 - all the words that the command understands
     """
     keys, is_pattern = meant(key, pattern, every)
 
-    async def act(acts: Acts, opened: Pipeline) -> dict[str, Any]:
+    async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
         if is_pattern:
             await _ask("Pause", keys, opened, every=every, yes=yes)
-        before = await acts.pause(keys, is_pattern=is_pattern)
+        before = await admin.pause(keys, is_pattern=is_pattern)
         if not json:
             again = f"; it was paused already, by {before.by or 'somebody'}" if before is not None else ""
             print(plain(f"paused {named(keys, is_pattern)} in {opened.name}{again}"), flush=True)
         if wait:
-            await acts.until_free(keys, is_pattern=is_pattern)
+            await admin.until_free(keys, is_pattern=is_pattern)
         told = {"pipeline": opened.name, "paused": keys, "is_pattern": is_pattern, "was_paused": before is not None}
         return told | {"claims": 0} if wait else told
 
@@ -87,11 +87,11 @@ def resume(  # noqa: PLR0913 - all the words that the command understands
     """
     keys, is_pattern = meant(key, pattern, every)
 
-    async def act(acts: Acts, opened: Pipeline) -> tuple[str, Controls, bool]:
+    async def act(admin: PipelineAdmin, opened: Pipeline) -> tuple[str, Controls, bool]:
         controls = await opened.control_store.controls()
         if is_pattern and any((one.keys, one.is_pattern) == (keys, True) for one in controls.pauses):
             await _ask("Resume", keys, opened, every=every, yes=yes)
-        ended = await acts.resume(keys, is_pattern=is_pattern)
+        ended = await admin.resume(keys, is_pattern=is_pattern)
         return opened.name, await opened.control_store.controls(), ended
 
     name, controls, ended = perform(Call(app, pipeline, why, who), act)

@@ -4,7 +4,7 @@ from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, per
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import count, duration, plain, tell_json
 from keywise.flow.pipeline import Pipeline
-from keywise.operate.admin import Acts
+from keywise.operate.admin import PipelineAdmin
 
 
 def prune(
@@ -24,8 +24,8 @@ def prune(
       keywise prune --app shop:app
     """
 
-    async def act(acts: Acts, opened: Pipeline) -> tuple[str, int, float]:
-        pruned = await acts.prune()
+    async def act(admin: PipelineAdmin, opened: Pipeline) -> tuple[str, int, float]:
+        pruned = await admin.prune()
         return opened.name, pruned, opened.settings.retention_s or 0.0
 
     name, keys, retention_s = perform(Call(app, pipeline, why, who), act)

@@ -26,9 +26,9 @@ from keywise.cli.admin_options import (
 )
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import complain, count, plain, progress, refuse
-from keywise.core.errors import ActError
+from keywise.core.errors import AdminError
 from keywise.flow.pipeline import Pipeline
-from keywise.operate.admin import Acts
+from keywise.operate.admin import PipelineAdmin
 from keywise.operate.reconcile import Difference, Kind, Reconcile
 
 REPAIRS_MAX = 100_000
@@ -63,7 +63,7 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
     """
     report, place = Report(json), _checked_place(keys_from)
 
-    async def act(acts: Acts, opened: Pipeline) -> None:
+    async def act(admin: PipelineAdmin, opened: Pipeline) -> None:
         walk = Reconcile(opened)
         known = (await opened.admin.counts()).keys
         with progress(TextColumn("{task.completed:,} keys"), BarColumn(), TimeElapsedColumn()) as bar:
@@ -74,7 +74,7 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
         report.looked, report.changing = walk.looked, walk.changing
         if repair and report.wrong:
             confirm(f"Write {count(len(report.wrong), 'key')} of {opened.name} again?", yes=yes)
-            await report.put_right(acts)
+            await report.put_right(admin)
 
     perform(Call(app, pipeline, why, who, wait), act)
     report.sum_up()
@@ -103,11 +103,11 @@ class Report:
             self.wrong.append(found.key)
         self._say(msgspec.to_builtins(found), _told(found))
 
-    async def put_right(self, acts: Acts) -> None:
+    async def put_right(self, admin: PipelineAdmin) -> None:
         for key in self.wrong:
             try:
-                await acts.force(key)
-            except ActError as error:
+                await admin.force(key)
+            except AdminError as error:
                 self._say({"key": key, "kind": "left", "detail": str(error)}, f"left: {error}")
             else:
                 self._repaired += 1

@@ -8,7 +8,7 @@ from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, che
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import complain, count, plain, refuse, tell_json
 from keywise.flow.pipeline import Pipeline
-from keywise.operate.admin import Acts
+from keywise.operate.admin import PipelineAdmin
 
 
 def repair(  # noqa: PLR0913 - all the words that the command understands
@@ -41,9 +41,9 @@ def repair(  # noqa: PLR0913 - all the words that the command understands
         _take_back(Call(app, pipeline, why, who), json)
         return
 
-    async def act(acts: Acts, opened: Pipeline) -> dict[str, Any]:
+    async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
         repaired, left = list[str](), dict[str, str]()
-        async for key, cause in acts.repairs(wanted):
+        async for key, cause in admin.repairs(wanted):
             if cause:
                 left[key] = cause
             else:
@@ -67,8 +67,8 @@ def repair(  # noqa: PLR0913 - all the words that the command understands
 
 
 def _take_back(call: Call, json: bool) -> None:
-    async def act(acts: Acts, opened: Pipeline) -> dict[str, Any]:
-        return {"pipeline": opened.name, "was_due": await acts.resynced()}
+    async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
+        return {"pipeline": opened.name, "was_due": await admin.resynced()}
 
     told = perform(call, act)
     if json:

@@ -19,7 +19,7 @@ from keywise.cli.admin_options import (
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import count, plain, refuse, tell_json
 from keywise.flow.pipeline import Pipeline
-from keywise.operate.admin import Acts
+from keywise.operate.admin import PipelineAdmin
 
 
 def reset(  # noqa: PLR0913 - all the words that the command understands
@@ -49,14 +49,14 @@ def reset(  # noqa: PLR0913 - all the words that the command understands
     if (key is not None) == era:
         refuse("name a key, as in keywise reset page-17, or say --era for all of them")
 
-    async def act(acts: Acts, opened: Pipeline) -> dict[str, Any]:
+    async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
         if key is not None:
-            return {"pipeline": opened.name, "key": key, "era": await acts.reset(checked_key(key))}
-        await acts.check_pause()
+            return {"pipeline": opened.name, "key": key, "era": await admin.reset(checked_key(key))}
+        await admin.check_pause()
         known = count((await opened.admin.counts()).keys, "known key")
         queued = count(sum([await source.depth() for _, source in opened.sources]), "queued message")
         confirm(f"Begin a new era of {opened.name}, with {known}? The new numbering begins with {queued}.", yes=yes)
-        return {"pipeline": opened.name, "key": None, "era": await acts.raise_era()}
+        return {"pipeline": opened.name, "key": None, "era": await admin.raise_era()}
 
     told = perform(Call(app, pipeline, why, who, wait), act)
     if json:

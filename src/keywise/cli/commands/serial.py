@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from msgspec.structs import replace
 
-from keywise.cli.admin_options import Call, WhoOption, WhyOption, checked_key, checked_text, duration_of, mandate
+from keywise.cli.admin_options import Call, WhoOption, WhyOption, audit_note, checked_key, checked_text, duration_of
 from keywise.cli.app_loader import AppOption, JsonOption, load, warn_of_memory
 from keywise.cli.commands.pause import AllOption, KeyOption, PatternOption, meant, named, note_that
 from keywise.cli.output import cell, count, display, duration, fail, iso, plain, refuse, stamp, table, tell_json
@@ -117,7 +117,7 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
     if settle is not None and mode in (Choice.OFF, Choice.OBSERVE):
         refuse(f"--settle says how long keys are observed before they are on; {mode} is at once")
     settle_s = None if settle is None else duration_of(settle, "--settle")
-    by = mandate(Call(None, None, "", who)).who
+    by = audit_note(Call(None, None, "", who)).who
     chosen = _chosen(app, function)
 
     async def act(operator: Any, turns: Any) -> tuple[float, Switch | None]:
@@ -205,7 +205,7 @@ def cancel(
     """
     for id in ids:
         checked_text(id, "an id")
-    by = mandate(Call(None, None, why, who))
+    by = audit_note(Call(None, None, why, who))
     cause = f"by {by.who}" + (f": {why}" if why else "")
 
     async def act(operator: Any, turns: Any) -> list[str]:

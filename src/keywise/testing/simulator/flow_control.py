@@ -9,11 +9,11 @@ from keywise.core import rules
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import LeaseTerms
-from keywise.core.errors import ActError, UnavailableError
+from keywise.core.errors import AdminError, UnavailableError
 from keywise.core.limits import Debounce, Rate
 from keywise.core.sink import Grade
 from keywise.operate.force import Force
-from keywise.operate.waiting import Grip, Patience, beating
+from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 from keywise.testing.simulator import workload
 from keywise.testing.virtual_loop import Process
 
@@ -116,11 +116,11 @@ class Flow:
         pipeline.refetch = world.refetch
         world.faults.injected["forced write"] += 1
         world.auditor.note(f"{process.name} forces {key}")
-        async with beating(pipeline) as heartbeat:
-            patience = Patience(pipeline, FORCE_WAIT_S, lambda cause: None)
+        async with running_heartbeat(pipeline) as heartbeat:
+            wait_budget = WaitBudget(pipeline, FORCE_WAIT_S, lambda cause: None)
             # What could not be written is told, and nothing else follows from it.
-            with suppress(ActError, UnavailableError):
-                await Force(pipeline, Grip(pipeline, patience, heartbeat)).again(key)
+            with suppress(AdminError, UnavailableError):
+                await Force(pipeline, AdminClaimer(pipeline, wait_budget, heartbeat)).again(key)
 
     def _drawn_pause(self, world: "World") -> Pause:
         key = f"key-{world.rng.randrange(workload.KEYS)}"
