@@ -20,7 +20,7 @@ from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
 from keywise.operate.admin import AuditNote
-from keywise.operate.copy_ledger import Found, Move, Place, carried
+from keywise.operate.copy_ledger import Found, LedgerCopy, LedgerHandle, carried
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
 from keywise.testing.conformance.dumps import filled, joined, pages_of
 from keywise.testing.conformance.random_histories import LEASE_S, REDELIVERY_S, RETENTION_S, History, Twins
@@ -43,8 +43,10 @@ POLICY = Policy(True, REDELIVERY_S, RETENTION_S)
 TERMS = LeaseTerms("w1", 60.0)
 
 
-def move(one: LedgerBench, other: LedgerBench) -> Move:
-    return Move("scope", Place("one", one.ledger), Place("other", other.ledger), lambda what, done: None)
+def move(one: LedgerBench, other: LedgerBench) -> LedgerCopy:
+    return LedgerCopy(
+        "scope", LedgerHandle("one", one.ledger), LedgerHandle("other", other.ledger), lambda what, done: None
+    )
 
 
 async def moved(one: LedgerBench, other: LedgerBench) -> None:

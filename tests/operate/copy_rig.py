@@ -12,7 +12,7 @@ from keywise.core.entry import LeaseTerms, Policy
 from keywise.core.errors import AdminError
 from keywise.core.transfer import TransferPage
 from keywise.operate.admin import AuditNote
-from keywise.operate.copy_ledger import Move, Place, Tallies
+from keywise.operate.copy_ledger import Checksums, LedgerCopy, LedgerHandle
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
 from keywise.testing.conformance.dumps import filled, joined, pages_of
 from running import run
@@ -34,8 +34,8 @@ class Road:
         self.meanwhile: Callable[[str], None] = lambda what: None
 
     @property
-    def move(self) -> Move:
-        return Move("pages", Place("old://", self.source), Place("new://", self.target), self._tell)
+    def move(self) -> LedgerCopy:
+        return LedgerCopy("pages", LedgerHandle("old://", self.source), LedgerHandle("new://", self.target), self._tell)
 
     def _tell(self, what: str, done: int) -> None:
         self.told.append((what, done))
@@ -47,7 +47,7 @@ class Road:
         self.there.advance(self.clock() - self.there())
         await self.source.control_store.pause(EVERY_KEY)
 
-    async def copy(self) -> Tallies:
+    async def copy(self) -> Checksums:
         move = self.move
         return await move.run(await move.plan(), WHO)
 

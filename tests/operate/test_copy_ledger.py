@@ -13,7 +13,7 @@ from keywise.core.errors import AdminError
 from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
-from keywise.operate.copy_ledger import Found, Plan, Tallies, Tally
+from keywise.operate.copy_ledger import Checksum, Checksums, Found, Plan
 from keywise.testing.conformance.dumps import joined, pages_of
 from operate.copy_rig import EVERY_KEY, TERMS, Road
 from running import run
@@ -26,12 +26,12 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
         await road.fill()
         await road.source.transfer.stand(Controls(2, (EVERY_KEY, Pause("a")), 7.0))
         before = joined(await pages_of(road.source.transfer, 100))
-        tallies = await road.copy()
+        checksums = await road.copy()
         mine, theirs = await road.content()
         assert theirs.entries == mine.entries == before.entries and len(mine.entries) > 10
         assert theirs.dead_letters == mine.dead_letters and len(mine.dead_letters) == 3
         assert theirs.records[:-1] == mine.records[:-1] == before.records
-        assert (tallies.keys.count, tallies.letters.count) == (len(mine.entries), 3)
+        assert (checksums.keys.count, checksums.letters.count) == (len(mine.entries), 3)
         assert await road.target.controls() == Controls(2, (EVERY_KEY, Pause("a")), 7.0)
         assert (await road.target.claim([ChangeHeader("new", order_of(1))], TERMS)).granted == []
 
@@ -242,7 +242,7 @@ def test_a_target_with_nothing_but_a_pause_holds_something():
 
 
 def test_a_tally_tells_what_there_is_whatever_the_order():
-    one, other, third = Tally(), Tally(), Tally()
+    one, other, third = Checksum(), Checksum(), Checksum()
     for thing in ("a", "b", "b"):
         one.add(thing, 1)
     for thing in ("b", "a", "b"):
@@ -259,7 +259,7 @@ def test_the_order_of_lines_counts_and_that_of_letters_does_not():
         [(1.0, DeadLetter("one", b"")), (2.0, DeadLetter("two", b""))],
         [HistoryRecord(1.0, "one"), HistoryRecord(1.0, "two")],
     )
-    one, other = Tallies(), Tallies()
+    one, other = Checksums(), Checksums()
     one.add(TransferPage(dead_letters=letters, records=lines))
     other.add(TransferPage(dead_letters=letters[::-1], records=lines[::-1]))
     assert one.letters == other.letters

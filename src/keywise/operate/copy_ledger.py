@@ -35,14 +35,14 @@ SAME_CLOCK_S = 2.0
 _MOMENTS = ("updated_at", "lease_until", "unknown_until", "tried_at", "not_before", "suspect_at", "rate_at")
 
 
-class Place(msgspec.Struct, frozen=True):
+class LedgerHandle(msgspec.Struct, frozen=True):
     """An opened ledger of one pipeline, and what people know it by."""
 
     name: str
     ledger: Any
 
 
-class Tally(msgspec.Struct):
+class Checksum(msgspec.Struct):
     """How many things there are, and a sum over what each of them is."""
 
     count: int = 0
@@ -58,12 +58,12 @@ class Tally(msgspec.Struct):
         return f"{self.digest:032x}"
 
 
-class Tallies(msgspec.Struct):
+class Checksums(msgspec.Struct):
     """What a ledger holds of one pipeline, kind by kind."""
 
-    keys: Tally = msgspec.field(default_factory=Tally)
-    letters: Tally = msgspec.field(default_factory=Tally)
-    lines: Tally = msgspec.field(default_factory=Tally)
+    keys: Checksum = msgspec.field(default_factory=Checksum)
+    letters: Checksum = msgspec.field(default_factory=Checksum)
+    lines: Checksum = msgspec.field(default_factory=Checksum)
 
     def add(self, page: TransferPage) -> None:
         """Lines are told in the order in which they were written, so their place counts too."""
@@ -75,7 +75,7 @@ class Tallies(msgspec.Struct):
             if line.what != COPIED:
                 self.lines.add(self.lines.count, line)
 
-    def difference(self, other: "Tallies") -> str:
+    def difference(self, other: "Checksums") -> str:
         """In which kind another ledger differs first, in words; empty if it does not."""
         for kind, noun in (("keys", "keys"), ("letters", "dead letters"), ("lines", "lines of history")):
             mine, theirs = getattr(self, kind), getattr(other, kind)
@@ -112,27 +112,27 @@ class Plan(msgspec.Struct, frozen=True):
     """How what the target holds differs, in words."""
 
 
-async def resting(pipeline: str, place: Place) -> Controls:
-    """What is set for a pipeline that is to be copied from a place. Nobody may work on it."""
-    controls: Controls = await place.ledger.control_store.controls()
+async def resting(pipeline: str, handle: LedgerHandle) -> Controls:
+    """What is set for a pipeline that is to be copied from a ledger. Nobody may work on it."""
+    controls: Controls = await handle.ledger.control_store.controls()
     if _mark_of(controls) is not None:
         raise AdminError(
-            f"{place.name} holds a copy of pipeline {pipeline!r} that was cut off; copy from the ledger that is whole"
+            f"{handle.name} holds a copy of pipeline {pipeline!r} that was cut off; copy from the ledger that is whole"
         )
     if not controls.is_paused:
         raise AdminError(
-            f"pipeline {pipeline!r} is not paused in {place.name}, so a worker could change it meanwhile; "
+            f"pipeline {pipeline!r} is not paused in {handle.name}, so a worker could change it meanwhile; "
             f"first {_pausing(pipeline)}"
         )
-    await _check_claims(pipeline, place)
+    await _check_claims(pipeline, handle)
     return controls
 
 
-async def _check_claims(pipeline: str, place: Place) -> None:
-    if held := await place.ledger.control_store.held("", 1):
-        entry = await place.ledger.admin.inspect(held[0]) or EMPTY
+async def _check_claims(pipeline: str, handle: LedgerHandle) -> None:
+    if held := await handle.ledger.control_store.held("", 1):
+        entry = await handle.ledger.admin.inspect(held[0]) or EMPTY
         raise AdminError(
-            f"{held[0]!r} of pipeline {pipeline!r} is still held by {entry.owner} in {place.name}; "
+            f"{held[0]!r} of pipeline {pipeline!r} is still held by {entry.owner} in {handle.name}; "
             f"wait for it with {_pausing(pipeline)}"
         )
 
@@ -141,10 +141,12 @@ def _pausing(pipeline: str) -> str:
     return f"keywise pause --all --wait --pipeline {shlex.quote(pipeline)}"
 
 
-class Move:
+class LedgerCopy:
     """One pipeline on its way from one ledger to another."""
 
-    def __init__(self, pipeline: str, source: Place, target: Place, tell: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, pipeline: str, source: LedgerHandle, target: LedgerHandle, tell: Callable[[str, int], None]
+    ) -> None:
         self._pipeline = pipeline
         self._source = source
         self._target = target
@@ -166,8 +168,8 @@ class Move:
         if there == PLAIN and await self._is_empty():
             return plan
         shift_s = _shift_of(controls, there, plan.shift_s)
-        mine = await self._tallied(self._source, "comparing", since, shift_s)
-        theirs = await self._tallied(self._target, "comparing", since + shift_s)
+        mine = await self._checksummed(self._source, "comparing", since, shift_s)
+        theirs = await self._checksummed(self._target, "comparing", since + shift_s)
         difference = mine.difference(theirs) or await self._miscount()
         return replace(plan, found=Found.OTHER if difference else Found.SAME, difference=difference)
 
@@ -181,7 +183,7 @@ class Move:
             )
         await _check_claims(self._pipeline, self._target)
 
-    async def run(self, plan: Plan, audit_note: AuditNote) -> Tallies:
+    async def run(self, plan: Plan, audit_note: AuditNote) -> Checksums:
         """Copy everything and compare both sides. What the target holds is replaced."""
         target, before = self._target.ledger, await self._target.ledger.control_store.controls()
         there = shifted_controls(plan.controls, plan.shift_s)
@@ -216,23 +218,23 @@ class Move:
     def _why(self) -> str:
         return storable(f"keywise ledger copy from {self._source.name} is not finished")
 
-    async def _copied(self, plan: Plan) -> Tallies:
-        tallies = Tallies()
+    async def _copied(self, plan: Plan) -> Checksums:
+        checksums = Checksums()
         async for page in _pages(self._source):
             there = carried(page, plan.since, plan.shift_s)
             await self._target.ledger.transfer.add(there)
-            tallies.add(there)
-            self._tell("copying", tallies.keys.count + tallies.letters.count)
-        return tallies
+            checksums.add(there)
+            self._tell("copying", checksums.keys.count + checksums.letters.count)
+        return checksums
 
-    async def _verify(self, plan: Plan, copied: Tallies) -> None:
-        arrived = await self._tallied(self._target, "checking the copy", plan.since + plan.shift_s)
+    async def _verify(self, plan: Plan, copied: Checksums) -> None:
+        arrived = await self._checksummed(self._target, "checking the copy", plan.since + plan.shift_s)
         if difference := copied.difference(arrived):
             raise AdminError(
                 f"{self._target.name} does not hold what was copied to it: {difference}; "
                 f"stop whatever works on it, and run it again; pipeline {self._pipeline!r} stays paused there"
             )
-        left = await self._tallied(self._source, "checking the original", plan.since, plan.shift_s)
+        left = await self._checksummed(self._source, "checking the original", plan.since, plan.shift_s)
         difference = copied.difference(left)
         if difference or await resting(self._pipeline, self._source) != plan.controls:
             raise AdminError(
@@ -247,18 +249,18 @@ class Move:
 
     async def _miscount(self) -> str:
         """What both ledgers count by themselves, where it differs: what one of them has not told is missed here."""
-        mine, theirs = [await place.ledger.admin.counts() for place in (self._source, self._target)]
+        mine, theirs = [await handle.ledger.admin.counts() for handle in (self._source, self._target)]
         for noun in ("keys", "tombstones", "suspects", "dead"):
             if getattr(mine, noun) != getattr(theirs, noun):
                 return f"{noun}: {getattr(theirs, noun):,} instead of {getattr(mine, noun):,}"
         return ""
 
-    async def _tallied(self, place: Place, what: str, since: float, shift_s: float = 0.0) -> Tallies:
-        tallies = Tallies()
-        async for page in _pages(place):
-            tallies.add(carried(page, since, shift_s))
-            self._tell(what, tallies.keys.count + tallies.letters.count)
-        return tallies
+    async def _checksummed(self, handle: LedgerHandle, what: str, since: float, shift_s: float = 0.0) -> Checksums:
+        checksums = Checksums()
+        async for page in _pages(handle):
+            checksums.add(carried(page, since, shift_s))
+            self._tell(what, checksums.keys.count + checksums.letters.count)
+        return checksums
 
     async def _is_empty(self) -> bool:
         async for page in _pages(self._target):
@@ -266,17 +268,19 @@ class Move:
                 return False
         return True
 
-    async def _record(self, place: Place, detail: str, audit_note: AuditNote) -> None:
+    async def _record(self, handle: LedgerHandle, detail: str, audit_note: AuditNote) -> None:
         detail = storable("; ".join(part for part in (detail, audit_note.why) if part))
-        at = await place.ledger.admin.now()
-        await place.ledger.history_store.record([HistoryRecord(at, COPIED, detail=detail, by=storable(audit_note.who))])
+        at = await handle.ledger.admin.now()
+        await handle.ledger.history_store.record(
+            [HistoryRecord(at, COPIED, detail=detail, by=storable(audit_note.who))]
+        )
 
 
-async def _pages(place: Place) -> AsyncIterator[TransferPage]:
+async def _pages(handle: LedgerHandle) -> AsyncIterator[TransferPage]:
     """All of a scope, one part after another."""
     cursor = ""
     while True:
-        page = await place.ledger.transfer.page(cursor, PAGE_MAX)
+        page = await handle.ledger.transfer.page(cursor, PAGE_MAX)
         yield page
         cursor = page.cursor
         if not cursor:

@@ -25,7 +25,7 @@ from keywise.core.entry import Policy
 from keywise.core.errors import AdminError, KeywiseError
 from keywise.core.url import Address, shown
 from keywise.operate.admin import AuditNote
-from keywise.operate.copy_ledger import Found, Move, Place, Plan, Tallies, resting
+from keywise.operate.copy_ledger import Checksums, Found, LedgerCopy, LedgerHandle, Plan, resting
 
 app = typer.Typer(help="Look into a ledger, or move it to another server.", no_args_is_help=True)
 
@@ -172,7 +172,7 @@ class Copy:
         """Look at all pipelines first, so that nothing is copied if one of them cannot be."""
         chosen = _chosen(await _scopes(self._source, self._shared), loaded, names, shown(self._source))
         async with AsyncExitStack() as stack:
-            moves = [await stack.enter_async_context(self._move(name, _policy(loaded, name))) for name in chosen]
+            moves = [await stack.enter_async_context(self._ledger_copy(name, _policy(loaded, name))) for name in chosen]
             stack.callback(self._bar.stop)
             plans = [await move.plan() for move in moves]
             for move, plan in zip(moves, plans, strict=True):
@@ -180,13 +180,13 @@ class Copy:
             return [await self._copied(move, plan) for move, plan in zip(moves, plans, strict=True)]
 
     @asynccontextmanager
-    async def _move(self, name: str, policy: Policy) -> AsyncIterator[Move]:
+    async def _ledger_copy(self, name: str, policy: Policy) -> AsyncIterator[LedgerCopy]:
         is_new = self._dry_run and (file := _file_of(self._target)) is not None and not file.exists()
         # A dry run leaves no new file behind.
         there = "memory://" if is_new else self._target
         async with AsyncExitStack() as stack:
             source = await stack.enter_async_context(_opened(self._source, name, policy, self._shared))
-            original = Place(shown(self._source), source)
+            original = LedgerHandle(shown(self._source), source)
             # Before the target is opened, which makes a file or tables where there are none.
             await resting(name, original)
             target = await stack.enter_async_context(_opened(there, name, policy, self._shared))
@@ -197,9 +197,9 @@ class Copy:
                     self._bar.start()
                     self._bar.update(task, description=plain(f"{name}: {what}"), completed=done)
 
-            yield Move(name, original, Place(shown(self._target), target), tell)
+            yield LedgerCopy(name, original, LedgerHandle(shown(self._target), target), tell)
 
-    async def _check(self, move: Move, plan: Plan) -> None:
+    async def _check(self, move: LedgerCopy, plan: Plan) -> None:
         if plan.found is not Found.OTHER:
             return
         target, name = shown(self._target), plan.pipeline
@@ -213,11 +213,11 @@ class Copy:
             self._bar.stop()
             confirm(f"Replace what {target} holds of {name} ({plan.difference})?", yes=self._yes)
 
-    async def _copied(self, move: Move, plan: Plan) -> Report:
+    async def _copied(self, move: LedgerCopy, plan: Plan) -> Report:
         if plan.found is Found.SAME or self._dry_run:
             outcome = "same" if plan.found is Found.SAME else "to copy"
             return Report(plan.pipeline, outcome, plan.counts.keys, plan.counts.dead, clock_shift_s=plan.shift_s)
-        done: Tallies = await move.run(plan, self._audit_note)
+        done: Checksums = await move.run(plan, self._audit_note)
         digests = {"keys": str(done.keys), "letters": str(done.letters), "lines": str(done.lines)}
         counts = (done.keys.count, done.letters.count, done.lines.count)
         return Report(plan.pipeline, "copied", *counts, digests, plan.shift_s)
