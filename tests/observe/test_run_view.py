@@ -6,7 +6,7 @@ import pytest
 
 from keywise.core import events
 from keywise.core.change import Outcome
-from keywise.observe.run_view import NOTICES_MAX, RECENT_S, SLOW_MAX, WINDOW_S, Sight, View
+from keywise.observe.run_view import NOTICES_MAX, RECENT_S, SLOW_MAX, WINDOW_S, PipelineView, View
 
 SENT_AT = 1_000_000.0
 
@@ -44,7 +44,7 @@ class Run:
     def fail(self, key: str, cause: str = "no", attempts: int = 1) -> None:
         self.emit(events.Failed, key=key, cause=cause, attempts=attempts, retry_s=1.0)
 
-    def look(self) -> Sight:
+    def look(self) -> PipelineView:
         [sight] = self.view.look()
         return sight
 

@@ -13,13 +13,13 @@ from keywise.core.entry import Entry, LeaseTerms, Policy
 from keywise.core.rules import decide
 from keywise.operate.inspect import (
     Figures,
+    ForecastRange,
     JournalSummary,
-    Meeting,
+    KeyReport,
     SourceFigures,
-    Story,
     figures_of,
-    meetings,
-    story_of,
+    forecast,
+    key_report_of,
 )
 from running import run
 
@@ -30,7 +30,7 @@ POLICY = Policy(intents=True, redelivery_s=100.0)
 
 def tell(
     entry: Entry | None, *, letters: tuple[DeadLetter, ...] = (), refetch: bool = False, **settings: Any
-) -> Story | None:
+) -> KeyReport | None:
     """The story of the key `a` of a plain pipeline; the entry's moments are seconds from now."""
     app = App("memory://")
     definition = app.pipeline("pages", key="id", version="v", **settings).source("memory://")
@@ -38,26 +38,26 @@ def tell(
     if refetch:
         definition.refetch(lambda key: None)
 
-    async def act() -> Story | None:
+    async def act() -> KeyReport | None:
         async with app.open("pages", work=False) as pipeline:
             await pipeline.ledger.dead_letter([DeadLetterRequest(letter) for letter in letters])
             if entry is not None:
                 ledger: Any = pipeline.ledger
                 ledger.database.clock = lambda: 0.0
                 ledger.database.scope("pages").entries["a"] = entry
-            return await story_of(pipeline, "a", WALL)
+            return await key_report_of(pipeline, "a", WALL)
 
     return run(act())
 
 
-def told(entry: Entry | None, **more: Any) -> Story:
+def told(entry: Entry | None, **more: Any) -> KeyReport:
     story = tell(entry, **more)
     assert story is not None
     return story
 
 
-def answers(found: list[Meeting]) -> list[tuple[int | None, int | None, str]]:
-    return [(meeting.lowest, meeting.highest, meeting.answer) for meeting in found]
+def answers(found: list[ForecastRange]) -> list[tuple[int | None, int | None, str]]:
+    return [(forecast_range.lowest, forecast_range.highest, forecast_range.answer) for forecast_range in found]
 
 
 def test_a_fresh_pipeline_has_only_a_grade_and_a_way():
@@ -186,17 +186,20 @@ def test_only_the_dead_letters_of_the_key_are_told():
 def test_a_key_without_version_is_applied_once_and_mixes_with_no_version():
     story = told(Entry(order_of(None)))
     assert story.mark is not None and story.mark.version is None
-    assert [(meeting.versioned, meeting.answer) for meeting in story.next] == [(False, "duplicate"), (True, "mixed")]
+    assert [(forecast_range.versioned, forecast_range.answer) for forecast_range in story.next] == [
+        (False, "duplicate"),
+        (True, "mixed"),
+    ]
 
 
 def test_batches_without_claims_are_asked_without_terms():
-    async def act() -> Story | None:
+    async def act() -> KeyReport | None:
         app = App("memory://")
         app.pipeline("pages", key="id", version="v").source("memory://").sink("memory://")
         async with app.open("pages", work=False) as pipeline:
             async with pipeline.ledger.transaction() as transaction:
                 await transaction.mark([ChangeHeader("a", order_of(7))])
-            return await story_of(pipeline, "a", WALL)
+            return await key_report_of(pipeline, "a", WALL)
 
     story = run(act())
     assert story is not None and story.grade is Grade.ATOMIC
@@ -205,8 +208,13 @@ def test_batches_without_claims_are_asked_without_terms():
 
 @pytest.mark.parametrize("edge", [VERSION_MIN, VERSION_MAX])
 def test_no_version_beyond_the_64_bits_is_named(edge):
-    found = meetings(Entry((0, edge, 0)), 0.0, POLICY, TERMS)
-    named = [version for meeting in found for version in (meeting.lowest, meeting.highest) if version is not None]
+    found = forecast(Entry((0, edge, 0)), 0.0, POLICY, TERMS)
+    named = [
+        version
+        for forecast_range in found
+        for version in (forecast_range.lowest, forecast_range.highest)
+        if version is not None
+    ]
     assert all(VERSION_MIN <= version <= VERSION_MAX for version in named)
 
 
@@ -229,15 +237,15 @@ entries = st.builds(
 
 @given(entry=entries, version=st.integers(-9, 9), terms=st.sampled_from([None, TERMS]))
 def test_what_a_change_would_meet_is_what_the_rules_decide(entry, version, terms):
-    found = meetings(entry, 0.0, POLICY, terms)
-    [meeting] = [
+    found = forecast(entry, 0.0, POLICY, terms)
+    [forecast_range] = [
         one
         for one in found
         if (one.lowest is None or one.lowest <= version) and (one.highest is None or version <= one.highest)
     ]
     refusal = decide(entry, ChangeHeader("a", order_of(version)), 0.0, POLICY, terms)
-    assert meeting.answer == ("granted" if refusal is None else refusal.reason.value)
-    assert meeting.wait_s == (0.0 if refusal is None else refusal.wait_s)
+    assert forecast_range.answer == ("granted" if refusal is None else refusal.reason.value)
+    assert forecast_range.wait_s == (0.0 if refusal is None else refusal.wait_s)
 
 
 def test_figures_tell_what_is_noted_here_and_that_a_resync_is_due(tmp_path):

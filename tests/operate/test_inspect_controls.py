@@ -7,7 +7,7 @@ from keywise.core.change import VERSION_MAX
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry
 from keywise.core.history import HistoryRecord
-from keywise.operate.inspect import ALARM_S, Figures, Limit, Story, figures_of, story_of
+from keywise.operate.inspect import ALARM_S, Figures, KeyReport, Limit, figures_of, key_report_of
 from running import run
 
 WALL = 1_700_000_000.0
@@ -26,10 +26,10 @@ class Scene:
         self.eras = 0
         self.lines: list[HistoryRecord] = []
 
-    def story(self, key: str = "a", **options: Any) -> Story | None:
-        return run(self._ask(lambda pipeline: story_of(pipeline, key, WALL, **options)))
+    def story(self, key: str = "a", **options: Any) -> KeyReport | None:
+        return run(self._ask(lambda pipeline: key_report_of(pipeline, key, WALL, **options)))
 
-    def told(self, key: str = "a", **options: Any) -> Story:
+    def told(self, key: str = "a", **options: Any) -> KeyReport:
         story = self.story(key, **options)
         assert story is not None
         return story
@@ -51,8 +51,8 @@ class Scene:
             return await question(pipeline)
 
 
-def answers(story: Story) -> list[tuple[int | None, int | None, str]]:
-    return [(meeting.lowest, meeting.highest, meeting.answer) for meeting in story.next]
+def answers(story: KeyReport) -> list[tuple[int | None, int | None, str]]:
+    return [(forecast_range.lowest, forecast_range.highest, forecast_range.answer) for forecast_range in story.next]
 
 
 def test_a_paused_key_tells_by_whom_and_why_and_waits():

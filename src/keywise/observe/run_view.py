@@ -25,7 +25,7 @@ ENDS = (Outcome.APPLIED, Outcome.STALE, Outcome.DUPLICATE, Outcome.SUPERSEDED, O
 """Every outcome that a change can end with."""
 
 
-class Slow(msgspec.Struct, frozen=True):
+class SlowCall(msgspec.Struct, frozen=True):
     """The last call for a key, which was among the longest; `others` were in the same call."""
 
     key: str
@@ -45,7 +45,7 @@ class Notice(msgspec.Struct):
         return type(event) is type(self.event) and _subject(event) == _subject(self.event)
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
     """One look at one pipeline."""
 
     pipeline: str
@@ -68,7 +68,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
     failed_tries: int
     lanes: events.Waiting | None
-    slowest: Sequence[Slow]
+    slowest: Sequence[SlowCall]
     """The longest first."""
     warnings: Sequence[Notice]
     """The newest last, as are alarms."""
@@ -102,7 +102,7 @@ class View:
                 take(event, self._clock())
                 self.sources += isinstance(event, events.Started)
 
-    def look(self) -> list[Sight]:
+    def look(self) -> list[PipelineView]:
         """All pipelines as they are now."""
         with self._lock:
             now = self._clock()
@@ -129,7 +129,7 @@ class _Seen:
         self._ended_at: float | None = None
         self._lag_s: float | None = None
         self._lanes: events.Waiting | None = None
-        self._slow: dict[str, Slow] = {}
+        self._slow: dict[str, SlowCall] = {}
         self._slow_floor_s = 0.0
         self._warnings: deque[Notice] = deque(maxlen=NOTICES_MAX)
         self._alarms: deque[Notice] = deque(maxlen=NOTICES_MAX)
@@ -156,10 +156,10 @@ class _Seen:
         }
         """What is done at each kind of event that changes a figure; there are many others."""
 
-    def look(self, now: float) -> Sight:
+    def look(self, now: float) -> PipelineView:
         seconds = (self._stopped_at or now) - self._started_at
         idle_s = None if self._ended_at is None else now - self._ended_at
-        return Sight(
+        return PipelineView(
             pipeline=self._name,
             state="paused" if self._is_paused and self._state == "running" else self._state,
             ledger_down=self._ledger_down,
@@ -234,12 +234,12 @@ class _Seen:
         slow = self._slow
         if event.seconds <= self._slow_floor_s and key not in slow:
             return
-        slow[key] = Slow(key, len(event.keys) - 1, event.seconds, now)
+        slow[key] = SlowCall(key, len(event.keys) - 1, event.seconds, now)
         if len(slow) > SLOW_MAX:
             del slow[min(slow, key=lambda one: slow[one].seconds)]
         self._slow_floor_s = _floor_s(slow)
 
-    def _slowest(self, now: float) -> list[Slow]:
+    def _slowest(self, now: float) -> list[SlowCall]:
         recent = {key: call for key, call in self._slow.items() if now - call.at <= RECENT_S}
         if len(recent) < len(self._slow):
             self._slow, self._slow_floor_s = recent, _floor_s(recent)
@@ -255,7 +255,7 @@ class _Seen:
         return (self._changes - before) / (now - since) if now > since else 0.0
 
 
-def _floor_s(slow: dict[str, Slow]) -> float:
+def _floor_s(slow: dict[str, SlowCall]) -> float:
     """A call that did not take longer needs no place."""
     return min(call.seconds for call in slow.values()) if len(slow) >= SLOW_MAX else 0.0
 

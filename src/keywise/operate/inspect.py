@@ -1,4 +1,4 @@
-"""What an operator asks: the figures of a pipeline, and the story of one key with what would happen to it next."""
+"""What an operator asks: the figures of a pipeline, and the report on one key with what would happen to it next."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -151,7 +151,7 @@ class DeadLetterSummary(msgspec.Struct, frozen=True):
     cause: str
 
 
-class Meeting(msgspec.Struct, frozen=True):
+class ForecastRange(msgspec.Struct, frozen=True):
     """What changes between two versions would meet now; None stands for no limit on that side."""
 
     lowest: int | None
@@ -163,7 +163,7 @@ class Meeting(msgspec.Struct, frozen=True):
     """False: this is about changes without a version."""
 
 
-class Story(msgspec.Struct, frozen=True):
+class KeyReport(msgspec.Struct, frozen=True):
     """All that a pipeline knows of one key; moments are seconds of the wall clock."""
 
     pipeline: str
@@ -178,7 +178,7 @@ class Story(msgspec.Struct, frozen=True):
     letters: list[DeadLetterSummary]
     letters_are_all: bool
     """False: there are so many dead letters that only the newest were looked at."""
-    next: list[Meeting]
+    next: list[ForecastRange]
     era: int
     """What changes of the key belong to now."""
     pauses: list[Pause]
@@ -224,7 +224,7 @@ def journal_summary_of(settings: Settings, pipeline: str) -> JournalSummary | No
     return JournalSummary(since, len(keys), len(contents), any(one.is_full for one in contents), unread)
 
 
-async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> Story | None:
+async def key_report_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> KeyReport | None:
     """Tell what the ledger remembers of a key; None if that is nothing at all. `wall` is the time now."""
     admin = pipeline.admin
     entry, now, controls = await admin.inspect(key), await admin.now(), await pipeline.control_store.controls()
@@ -241,7 +241,7 @@ async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES
         return None
     entry = entry or Entry()
     policy = Policy(redelivery_s=pipeline.settings.redelivery_s, rate=pipeline.rate)
-    return Story(
+    return KeyReport(
         pipeline=pipeline.name,
         grade=pipeline.grade,
         key=key,
@@ -253,7 +253,7 @@ async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES
         suspicion=_suspicion(entry, pipeline, ahead_s),
         letters=letters,
         letters_are_all=len(newest) < LETTERS_MAX,
-        next=meetings(entry, now, policy, _terms(pipeline), controls, key),
+        next=forecast(entry, now, policy, _terms(pipeline), controls, key),
         era=era_of(entry, controls),
         pauses=_on_the_wall(pauses, ahead_s),
         limit=_limit(entry, pipeline, now, ahead_s),
@@ -261,26 +261,26 @@ async def story_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES
     )
 
 
-def meetings(
+def forecast(
     entry: Entry, now: float, policy: Policy, terms: LeaseTerms | None, controls: Controls = PLAIN, key: str = ""
-) -> list[Meeting]:
+) -> list[ForecastRange]:
     """What a change would meet now, from the lowest version to the highest; equal answers are told together."""
 
-    def meet(version: int | None) -> Meeting:
+    def meet(version: int | None) -> ForecastRange:
         refusal = decide_under(controls, entry, ChangeHeader(key, order_of(version)), now, policy, terms)
         answer, wait_s = (refusal.reason.value, refusal.wait_s) if refusal is not None else ("granted", 0.0)
-        return Meeting(version, version, answer, wait_s, versioned=version is not None)
+        return ForecastRange(version, version, answer, wait_s, versioned=version is not None)
 
     if any(is_unversioned(order) for order in _named(entry)):
         return [meet(None), replace(meet(0), lowest=None, highest=None)]
-    found: list[Meeting] = []
+    found: list[ForecastRange] = []
     for version in _telling_versions(entry):
-        meeting = meet(version)
+        forecast_range = meet(version)
         last = found[-1] if found else None
-        if last is not None and (last.answer, last.wait_s) == (meeting.answer, meeting.wait_s):
+        if last is not None and (last.answer, last.wait_s) == (forecast_range.answer, forecast_range.wait_s):
             found[-1] = replace(last, highest=version)
         else:
-            found.append(meeting)
+            found.append(forecast_range)
     found[0] = replace(found[0], lowest=None)
     found[-1] = replace(found[-1], highest=None)
     return found

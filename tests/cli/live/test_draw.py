@@ -6,13 +6,13 @@ from rich.cells import cell_len
 from keywise.cli.live.draw import frame, line, rate, span
 from keywise.core import events
 from keywise.core.change import Outcome
-from keywise.observe.run_view import Sight, View
+from keywise.observe.run_view import PipelineView, View
 
 EVIL = "\x1b[2J\x1b]0;mine\x07[bold red]x[/]\r\n\u202e\x00日本語" * 3
 SENT_AT = 1_000_000.0
 
 
-def sights(*names: str, key: str = "home", cause: str = "no such address") -> list[Sight]:
+def views(*names: str, key: str = "home", cause: str = "no such address") -> list[PipelineView]:
     """Pipelines where everything that can be shown has happened."""
     now = [100.0]
     view = View(names, clock=lambda: now[0], wall=lambda: SENT_AT + now[0])
@@ -31,12 +31,12 @@ def sights(*names: str, key: str = "home", cause: str = "no such address") -> li
     return view.look()
 
 
-def drawn(found: list[Sight], width: int, height: int = 100) -> list[str]:
+def drawn(found: list[PipelineView], width: int, height: int = 100) -> list[str]:
     return frame(found, width, height).plain.split("\n")
 
 
 def test_everything_is_in_the_frame():
-    assert drawn(sights("mails"), 80) == [
+    assert drawn(views("mails"), 80) == [
         "mails  running  plain  leased  2 s",
         "  rate     now 6,000/s  average 6,000/s  lag 800 ms",
         "  changes  applied 12,000  stale 0  duplicate 0  superseded 0  dead 1",
@@ -52,8 +52,8 @@ def test_everything_is_in_the_frame():
 
 
 def test_a_pipeline_in_one_line_for_logs():
-    [sight] = sights("mails")
-    assert line(sight) == (
+    [view] = views("mails")
+    assert line(view) == (
         "mails: 12,001 changes, 6,000/s now, 6,000/s on average, lag 800 ms; 12,000 applied, 1 dead; 1 failed try; "
         "lanes live 12, bulk 1,300, busy 8, held 4; slowest 1.2 s home, 40 ms about and 2 more"
     )
@@ -66,9 +66,9 @@ def test_the_line_at_the_end_tells_how_long_it_took():
     view(events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=100))
     now[0] = 4.0
     view(events.Stopped(pipeline="p"))
-    [sight] = view.look()
-    assert line(sight) == "p: stopped, 100 changes in 4.0 s, 25/s; 100 applied"
-    assert drawn([sight], 80)[1] == "  rate     average 25/s"
+    [view] = view.look()
+    assert line(view) == "p: stopped, 100 changes in 4.0 s, 25/s; 100 applied"
+    assert drawn([view], 80)[1] == "  rate     average 25/s"
 
 
 def test_a_pipeline_that_has_not_started_is_not_drawn():
@@ -90,12 +90,12 @@ def test_an_idle_pipeline_says_for_how_long():
     "key", ["home", EVIL, "x" * 100_000, "日" * 500, ""], ids=["plain", "evil", "long", "wide", "no"]
 )
 def test_no_line_is_wider_than_the_terminal(width, key):
-    for text in drawn(sights("mails", key=key, cause=key), width):
+    for text in drawn(views("mails", key=key, cause=key), width):
         assert cell_len(text) <= width
 
 
 def test_a_warning_is_folded_and_takes_three_lines_at_most():
-    found = sights("mails", key="k" * 36, cause="why " * 100)
+    found = views("mails", key="k" * 36, cause="why " * 100)
     lines = drawn(found, 40)
     start = next(number for number, text in enumerate(lines) if "warning" in text)
     warning = [text[11:] for text in lines[start : start + 3]]
@@ -106,7 +106,7 @@ def test_a_warning_is_folded_and_takes_three_lines_at_most():
 
 @pytest.mark.parametrize("width", [80, 40])
 def test_control_characters_and_markup_of_keys_causes_and_names_are_shown_as_they_are(width):
-    found = sights(EVIL, key=EVIL, cause=EVIL)
+    found = views(EVIL, key=EVIL, cause=EVIL)
     lines = drawn(found, width)
     assert all(text.isprintable() for text in lines)
     assert any("[bold red]x[/]" in text for text in lines)
@@ -114,7 +114,7 @@ def test_control_characters_and_markup_of_keys_causes_and_names_are_shown_as_the
 
 
 def test_a_frame_that_is_too_high_leaves_out_what_is_long_and_then_cuts():
-    found = sights("a", "b", "c")
+    found = views("a", "b", "c")
     assert len(drawn(found, 80, 100)) == 31
     brief = drawn(found, 80, 24)
     assert len(brief) <= 24

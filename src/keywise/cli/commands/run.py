@@ -21,7 +21,7 @@ from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.source import Source
 from keywise.observe.log import Log
-from keywise.observe.run_view import Sight, View
+from keywise.observe.run_view import PipelineView, View
 
 LOOK_S = 0.1
 """Whether the queues are empty is looked at after so long without a batch."""
@@ -180,7 +180,7 @@ def _upright_summary(counts: dict[str, dict[str, int]]) -> Table:
     return summary
 
 
-def _told(sight: Sight) -> dict[str, Any]:
+def _told(sight: PipelineView) -> dict[str, Any]:
     return {
         "grade": sight.grade,
         "sources": sight.sources,

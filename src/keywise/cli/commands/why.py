@@ -28,11 +28,11 @@ from keywise.cli.output import (
     with_moments,
 )
 from keywise.core.history import HistoryRecord
-from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, Meeting, Story, story_of
+from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, ForecastRange, KeyReport, key_report_of
 
 LETTERS_SHOWN = 10
 MOMENTS = {"now", "at", "kept_until", "since", "until", "next_at", "repair_at"}
-"""Fields of a story that are moments."""
+"""Fields of a report that are moments."""
 
 MEETS = {
     "granted": "is applied",
@@ -81,89 +81,89 @@ def why(
     if not _is_text(key):
         refuse(f"{key!r} is no UTF-8 text, so it cannot be a key")
     warn_of_memory(loaded)
-    stories = asyncio.run(_stories(loaded, names, key, lines))
+    reports = asyncio.run(_reports(loaded, names, key, lines))
     if json:
-        tell_json({"key": key, "pipelines": [with_moments(msgspec.to_builtins(story), MOMENTS) for story in stories]})
-    for story in stories if not json else ():
-        _tell(story)
-    if not stories:
+        tell_json({"key": key, "pipelines": [with_moments(msgspec.to_builtins(report), MOMENTS) for report in reports]})
+    for report in reports if not json else ():
+        _tell(report)
+    if not reports:
         fail(
             f"no change to {key!r} was committed, tried or set aside in {', '.join(names)}; it may still be queued "
             "(see keywise status), or its messages name another key"
         )
 
 
-async def _stories(app: App, names: list[str], key: str, lines: int) -> list[Story]:
-    stories = []
+async def _reports(app: App, names: list[str], key: str, lines: int) -> list[KeyReport]:
+    reports = []
     for name in names:
         async with app.open(name, work=False) as opened:
-            story = await story_of(opened, key, time.time(), lines)
-            if story is not None:
-                stories.append(story)
-    return stories
+            report = await key_report_of(opened, key, time.time(), lines)
+            if report is not None:
+                reports.append(report)
+    return reports
 
 
-def _tell(story: Story) -> None:
+def _tell(report: KeyReport) -> None:
     facts = table("", "", fold=("",))
     facts.show_header = False
-    for name, fact in _facts(story):
+    for name, fact in _facts(report):
         facts.add_row(Text(name, "bold"), cell(fact))
     facts.add_row()
     facts.add_row(Text("next", "bold"), "a change that arrives now:")
-    for meeting in story.next:
-        wait = f", at most {duration(meeting.wait_s)}" if meeting.wait_s else ""
-        facts.add_row("", f"{_range(meeting):<24} {MEETS[meeting.answer].format(wait=wait)}")
-    screen().print(cell(f"{story.key!r} in {story.pipeline} ({story.grade})", "bold"))
+    for forecast_range in report.next:
+        wait = f", at most {duration(forecast_range.wait_s)}" if forecast_range.wait_s else ""
+        facts.add_row("", f"{_range(forecast_range):<24} {MEETS[forecast_range.answer].format(wait=wait)}")
+    screen().print(cell(f"{report.key!r} in {report.pipeline} ({report.grade})", "bold"))
     display(facts)
-    if story.history:
+    if report.history:
         print()
-        display(_history(story))
+        display(_history(report))
     print()
 
 
-def _facts(story: Story) -> Iterator[tuple[str, str]]:
+def _facts(report: KeyReport) -> Iterator[tuple[str, str]]:
     """What is known, as lines with a name; only what is there, or whose absence says something."""
-    yield from _about_mark(story)
-    yield from _about_orders(story)
-    yield from _about_claim(story)
-    yield from _about_tries(story)
-    yield from _about_suspicion(story)
-    yield from _about_letters(story)
+    yield from _about_mark(report)
+    yield from _about_orders(report)
+    yield from _about_claim(report)
+    yield from _about_tries(report)
+    yield from _about_suspicion(report)
+    yield from _about_letters(report)
 
 
-def _about_mark(story: Story) -> Iterator[tuple[str, str]]:
-    mark = story.mark
+def _about_mark(report: KeyReport) -> Iterator[tuple[str, str]]:
+    mark = report.mark
     if mark is None:
         yield "mark", "none: nothing was committed yet"
         return
     era = f", era {mark.era}" if mark.era else ""
     generation = f", generation {mark.generation}" if mark.generation else ""
-    when = f", committed {moment(mark.at, story.now)}" if mark.at is not None else ""
+    when = f", committed {moment(mark.at, report.now)}" if mark.at is not None else ""
     yield "mark", f"{_named(mark.version)}{era}{generation}{when}"
-    kept = "kept for ever" if mark.kept_until is None else f"kept until {moment(mark.kept_until, story.now)}"
+    kept = "kept for ever" if mark.kept_until is None else f"kept until {moment(mark.kept_until, report.now)}"
     yield "tombstone", f"{'yes: the newest change is a deletion' if mark.deleted else 'no'}; {kept}"
 
 
-def _about_orders(story: Story) -> Iterator[tuple[str, str]]:
+def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
     """What an operator has set, or the pipeline limits."""
-    if story.era:
-        is_new = story.mark is None or story.mark.era < story.era
-        yield "era", f"{story.era}{'; whatever comes next is newer than all before' if is_new else ''}"
-    if not story.pauses:
+    if report.era:
+        is_new = report.mark is None or report.mark.era < report.era
+        yield "era", f"{report.era}{'; whatever comes next is newer than all before' if is_new else ''}"
+    if not report.pauses:
         yield "paused", "no"
-    for pause in story.pauses:
-        yield "paused", told_pause(pause, story.now)
-    limit = story.limit
+    for pause in report.pauses:
+        yield "paused", told_pause(pause, report.now)
+    limit = report.limit
     if limit is not None:
-        due = "now" if limit.next_at is None else f"not before {moment(limit.next_at, story.now)}"
+        due = "now" if limit.next_at is None else f"not before {moment(limit.next_at, report.now)}"
         burst = f"{limit.n:,} at once, then " if limit.n > 1 else ""
         yield "rate", f"{burst}one in {duration(limit.per_s / limit.n)}; the next one {due}"
 
 
-def _history(story: Story) -> Table:
+def _history(report: KeyReport) -> Table:
     """What happened, newest first."""
     told = table("history", "what", "version", "by", "detail", numbers=("version",), fold=("detail",))
-    for line in story.history:
+    for line in report.history:
         version = "" if line.version is None else str(line.version)
         told.add_row(stamp(line.at), cell(line.what), version, cell(line.by), cell(_reason(line)))
     return told
@@ -173,8 +173,8 @@ def _reason(line: HistoryRecord) -> str:
     return "; ".join(part for part in (REASONS.get(line.what, ""), line.detail) if part)
 
 
-def _about_claim(story: Story) -> Iterator[tuple[str, str]]:
-    holder, now = story.holder, story.now
+def _about_claim(report: KeyReport) -> Iterator[tuple[str, str]]:
+    holder, now = report.holder, report.now
     if holder is None:
         yield "claim", "free"
     else:
@@ -186,52 +186,52 @@ def _about_claim(story: Story) -> Iterator[tuple[str, str]]:
         yield "lease", f"{ends} {moment(holder.until, now)}{gave_up}"
         if holder.intent is not None:
             yield "intent", f"{_named(holder.intent)}; older changes wait for it"
-    if story.unknown is not None:
-        until = moment(story.unknown.until, now)
-        waits = f"older changes {'wait' if story.unknown.until > now else 'waited'} for it until {until}"
-        yield "unknown", f"{_named(story.unknown.version)} may be in the sink without being committed; {waits}"
+    if report.unknown is not None:
+        until = moment(report.unknown.until, now)
+        waits = f"older changes {'wait' if report.unknown.until > now else 'waited'} for it until {until}"
+        yield "unknown", f"{_named(report.unknown.version)} may be in the sink without being committed; {waits}"
 
 
-def _about_tries(story: Story) -> Iterator[tuple[str, str]]:
-    tries = story.tries
+def _about_tries(report: KeyReport) -> Iterator[tuple[str, str]]:
+    tries = report.tries
     if tries is None:
         return
     deaths = f", {tries.crashes} of {tries.crashes_max} workers died alone with it" if tries.crashes else ""
     yield "tries", f"{tries.attempts} of {tries.attempts_max} at {_named(tries.version)} failed{deaths}"
     yield (
         "next try",
-        "not before " + moment(tries.next_at, story.now)
+        "not before " + moment(tries.next_at, report.now)
         if tries.next_at is not None
         else "when its message comes back",
     )
 
 
-def _about_suspicion(story: Story) -> Iterator[tuple[str, str]]:
-    suspicion = story.suspicion
+def _about_suspicion(report: KeyReport) -> Iterator[tuple[str, str]]:
+    suspicion = report.suspicion
     if suspicion is None:
         return
-    yield "suspect", f"{count(suspicion.count, 'time')}, the last {moment(suspicion.since, story.now)}"
+    yield "suspect", f"{count(suspicion.count, 'time')}, the last {moment(suspicion.since, report.now)}"
     if suspicion.repair_at is None:
         yield "repair", "by nobody: this pipeline has no refetch; give it one with @pipeline.refetch"
     else:
-        yield "repair", f"by refetch, not before {moment(suspicion.repair_at, story.now)}"
+        yield "repair", f"by refetch, not before {moment(suspicion.repair_at, report.now)}"
 
 
-def _about_letters(story: Story) -> Iterator[tuple[str, str]]:
-    if not story.letters_are_all:
+def _about_letters(report: KeyReport) -> Iterator[tuple[str, str]]:
+    if not report.letters_are_all:
         yield "dead", f"looked for among the {LETTERS_MAX:,} newest letters only"
-    for letter in story.letters[:LETTERS_SHOWN]:
+    for letter in report.letters[:LETTERS_SHOWN]:
         yield (
             "dead",
-            f"letter {letter.number}, {_named(letter.version)}, {moment(letter.at, story.now)}: {letter.cause}",
+            f"letter {letter.number}, {_named(letter.version)}, {moment(letter.at, report.now)}: {letter.cause}",
         )
-    if len(story.letters) > LETTERS_SHOWN:
-        yield "dead", f"and {len(story.letters) - LETTERS_SHOWN:,} more; see keywise dead list"
+    if len(report.letters) > LETTERS_SHOWN:
+        yield "dead", f"and {len(report.letters) - LETTERS_SHOWN:,} more; see keywise dead list"
 
 
-def _range(meeting: Meeting) -> str:
-    lowest, highest = meeting.lowest, meeting.highest
-    if not meeting.versioned:
+def _range(forecast_range: ForecastRange) -> str:
+    lowest, highest = forecast_range.lowest, forecast_range.highest
+    if not forecast_range.versioned:
         return "no version"
     if lowest is None and highest is None:
         return "any version"

@@ -8,7 +8,7 @@ from rich.text import Text
 from keywise.cli.output import count, duration, plain, stamp
 from keywise.core import events
 from keywise.observe.log import described
-from keywise.observe.run_view import WINDOW_S, Notice, Sight
+from keywise.observe.run_view import WINDOW_S, Notice, PipelineView
 
 SLOW_SHOWN = 3
 LABEL_WIDTH = 11
@@ -19,37 +19,37 @@ KEY_MAX, CAUSE_MAX = 40, 300
 STATE_STYLES = {"running": "green", "paused": "bold yellow", "draining": "yellow"}
 
 
-def frame(sights: Sequence[Sight], width: int, height: int) -> Text:
+def frame(views: Sequence[PipelineView], width: int, height: int) -> Text:
     """All pipelines that have started, in lines that fit; if there are too many for the height, without what is long.
 
     The last line is empty: whatever is written after the frame, a prompt for example, begins in a line of its own.
     """
-    sights = [sight for sight in sights if sight.sources]
-    blocks = [list(_block(sight, width)) for sight in sights]
+    views = [view for view in views if view.sources]
+    blocks = [list(_block(view, width)) for view in views]
     if sum(map(len, blocks)) >= height:
-        blocks = [list(_block(sight, width, brief=True)) for sight in sights]
+        blocks = [list(_block(view, width, brief=True)) for view in views]
     lines = [line for block in blocks for line in block]
     if len(lines) >= height:
         lines = [*lines[: max(0, height - 2)], Text("…", "dim")]
     return Text("\n", no_wrap=True).join((*lines, Text()))
 
 
-def line(sight: Sight) -> str:
+def line(view: PipelineView) -> str:
     """One pipeline in one line, for logs."""
-    ended = [f"{number:,} {outcome}" for outcome, number in sight.outcomes.items() if number]
-    total = count(sight.changes, "change")
-    if sight.state == "stopped":
-        parts = [f"{total} in {span(sight.seconds)}, {rate(sight.rate_average)}"]
+    ended = [f"{number:,} {outcome}" for outcome, number in view.outcomes.items() if number]
+    total = count(view.changes, "change")
+    if view.state == "stopped":
+        parts = [f"{total} in {span(view.seconds)}, {rate(view.rate_average)}"]
     else:
-        rates = (f"{rate(sight.rate_now)} now", f"{rate(sight.rate_average)} on average")
-        parts = [", ".join((total, *rates, *_lag(sight)))]
+        rates = (f"{rate(view.rate_now)} now", f"{rate(view.rate_average)} on average")
+        parts = [", ".join((total, *rates, *_lag(view)))]
     parts += [", ".join(ended)] if ended else []
-    parts += [count(sight.failed_tries, "failed try", "failed tries")] if sight.failed_tries else []
-    parts += [f"lanes {_lanes(sight.lanes)}"] if sight.lanes and sight.state != "stopped" else []
-    parts += [f"slowest {', '.join(_slowest(sight))}"] if sight.slowest else []
-    parts += [_ledger_down(sight.ledger_down)] if sight.ledger_down is not None else []
-    state = "" if sight.state == "running" else f" {sight.state},"
-    return plain(f"{sight.pipeline}:{state} {'; '.join(parts)}")
+    parts += [count(view.failed_tries, "failed try", "failed tries")] if view.failed_tries else []
+    parts += [f"lanes {_lanes(view.lanes)}"] if view.lanes and view.state != "stopped" else []
+    parts += [f"slowest {', '.join(_slowest(view))}"] if view.slowest else []
+    parts += [_ledger_down(view.ledger_down)] if view.ledger_down is not None else []
+    state = "" if view.state == "running" else f" {view.state},"
+    return plain(f"{view.pipeline}:{state} {'; '.join(parts)}")
 
 
 def rate(changes_a_second: float) -> str:
@@ -65,41 +65,41 @@ def span(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
-def _block(sight: Sight, width: int, *, brief: bool = False) -> Iterator[Text]:
-    yield from _packed(_head(sight), width, "  ")
-    yield from _labelled("rate", _rates(sight), width)
-    yield from _labelled("changes", _outcomes(sight), width)
-    if sight.lanes is not None and sight.state != "stopped":
-        yield from _labelled("lanes", _lanes(sight.lanes).split(", "), width)
-    if sight.ledger_down is not None:
-        yield from _labelled("ledger", [Text(_ledger_down(sight.ledger_down), "bold red")], width)
-    for alarm in sight.alarms:
-        yield from _noticed("ALARM", alarm, sight.now, width, "bold red")
+def _block(view: PipelineView, width: int, *, brief: bool = False) -> Iterator[Text]:
+    yield from _packed(_head(view), width, "  ")
+    yield from _labelled("rate", _rates(view), width)
+    yield from _labelled("changes", _outcomes(view), width)
+    if view.lanes is not None and view.state != "stopped":
+        yield from _labelled("lanes", _lanes(view.lanes).split(", "), width)
+    if view.ledger_down is not None:
+        yield from _labelled("ledger", [Text(_ledger_down(view.ledger_down), "bold red")], width)
+    for alarm in view.alarms:
+        yield from _noticed("ALARM", alarm, view.now, width, "bold red")
     if brief:
         return
-    if sight.slowest:
-        yield from _labelled("slowest", _slowest(sight), width)
-    for warning in sight.warnings:
-        yield from _noticed("warning", warning, sight.now, width, "yellow")
+    if view.slowest:
+        yield from _labelled("slowest", _slowest(view), width)
+    for warning in view.warnings:
+        yield from _noticed("warning", warning, view.now, width, "yellow")
 
 
-def _head(sight: Sight) -> list[Text]:
-    strategies = dict.fromkeys(source["strategy"] for source in sight.sources)
-    facts = [Text(plain(sight.pipeline), "bold"), Text(sight.state, STATE_STYLES.get(sight.state, "dim"))]
-    if sight.grade:
-        facts.append(Text(plain(sight.grade)))
-    return [*facts, *(Text(plain(way), "dim") for way in strategies), Text(duration(round(sight.seconds)), "dim")]
+def _head(view: PipelineView) -> list[Text]:
+    strategies = dict.fromkeys(source["strategy"] for source in view.sources)
+    facts = [Text(plain(view.pipeline), "bold"), Text(view.state, STATE_STYLES.get(view.state, "dim"))]
+    if view.grade:
+        facts.append(Text(plain(view.grade)))
+    return [*facts, *(Text(plain(way), "dim") for way in strategies), Text(duration(round(view.seconds)), "dim")]
 
 
-def _rates(sight: Sight) -> list[str]:
-    average = f"average {rate(sight.rate_average)}"
-    return [average] if sight.state == "stopped" else [f"now {rate(sight.rate_now)}", average, *_lag(sight)]
+def _rates(view: PipelineView) -> list[str]:
+    average = f"average {rate(view.rate_average)}"
+    return [average] if view.state == "stopped" else [f"now {rate(view.rate_now)}", average, *_lag(view)]
 
 
-def _outcomes(sight: Sight) -> list[Text]:
-    told = [(outcome, number) for outcome, number in sight.outcomes.items() if number or outcome != "ignored"]
-    if sight.failed_tries:
-        told.append(("failed tries", sight.failed_tries))
+def _outcomes(view: PipelineView) -> list[Text]:
+    told = [(outcome, number) for outcome, number in view.outcomes.items() if number or outcome != "ignored"]
+    if view.failed_tries:
+        told.append(("failed tries", view.failed_tries))
     return [Text(f"{name} {number:,}", _style(name, number)) for name, number in told]
 
 
@@ -109,10 +109,10 @@ def _style(name: str, number: int) -> str:
     return {"dead": "red", "failed tries": "yellow"}.get(name, "")
 
 
-def _lag(sight: Sight) -> list[str]:
-    if sight.lag_s is not None:
-        return [f"lag {span(sight.lag_s)}"]
-    return [f"idle for {span(sight.idle_s)}"] if sight.idle_s is not None and sight.idle_s > WINDOW_S else []
+def _lag(view: PipelineView) -> list[str]:
+    if view.lag_s is not None:
+        return [f"lag {span(view.lag_s)}"]
+    return [f"idle for {span(view.idle_s)}"] if view.idle_s is not None and view.idle_s > WINDOW_S else []
 
 
 def _lanes(lanes: events.Waiting) -> str:
@@ -123,10 +123,10 @@ def _ledger_down(event: events.LedgerDown) -> str:
     return f"down since {stamp(event.since)}, {event.mode}"
 
 
-def _slowest(sight: Sight) -> list[str]:
+def _slowest(view: PipelineView) -> list[str]:
     return [
         f"{span(call.seconds)} {_key(call.key)}{f' and {call.others:,} more' if call.others else ''}"
-        for call in sight.slowest[:SLOW_SHOWN]
+        for call in view.slowest[:SLOW_SHOWN]
     ]
 
 
