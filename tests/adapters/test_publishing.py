@@ -66,7 +66,7 @@ def test_with_write_anyway_pages_are_written_without_the_ledger_and_put_right_af
     ledger.start()
     shop.until(lambda: shop.said("ledgerback") >= 1, "the ledger to be back")
     shop.until(lambda: is_calm(shop.figures()), "all keys to be repaired", limit_s=120)
-    assert shop.said("doubted") >= 1
+    assert shop.said("markedsuspect") >= 1
     assert shop.stock() == shop.wanted()
     assert shop.figures()["dead"] == 0
 

@@ -17,7 +17,7 @@ LEVELS = {
     events.Ignored(pipeline="p", reason="locale", changes=1): None,
     events.Refused(pipeline="p", key="a", reason="busy", wait_s=1.0): None,
     events.Failed(pipeline="p", key="a", cause="no", attempts=1, retry_s=1.0): logging.WARNING,
-    events.Buried(pipeline="p", key="a", cause="no"): logging.WARNING,
+    events.DeadLettered(pipeline="p", key="a", cause="no"): logging.WARNING,
     events.TookOver(pipeline="p", key="a", crashes=0): logging.WARNING,
     events.ClaimLost(pipeline="p", key="a"): logging.WARNING,
     events.Snoozed(pipeline="p", key="a", wait_s=1.0): None,
@@ -28,11 +28,11 @@ LEVELS = {
     events.Resumed(pipeline="p"): logging.INFO,
     events.Pruned(pipeline="p", keys=3): logging.INFO,
     events.Alarmed(pipeline="p", cause="no", advice="do"): logging.WARNING,
-    events.Calmed(pipeline="p", cause="fresh again"): logging.INFO,
+    events.AlarmCleared(pipeline="p", cause="fresh again"): logging.INFO,
     events.Unavailable(pipeline="p", what="ledger", cause="no", retry_s=1.0): logging.WARNING,
     events.LedgerDown(pipeline="p", since=1.0, cause="no", mode="wait"): logging.WARNING,
     events.LedgerBack(pipeline="p", since=1.0, seconds=5.0): logging.INFO,
-    events.Doubted(pipeline="p", keys=3): logging.WARNING,
+    events.MarkedSuspect(pipeline="p", keys=3): logging.WARNING,
     events.Unrepairable(pipeline="p"): logging.WARNING,
     events.SessionLost(pipeline="p", losses=1): logging.WARNING,
     events.CallEnded(pipeline="p", key="a", outcome="done", waited_s=1.0, ran_s=1.0): None,
@@ -72,14 +72,14 @@ def test_an_event_is_one_line_of_its_name_and_fields():
 @pytest.mark.parametrize("evil", ["a\nfailed pipeline='x'", "\x1b[31mred", "a\0b", "\r", "\u2028", "\u202e", "\ud800"])
 def test_control_characters_of_keys_and_causes_are_escaped(evil: str):
     """A key comes from outside: it must not forge a line of the log or colour a terminal."""
-    line = described(events.Buried(pipeline="p", key=evil, cause=evil))
+    line = described(events.DeadLettered(pipeline="p", key=evil, cause=evil))
     assert line.isprintable()
     assert line.encode()
 
 
 def test_a_percent_sign_in_a_cause_is_no_format(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, logger="keywise")
-    Log()(events.Buried(pipeline="p", key="100%s", cause="%d%n"))
+    Log()(events.DeadLettered(pipeline="p", key="100%s", cause="%d%n"))
     assert "100%s" in caplog.messages[0]
 
 

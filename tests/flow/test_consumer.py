@@ -78,7 +78,7 @@ def test_a_malformed_message_becomes_a_dead_letter_and_harms_nobody(way: str):
     assert (letter.body, letter.source, letter.key, letter.version) == (b"{broken", "queue", "", None)
     assert "malformed" in letter.cause
     assert (rig.stored, rig.outcomes) == ({"a": 1, "b": 1}, {"applied": 2, "dead": 1})
-    assert [event.cause for event in rig.of(events.Buried)] == [letter.cause]
+    assert [event.cause for event in rig.of(events.DeadLettered)] == [letter.cause]
 
 
 @every_way

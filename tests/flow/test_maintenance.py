@@ -190,7 +190,7 @@ def test_numbering_that_restarts_is_noticed_and_its_end_too():
             await rig.until(lambda: rig.of(events.Alarmed), limit_s=10.0)
             await rig.send(*({"id": key, "v": 2000} for key in keys))
             await rig.send(*({"id": f"new {key}", "v": 1} for key in keys))
-            await rig.until(lambda: rig.of(events.Calmed), limit_s=10.0)
+            await rig.until(lambda: rig.of(events.AlarmCleared), limit_s=10.0)
 
     rig.play(story())
     assert [what for what, _, _ in lines(rig) if what.startswith("alarm")] == ["alarm", "alarm over"]

@@ -40,7 +40,7 @@ async def _forgotten_first(self: DegradedWorker) -> bool:
         except UnavailableError as error:
             await pipeline.back_off(LEDGER, error, 1)
             return False
-        pipeline.emit(events.Doubted(pipeline=pipeline.name, keys=len(contents.keys)))
+        pipeline.emit(events.MarkedSuspect(pipeline=pipeline.name, keys=len(contents.keys)))
     return True
 
 

@@ -2,7 +2,15 @@
 
 from keywise.core import events
 from keywise.core.change import Outcome
-from keywise.observe.alarms import AGAIN_S, CALM_MIN, FIRSTS_ENOUGH, FIRSTS_MIN, WINDOW_S, Losses, Restarts
+from keywise.observe.alarms import (
+    AGAIN_S,
+    CLEARED_MIN,
+    FIRSTS_ENOUGH,
+    FIRSTS_MIN,
+    WINDOW_S,
+    LedgerLossAlarm,
+    RenumberingAlarm,
+)
 
 
 class Bench:
@@ -10,15 +18,15 @@ class Bench:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.restarts = Restarts()
+        self.renumbering_alarm = RenumberingAlarm()
 
     def settle(self, outcome: Outcome, firsts: int, changes: int | None = None) -> None:
         changes = firsts if changes is None else changes
         settled = events.Settled(pipeline="p", outcome=outcome, changes=changes, firsts=firsts)
-        self.restarts.count(settled, self.now)
+        self.renumbering_alarm.count(settled, self.now)
 
     def said(self) -> str | None:
-        event = self.restarts.look("p", self.now)
+        event = self.renumbering_alarm.look("p", self.now)
         return None if event is None else type(event).__name__
 
 
@@ -33,7 +41,7 @@ def test_an_alarm_is_raised_when_nearly_everything_new_is_stale():
 def test_the_advice_names_the_commands():
     bench = Bench()
     bench.settle(Outcome.STALE, FIRSTS_MIN)
-    event = bench.restarts.look("p", 0.0)
+    event = bench.renumbering_alarm.look("p", 0.0)
     assert isinstance(event, events.Alarmed)
     for command in ("keywise pause --all", "keywise reset --era", "keywise resume --all"):
         assert command in event.advice
@@ -84,12 +92,12 @@ def test_an_alarm_is_over_when_changes_are_applied_again():
     bench = Bench()
     bench.settle(Outcome.STALE, FIRSTS_MIN)
     assert bench.said() == "Alarmed"
-    bench.settle(Outcome.APPLIED, CALM_MIN - 1)
+    bench.settle(Outcome.APPLIED, CLEARED_MIN - 1)
     assert bench.said() is None, "that may be chance"
-    bench.settle(Outcome.STALE, CALM_MIN)
+    bench.settle(Outcome.STALE, CLEARED_MIN)
     assert bench.said() is None, "half of them are no end"
-    bench.settle(Outcome.APPLIED, CALM_MIN)
-    assert [bench.said(), bench.said()] == ["Calmed", None]
+    bench.settle(Outcome.APPLIED, CLEARED_MIN)
+    assert [bench.said(), bench.said()] == ["AlarmCleared", None]
     bench.now += WINDOW_S
     bench.settle(Outcome.STALE, FIRSTS_MIN)
     assert bench.said() == "Alarmed", "the next one is said at once"
@@ -106,10 +114,10 @@ def test_silence_is_no_end_and_nothing_to_repeat():
 
 
 def test_each_loss_of_a_ledger_is_told_once():
-    losses = Losses()
-    assert losses.look("p", 0) is None
-    event = losses.look("p", 2)
+    alarm = LedgerLossAlarm()
+    assert alarm.look("p", 0) is None
+    event = alarm.look("p", 2)
     assert isinstance(event, events.Alarmed)
     assert "send everything again" in event.advice
-    assert losses.look("p", 2) is None
-    assert losses.look("p", 3) is not None
+    assert alarm.look("p", 2) is None
+    assert alarm.look("p", 3) is not None

@@ -88,7 +88,7 @@ def test_lines_have_the_time_of_the_store_when_they_happened():
             events.Failed(pipeline="p", key="a", version=2, cause="no\0\udcff", attempts=3, retry_s=1.25),
             ("failed", "a", 2, "try 3, again in 1.25 s: no\\x00\\udcff"),
         ),
-        (events.Buried(pipeline="p", key="a", version=2, cause="bad"), ("buried", "a", 2, "bad")),
+        (events.DeadLettered(pipeline="p", key="a", version=2, cause="bad"), ("dead letter", "a", 2, "bad")),
         (events.TookOver(pipeline="p", key="a", version=2, crashes=0), ("taken over", "a", 2, "")),
         (
             events.TookOver(pipeline="p", key="a", version=2, crashes=2),
@@ -105,12 +105,12 @@ def test_lines_have_the_time_of_the_store_when_they_happened():
         ),
         (events.LedgerBack(pipeline="p", since=1.0, seconds=61.2), ("ledger back", "", None, "after 61 s")),
         (
-            events.Doubted(pipeline="p", keys=1234),
-            ("doubted", "", None, "1,234 keys were written without the ledger"),
+            events.MarkedSuspect(pipeline="p", keys=1234),
+            ("marked suspect", "", None, "1,234 keys were written without the ledger"),
         ),
         (events.Pruned(pipeline="p", keys=1234), ("pruned", "", None, "1,234 keys")),
         (events.Alarmed(pipeline="p", cause="bad", advice="act"), ("alarm", "", None, "bad; act")),
-        (events.Calmed(pipeline="p", cause="good"), ("alarm over", "", None, "good")),
+        (events.AlarmCleared(pipeline="p", cause="good"), ("alarm over", "", None, "good")),
     ],
     ids=lambda one: type(one).__name__ if isinstance(one, events.Event) else one[0],
 )
@@ -131,9 +131,9 @@ def test_nothing_of_a_change_is_kept_if_nothing_is_to_be_kept():
 
 def test_a_dead_letter_is_told_once():
     bench = Bench()
-    bench.history(events.Buried(pipeline="p", key="a", version=1, cause="bad"))
+    bench.history(events.DeadLettered(pipeline="p", key="a", version=1, cause="bad"))
     bench.settle(Outcome.DEAD, 1)
-    assert told(bench.flushed()) == [("buried", "a", 1)]
+    assert told(bench.flushed()) == [("dead letter", "a", 1)]
 
 
 def test_what_goes_well_makes_no_line():

@@ -159,7 +159,7 @@ def test_the_last_warnings_are_kept_and_equal_ones_are_told_once(run):
 @pytest.mark.parametrize(
     "event",
     [
-        events.Buried(pipeline="p", key="a", cause="no"),
+        events.DeadLettered(pipeline="p", key="a", cause="no"),
         events.TookOver(pipeline="p", key="a", crashes=1),
         events.ClaimLost(pipeline="p", key="a"),
         events.Unavailable(pipeline="p", what="ledger", cause="no", retry_s=1.0),

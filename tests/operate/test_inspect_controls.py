@@ -132,7 +132,7 @@ def test_a_story_tells_the_newest_lines_of_its_key():
 
 def test_a_key_that_only_the_history_knows_has_a_story():
     scene = Scene()
-    scene.lines = [HistoryRecord(1.0, "buried", "a", 3, "bad", "w1")]
+    scene.lines = [HistoryRecord(1.0, "dead letter", "a", 3, "bad", "w1")]
     assert scene.told().mark is None
     assert scene.story("b") is None
 

@@ -74,7 +74,7 @@ class Failed(Event, frozen=True, kw_only=True):
     retry_s: float
 
 
-class Buried(Event, frozen=True, kw_only=True):
+class DeadLettered(Event, frozen=True, kw_only=True):
     """A delivery became a dead letter."""
 
     key: str
@@ -143,7 +143,7 @@ class LedgerBack(Event, frozen=True, kw_only=True):
     seconds: float
 
 
-class Doubted(Event, frozen=True, kw_only=True):
+class MarkedSuspect(Event, frozen=True, kw_only=True):
     """So many keys were written without the ledger, and the ledger knows now: they are suspect, where that matters."""
 
     keys: int
@@ -186,7 +186,7 @@ class Alarmed(Event, frozen=True, kw_only=True):
     advice: str
 
 
-class Calmed(Event, frozen=True, kw_only=True):
+class AlarmCleared(Event, frozen=True, kw_only=True):
     """What an alarm was about is over."""
 
     cause: str

@@ -35,10 +35,10 @@ class HistoryStore(Protocol):
         """Forget old lines, and the oldest above a count; return how many."""
 
 
-ALARM, CALM = "alarm", "alarm over"
+ALARM, CLEARED = "alarm", "alarm over"
 
 
-ENDS_ALARM = (CALM, "era raised", "resynced")
+ENDS_ALARM = (CLEARED, "era raised", "resynced")
 """An operator who raises the era, or says that everything was written again, has done what an alarm asks for."""
 
 

@@ -144,8 +144,10 @@ class Pipeline:
         key, version = ticket.change.key, ticket.change.version
         return events.Refused(pipeline=self.name, key=key, version=version, reason=reason.value, wait_s=wait_s)
 
-    def dead_lettered(self, ticket: Ticket, cause: str) -> events.Buried:
-        return events.Buried(pipeline=self.name, key=ticket.change.key, version=ticket.change.version, cause=cause)
+    def dead_lettered(self, ticket: Ticket, cause: str) -> events.DeadLettered:
+        return events.DeadLettered(
+            pipeline=self.name, key=ticket.change.key, version=ticket.change.version, cause=cause
+        )
 
     def tell_ended(self, settled: SettledByOutcome) -> None:
         for outcome, tickets in settled.items():
@@ -164,7 +166,7 @@ class Pipeline:
 
     def tell_unread(self, read_batch: ReadBatch) -> None:
         for _, cause in read_batch.malformed:
-            self.emit(events.Buried(pipeline=self.name, key="", cause=cause))
+            self.emit(events.DeadLettered(pipeline=self.name, key="", cause=cause))
         if read_batch.malformed:
             self.emit(events.Settled(pipeline=self.name, outcome=Outcome.DEAD, changes=len(read_batch.malformed)))
         for reason, count in Counter(reason for _, reason in read_batch.ignored).items():

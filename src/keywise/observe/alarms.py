@@ -11,8 +11,8 @@ FIRSTS_MIN = 100
 FIRSTS_ENOUGH = 1000
 """Of more, only the newest are judged, so that a busy pipeline notices it soon."""
 STALE_SHARE = 0.95
-CALM_SHARE = 0.5
-CALM_MIN = 20
+CLEARED_SHARE = 0.5
+CLEARED_MIN = 20
 AGAIN_S = 300.0
 """How soon the same is said again."""
 
@@ -30,7 +30,7 @@ LOSS_ADVICE = (
 )
 
 
-class Losses:
+class LedgerLossAlarm:
     """Counts how often a ledger has found that its server lost something; most ledgers never do."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Losses:
         return events.Alarmed(pipeline=pipeline, cause=LOSS, advice=LOSS_ADVICE)
 
 
-class Restarts:
+class RenumberingAlarm:
     """An observer that counts first deliveries. Duplicates and redeliveries are no sign of anything."""
 
     def __init__(self) -> None:
@@ -71,9 +71,11 @@ class Restarts:
             self._counts.clear()
             self._stale = self._applied = 0
             return events.Alarmed(pipeline=pipeline, cause=CAUSE, advice=ADVICE)
-        if self._said_at is not None and total >= CALM_MIN and self._stale < CALM_SHARE * total:
+        if self._said_at is not None and total >= CLEARED_MIN and self._stale < CLEARED_SHARE * total:
             self._said_at = None
-            return events.Calmed(pipeline=pipeline, cause="most changes that come for the first time are applied again")
+            return events.AlarmCleared(
+                pipeline=pipeline, cause="most changes that come for the first time are applied again"
+            )
         return None
 
     def _add(self, now: float, stale: int, applied: int) -> None:

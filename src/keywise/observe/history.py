@@ -9,9 +9,9 @@ from keywise.core.admin import LedgerAdmin
 from keywise.core.change import ChangeHeader, Outcome, is_unversioned
 from keywise.core.clock import Clock, boot_time
 from keywise.core.failures import storable
-from keywise.core.history import ALARM, CALM, HistoryRecord, HistoryStore
+from keywise.core.history import ALARM, CLEARED, HistoryRecord, HistoryStore
 from keywise.core.ledger import LosesWrites
-from keywise.observe.alarms import Losses, Restarts
+from keywise.observe.alarms import LedgerLossAlarm, RenumberingAlarm
 
 LINES_MAX = 10_000
 """Lines that wait to be written, at the most."""
@@ -36,8 +36,8 @@ class History:
     def __init__(
         self, owner: str, *, keeps: str = "events", clock: Clock = boot_time, ledger: LosesWrites | None = None
     ) -> None:
-        self.restarts = Restarts()
-        self._losses = Losses()
+        self.renumbering_alarm = RenumberingAlarm()
+        self._losses = LedgerLossAlarm()
         self._ledger = ledger
         self._owner = owner
         self._keeps = keeps
@@ -62,7 +62,7 @@ class History:
     def due(self, pipeline: str, now: float) -> list[events.Event]:
         """Alarms that begin or end now."""
         losses = 0 if self._ledger is None else self._ledger.losses
-        said = (self.restarts.look(pipeline, now), self._losses.look(pipeline, losses))
+        said = (self.renumbering_alarm.look(pipeline, now), self._losses.look(pipeline, losses))
         return [event for event in said if event is not None]
 
     async def flush(self, history_store: HistoryStore, admin: LedgerAdmin, *, is_last: bool = False) -> None:
@@ -83,7 +83,7 @@ class History:
 
     def _settled(self, event: events.Settled) -> None:
         now = self._clock()
-        self.restarts.count(event, now)
+        self.renumbering_alarm.count(event, now)
         if self._keeps == "none" or event.outcome is Outcome.DEAD:
             return  # A dead letter was told when it was buried, with its cause.
         headers = event.headers
@@ -147,7 +147,7 @@ def _took_over(event: events.TookOver) -> Told:
 
 _TELL: dict[type[events.Event], Callable[[Any], Told]] = {
     events.Failed: _failed,
-    events.Buried: lambda event: ("buried", event.key, event.version, storable(event.cause)),
+    events.DeadLettered: lambda event: ("dead letter", event.key, event.version, storable(event.cause)),
     events.TookOver: _took_over,
     events.ClaimLost: lambda event: ("claim lost", event.key, None, ""),
     events.Snoozed: lambda event: ("snoozed", event.key, event.version, f"for {event.wait_s:.3g} s"),
@@ -157,8 +157,13 @@ _TELL: dict[type[events.Event], Callable[[Any], Told]] = {
     events.Resumed: lambda event: ("resume seen", "", None, ""),
     events.LedgerDown: lambda event: ("ledger down", "", None, storable(f"{event.mode}: {event.cause}")),
     events.LedgerBack: lambda event: ("ledger back", "", None, f"after {event.seconds:.0f} s"),
-    events.Doubted: lambda event: ("doubted", "", None, f"{event.keys:,} keys were written without the ledger"),
+    events.MarkedSuspect: lambda event: (
+        "marked suspect",
+        "",
+        None,
+        f"{event.keys:,} keys were written without the ledger",
+    ),
     events.Pruned: lambda event: ("pruned", "", None, f"{event.keys:,} keys"),
     events.Alarmed: lambda event: (ALARM, "", None, f"{event.cause}; {event.advice}"),
-    events.Calmed: lambda event: (CALM, "", None, event.cause),
+    events.AlarmCleared: lambda event: (CLEARED, "", None, event.cause),
 }

@@ -5,17 +5,17 @@ import logging
 import msgspec
 
 from keywise.core.events import (
+    AlarmCleared,
     Alarmed,
     Buried,
     CallRefused,
-    Calmed,
     ClaimLost,
-    Doubted,
     Draining,
     Event,
     Failed,
     LedgerBack,
     LedgerDown,
+    MarkedSuspect,
     Overlapped,
     Paused,
     Pruned,
@@ -31,8 +31,19 @@ from keywise.core.events import (
 )
 
 _OF_CALLS = (CallRefused, Overlapped, TurnLost, SessionLost)
-_WARNINGS = (Failed, Buried, TookOver, ClaimLost, Unavailable, LedgerDown, Doubted, Unrepairable, Alarmed, *_OF_CALLS)
-_NOTICES = (Started, Repaired, LedgerBack, Paused, Resumed, Pruned, Calmed, Draining, Stopped)
+_WARNINGS = (
+    Failed,
+    DeadLettered,
+    TookOver,
+    ClaimLost,
+    Unavailable,
+    LedgerDown,
+    MarkedSuspect,
+    Unrepairable,
+    Alarmed,
+    *_OF_CALLS,
+)
+_NOTICES = (Started, Repaired, LedgerBack, Paused, Resumed, Pruned, AlarmCleared, Draining, Stopped)
 
 
 class Log:

@@ -24,7 +24,7 @@ def views(*names: str, key: str = "home", cause: str = "no such address") -> lis
         view(events.Handled(pipeline=name, keys=(key,), seconds=1.234))
         view(events.Handled(pipeline=name, keys=("about", "b", "c"), seconds=0.04))
         view(events.Failed(pipeline=name, key=key, cause=cause, attempts=2, retry_s=0.5))
-        view(events.Buried(pipeline=name, key=key, cause=cause))
+        view(events.DeadLettered(pipeline=name, key=key, cause=cause))
         view(events.TookOver(pipeline=name, key=key, crashes=0))
         view(events.Alarmed(pipeline=name, cause=cause, advice="ask somebody"))
     now[0] += 2
@@ -145,7 +145,7 @@ def test_an_outage_is_told_since_when_and_what_followed():
     view(events.Started(pipeline="pages", strategy="leased", grade="plain", source="queue"))
     view(events.Unrepairable(pipeline="pages"))
     view(events.LedgerDown(pipeline="pages", since=0.0, cause="refused", mode="write-anyway"))
-    view(events.Doubted(pipeline="pages", keys=3))
+    view(events.MarkedSuspect(pipeline="pages", keys=3))
     text = "\n".join(drawn(view.look(), 200))
     assert "ledger   down since 1970-01-01 00:00:00 UTC, write-anyway" in text
     assert "the ledger is down since 1970-01-01 00:00:00 UTC, write-anyway: refused" in text

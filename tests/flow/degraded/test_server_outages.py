@@ -55,7 +55,7 @@ def test_with_write_anyway_changes_flow_on_and_all_is_put_right_afterwards(serve
     shop.until(lambda: shop.said("ledgerback") == 1, "the ledger to be back")
     shop.until(lambda: _is_calm(shop.figures()), "all keys to be repaired", limit_s=120)
     assert shop.stock() == shop.wanted()
-    assert shop.said("doubted") >= 2, "the dead worker's notes and the living one's"
+    assert shop.said("markedsuspect") >= 2, "the dead worker's notes and the living one's"
     assert shop.said("repaired") >= len(KEYS)
     assert list((shop.folder / "journal").iterdir()) == []
     assert shop.figures()["dead"] == 0

@@ -102,14 +102,14 @@ def test_write_anyway_notes_writes_acks_and_makes_suspect():
             assert rig.stored == {"a": 4}
             outage.truth["a"] = b'{"id": "a", "v": 5}'
             outage.comes_back()
-            await rig.until(lambda: rig.of(events.Doubted))
+            await rig.until(lambda: rig.of(events.MarkedSuspect))
             assert (outage.suspect("a"), outage.suspect("b"), outage.paper.sheets) == (1, 1, [])
             await rig.until(lambda: not outage.suspect("a") and not outage.suspect("b"))
 
     rig.play(story())
     assert rig.stored == {"a": 5}
     assert [line.split(" ")[0] for line in outage.paper.log] == ["durably", "soon"]
-    assert rig.of(events.Doubted)[0].keys == 2
+    assert rig.of(events.MarkedSuspect)[0].keys == 2
     assert rig.outcomes["applied"] == 3
 
 

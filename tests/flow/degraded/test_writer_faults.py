@@ -208,7 +208,7 @@ def test_a_key_that_a_worker_may_have_died_of_waits_for_the_ledger():
 
     rig.play(story())
     assert rig.stored == {"a": 1, "b": 1}
-    assert sorted(event.keys for event in rig.of(events.Doubted)) == [1, 1]
+    assert sorted(event.keys for event in rig.of(events.MarkedSuspect)) == [1, 1]
 
 
 def test_a_journal_that_cannot_be_had_is_told_now_and_then_and_stops_nothing():
@@ -265,7 +265,7 @@ def test_a_note_that_cannot_be_removed_is_handed_over_once_and_holds_up_nothing(
             await rig.until(lambda: not outage.paper.sheets, 50.0)
 
     rig.play(story())
-    assert [event.keys for event in rig.of(events.Doubted)] == [1]
+    assert [event.keys for event in rig.of(events.MarkedSuspect)] == [1]
     assert rig.of(events.LedgerDown) == []
     assert {(event.what, event.cause) for event in rig.of(events.Unavailable)} == {("journal", "it cannot be removed")}
 

@@ -12,7 +12,7 @@ from flow.test_repair import HORIZON_S, Ward
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AdminError
-from keywise.core.events import Doubted, Failed, Unavailable
+from keywise.core.events import Failed, MarkedSuspect, Unavailable
 from keywise.core.sink import Grade, SinkResult
 from keywise.flow.repair import Repair
 from keywise.operate.waiting import running_heartbeat
@@ -131,4 +131,4 @@ def test_without_the_ledger_a_key_that_a_gateway_answered_becomes_suspect():
             await rig.until(lambda: not rig.queue)
 
     rig.play(story())
-    assert [event.keys for event in rig.of(Doubted)] == [1]
+    assert [event.keys for event in rig.of(MarkedSuspect)] == [1]

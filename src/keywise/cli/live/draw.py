@@ -149,7 +149,7 @@ def _told(event: events.Event) -> str:
         case events.Failed():
             again = f"again in {span(event.retry_s)}"
             return f"{_key(event.key)} failed, try {event.attempts}, {again}: {_cause(event.cause)}"
-        case events.Buried():
+        case events.DeadLettered():
             return f"{_key(event.key) if event.key else 'a message'} became a dead letter: {_cause(event.cause)}"
         case events.TookOver():
             return f"{_key(event.key)} was taken over from a holder whose lease ran out"
@@ -159,7 +159,7 @@ def _told(event: events.Event) -> str:
             return f"{_cause(event.what)} cannot be reached: {_cause(event.cause)}"
         case events.LedgerDown():
             return f"the ledger is down since {stamp(event.since)}, {event.mode}: {_cause(event.cause)}"
-        case events.Doubted():
+        case events.MarkedSuspect():
             return f"{count(event.keys, 'key')} had been written without the ledger, and may be suspect now"
         case events.Unrepairable():
             return "there is no refetch, so keys that an outage makes suspect are not repaired"

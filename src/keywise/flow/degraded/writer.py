@@ -269,7 +269,7 @@ class DegradedWorker:
                 await pipeline.back_off(LEDGER, error, 1)
                 return False
             pipeline.outage.answered()
-            pipeline.emit(events.Doubted(pipeline=pipeline.name, keys=len(contents.keys)))
+            pipeline.emit(events.MarkedSuspect(pipeline=pipeline.name, keys=len(contents.keys)))
             await self._journal.forget(file, contents)
         await self._tidy()
         return self._journal.is_empty

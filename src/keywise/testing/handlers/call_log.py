@@ -49,7 +49,7 @@ class Watch:
         self.broken: list[tuple[str, str]] = []
         """Promises of keywise itself that were broken, by key."""
         self.failed: list[events.Failed] = []
-        self.buried: list[events.Buried] = []
+        self.buried: list[events.DeadLettered] = []
         self.calls = 0
         self._now = now
         self._is_atomic = is_atomic
@@ -135,7 +135,7 @@ class Watch:
             case events.Failed():
                 self.failed.append(event)
                 self.note([event.key], f"{_version(event.version)} is tried again in {event.retry_s:.1f} s")
-            case events.Buried():
+            case events.DeadLettered():
                 self.buried.append(event)
                 self.note([event.key], f"{_version(event.version)} becomes a dead letter: {event.cause}")
             case events.TookOver():
