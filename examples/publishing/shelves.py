@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from keywise.adapters.http.client import HttpClient, server_at
-from keywise.core.sink import Readable
+from keywise.core.sink import ReadableSink
 from keywise.core.url import Address
 
 
@@ -18,7 +18,7 @@ class Shelf(msgspec.Struct, frozen=True):
     """How often it was asked too soon."""
 
 
-async def read_search(sink: Readable, keys: Sequence[str]) -> Shelf:
+async def read_search(sink: ReadableSink, keys: Sequence[str]) -> Shelf:
     """Whatever store the search is in: a sink that can be read tells what it holds."""
     held = await sink.read(keys)
     return Shelf({key: content.version for key, content in held.items()})

@@ -22,7 +22,7 @@ from keywise.core.serial.contract import TurnPolicy
 from keywise.core.settings import Settings, seconds
 from keywise.core.sink import AtomicSink, Sink
 from keywise.core.source import Source
-from keywise.core.url import Address, shown
+from keywise.core.url import Address, redacted
 from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import JournalDirectory
 from keywise.flow.degraded.lazy_ledger import LazyLedger
@@ -74,7 +74,7 @@ class PipelineDefinition:
             raise SettingsError(f"lane={lane!r} is not known; write one of {', '.join(LANES)}")
         self._app._address(url, self.name)
         if url in self._source_urls:
-            raise SettingsError(f"pipeline {self.name!r} has the source {shown(url)} already; name it once")
+            raise SettingsError(f"pipeline {self.name!r} has the source {redacted(url)} already; name it once")
         if lane == "bulk":
             self._bulk.add(len(self._source_urls))
         self._source_urls.append(url)
@@ -279,10 +279,10 @@ class App:
             for url in definition.source_urls:
                 source: Source = adapters.connect("sources", self._address(url, name))
                 await stack.enter_async_context(source)
-                definition.settings.check_visibility(source.visibility_s, shown(url))
+                definition.settings.check_visibility(source.visibility_s, redacted(url))
                 if (ack_timeout_s := getattr(source, "ack_timeout_s", None)) is not None:
-                    definition.settings.check_ack_timeout(ack_timeout_s, shown(url))
-                sources.append((shown(url), source))
+                    definition.settings.check_ack_timeout(ack_timeout_s, redacted(url))
+                sources.append((redacted(url), source))
             yield Pipeline(
                 name=name,
                 sources=sources,
@@ -318,13 +318,13 @@ class App:
         if is_atomic(sink) and ledger.database is None:
             raise SettingsError(
                 f"the sink of pipeline {definition.name!r} writes inside the ledger's transaction, and "
-                f"{shown(self.ledger_url)} has none; put the ledger into the sink's database, or write with a handler "
+                f"{redacted(self.ledger_url)} has none; put the ledger into the sink's database, or write with a handler "
                 "that takes no transaction"
             )
         if is_atomic(sink) and sink.database is not ledger.database:
             raise SettingsError(
                 f"the sink of pipeline {definition.name!r} writes inside the ledger's transaction, so it has to live "
-                f"in the ledger's database; use the same file in both URLs ({shown(self.ledger_url)})"
+                f"in the ledger's database; use the same file in both URLs ({redacted(self.ledger_url)})"
             )
         if settings.on_ledger_down == "write-anyway":
             self._check_write_anyway(definition, sink)

@@ -18,7 +18,7 @@ from keywise.app import App, PipelineDefinition
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.limits import Debounce, Rate
 from keywise.core.settings import Settings
-from keywise.core.url import Filled, shown
+from keywise.core.url import EnvFilledUrl, redacted
 from keywise.options import Retry
 
 TABLES = {
@@ -115,15 +115,17 @@ def _url(word: str, url: Any) -> str:
         name = found[1]
         if not name:
             raise SettingsError(
-                f"{word}: in {shown(url)}, a name and }} have to follow ${{; write ${{NAME}}, or $${{ for the text ${{"
+                f"{word}: in {redacted(url)}, a name and }} have to follow ${{; write ${{NAME}}, or $${{ for the text ${{"
             )
         if name not in os.environ:
-            raise SettingsError(f"{word}: {shown(url)} needs the environment variable {name}, which is not set; set it")
+            raise SettingsError(
+                f"{word}: {redacted(url)} needs the environment variable {name}, which is not set; set it"
+            )
         values.append(os.environ[name])
         return values[-1]
 
     filled = re.sub(r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)\})?", fill, url)
-    return Filled(filled, url, values) if values else filled
+    return EnvFilledUrl(filled, url, values) if values else filled
 
 
 def _function(word: str, target: Any, folder: Path) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ import pytest
 from keywise import adapters
 from keywise.core.entry import Policy
 from keywise.core.errors import AddressError, SettingsError
-from keywise.core.url import Address, Filled, shown
+from keywise.core.url import Address, EnvFilledUrl, redacted
 
 SECRET = "s3cret"
 
@@ -26,16 +26,16 @@ SECRET = "s3cret"
     ],
 )
 def test_a_url_is_shown_without_its_password(url: str, told: str):
-    assert shown(url) == told
+    assert redacted(url) == told
 
 
 def test_a_url_from_the_environment_is_shown_as_it_was_written():
-    url = Filled(f"amqp://host/{SECRET}", "amqp://host/${QUEUE}", [SECRET])
-    assert (shown(url), f"{url!r}") == ("amqp://host/${QUEUE}", "'amqp://host/${QUEUE}'")
+    url = EnvFilledUrl(f"amqp://host/{SECRET}", "amqp://host/${QUEUE}", [SECRET])
+    assert (redacted(url), f"{url!r}") == ("amqp://host/${QUEUE}", "'amqp://host/${QUEUE}'")
     with pytest.raises(AddressError, match=r"^amqp://host/\$\{QUEUE\} has two .* write amqp:///host/\$\{QUEUE\}$"):
         Address(url, "shop", {}).file()
     assert (url, str(url)) == (f"amqp://host/{SECRET}", f"amqp://host/{SECRET}")
-    assert shown(Filled("amqp://u:x@host", "amqp://u:${PASSWORD}@host", ["x"])) == "amqp://u:***@host"
+    assert redacted(EnvFilledUrl("amqp://u:x@host", "amqp://u:${PASSWORD}@host", ["x"])) == "amqp://u:***@host"
 
 
 @pytest.mark.parametrize("url", ["amqp://user:[s3cret@host/q", "amqp://[s3cret", "http://[::1/q"])
@@ -62,12 +62,12 @@ def test_what_cannot_be_parsed_is_refused_as_any_other(url: str):
     ],
 )
 def test_a_password_that_ends_its_url_too_early_is_refused_and_no_part_of_it_told(url: str):
-    for given in (url, Filled(url, "${URL}", [url])):
+    for given in (url, EnvFilledUrl(url, "${URL}", [url])):
         with pytest.raises(AddressError, match="%2F for /") as error:
             Address(given, "shop", {})
         assert (SECRET in str(error.value), error.value.__cause__) == (False, None)
     with pytest.raises(AddressError, match=r"^redis://u:\*\*\*@host has an @"):
-        Address(Filled("redis://u:a/b@host", "redis://u:${PASSWORD}@host", ["a/b"]), "shop", {})
+        Address(EnvFilledUrl("redis://u:a/b@host", "redis://u:${PASSWORD}@host", ["a/b"]), "shop", {})
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
@@ -101,7 +101,7 @@ WRITTEN = {
 def test_an_adapter_that_refuses_a_url_tells_nothing_from_the_environment(written: str, url: str):
     value = url.removeprefix(written.partition("${")[0])
     with pytest.raises(SettingsError) as error:
-        adapters.connect("sources", Address(Filled(url, written, [value]), "shop", {}))
+        adapters.connect("sources", Address(EnvFilledUrl(url, written, [value]), "shop", {}))
     assert SECRET not in str(error.value)
     assert error.value.__cause__ is None
     with pytest.raises(SettingsError):
@@ -111,10 +111,10 @@ def test_an_adapter_that_refuses_a_url_tells_nothing_from_the_environment(writte
 def test_words_of_the_url_itself_and_short_values_are_not_hidden():
     written = "sqlite:///shop.db?visble=${X}"
     with pytest.raises(SettingsError, match="unknown option 'visble'; did you mean visibility"):
-        adapters.connect("sources", Address(Filled(written.replace("${X}", "y"), written, ["y"]), "shop", {}))
+        adapters.connect("sources", Address(EnvFilledUrl(written.replace("${X}", "y"), written, ["y"]), "shop", {}))
 
 
 def test_options_that_name_a_secret_are_shown_without_it():
-    assert shown("amqp://h/q?token=abc&queue=x") == "amqp://h/q?token=***&queue=x"
-    assert shown("sqlite:///a.db?table=t&db_password=hunter2#x") == "sqlite:///a.db?table=t&db_password=***#x"
-    assert shown("sqlite:///a.db?key=id&version=v") == "sqlite:///a.db?key=id&version=v"
+    assert redacted("amqp://h/q?token=abc&queue=x") == "amqp://h/q?token=***&queue=x"
+    assert redacted("sqlite:///a.db?table=t&db_password=hunter2#x") == "sqlite:///a.db?table=t&db_password=***#x"
+    assert redacted("sqlite:///a.db?key=id&version=v") == "sqlite:///a.db?key=id&version=v"

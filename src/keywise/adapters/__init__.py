@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keywise.core.errors import AddressError, MissingExtraError, SettingsError
-from keywise.core.url import Address, shown
+from keywise.core.url import Address, redacted
 
 # No adapter is imported before its URL is used, because its client library may be missing.
 ADAPTERS = {
@@ -80,7 +80,7 @@ def _finder(role: str, address: Address, name: str) -> Callable[..., Any]:
     if module is None:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}://?" if near else f"known are: {', '.join(sorted(known))}"
-        raise AddressError(f"no {role[:-1]} understands {name}:// in {shown(address.url)}; {hint}")
+        raise AddressError(f"no {role[:-1]} understands {name}:// in {redacted(address.url)}; {hint}")
     return load(module)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal
-from keywise.core.resource import Opened
+from keywise.core.resource import AsyncResource
 from keywise.core.transaction import Transaction
 
 
@@ -31,7 +31,7 @@ class Failure(msgspec.Struct, frozen=True):
     retry_s: float
 
 
-class Ledger(Opened, Protocol):
+class Ledger(AsyncResource, Protocol):
     """Remembers one entry per key of one pipeline, and grants claims on them. `rules.py` says how it decides.
 
     A ledger that plugs in also has the attributes `admin`, `control_store` and `history_store`, perhaps all itself,

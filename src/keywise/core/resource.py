@@ -3,7 +3,7 @@
 from typing import Protocol, Self
 
 
-class Opened(Protocol):
+class AsyncResource(Protocol):
     """Something that stores its settings when made, connects on `async with`, and disconnects after it."""
 
     async def __aenter__(self) -> Self: ...

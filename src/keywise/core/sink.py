@@ -8,7 +8,7 @@ import msgspec
 
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
-from keywise.core.resource import Opened
+from keywise.core.resource import AsyncResource
 from keywise.core.transaction import Transaction
 
 
@@ -39,7 +39,7 @@ APPLIED = SinkResult(Outcome.APPLIED)
 SUPERSEDED = SinkResult(Outcome.SUPERSEDED)
 
 
-class Sink(Opened, Protocol):
+class Sink(AsyncResource, Protocol):
     """Applies changes under claims. It never sees a delivery, so it cannot ack."""
 
     grade: Grade
@@ -52,7 +52,7 @@ class Sink(Opened, Protocol):
         """One result per change. Raising (or being cancelled) means that the outcome of all of them is unknown."""
 
 
-class AtomicSink(Opened, Protocol):
+class AtomicSink(AsyncResource, Protocol):
     """Writes inside a transaction of the ledger's database."""
 
     database: object
@@ -73,7 +73,7 @@ class Content(msgspec.Struct, frozen=True):
     """None if the sink does not keep it."""
 
 
-class Readable(Protocol):
+class ReadableSink(Protocol):
     """What a sink has besides if its content can be compared with the source of truth."""
 
     async def read(self, keys: Sequence[str]) -> Mapping[str, Content]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from keywise.core.change import Delivery
-from keywise.core.resource import Opened
+from keywise.core.resource import AsyncResource
 
 
-class Source(Opened, Protocol):
+class Source(AsyncResource, Protocol):
     """Hands over deliveries. It never looks inside a body."""
 
     visibility_s: float | None

@@ -15,20 +15,20 @@ SECRET_MIN = 4
 """Shorter values from the environment are no secrets, and hiding them would spoil messages."""
 
 
-class Filled(str):
+class EnvFilledUrl(str):
     """A URL that was filled in from the environment; messages and logs show it as it was written."""
 
     written: str
     values: tuple[str, ...]
 
-    def __new__(cls, url: str, written: str, values: Iterable[str]) -> "Filled":
+    def __new__(cls, url: str, written: str, values: Iterable[str]) -> "EnvFilledUrl":
         filled = super().__new__(cls, url)
         filled.written = written
         filled.values = tuple(values)
         return filled
 
     def __repr__(self) -> str:
-        return repr(shown(self))
+        return repr(redacted(self))
 
 
 class Address:
@@ -44,10 +44,10 @@ class Address:
         except ValueError:
             parts = None
         if parts is None or not parts.scheme or "://" not in url:
-            raise AddressError(f"{shown(url)} is no URL; write for example sqlite:///shop.db")
+            raise AddressError(f"{redacted(url)} is no URL; write for example sqlite:///shop.db")
         if parts.netloc and "@" in parts.path + parts.query + parts.fragment:
             # Whatever stands before it may be the rest of a password, so nothing of it is shown.
-            begin = shown(url) if isinstance(url, Filled) else f"the URL {parts.scheme}://..."
+            begin = redacted(url) if isinstance(url, EnvFilledUrl) else f"the URL {parts.scheme}://..."
             raise AddressError(
                 f"{begin} has an @ behind the end of its host; a password is written with %2F for /, %3F for ?, "
                 "%23 for # and %40 for @, and any other @ there with %40 as well"
@@ -63,16 +63,16 @@ class Address:
             if option not in known:
                 near = difflib.get_close_matches(option, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(known) or 'none'}"
-                raise AddressError(f"{shown(self.url)}: unknown option {option!r}; {hint}")
+                raise AddressError(f"{redacted(self.url)}: unknown option {option!r}; {hint}")
         return dict(self._options)
 
     def file(self) -> str:
         """The path of `scheme:///relative/path` or `scheme:////absolute/path`."""
         if self.host:
-            fixed = shown(self.url).replace("://", ":///", 1)
-            raise AddressError(f"{shown(self.url)} has two slashes where a file needs three; write {fixed}")
+            fixed = redacted(self.url).replace("://", ":///", 1)
+            raise AddressError(f"{redacted(self.url)} has two slashes where a file needs three; write {fixed}")
         if len(self.path) < 2:
-            raise AddressError(f"{shown(self.url)} names no file; write for example {self.scheme}:///shop.db")
+            raise AddressError(f"{redacted(self.url)} names no file; write for example {self.scheme}:///shop.db")
         return self.path[1:]
 
     def check_ports(self) -> None:
@@ -81,11 +81,11 @@ class Address:
             try:
                 _ = urlsplit(f"//{host}").port
             except ValueError:
-                raise AddressError(f"{shown(self.url)} names a port that is no number up to 65535") from None
+                raise AddressError(f"{redacted(self.url)} names a port that is no number up to 65535") from None
 
     def discreet(self, message: str) -> str:
         """A message about this address without what came from the environment."""
-        if not isinstance(self.url, Filled):
+        if not isinstance(self.url, EnvFilledUrl):
             return message
         parts = [*self.url.values, *map(unquote, self.url.values), *self._options, *self._options.values()]
         secrets = {part for part in parts if len(part) >= SECRET_MIN and part not in self.url.written}
@@ -102,9 +102,9 @@ class Address:
         return found
 
 
-def shown(url: str) -> str:
+def redacted(url: str) -> str:
     """A URL without its password, for messages and logs."""
-    written = url.written if isinstance(url, Filled) else url
+    written = url.written if isinstance(url, EnvFilledUrl) else url
     # Up to the last @, since a password may hold characters that end a host.
     written = re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", written, flags=re.DOTALL)
     return re.sub(HIDDEN_OPTIONS, r"\1***", written, flags=re.IGNORECASE)

@@ -18,7 +18,7 @@ import msgspec
 from yarl import URL
 
 from keywise.core.errors import AddressError, OutcomeUnknownError, UnavailableError
-from keywise.core.url import SECRET_MIN, Address, shown
+from keywise.core.url import SECRET_MIN, Address, redacted
 
 OPTIONS = ("token_env", "ca")
 """What a URL may say about its server."""
@@ -234,7 +234,7 @@ def server_at(address: Address, scheme: str, options: dict[str, str], port: int 
 
     `token_env` names a variable of the environment that holds a bearer token, `ca` a file with certificates.
     """
-    url = shown(address.url)
+    url = redacted(address.url)
     address.check_ports()
     parts = urlsplit(f"//{address.host}")
     host = parts.hostname or ""

@@ -24,7 +24,7 @@ from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, OutcomeUnknownError, UnavailableError
 from keywise.core.settings import seconds
 from keywise.core.sink import APPLIED, SUPERSEDED, Grade, SinkResult
-from keywise.core.url import Address, shown
+from keywise.core.url import Address, redacted
 
 ANSWER_MAX = 64 * 1024
 """Only the begin of an answer is of interest, and only if it is a refusal."""
@@ -272,7 +272,7 @@ def connect(address: Address) -> HttpSink:
 
 
 def _contract(address: Address, options: dict[str, str]) -> Contract:
-    url = shown(address.url)
+    url = redacted(address.url)
     grade = _one_of(url, options, "grade", Grade.PLAIN, Grade.CONDITIONAL)
     if grade == Grade.PLAIN and (given := [name for name in ("superseded", "forgets_deletions") if name in options]):
         raise AddressError(f"{url}: {given[0]} is for grade=conditional, where the service refuses what is older")
@@ -295,7 +295,7 @@ def _contract(address: Address, options: dict[str, str]) -> Contract:
 
 
 def _place(address: Address) -> tuple[str, ...]:
-    url, parts = shown(address.url), urlsplit(address.url)
+    url, parts = redacted(address.url), urlsplit(address.url)
     if parts.fragment:
         raise AddressError(f"{url}: what follows a # is never sent; write %23 if it is part of the path")
     place = parts.path.split("{key}")

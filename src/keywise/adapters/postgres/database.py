@@ -10,7 +10,7 @@ import asyncpg
 
 from keywise.adapters.postgres.schema.install import LOCKS, TABLES_OF, install
 from keywise.core.errors import DatabaseError, UnavailableError
-from keywise.core.url import Address, shown
+from keywise.core.url import Address, redacted
 
 CONNECT_S = 10.0
 """How long a connection may take, and how long one of the pool is waited for."""
@@ -34,7 +34,7 @@ class PostgresDatabase:
     """What a transaction gives to write with has to be awaited."""
 
     def __init__(self, url: str) -> None:
-        self.name = shown(url)
+        self.name = redacted(url)
         self._url = url
         self._users = 0
         self._opening = asyncio.Lock()

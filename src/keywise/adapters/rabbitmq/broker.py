@@ -23,7 +23,7 @@ from keywise.adapters.rabbitmq.frames import settlement
 from keywise.adapters.rabbitmq.management import Policy, QueueLimits, policies_for, queue_limits
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
 from keywise.core.settings import seconds
-from keywise.core.url import Address, shown
+from keywise.core.url import Address, redacted
 
 CONNECT_S = 10.0
 ANSWER_S = 60.0
@@ -48,7 +48,7 @@ class Broker:
     """A broker as this process knows it; sources of one app share it, and each has connections of its own."""
 
     def __init__(self, url: str, options: tuple[tuple[str, str], ...] = ()) -> None:
-        self.name = shown(url)
+        self.name = redacted(url)
         self.intakes: set[Any] = set()
         """What this process takes from; nobody else can tell what it holds."""
         self._url = url
@@ -320,18 +320,18 @@ def broker_at(address: Address, options: dict[str, str]) -> Broker:
     address.check_ports()
     if not parts.hostname or "," in parts.netloc:
         raise AddressError(
-            f"{shown(address.url)} names no broker; write for example {address.scheme}://localhost:5672/%2F?queue=pages"
+            f"{redacted(address.url)} names no broker; write for example {address.scheme}://localhost:5672/%2F?queue=pages"
         )
     if "/" in parts.path[1:]:
         raise AddressError(
-            f"{shown(address.url)} has a / in the name of its virtual host; write %2F there, and name the queue with "
+            f"{redacted(address.url)} has a / in the name of its virtual host; write %2F there, and name the queue with "
             "queue="
         )
     if (beat := options.get("heartbeat")) is not None and not 1 <= seconds(beat) <= HEARTBEAT_MAX_S:
-        raise AddressError(f"{shown(address.url)}: heartbeat={beat} has to be from 1s to {HEARTBEAT_MAX_S}s")
+        raise AddressError(f"{redacted(address.url)}: heartbeat={beat} has to be from 1s to {HEARTBEAT_MAX_S}s")
     given = tuple(sorted((name, options.pop(name)) for name in OPTIONS if name in options))
     if address.scheme != "amqps" and (tls := [name for name, _ in given if name in TLS_OPTIONS]):
-        raise AddressError(f"{shown(address.url)}: {tls[0]} is for amqps://, which is encrypted")
+        raise AddressError(f"{redacted(address.url)}: {tls[0]} is for amqps://, which is encrypted")
     return address.shared(Broker, f"{parts.scheme}://{parts.netloc}{parts.path}", given)
 
 

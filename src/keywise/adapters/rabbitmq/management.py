@@ -55,9 +55,9 @@ def queue_limits(management: str, broker: str, queue: str, context: ssl.SSLConte
     """Ask for one queue, as the user that the broker's URL names; it blocks."""
     vhost = _vhost(broker)
     status, answer = _get(management, broker, f"queues/{quote(vhost, safe='')}/{quote(queue, safe='')}", context)
-    name = shown(management)
+    name = redacted(management)
     if status in FORBIDDEN:
-        raise DatabaseError(f"{name}: the user of {shown(broker)} may not ask; give it the tag monitoring")
+        raise DatabaseError(f"{name}: the user of {redacted(broker)} may not ask; give it the tag monitoring")
     if status == MISSING:
         raise DatabaseError(f"{name}: no queue is called {queue!r} in the virtual host {vhost!r}")
     return _limits(_decoded(name, status, answer, _Queue))
@@ -70,7 +70,7 @@ def policies_for(management: str, broker: str, queue: str, context: ssl.SSLConte
         status, answer = _get(management, broker, f"{kind}/{quote(_vhost(broker), safe='')}", context)
         if status in FORBIDDEN:
             continue
-        policies = _decoded(shown(management), status, answer, list[Policy])
+        policies = _decoded(redacted(management), status, answer, list[Policy])
         # Of each kind, one alone counts.
         matching = [one for one in policies if one.matches(queue)]
         found += sorted(matching, key=lambda one: one.priority)[-1:]
@@ -106,7 +106,7 @@ def _get(management: str, broker: str, what: str, context: ssl.SSLContext | None
         answer = connection.getresponse()
         return answer.status, answer.read(ANSWER_MAX_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        raise UnavailableError(f"{shown(management)}: {str(error) or type(error).__name__}") from error
+        raise UnavailableError(f"{redacted(management)}: {str(error) or type(error).__name__}") from error
     finally:
         connection.close()
 

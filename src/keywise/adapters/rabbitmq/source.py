@@ -21,7 +21,7 @@ from keywise.adapters.rabbitmq.subscription import WORN_AT, Intake
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.core.settings import seconds
-from keywise.core.url import Address, shown
+from keywise.core.url import Address, redacted
 from keywise.testing.conformance.benches import rabbitmq as rabbitmq_own
 
 ACK_TIMEOUT_S = 1_800.0
@@ -334,15 +334,15 @@ def connect(address: Address) -> RabbitSource:
     prefetch = options.get("prefetch", str(PREFETCH))
     if not prefetch.isdecimal() or not 1 <= int(prefetch) <= PREFETCH_MAX:
         raise AddressError(
-            f"{shown(address.url)}: prefetch={prefetch} has to be a whole number from 1 to {PREFETCH_MAX}"
+            f"{redacted(address.url)}: prefetch={prefetch} has to be a whole number from 1 to {PREFETCH_MAX}"
         )
     queue = options.get("queue", address.name)
     if not 0 < len(queue.encode()) <= QUEUE_MAX_BYTES:
-        raise AddressError(f"{shown(address.url)}: the name of a queue has from 1 to {QUEUE_MAX_BYTES} bytes")
+        raise AddressError(f"{redacted(address.url)}: the name of a queue has from 1 to {QUEUE_MAX_BYTES} bytes")
     management = options.get("management", "")
     if management and not _is_api(management):
         raise AddressError(
-            f"{shown(address.url)}: management={management} is no address of an API; write for example "
+            f"{redacted(address.url)}: management={management} is no address of an API; write for example "
             "management=http://localhost:15672"
         )
     return RabbitSource(

@@ -27,7 +27,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from keywise.adapters.redis.scripts import Script
 from keywise.core.clock import boot_time
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
-from keywise.core.url import Address, shown
+from keywise.core.url import Address, redacted
 
 CONNECT_S = 10.0
 """How long a connection may take, and how long one of the pool is waited for."""
@@ -45,7 +45,7 @@ class RedisDatabase:
     """Connections to one server, counted: the first who enters opens them, the last who leaves closes them."""
 
     def __init__(self, url: str, options: tuple[tuple[str, str], ...] = ()) -> None:
-        self.name = shown(url)
+        self.name = redacted(url)
         self._url = url
         self._options = dict(options)
         self._users = 0
@@ -253,14 +253,16 @@ def database_at(address: Address, options: dict[str, str]) -> RedisDatabase:
     number = unquote(parts.path).strip("/")
     if number and not number.isdecimal():
         raise AddressError(
-            f"{shown(address.url)} names the database {number!r}, but Redis numbers them; write for example "
+            f"{redacted(address.url)} names the database {number!r}, but Redis numbers them; write for example "
             f"{address.scheme}://localhost:6379/0"
         )
     if not parts.hostname:
-        raise AddressError(f"{shown(address.url)} names no server; write for example {address.scheme}://localhost:6379")
+        raise AddressError(
+            f"{redacted(address.url)} names no server; write for example {address.scheme}://localhost:6379"
+        )
     given = tuple(sorted((name, options.pop(name)) for name in OPTIONS if name in options))
     if given and address.scheme != "rediss":
-        raise AddressError(f"{shown(address.url)}: {given[0][0]} is for rediss://, which is encrypted")
+        raise AddressError(f"{redacted(address.url)}: {given[0][0]} is for rediss://, which is encrypted")
     return address.shared(RedisDatabase, f"{parts.scheme}://{parts.netloc}/{number or 0}", given)
 
 

@@ -23,7 +23,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.controls import Controls
 from keywise.core.entry import Policy
 from keywise.core.errors import AdminError, KeywiseError
-from keywise.core.url import Address, shown
+from keywise.core.url import Address, redacted
 from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import Checksums, Found, LedgerCopy, LedgerHandle, Plan, resting
 
@@ -53,10 +53,10 @@ def listed(
             {"pipeline": name, **msgspec.to_builtins(counts), "paused": controls.is_paused}
             for name, counts, controls in found
         ]
-        tell_json({"ledger": shown(url), "pipelines": pipelines})
+        tell_json({"ledger": redacted(url), "pipelines": pipelines})
         return
     if not found:
-        print(plain(f"{shown(url)} holds nothing of any pipeline"))
+        print(plain(f"{redacted(url)} holds nothing of any pipeline"))
         return
     rows = table("pipeline", *NUMBERS, "paused", numbers=NUMBERS)
     for name, counts, controls in found:
@@ -106,19 +106,19 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
     _check_place(source, "FROM", exists=True)
     _check_place(target, "TO")
     if _is_same(source, target):
-        refuse(f"FROM and TO are the same ledger, {shown(source)}; name another one to copy to")
+        refuse(f"FROM and TO are the same ledger, {redacted(source)}; name another one to copy to")
     loaded = load(app) if app else None
     job = Copy(source, target, audit_note(Call(app, None, why, who)), replace=replace, yes=yes, dry_run=dry_run)
     try:
         reports = asyncio.run(job.run(loaded, pipeline or []))
     except KeyboardInterrupt:
-        fail(f"stopped; what is not finished stays paused in {shown(target)}, and the same command begins it anew")
+        fail(f"stopped; what is not finished stays paused in {redacted(target)}, and the same command begins it anew")
     except KeywiseError as error:
         complain(error)
         raise typer.Exit(1) from None
     if json:
         told = [msgspec.to_builtins(report) for report in reports]
-        tell_json({"from": shown(source), "to": shown(target), "dry_run": dry_run, "pipelines": told})
+        tell_json({"from": redacted(source), "to": redacted(target), "dry_run": dry_run, "pipelines": told})
         return
     for report in reports:
         print(plain(str(report)))
@@ -170,7 +170,7 @@ class Copy:
 
     async def run(self, loaded: App | None, names: Sequence[str]) -> list[Report]:
         """Look at all pipelines first, so that nothing is copied if one of them cannot be."""
-        chosen = _chosen(await _scopes(self._source, self._shared), loaded, names, shown(self._source))
+        chosen = _chosen(await _scopes(self._source, self._shared), loaded, names, redacted(self._source))
         async with AsyncExitStack() as stack:
             moves = [await stack.enter_async_context(self._ledger_copy(name, _policy(loaded, name))) for name in chosen]
             stack.callback(self._bar.stop)
@@ -186,7 +186,7 @@ class Copy:
         there = "memory://" if is_new else self._target
         async with AsyncExitStack() as stack:
             source = await stack.enter_async_context(_opened(self._source, name, policy, self._shared))
-            original = LedgerHandle(shown(self._source), source)
+            original = LedgerHandle(redacted(self._source), source)
             # Before the target is opened, which makes a file or tables where there are none.
             await resting(name, original)
             target = await stack.enter_async_context(_opened(there, name, policy, self._shared))
@@ -197,12 +197,12 @@ class Copy:
                     self._bar.start()
                     self._bar.update(task, description=plain(f"{name}: {what}"), completed=done)
 
-            yield LedgerCopy(name, original, LedgerHandle(shown(self._target), target), tell)
+            yield LedgerCopy(name, original, LedgerHandle(redacted(self._target), target), tell)
 
     async def _check(self, move: LedgerCopy, plan: Plan) -> None:
         if plan.found is not Found.OTHER:
             return
-        target, name = shown(self._target), plan.pipeline
+        target, name = redacted(self._target), plan.pipeline
         if not self._replace:
             raise AdminError(
                 f"{target} already holds something else of pipeline {name!r}: {plan.difference}; nothing was copied. "
@@ -260,7 +260,7 @@ async def _scopes(url: str, shared: Shared) -> list[str]:
 async def _opened(url: str, name: str, policy: Policy, shared: Shared) -> AsyncIterator[Any]:
     ledger = adapters.connect("ledgers", Address(url, name, shared), policy)
     if getattr(ledger, "transfer", None) is None:
-        raise AdminError(f"the ledger {shown(url)} cannot be copied: its adapter has no `transfer`")
+        raise AdminError(f"the ledger {redacted(url)} cannot be copied: its adapter has no `transfer`")
     async with ledger:
         yield ledger
 
@@ -269,7 +269,7 @@ def _check_place(url: str, name: str, *, exists: bool = False) -> None:
     """A URL that cannot be meant is told before anything is opened."""
     address = Address(url, "", {})
     if address.scheme == "memory":
-        refuse(f"{name} is {shown(url)}, which lives and dies with one process; name a ledger that others can see")
+        refuse(f"{name} is {redacted(url)}, which lives and dies with one process; name a ledger that others can see")
     file = _file_of(url)
     if file is not None and not file.is_file() and (exists or name == "URL"):
         refuse(f"there is no file {str(file)!r}, seen from {os.getcwd()}; {name} is a ledger that is used already")

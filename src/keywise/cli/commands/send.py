@@ -112,7 +112,7 @@ def _check_place(app: App, pipeline: str, lane: str | None) -> None:
         refuse(str(error))
     if url.startswith("memory:"):
         fail(
-            f"the first source of {pipeline} is in memory ({shown(url)}), so the messages would end with this "
+            f"the first source of {pipeline} is in memory ({redacted(url)}), so the messages would end with this "
             "command; use a source that is stored, for example sqlite:///shop.db"
         )
 

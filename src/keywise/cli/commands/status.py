@@ -54,7 +54,7 @@ def status(
 def _look(app: App, names: list[str], json: bool) -> list[Unreached]:
     found, unreached = asyncio.run(_gathered(app, names))
     if json:
-        told = {"ledger": shown(app.ledger_url), "pipelines": msgspec.to_builtins(found)}
+        told = {"ledger": redacted(app.ledger_url), "pipelines": msgspec.to_builtins(found)}
         told |= {"unreached": msgspec.to_builtins(unreached)} if unreached else {}
         tell_json(with_moments(told, {"at", "since", "resync_since"}))
     else:

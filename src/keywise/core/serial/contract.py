@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from keywise.core.resource import Opened
+from keywise.core.resource import AsyncResource
 
 EVERY_RUN = ""
 """The runner of a request that any process may run."""
@@ -188,7 +188,7 @@ class TurnsTransaction(Protocol):
         """What is written inside is undone if it raises, and the rest of the transaction stays."""
 
 
-class Turns(Opened, Protocol):
+class Turns(AsyncResource, Protocol):
     """The requests of one serial function, as one process sees them, which is called its owner.
 
     Any call tells the store that the owner lives, for another `lease_s`. What an owner holds that is lost is free.

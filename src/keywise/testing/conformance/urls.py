@@ -15,7 +15,7 @@ from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.core.entry import Policy
 from keywise.core.errors import SettingsError
 from keywise.core.serial.contract import TurnPolicy
-from keywise.core.url import Address, shown
+from keywise.core.url import Address, redacted
 from keywise.flow.pipeline import is_atomic
 from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.promise import UncheckedError
@@ -50,7 +50,7 @@ class Playground:
 
     def __str__(self) -> str:
         """What is written where, for people who want to know before."""
-        return f"{self.thing}s named {self.prefix}_… in {shown(self.url)}; they are removed afterwards"
+        return f"{self.thing}s named {self.prefix}_… in {redacted(self.url)}; they are removed afterwards"
 
     async def clean(self) -> None:
         """Remove files that were not there before."""
@@ -103,7 +103,7 @@ class Playground:
             ledger = await stack.enter_async_context(self._ledger(name, shared))
             stack.push_async_callback(_clean, ledger, name)
             if ledger.database is not sink.database:
-                raise SettingsError(f"no ledger shares the database of the atomic sink {shown(self.url)}")
+                raise SettingsError(f"no ledger shares the database of the atomic sink {redacted(self.url)}")
             yield SinkBench(sink=recorded, content=recorded.content, transaction=ledger.transaction)
 
     @asynccontextmanager
@@ -135,12 +135,12 @@ class Playground:
         plug = adapters.connect(role, address, *arguments)
         if role == "sinks" and not hasattr(plug, "read"):
             raise SettingsError(
-                f"the sink {shown(self.url)} cannot be read, so nobody can tell what it holds; give it a method "
+                f"the sink {redacted(self.url)} cannot be read, so nobody can tell what it holds; give it a method "
                 "read(keys), or call keywise.testing.check_sink with a bench whose content() asks the store"
             )
         if not address.is_named and not self._is_memory:
             raise SettingsError(
-                f"{shown(self.url)} says itself which {self.thing} is used, so what the check writes could not be told "
+                f"{redacted(self.url)} says itself which {self.thing} is used, so what the check writes could not be told "
                 f"apart from what is there; call keywise.testing.{CHECKS[self._role]} with a bench of its own"
             )
         return plug
@@ -153,7 +153,7 @@ class Playground:
         for option in OWN_NAMES:
             if option in options:
                 raise SettingsError(
-                    f"{shown(self.url)} names a {option} that may hold what you need; leave {option}= out, and the "
+                    f"{redacted(self.url)} names a {option} that may hold what you need; leave {option}= out, and the "
                     f"check plays with one that is named {self.prefix}_…"
                 )
 
