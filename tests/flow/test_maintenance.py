@@ -92,7 +92,7 @@ def test_a_ledger_that_cannot_be_reached_only_delays_the_history():
 
 
 def test_keys_are_pruned_when_a_retention_is_declared():
-    rig = rig_with_history(retention_s=400.0, chores_s=60.0)
+    rig = rig_with_history(retention_s=400.0, maintenance_s=60.0)
 
     async def story() -> None:
         await rig.work({"id": "a", "v": 5})
@@ -118,7 +118,7 @@ def test_nothing_is_pruned_without_a_retention():
 
 
 def test_the_history_is_trimmed_by_age_and_count():
-    rig = rig_with_history(history_age_s=500.0, history_lines_max=3, chores_s=60.0)
+    rig = rig_with_history(history_age_s=500.0, history_lines_max=3, maintenance_s=60.0)
 
     async def story() -> None:
         await rig.work({"id": "a", "v": 9})
@@ -133,8 +133,8 @@ def test_the_history_is_trimmed_by_age_and_count():
     assert rig.loop.time() > 500.0
 
 
-def test_two_consumers_share_the_chores():
-    rig = rig_with_history(chores_s=60.0)
+def test_two_consumers_share_the_maintenance():
+    rig = rig_with_history(maintenance_s=60.0)
     trims: list[float] = []
 
     class Counted:
@@ -155,8 +155,8 @@ def test_two_consumers_share_the_chores():
     assert all(later - earlier >= 60.0 for earlier, later in pairwise(trims))
 
 
-def test_chores_go_on_after_an_outage():
-    rig = rig_with_history(chores_s=60.0)
+def test_maintenance_goes_on_after_an_outage():
+    rig = rig_with_history(maintenance_s=60.0)
     asked: list[str] = []
 
     class Cut:
@@ -175,7 +175,7 @@ def test_chores_go_on_after_an_outage():
 
     rig.play(story())
     assert asked == ["trim history"] * 3
-    assert {event.what for event in rig.of(events.Unavailable)} == {"chores"}
+    assert {event.what for event in rig.of(events.Unavailable)} == {"maintenance"}
 
 
 def test_numbering_that_restarts_is_noticed_and_its_end_too():

@@ -90,10 +90,10 @@ def test_all_or_nothing_is_kept_as_it_is_set(tmp_path):
         assert shop.rows("select what, key, version from keywise_lines order by id") == wanted
 
 
-def test_two_workers_write_one_history_and_take_turns_at_chores(tmp_path):
+def test_two_workers_write_one_history_and_take_turns_at_maintenance(tmp_path):
     shops = [Shop(tmp_path) for _ in range(2)]
     for shop in shops:
-        shop.pipeline("leased", chores="1h", history_lines_max=5)
+        shop.pipeline("leased", maintenance="1h", history_lines_max=5)
 
     async def act() -> None:
         await shops[0].app.send("shop", *({"key": f"k{number}", "version": 5} for number in range(50)))
@@ -105,7 +105,7 @@ def test_two_workers_write_one_history_and_take_turns_at_chores(tmp_path):
 
     run(act())
     assert shops[0].rows("select count(*), count(distinct key) from keywise_lines") == [(50, 50)]
-    assert shops[0].rows("select name from keywise_chores") == [("trim history",)]
+    assert shops[0].rows("select name from keywise_periodic_locks") == [("trim history",)]
 
 
 def test_why_tells_the_history_newest_first(folder):

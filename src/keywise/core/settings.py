@@ -62,7 +62,7 @@ class Settings:
     """How long a line of the history is kept."""
     history_lines_max: int = 100_000
     """Lines of one pipeline's history, at the most; the oldest go first."""
-    chores_s: float = 60.0
+    maintenance_s: float = 60.0
     """How often keys are pruned and the history is trimmed, by one worker at a time."""
     on_ledger_down: str = "wait"
     """While the ledger cannot be reached: `wait` (hold everything), or `write-anyway` (write without a claim, note each

@@ -14,7 +14,7 @@ from keywise.flow.intake import ReadBatch
 from keywise.flow.lanes import Lanes
 from keywise.flow.leased.executors import Executor, SinkExecutor, TransactionExecutor
 from keywise.flow.leased.worker import LeasedWorker
-from keywise.flow.maintenance import Chores
+from keywise.flow.maintenance import Maintenance
 from keywise.flow.pipeline import LEDGER, Pipeline, is_atomic
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.flow.transactional import LedgerTransactionWorker, QueueTransactionWorker
@@ -87,8 +87,8 @@ class Consumer:
         await self._refresh_controls()
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self._extend()), group.create_task(self._keep_looking())]
-            chores = Chores(self._pipeline)
-            group.create_task(chores.run())
+            maintenance = Maintenance(self._pipeline)
+            group.create_task(maintenance.run())
             if beats_here:
                 background.append(group.create_task(self._heartbeat.run(self._pipeline.ledger)))
             feeding = [
@@ -100,7 +100,7 @@ class Consumer:
             working = [group.create_task(worker.run()) for worker in workers]
             await self._stop.wait()
             await self._drain(feeding, workers, working)
-            chores.stop()
+            maintenance.stop()
             for task in background:
                 task.cancel()
 

@@ -10,8 +10,8 @@ from keywise.flow.pipeline import Pipeline
 FLUSH_S = 0.5
 
 
-class Chores:
-    """The chores of one pipeline in this process."""
+class Maintenance:
+    """The maintenance of one pipeline in this process."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -43,24 +43,24 @@ class Chores:
                     await reporter.flush(pipeline.history_store, pipeline.admin, is_last=self._stop.is_set())
 
     async def _tidy(self) -> None:
-        pipeline, every_s = self._pipeline, self._pipeline.settings.chores_s
+        pipeline, every_s = self._pipeline, self._pipeline.settings.maintenance_s
         while True:
             try:
                 await self._trim_history()
                 await self._prune()
             except UnavailableError as error:
-                told = events.Unavailable(pipeline=pipeline.name, what="chores", cause=str(error), retry_s=every_s)
+                told = events.Unavailable(pipeline=pipeline.name, what="maintenance", cause=str(error), retry_s=every_s)
                 pipeline.emit(told)
             await asyncio.sleep(every_s)
 
     async def _trim_history(self) -> None:
         pipeline, settings = self._pipeline, self._pipeline.settings
-        if await pipeline.control_store.acquire("trim history", settings.chores_s):
+        if await pipeline.control_store.acquire("trim history", settings.maintenance_s):
             await pipeline.history_store.trim(settings.history_age_s, settings.history_lines_max)
 
     async def _prune(self) -> None:
         pipeline, settings = self._pipeline, self._pipeline.settings
-        if settings.retention_s is None or not await pipeline.control_store.acquire("prune", settings.chores_s):
+        if settings.retention_s is None or not await pipeline.control_store.acquire("prune", settings.maintenance_s):
             return
         keys = await pipeline.ledger.prune(settings.retention_s)
         if keys:

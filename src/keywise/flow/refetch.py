@@ -9,7 +9,7 @@ from keywise.core.errors import KeywiseError, SettingsError
 from keywise.flow.pipeline import Pipeline
 
 
-async def truth_of(pipeline: Pipeline, key: str) -> Change[Any] | None:
+async def refetched(pipeline: Pipeline, key: str) -> Change[Any] | None:
     """The current state of a key, in no era yet; None if the key is gone."""
     body = needs_refetch(pipeline)(key)
     if inspect.isawaitable(body):

@@ -13,7 +13,7 @@ from keywise.core.rules import in_era
 from keywise.core.sink import Sink
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import Pipeline
-from keywise.flow.refetch import is_same_version, truth_of
+from keywise.flow.refetch import is_same_version, refetched
 
 KEYS_A_ROUND = 10
 """Changes go on between rounds."""
@@ -89,9 +89,9 @@ class Repair:
             self._tell_failure(claim, cause)
             await self._pipeline.ledger.release([claim])
             return cause
-        return await self._write_truth(claim)
+        return await self._write_refetched(claim)
 
-    async def _write_truth(self, claim: Claim) -> str:
+    async def _write_refetched(self, claim: Claim) -> str:
         pipeline = self._pipeline
         entry = await pipeline.admin.inspect(claim.key)
         if not await self._is_quiet(entry or EMPTY):
@@ -101,7 +101,7 @@ class Repair:
             if not await self._heartbeat.begin(pipeline.ledger, claim):
                 return "the claim was lost before the repair began"
             async with asyncio.timeout(pipeline.settings.lease_s), self._heartbeat.limit([claim]):
-                truth = await self._truth(claim.key, entry or EMPTY)
+                truth = await self._refetched(claim.key, entry or EMPTY)
                 if truth is None:
                     await pipeline.ledger.release([claim])
                     return "what refetch returns is older than what was applied, or perhaps written"
@@ -139,10 +139,10 @@ class Repair:
         """Whether nothing that was written since the suspects were looked for may still land after the truth."""
         return entry.suspect_at <= await self._pipeline.admin.now() - self._pipeline.settings.horizon_s
 
-    async def _truth(self, key: str, entry: Entry) -> Change[Any] | None:
+    async def _refetched(self, key: str, entry: Entry) -> Change[Any] | None:
         """The current state as a change; None if what was read is older than what is committed or perhaps written."""
         mark = entry.mark
-        change = await truth_of(self._pipeline, key)
+        change = await refetched(self._pipeline, key)
         controls = await self._pipeline.control_store.controls()
         if change is None:
             return Change(key, mark or _LOWEST, deleted=True)

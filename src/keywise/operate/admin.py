@@ -163,7 +163,7 @@ class PipelineAdmin:
         await self.record("removed", key, change.version if change.version != VERSION_MIN else None)
         return change
 
-    # Chores.
+    # Maintenance.
 
     async def prune(self) -> int:
         """Forget keys that no delivery can reach any more; return how many."""

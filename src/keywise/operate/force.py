@@ -17,7 +17,7 @@ from keywise.core.ledger import Failure
 from keywise.core.rules import era_of, in_era
 from keywise.core.sink import Sink, SinkResult
 from keywise.flow.pipeline import Pipeline, is_atomic
-from keywise.flow.refetch import is_same_version, needs_refetch, truth_of
+from keywise.flow.refetch import is_same_version, needs_refetch, refetched
 from keywise.flow.transactional import write_all
 from keywise.operate.waiting import AdminClaimer
 
@@ -35,13 +35,13 @@ class Force:
     async def again(self, key: str, *, older: bool = False) -> Change[Any]:
         """Read the truth and write it; return what was written. Truth that is older than the mark needs `older`."""
         needs_refetch(self._pipeline)
-        return await self._write(lambda: self._truth(key, older))
+        return await self._write(lambda: self._refetched(key, older))
 
     async def removal(self, key: str) -> Change[Any]:
         """Delete a key from the sink, whatever the source of truth says; return what was written."""
         return await self._write(lambda: self._deletion(key))
 
-    async def _truth(self, key: str, older: bool) -> Change[Any]:
+    async def _refetched(self, key: str, older: bool) -> Change[Any]:
         entry, controls = await self._look(key)
         change = await self._read(key)
         if change is None:
@@ -60,7 +60,7 @@ class Force:
 
     async def _read(self, key: str) -> Change[Any] | None:
         try:
-            return await truth_of(self._pipeline, key)
+            return await refetched(self._pipeline, key)
         except MalformedError as error:
             raise AdminError(f"what refetch({key!r}) returned cannot be read: {error}; nothing was written") from error
         except KeywiseError:

@@ -16,7 +16,7 @@ from keywise.core.errors import KeywiseError, MalformedError, SettingsError, Una
 from keywise.core.failures import cause_of_error
 from keywise.core.sink import Content
 from keywise.flow.pipeline import Pipeline
-from keywise.flow.refetch import needs_refetch, truth_of
+from keywise.flow.refetch import needs_refetch, refetched
 
 PAGE = 200
 """Keys in memory at once."""
@@ -103,7 +103,7 @@ class Reconcile:
 
     async def _compare(self, key: str, entry: Entry) -> tuple[Difference | None, Order | None]:
         try:
-            truth = await truth_of(self._pipeline, key)
+            truth = await refetched(self._pipeline, key)
             held = await self._held(key)
         except UnavailableError:
             raise

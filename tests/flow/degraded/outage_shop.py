@@ -22,7 +22,7 @@ app = keywise.App({url!r})
 shop = app.pipeline(
     "shop", key="id", version="v", deleted={{"gone": [True]}}, on_ledger_down={mode!r}, journal="journal",
     ledger_grace="300ms", poll="50ms", backoff="10ms", backoff_max="100ms", lease="3s", margin="500ms", horizon="1s",
-    repair="200ms", chores="500ms", journal_keys_max={keys_max},
+    repair="200ms", maintenance="500ms", journal_keys_max={keys_max},
 )
 shop.source("sqlite:///queue.db?visibility=3s")
 

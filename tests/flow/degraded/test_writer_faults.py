@@ -212,7 +212,7 @@ def test_a_key_that_a_worker_may_have_died_of_waits_for_the_ledger():
 
 
 def test_a_journal_that_cannot_be_had_is_told_now_and_then_and_stops_nothing():
-    outage = Outage(chores_s=20.0)
+    outage = Outage(maintenance_s=20.0)
     rig = outage.rig
 
     async def story() -> None:
@@ -232,7 +232,7 @@ def test_a_journal_that_cannot_be_had_is_told_now_and_then_and_stops_nothing():
 
 
 def test_what_dead_workers_noted_is_handed_over_at_start_and_later():
-    outage = Outage(chores_s=20.0)
+    outage = Outage(maintenance_s=20.0)
     rig = outage.rig
     outage.paper.leave(FLYING)
 
@@ -250,7 +250,7 @@ def test_what_dead_workers_noted_is_handed_over_at_start_and_later():
 
 
 def test_a_note_that_cannot_be_removed_is_handed_over_once_and_holds_up_nothing():
-    outage = Outage(chores_s=20.0)
+    outage = Outage(maintenance_s=20.0)
     rig = outage.rig
     outage.paper.leave(FLYING)
     outage.paper.is_stuck = True
@@ -328,16 +328,16 @@ def test_what_was_noted_and_not_begun_before_the_stop_is_clean():
 def test_a_probe_is_a_write_however_short_after_that_of_another_worker():
     """A ledger that can be read and not written, as with a full disk, is not back."""
     outage = Outage()
-    rig, chores = outage.rig, outage.rig.database.scope("test").chores
+    rig, locks = outage.rig, outage.rig.database.scope("test").periodic_locks
 
     async def story() -> float:
         async with Running(rig):
             await rig.send(body("a", 1))
             await outage.goes_down()
-            chores["probe"] = others = rig.loop.time()
+            locks["probe"] = others = rig.loop.time()
             outage.comes_back()
             await rig.until(lambda: rig.of(events.LedgerBack))
         return others
 
     others = rig.play(story())
-    assert others < chores["probe"] < others + PROBE_MAX_S
+    assert others < locks["probe"] < others + PROBE_MAX_S

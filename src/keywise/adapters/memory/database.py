@@ -35,7 +35,7 @@ class Scope(msgspec.Struct):
     letters: dict[int, tuple[float, DeadLetter]] = {}
     controls: dict[str, Controls] = {}
     """At most one, under an empty name."""
-    chores: dict[str, float] = {}
+    periodic_locks: dict[str, float] = {}
     """When each was done last."""
     lines: dict[int, HistoryRecord] = {}
 

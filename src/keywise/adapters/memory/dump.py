@@ -43,7 +43,7 @@ class MemoryLedgerTransfer:
 
     async def clear(self) -> None:
         async with self._database.exclusive():
-            for table in (self._scope.entries, self._scope.letters, self._scope.lines, self._scope.chores):
+            for table in (self._scope.entries, self._scope.letters, self._scope.lines, self._scope.periodic_locks):
                 table.clear()
 
     async def set_controls(self, controls: Controls) -> None:

@@ -197,10 +197,10 @@ class MemoryLedger:
 
     async def acquire(self, task: str, every_s: float) -> bool:
         async with self.database.exclusive():
-            done_at = self._scope.chores.get(task)
+            done_at = self._scope.periodic_locks.get(task)
             if done_at is not None and self._now() < done_at + every_s:
                 return False
-            self.database.set(self._scope.chores, task, self._now())
+            self.database.set(self._scope.periodic_locks, task, self._now())
             return True
 
     async def record(self, records: Sequence[HistoryRecord]) -> None:

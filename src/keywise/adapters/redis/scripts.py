@@ -196,9 +196,9 @@ return {tonumber(counts[1] or 0), tonumber(counts[2] or 0), held, tonumber(count
 _PERIODIC_LOCK = (
     _GUARD
     + """
-local done = redis.call('HGET', P .. 'chores', ARGV[7])
+local done = redis.call('HGET', P .. 'periodic_locks', ARGV[7])
 if done and seconds < tonumber(done) + tonumber(ARGV[8]) then return {0} end
-redis.call('HSET', P .. 'chores', ARGV[7], string.format('%.6f', seconds))
+redis.call('HSET', P .. 'periodic_locks', ARGV[7], string.format('%.6f', seconds))
 return {1}
 """
 )

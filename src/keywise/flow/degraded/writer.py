@@ -82,7 +82,7 @@ class DegradedWorker:
                 self.is_at_work = False
             return False
         if self._pipeline.clock() >= self.due:
-            self.due = self._pipeline.clock() + self._pipeline.settings.chores_s
+            self.due = self._pipeline.clock() + self._pipeline.settings.maintenance_s
             await self._find()
             await self._tidy()
         return self._journal.is_empty or await self._hand_over()
@@ -253,7 +253,7 @@ class DegradedWorker:
 
     def _tell_trouble(self, error: UnavailableError) -> None:
         """Now and then: a journal that cannot be used is seen again with every batch."""
-        now, retry_s = self._pipeline.clock(), self._pipeline.settings.chores_s
+        now, retry_s = self._pipeline.clock(), self._pipeline.settings.maintenance_s
         if now >= self._trouble_due:
             self._trouble_due = now + retry_s
             name = self._pipeline.name

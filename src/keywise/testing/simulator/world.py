@@ -377,7 +377,7 @@ def _settings(rng: random.Random, faults: Faults) -> Settings:
         drain_s=15.0,
         repair_s=5.0,
         evict_delay_s=2.0,
-        chores_s=20.0,
+        maintenance_s=20.0,
     )
 
 

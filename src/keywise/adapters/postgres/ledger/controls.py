@@ -103,7 +103,7 @@ _HELD_KEYS = (
     "order by key limit $4"
 )
 _PERIODIC_LOCK = (
-    "insert into keywise_chores as chores select $1, $2, extract(epoch from clock_timestamp()) + $3::float8 "
+    "insert into keywise_periodic_locks as locks select $1, $2, extract(epoch from clock_timestamp()) + $3::float8 "
     "on conflict (scope, name) do update set done_at = excluded.done_at "
-    "where chores.done_at <= excluded.done_at - $4::float8 returning 1"
+    "where locks.done_at <= excluded.done_at - $4::float8 returning 1"
 )

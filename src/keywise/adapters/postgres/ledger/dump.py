@@ -32,9 +32,9 @@ CLEAR_AT_ONCE = 20_000
 """A statement has to end long before it counts as lost."""
 TOKENS_AHEAD = 2**20
 """More than all workers can take between two steps of one statement."""
-_CHORES = "keywise_chores"
+_PERIODIC_LOCKS = "keywise_periodic_locks"
 CLEARED = {
-    **{"keywise_marks": "key", "keywise_active": "key", "keywise_rates": "key", _CHORES: "name"},
+    **{"keywise_marks": "key", "keywise_active": "key", "keywise_rates": "key", _PERIODIC_LOCKS: "name"},
     **{"keywise_letters": "id", "keywise_lines": "id"},
 }
 """Which tables hold what belongs to a scope, and what tells their rows apart within one."""
@@ -124,7 +124,9 @@ class PostgresLedgerTransfer:
         return ((int(last) + 1) << TOKEN_NONCE_BITS) - 1
 
 
-_ROWS = " or ".join(f"exists (select 1 from {one} where scope = scopes.id)" for one in CLEARED if one != _CHORES)  # noqa: S608
+_ROWS = " or ".join(
+    f"exists (select 1 from {one} where scope = scopes.id)" for one in CLEARED if one != _PERIODIC_LOCKS
+)  # noqa: S608
 _SCOPES = (
     f"select name from keywise_scopes as scopes where controls != '{{}}' or {_ROWS} "  # noqa: S608
     'order by name collate "C"'

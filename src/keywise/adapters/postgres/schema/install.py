@@ -33,7 +33,7 @@ create table keywise_rates (
     at double precision not null, scope integer not null, key bytea not null, primary key (scope, key)
 );
 create index keywise_rates_by_time on keywise_rates (scope, at);
-create table keywise_chores (
+create table keywise_periodic_locks (
     scope integer not null, name text not null, done_at double precision not null, primary key (scope, name)
 );
 create table keywise_letters (
@@ -69,7 +69,7 @@ VERSIONS = (FIRST, TABLES + STEPS + TAKING + LOCKING)
 TABLES_OF = {
     "queue": ("keywise_ready", "keywise_held"),
     "scope": (
-        *("keywise_marks", "keywise_active", "keywise_rates", "keywise_chores"),
+        *("keywise_marks", "keywise_active", "keywise_rates", "keywise_periodic_locks"),
         *("keywise_letters", "keywise_lines"),
     ),
     "function": (

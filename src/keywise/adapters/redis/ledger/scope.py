@@ -95,7 +95,7 @@ class RedisScope:
         """Remove all that is remembered of keys, letters and lines."""
         names = [self.key(str(bucket)) for bucket in range(self.buckets_all)]
         names += map(self.key, ("active", "held", "suspect", "rates", "letters", "buried"))
-        names += map(self.key, ("chores", "lines", "lines-of"))
+        names += map(self.key, ("periodic_locks", "lines", "lines-of"))
         for start in range(0, len(names), UNLINK_AT_ONCE):
             await self.database.run("UNLINK", *names[start : start + UNLINK_AT_ONCE])
         await self.database.run("HDEL", self.key("meta"), "keys", "tombstones", "suspects")

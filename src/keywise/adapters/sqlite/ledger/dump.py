@@ -26,9 +26,9 @@ LETTERS_AT_ONCE = 50
 """Their bodies may be large."""
 CLEAR_AT_ONCE = 20_000
 """Nobody has to wait for longer than such a stretch takes."""
-_CHORES = "keywise_chores"
+_PERIODIC_LOCKS = "keywise_periodic_locks"
 CLEARED = {
-    **{"keywise_marks": "key", "keywise_active": "key", "keywise_rates": "key", _CHORES: "name"},
+    **{"keywise_marks": "key", "keywise_active": "key", "keywise_rates": "key", _PERIODIC_LOCKS: "name"},
     **{"keywise_letters": "id", "keywise_lines": "id"},
 }
 """Which tables hold what belongs to a scope, and what tells their rows apart within one."""
@@ -115,7 +115,9 @@ class SqliteLedgerTransfer:
         return ((await self._database.write(act) + 1) << TOKEN_NONCE_BITS) - 1
 
 
-_ROWS = " or ".join(f"exists (select 1 from {one} where scope = scopes.id)" for one in CLEARED if one != _CHORES)  # noqa: S608
+_ROWS = " or ".join(
+    f"exists (select 1 from {one} where scope = scopes.id)" for one in CLEARED if one != _PERIODIC_LOCKS
+)  # noqa: S608
 _SCOPES = f"select name from keywise_scopes as scopes where controls != '{{}}' or {_ROWS} order by name"  # noqa: S608
 _KEYS = (
     "select key from keywise_marks where scope = ? and key > ? union "

@@ -38,7 +38,7 @@ create table keywise_rates (
     scope integer not null, key text not null, at real not null, primary key (scope, key)
 ) without rowid;
 create index keywise_rates_by_time on keywise_rates (scope, at);
-create table keywise_chores (
+create table keywise_periodic_locks (
     scope integer not null, name text not null, done_at real not null, primary key (scope, name)
 ) without rowid;
 create table keywise_lines (
