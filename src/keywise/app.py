@@ -318,8 +318,8 @@ class App:
         if is_atomic(sink) and ledger.database is None:
             raise SettingsError(
                 f"the sink of pipeline {definition.name!r} writes inside the ledger's transaction, and "
-                f"{redacted(self.ledger_url)} has none; put the ledger into the sink's database, or write with a handler "
-                "that takes no transaction"
+                f"{redacted(self.ledger_url)} has none; put the ledger into the sink's database, or write with a "
+                "handler that takes no transaction"
             )
         if is_atomic(sink) and sink.database is not ledger.database:
             raise SettingsError(

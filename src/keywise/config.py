@@ -115,7 +115,8 @@ def _url(word: str, url: Any) -> str:
         name = found[1]
         if not name:
             raise SettingsError(
-                f"{word}: in {redacted(url)}, a name and }} have to follow ${{; write ${{NAME}}, or $${{ for the text ${{"
+                f"{word}: in {redacted(url)}, a name and }} have to follow ${{; "
+                "write ${NAME}, or $${ for the text ${"
             )
         if name not in os.environ:
             raise SettingsError(

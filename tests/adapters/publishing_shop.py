@@ -15,7 +15,8 @@ from keywise import Rate
 app = keywise.App({ledger!r})
 pages = app.pipeline(
     "pages", key="id", version="v", deleted={{"gone": [True]}}, {options}poll="50ms", backoff="10ms",
-    backoff_max="100ms", lease="3s", margin="500ms", horizon="1s", repair="200ms", maintenance="500ms", ledger_grace="300ms",
+    backoff_max="100ms", lease="3s", margin="500ms", horizon="1s", repair="200ms", maintenance="500ms",
+    ledger_grace="300ms",
 )
 pages.source({source!r}).sink({sink!r})
 

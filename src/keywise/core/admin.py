@@ -56,7 +56,7 @@ class PeriodicLock(Protocol):
     """Lets one worker of a ledger scope do a periodic task."""
 
     async def acquire(self, task: str, every_s: float) -> bool:
-        """True for one worker per interval: it holds the lock for a task. Without an interval, each call has to write."""
+        """Try to become the one worker that runs a task in the current interval. Every call writes."""
 
 
 class ControlStore(PeriodicLock, Protocol):

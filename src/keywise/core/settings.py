@@ -113,8 +113,8 @@ class Settings:
             )
         if self.on_ledger_down == "write-anyway" and self.journal is None:
             raise SettingsError(
-                "on_ledger_down='write-anyway' needs a folder for its notes, which outlives the worker (in a container: "
-                "on a volume); write for example journal='/var/lib/shop/journal'"
+                "on_ledger_down='write-anyway' needs a folder for its notes, which outlives the worker (in a "
+                "container: on a volume); write for example journal='/var/lib/shop/journal'"
             )
 
     def check_visibility(self, visibility_s: float | None, source: str) -> None:

@@ -7,9 +7,9 @@ import msgspec
 from keywise.core.events import (
     AlarmCleared,
     Alarmed,
-    Buried,
     CallRefused,
     ClaimLost,
+    DeadLettered,
     Draining,
     Event,
     Failed,

@@ -324,8 +324,8 @@ def broker_at(address: Address, options: dict[str, str]) -> Broker:
         )
     if "/" in parts.path[1:]:
         raise AddressError(
-            f"{redacted(address.url)} has a / in the name of its virtual host; write %2F there, and name the queue with "
-            "queue="
+            f"{redacted(address.url)} has a / in the name of its virtual host; write %2F there, and name the queue "
+            "with queue="
         )
     if (beat := options.get("heartbeat")) is not None and not 1 <= seconds(beat) <= HEARTBEAT_MAX_S:
         raise AddressError(f"{redacted(address.url)}: heartbeat={beat} has to be from 1s to {HEARTBEAT_MAX_S}s")

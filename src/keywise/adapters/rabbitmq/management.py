@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from keywise.core.errors import DatabaseError, UnavailableError
-from keywise.core.url import shown
+from keywise.core.url import redacted
 
 ANSWER_S = 10.0
 ANSWER_MAX_BYTES = 10_000_000

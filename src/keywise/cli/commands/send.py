@@ -15,7 +15,7 @@ from keywise.cli.app_loader import AppOption, JsonOption, chosen, load
 from keywise.cli.output import complain, count, fail, plain, progress, refuse, tell_json
 from keywise.core.errors import SettingsError
 from keywise.core.settings import seconds
-from keywise.core.url import shown
+from keywise.core.url import redacted
 
 BATCH = 1000
 READ_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from keywise.cli.live.watch import EveryOption, WatchOption, looking
 from keywise.cli.output import cell, complain, count, display, moment, screen, table, tell_json, with_moments
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import UnavailableError
-from keywise.core.url import shown
+from keywise.core.url import redacted
 from keywise.operate.inspect import Figures, JournalSummary, Unreached, figures_of, journal_summary_of
 
 PAUSES_SHOWN = 5

@@ -37,8 +37,8 @@ class JournalDirectory:
             probe.unlink()
         except OSError as error:
             raise SettingsError(
-                f"journal={str(self._folder)!r} cannot be written: {error.strerror}; name a folder that this worker may "
-                "write and that outlives it"
+                f"journal={str(self._folder)!r} cannot be written: {error.strerror}; name a folder that this worker "
+                "may write and that outlives it"
             ) from error
 
     async def create(self) -> "LockedFile":

@@ -195,7 +195,7 @@ async def the_controls_are_replaced_as_a_whole(bench: LedgerBench) -> None:
     """Pauses and era that were carried over hold at once, for everybody."""
     await bench.ledger.control_store.pause(Pause("b"))
     controls = Controls(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)))
-    await transfer_of(bench).stand(controls)
+    await transfer_of(bench).set_controls(controls)
     same("the controls", await bench.another.control_store.controls(), controls)
     refused(await bench.ask(1, "w2", key="c"), RefusalReason.PAUSED)
     await transfer_of(bench).clear()

@@ -140,8 +140,8 @@ class Playground:
             )
         if not address.is_named and not self._is_memory:
             raise SettingsError(
-                f"{redacted(self.url)} says itself which {self.thing} is used, so what the check writes could not be told "
-                f"apart from what is there; call keywise.testing.{CHECKS[self._role]} with a bench of its own"
+                f"{redacted(self.url)} says itself which {self.thing} is used, so what the check writes could not be "
+                f"told apart from what is there; call keywise.testing.{CHECKS[self._role]} with a bench of its own"
             )
         return plug
 

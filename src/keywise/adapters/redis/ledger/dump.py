@@ -42,7 +42,7 @@ class RedisLedgerTransfer:
         names = sorted(name.decode() for name in await self._scope.database.run("SMEMBERS", SCOPES))
         return [name for name in names if await self._scope.database.call(HOLDING, prefix_of(name))]
 
-    async def snapshot(self, cursor: str, limit: int) -> TransferPage:
+    async def page(self, cursor: str, limit: int) -> TransferPage:
         kind, _, after = cursor.partition(":") if cursor else ("entries", "", "")
         if kind == "entries":
             return await self._entries(bytes.fromhex(after), limit)
@@ -51,17 +51,17 @@ class RedisLedgerTransfer:
         lines = await self._history_store.after(after, limit)
         return TransferPage(records=[line for _, line in lines], cursor=f"lines:{lines[-1][0]}" if lines else "")
 
-    async def add(self, snapshot: TransferPage) -> None:
-        entries = dict(snapshot.entries)
+    async def add(self, page: TransferPage) -> None:
+        entries = dict(page.entries)
         # Nothing is known to be there, and whatever is there all the same comes back and is written over.
         snapshot = Snapshot(states=dict.fromkeys(entries, GONE), entries=dict.fromkeys(entries))
         await self._working_set.work(snapshot, lambda _, key: entries[key], frees=False)
-        for some in stretches(snapshot.dead_letters, lambda one: one[1]):
+        for some in stretches(page.dead_letters, lambda one: one[1]):
             letters: list[Any] = []
             for buried_at, letter in some:
                 letters += (repr(buried_at), msgspec.msgpack.encode(letter))
             await self._scope.call(KEEP, *letters)
-        await self._history_store.record(snapshot.records)
+        await self._history_store.record(page.records)
 
     async def clear(self) -> None:
         await self._scope.clear()

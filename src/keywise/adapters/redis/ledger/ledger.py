@@ -206,8 +206,8 @@ class RedisLedger:
         since = repr(matching.since) if math.isfinite(matching.since) else "-inf"
         while len(found) < limit:
             stretch = (self._scope.key("buried"), until, since, "WITHSCORES", "LIMIT", start, LETTERS_AT_ONCE)
-            snapshot = await self._server.run("ZREVRANGEBYSCORE", *stretch)
-            numbers = [(int(member), float(at)) for member, at in in_pairs(snapshot)]
+            found = await self._server.run("ZREVRANGEBYSCORE", *stretch)
+            numbers = [(int(member), float(at)) for member, at in in_pairs(found)]
             if not numbers:
                 break
             packed = await self._server.run("HMGET", self._scope.key("letters"), *(number for number, _ in numbers))

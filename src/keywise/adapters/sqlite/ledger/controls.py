@@ -94,6 +94,6 @@ _HIGHEST = (
     "union all select max(json_extract(entry, '$.era')) from keywise_active where scope = ?)"
 )
 _PERIODIC_LOCK = (
-    "insert into keywise_periodic_locks values (?, ?, ?) on conflict (scope, name) do update set done_at = excluded.done_at "
-    "where done_at <= ?"
+    "insert into keywise_periodic_locks values (?, ?, ?) on conflict (scope, name) do update "
+    "set done_at = excluded.done_at where done_at <= ?"
 )

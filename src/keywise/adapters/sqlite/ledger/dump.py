@@ -116,8 +116,10 @@ class SqliteLedgerTransfer:
 
 
 _ROWS = " or ".join(
-    f"exists (select 1 from {one} where scope = scopes.id)" for one in CLEARED if one != _PERIODIC_LOCKS
-)  # noqa: S608
+    f"exists (select 1 from {one} where scope = scopes.id)"  # noqa: S608
+    for one in CLEARED
+    if one != _PERIODIC_LOCKS
+)
 _SCOPES = f"select name from keywise_scopes as scopes where controls != '{{}}' or {_ROWS} order by name"  # noqa: S608
 _KEYS = (
     "select key from keywise_marks where scope = ? and key > ? union "
