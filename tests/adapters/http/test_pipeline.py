@@ -12,7 +12,7 @@ import pytest
 from app.shop import QUICK, Shop
 from cli.command import Folder
 from flow.test_rates_across_processes import VERSIONS, send_for_a_second
-from keywise.adapters.http.sink import FEW, connect
+from keywise.adapters.http.sink import PAUSE_AFTER_KEYS, connect
 from keywise.core.change import Change, order_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim
@@ -187,7 +187,7 @@ async def test_a_service_that_sends_everybody_away_is_left_alone_until_then_and_
     refused = [line["at"] for line in space.log if line["status"] == 429]
     at_first = [at for at in refused if at < refused[0] + 0.9]
     later = refused[len(at_first) :]
-    assert len(at_first) <= FEW + 4, "what was on its way, and nothing more"
+    assert len(at_first) <= PAUSE_AFTER_KEYS + 4, "what was on its way, and nothing more"
     assert all(after - before > 0.9 for before, after in pairwise(later)) and len(later) >= 2
     assert shop.emitted(Failed) == [] and "429" in {event.cause for event in shop.emitted(Unavailable)}
 

@@ -13,7 +13,16 @@ from keywise.adapters.http.client import (
     retry_after_s,
     server_at,
 )
-from keywise.adapters.http.sink import FEW, Asked, Contract, HttpSink, Lull, held_order, judged, misfit_of
+from keywise.adapters.http.sink import (
+    PAUSE_AFTER_KEYS,
+    Asked,
+    Contract,
+    HttpSink,
+    ServicePause,
+    held_order,
+    judged,
+    misfit_of,
+)
 from keywise.core.change import Outcome, order_of
 from keywise.core.entry import Certainty
 from keywise.core.errors import AddressError
@@ -178,36 +187,36 @@ class Hands:
 AWAY = SinkResult(Outcome.BUSY, "429: slow", wait_s=10.0)
 
 
-def lulled(clock: Hands) -> Lull:
-    lull = Lull(clock)
-    for number in range(FEW):
-        assert lull.held_back() is None
-        lull.told(f"k{number}", AWAY)
-    return lull
+def paused_service(clock: Hands) -> ServicePause:
+    pause = ServicePause(clock)
+    for number in range(PAUSE_AFTER_KEYS):
+        assert pause.busy_result() is None
+        pause.record(f"k{number}", AWAY)
+    return pause
 
 
 def test_few_that_are_sent_away_in_a_row_speak_for_all():
     clock = Hands()
-    lull = lulled(clock)
-    assert lull.held_back() == SinkResult(Outcome.BUSY, "429: slow"), "to be asked again when the consumer sees fit"
+    pause = paused_service(clock)
+    assert pause.busy_result() == SinkResult(Outcome.BUSY, "429: slow"), "to be asked again when the consumer sees fit"
     clock.now = 9.9
-    assert lull.held_back() is not None
+    assert pause.busy_result() is not None
     clock.now = 10.1
-    assert lull.held_back() is None
+    assert pause.busy_result() is None
 
 
 def test_one_finds_out_whether_a_service_takes_changes_again():
     clock = Hands()
-    lull = lulled(clock)
+    pause = paused_service(clock)
     clock.now = 11.0
-    assert (lull.held_back(), lull.held_back()) == (None, SinkResult(Outcome.BUSY, "429: slow"))
-    lull.told("k9", AWAY)
+    assert (pause.busy_result(), pause.busy_result()) == (None, SinkResult(Outcome.BUSY, "429: slow"))
+    pause.record("k9", AWAY)
     clock.now = 20.9
-    assert lull.held_back() is not None, "it is left alone again"
+    assert pause.busy_result() is not None, "it is left alone again"
     clock.now = 21.1
-    assert lull.held_back() is None
-    lull.told("k9", APPLIED)
-    assert (lull.held_back(), lull.held_back()) == (None, None), "all may ask again"
+    assert pause.busy_result() is None
+    pause.record("k9", APPLIED)
+    assert (pause.busy_result(), pause.busy_result()) == (None, None), "all may ask again"
 
 
 @pytest.mark.parametrize(
@@ -215,26 +224,26 @@ def test_one_finds_out_whether_a_service_takes_changes_again():
 )
 def test_if_the_one_finds_out_nothing_another_one_does(result):
     clock = Hands()
-    lull = lulled(clock)
+    pause = paused_service(clock)
     clock.now = 11.0
-    assert lull.held_back() is None
-    lull.told("k9", result)
-    assert (lull.held_back() is None, lull.held_back() is None) == (True, False)
+    assert pause.busy_result() is None
+    pause.record("k9", result)
+    assert (pause.busy_result() is None, pause.busy_result() is None) == (True, False)
 
 
 def test_one_document_that_is_sent_away_again_and_again_holds_up_no_other():
-    lull = Lull(Hands())
-    for _ in range(3 * FEW):
-        lull.told("hot", AWAY)
-    assert lull.held_back() is None
+    pause = ServicePause(Hands())
+    for _ in range(3 * PAUSE_AFTER_KEYS):
+        pause.record("hot", AWAY)
+    assert pause.busy_result() is None
 
 
 def test_documents_that_are_sent_away_between_others_hold_up_nobody():
-    lull = Lull(Hands())
-    for number in range(3 * FEW):
-        lull.told(f"k{number}", AWAY)
-        lull.told("other", APPLIED if number % 2 else SinkResult(Outcome.FAILED, "500"))
-        assert lull.held_back() is None
+    pause = ServicePause(Hands())
+    for number in range(3 * PAUSE_AFTER_KEYS):
+        pause.record(f"k{number}", AWAY)
+        pause.record("other", APPLIED if number % 2 else SinkResult(Outcome.FAILED, "500"))
+        assert pause.busy_result() is None
 
 
 # Retry-After.

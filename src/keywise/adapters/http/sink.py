@@ -36,7 +36,7 @@ UNREAD = frozenset({408, 425})
 """The request came too slowly or too early, and was not worked on."""
 OWN_FAILURES = frozenset({500, 501, 505, 507, 508})
 """The service itself failed and is done with it; any other 5xx may be a gateway's, and the service still at work."""
-FEW = 5
+PAUSE_AFTER_KEYS = 5
 """Keys in a row that were all sent away for a time: then it is the service as a whole that wants to be left alone."""
 ACTED = {"POST": frozenset({301, 302, 303}), "PUT": frozenset({303}), "DELETE": frozenset({303})}
 """Redirects that may follow a deed: clients go on with GET after them. After any other one the request is repeated."""
@@ -84,7 +84,7 @@ class HttpSink:
         self.forgets_deletions = contract.forgets_deletions
         self._client = client
         self._contract = contract
-        self._lull = Lull()
+        self._service_pause = ServicePause()
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -101,7 +101,7 @@ class HttpSink:
         asked = Asked(claim.order or change.order, change.deleted)
         if (misfit := misfit_of(change.key)) is not None:
             return SinkResult(Outcome.FAILED, misfit, permanent=True)
-        if (waits := self._lull.held_back()) is not None:
+        if (waits := self._service_pause.busy_result()) is not None:
             return waits
         result = None
         try:
@@ -109,7 +109,7 @@ class HttpSink:
             # Its claim has to run out, however long the service asks for: so the worker is told that it is away.
             return replace(result, wait_s=None) if result.certainty is Certainty.UNKNOWN else result
         finally:
-            self._lull.told(change.key, result)
+            self._service_pause.record(change.key, result)
 
     async def _ask(self, change: Change[Any], asked: Asked, claim: Claim) -> SinkResult:
         contract = self._contract
@@ -141,7 +141,7 @@ class HttpSink:
         return headers
 
 
-class Lull:
+class ServicePause:
     """Whether the service as a whole has asked to be left alone: nobody asks before that time, and then one begins.
 
     A service may limit each document for itself, so one that is sent away says nothing about the others.
@@ -149,30 +149,30 @@ class Lull:
 
     def __init__(self, clock: Clock = boot_time) -> None:
         self._clock = clock
-        self._sent_away: set[str] = set()
+        self._refused_keys: set[str] = set()
         """Keys, since it took or refused anything."""
         self._cause = ""
         self._until = -math.inf
-        self._is_asked = False
+        self._is_probing = False
         """Somebody finds out whether it is over."""
 
-    def held_back(self) -> SinkResult | None:
-        """What becomes of a change without asking; None if it may be sent, and then `told` has to be called."""
-        if len(self._sent_away) < FEW:
+    def busy_result(self) -> SinkResult | None:
+        """What becomes of a change without asking; None if it may be sent, and then `record` has to be called."""
+        if len(self._refused_keys) < PAUSE_AFTER_KEYS:
             return None
-        if self._is_asked or self._clock() < self._until:
+        if self._is_probing or self._clock() < self._until:
             return SinkResult(Outcome.BUSY, self._cause)
-        self._is_asked = True
+        self._is_probing = True
         return None
 
-    def told(self, key: str, result: SinkResult | None) -> None:
+    def record(self, key: str, result: SinkResult | None) -> None:
         """What became of a change that was sent; None if nobody knows."""
-        self._is_asked = False
+        self._is_probing = False
         if result is not None and result.wait_s is not None:
-            self._sent_away.add(key)
+            self._refused_keys.add(key)
             self._cause, self._until = result.cause, self._clock() + result.wait_s
         elif result is not None and result.outcome is not Outcome.BUSY and result.certainty is not Certainty.UNKNOWN:
-            self._sent_away.clear()
+            self._refused_keys.clear()
 
 
 def judged(answer: HttpResponse, asked: Asked, contract: Contract, discreet: Callable[[str], str]) -> SinkResult:
