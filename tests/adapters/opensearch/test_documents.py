@@ -13,9 +13,9 @@ from keywise.adapters.opensearch.documents import (
     BACKOFF_S,
     REMEMBERED,
     Action,
+    AdaptiveLimit,
     Conflict,
     Item,
-    Pressure,
     Reason,
     action_of,
     cause_of,
@@ -241,57 +241,57 @@ class Hands:
         return self.now
 
 
-def refuse(pressure: Pressure, clock: Hands, times: int, **how: bool) -> float:
+def refuse(adaptive_limit: AdaptiveLimit, clock: Hands, times: int, **how: bool) -> float:
     """Refuse each time that it is asked again; return how long it is left alone in the end."""
     for _ in range(times):
-        clock.now += max(0.0, pressure.wait_s)
-        pressure.refused("full", **how)
-    return pressure.wait_s
+        clock.now += max(0.0, adaptive_limit.wait_s)
+        adaptive_limit.record_refusal("full", **how)
+    return adaptive_limit.wait_s
 
 
 def test_an_engine_that_is_too_busy_gets_less_and_later():
     clock = Hands()
-    pressure = Pressure(100, clock)
-    assert pressure.wait_s <= 0
-    assert refuse(pressure, clock, 1, is_crowded=True) == pytest.approx(2 * BACKOFF_S)
-    assert pressure.count == 50
-    assert refuse(pressure, clock, 1, is_crowded=True) == pytest.approx(4 * BACKOFF_S)
-    assert pressure.count == 25
-    assert refuse(pressure, clock, 20, is_crowded=True) == pytest.approx(BACKOFF_MAX_S)
-    assert pressure.count == 1
+    adaptive_limit = AdaptiveLimit(100, clock)
+    assert adaptive_limit.wait_s <= 0
+    assert refuse(adaptive_limit, clock, 1, is_crowded=True) == pytest.approx(2 * BACKOFF_S)
+    assert adaptive_limit.limit == 50
+    assert refuse(adaptive_limit, clock, 1, is_crowded=True) == pytest.approx(4 * BACKOFF_S)
+    assert adaptive_limit.limit == 25
+    assert refuse(adaptive_limit, clock, 20, is_crowded=True) == pytest.approx(BACKOFF_MAX_S)
+    assert adaptive_limit.limit == 1
 
 
 def test_an_engine_that_copes_gets_more_again():
     clock = Hands()
-    pressure = Pressure(100, clock)
-    refuse(pressure, clock, 20, is_crowded=True)
+    adaptive_limit = AdaptiveLimit(100, clock)
+    refuse(adaptive_limit, clock, 20, is_crowded=True)
     clock.now += BACKOFF_MAX_S
-    assert pressure.wait_s <= 0
-    pressure.coped(1)
-    pressure.coped(1)
-    assert pressure.count == 2, "one change more than before, and a smaller request tells nothing"
+    assert adaptive_limit.wait_s <= 0
+    adaptive_limit.record_success(1)
+    adaptive_limit.record_success(1)
+    assert adaptive_limit.limit == 2, "one change more than before, and a smaller request tells nothing"
     for _ in range(50):
-        pressure.coped(100)
-    assert pressure.count == 100
-    assert refuse(pressure, clock, 1, is_crowded=False) == pytest.approx(2 * BACKOFF_S)
-    assert pressure.count == 100, "fewer at once would not help"
+        adaptive_limit.record_success(100)
+    assert adaptive_limit.limit == 100
+    assert refuse(adaptive_limit, clock, 1, is_crowded=False) == pytest.approx(2 * BACKOFF_S)
+    assert adaptive_limit.limit == 100, "fewer at once would not help"
 
 
 def test_requests_that_are_refused_side_by_side_count_once():
-    pressure = Pressure(100, Hands())
+    adaptive_limit = AdaptiveLimit(100, Hands())
     for _ in range(16):
-        pressure.refused("full", is_crowded=True)
-    assert pressure.count == 50 and pressure.wait_s == pytest.approx(2 * BACKOFF_S)
+        adaptive_limit.record_refusal("full", is_crowded=True)
+    assert adaptive_limit.limit == 50 and adaptive_limit.wait_s == pytest.approx(2 * BACKOFF_S)
 
 
 def test_an_engine_that_says_how_long_is_left_alone_for_as_long():
-    pressure = Pressure(100, Hands())
-    pressure.refused("full", wait_s=30.0, is_crowded=True)
-    pressure.refused("away", is_crowded=False)
-    assert pressure.wait_s == pytest.approx(30.0), "another refusal does not shorten it"
-    assert pressure.cause == "away"
+    adaptive_limit = AdaptiveLimit(100, Hands())
+    adaptive_limit.record_refusal("full", wait_s=30.0, is_crowded=True)
+    adaptive_limit.record_refusal("away", is_crowded=False)
+    assert adaptive_limit.wait_s == pytest.approx(30.0), "another refusal does not shorten it"
+    assert adaptive_limit.cause == "away"
 
 
 def test_a_part_that_is_refused_does_not_stop_the_rest_for_long():
     clock = Hands()
-    assert refuse(Pressure(100, clock), clock, 10, is_crowded=False, is_whole=False) == pytest.approx(BACKOFF_S)
+    assert refuse(AdaptiveLimit(100, clock), clock, 10, is_crowded=False, is_whole=False) == pytest.approx(BACKOFF_S)

@@ -169,8 +169,8 @@ def test_too_many_requests_at_once_are_put_off_and_all_are_written_in_the_end():
             parts = await asyncio.gather(*(sent(changes[start::AT_ONCE]) for start in range(AT_ONCE)))
             rest = [one for part in parts for one in part]
             assert rest, "nothing was too much"
-            assert "rejected_execution_exception" in sink._pressure.cause
-            assert sink._pressure.count < sink.batch_max
+            assert "rejected_execution_exception" in sink._adaptive_limit.cause
+            assert sink._adaptive_limit.limit < sink.batch_max
             while rest:
                 rest = await sent(rest)
                 await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)

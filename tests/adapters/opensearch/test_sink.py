@@ -43,7 +43,7 @@ async def applied(sink: OpenSearchSink, *keys: str, version: int = 5, deleted: b
 
 async def insisted(sink: OpenSearchSink, *keys: str) -> list:
     """Once the engine may be asked again."""
-    while sink._pressure.wait_s > 0:
+    while sink._adaptive_limit.wait_s > 0:
         await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
     return await applied(sink, *keys)
 
@@ -189,7 +189,7 @@ async def test_after_too_many_requests_it_is_left_alone_for_as_long_as_it_says()
         assert {one.outcome for one in results} == {Outcome.BUSY}
         assert {one.outcome for one in await applied(sink, "d")} == {Outcome.BUSY}
         assert len(engine.heard) == 2, "neither the rest nor another call asks again"
-        assert sink._pressure.wait_s > 200 and sink._pressure.count == 1
+        assert sink._adaptive_limit.wait_s > 200 and sink._adaptive_limit.limit == 1
 
 
 @awaited
@@ -204,9 +204,9 @@ async def test_some_of_a_request_may_be_too_much():
     async with opened(items(WELL, BLOCKED), items(trouble(503, "unavailable_shards_exception"))) as (sink, _):
         well, busy = await applied(sink, "a", "b")
         assert well is APPLIED and busy.outcome is Outcome.BUSY
-        assert sink._pressure.count == 250
+        assert sink._adaptive_limit.limit == 250
         [away] = await insisted(sink, "b")
-        assert away.outcome is Outcome.BUSY and sink._pressure.count == 250, "fewer at once would not help"
+        assert away.outcome is Outcome.BUSY and sink._adaptive_limit.limit == 250, "fewer at once would not help"
 
 
 # Conflicts.

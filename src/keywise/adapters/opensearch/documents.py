@@ -280,14 +280,14 @@ def _refusal_of(answer: HttpResponse) -> _Refusal:
 # What it bears.
 
 
-class Pressure:
+class AdaptiveLimit:
     """How much the engine bears: it is left alone after a refusal, and gets fewer changes until it copes again."""
 
-    def __init__(self, most: int, clock: Clock = boot_time) -> None:
-        self.count = most
+    def __init__(self, limit_max: int, clock: Clock = boot_time) -> None:
+        self.limit = limit_max
         """Changes in one request, at the most."""
         self.cause = ""
-        self._most = most
+        self._limit_max = limit_max
         self._clock = clock
         self._until = -math.inf
         self._refusals = 0
@@ -297,7 +297,9 @@ class Pressure:
         """How long it is to be left alone; not above zero if it is not."""
         return self._until - self._clock()
 
-    def refused(self, cause: str, *, wait_s: float | None = None, is_crowded: bool, is_whole: bool = True) -> None:
+    def record_refusal(
+        self, cause: str, *, wait_s: float | None = None, is_crowded: bool, is_whole: bool = True
+    ) -> None:
         """It could not take changes: all of a request (`is_whole`), or some; too many at once (`is_crowded`), or none.
 
         `wait_s` is what it asked for itself.
@@ -305,13 +307,13 @@ class Pressure:
         if self.wait_s <= 0:
             # Requests that were sent beside one that was refused say nothing new.
             self._refusals += is_whole
-            self.count = max(1, self.count // 2) if is_crowded else self.count
+            self.limit = max(1, self.limit // 2) if is_crowded else self.limit
         self.cause = cause
         backoff_s = min(BACKOFF_S * 2 ** min(self._refusals, 10), BACKOFF_MAX_S)
         self._until = max(self._until, self._clock() + (backoff_s if wait_s is None else wait_s))
 
-    def coped(self, changes: int) -> None:
+    def record_success(self, changes: int) -> None:
         """It took a request; only one that was as large as it may be tells that a larger one can be tried."""
         self._refusals = 0
-        if changes >= self.count:
-            self.count = min(self._most, self.count + max(1, self.count // 4))
+        if changes >= self.limit:
+            self.limit = min(self._limit_max, self.limit + max(1, self.limit // 4))

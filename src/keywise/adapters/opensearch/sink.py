@@ -14,10 +14,10 @@ from keywise.adapters.http.client import OPTIONS, HttpClient, HttpResponse, Serv
 from keywise.adapters.opensearch.documents import (
     TOO_MANY,
     Action,
+    AdaptiveLimit,
     Conflict,
     Document,
     Item,
-    Pressure,
     action_of,
     cause_of,
     first_part,
@@ -75,7 +75,7 @@ class OpenSearchSink:
         self._path = f"/{quote(index, safe='')}"
         self._timeout_s = limits.timeout_s
         self._bytes_max = limits.request_max_bytes
-        self._pressure = Pressure(limits.batch_max)
+        self._adaptive_limit = AdaptiveLimit(limits.batch_max)
         self._is_known = False
         """The index was seen."""
         self._is_alias = False
@@ -97,7 +97,7 @@ class OpenSearchSink:
     # Write.
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
-        if self._pressure.wait_s > 0:
+        if self._adaptive_limit.wait_s > 0:
             return [self._waits()] * len(changes)
         try:
             await self._look()
@@ -111,12 +111,12 @@ class OpenSearchSink:
     async def _write(self, actions: Sequence[Action]) -> list[SinkResult]:
         results: list[SinkResult] = []
         while rest := actions[len(results) :]:
-            results += await self._send(first_part(rest, self._pressure.count, self._bytes_max))
+            results += await self._send(first_part(rest, self._adaptive_limit.limit, self._bytes_max))
         return results
 
     async def _send(self, actions: Sequence[Action]) -> list[SinkResult]:
         """One request, or two halves of it if it was too much."""
-        if self._pressure.wait_s > 0:
+        if self._adaptive_limit.wait_s > 0:
             return [self._waits()] * len(actions)
         body = b"".join([action.lines for action in actions])
         try:
@@ -135,7 +135,7 @@ class OpenSearchSink:
         result = refused(answer, self._cause(answer))
         if result.outcome is Outcome.BUSY:
             is_crowded = answer.status == TOO_MANY
-            self._pressure.refused(result.cause, wait_s=retry_after_s(answer), is_crowded=is_crowded)
+            self._adaptive_limit.record_refusal(result.cause, wait_s=retry_after_s(answer), is_crowded=is_crowded)
         return [result] * len(actions)
 
     async def _judged(self, actions: Sequence[Action], answer: HttpResponse) -> list[SinkResult]:
@@ -144,7 +144,7 @@ class OpenSearchSink:
         except (msgspec.MsgspecError, UnicodeError) as error:
             return [_unknown(f"the answer cannot be read: {error}")] * len(actions)
         if not told.errors:
-            self._pressure.coped(len(actions))
+            self._adaptive_limit.record_success(len(actions))
             return [APPLIED] * len(actions)
         if len(told.items) != len(actions):
             return [_unknown(f"{len(told.items)} answers to {len(actions)} changes")] * len(actions)
@@ -172,22 +172,22 @@ class OpenSearchSink:
     # Back-pressure.
 
     def _waits(self) -> SinkResult:
-        return SinkResult(Outcome.BUSY, self._pressure.cause)
+        return SinkResult(Outcome.BUSY, self._adaptive_limit.cause)
 
     def _held_back(self, cause: str) -> SinkResult:
         """Nothing was sent."""
-        self._pressure.refused(cause, is_crowded=False)
+        self._adaptive_limit.record_refusal(cause, is_crowded=False)
         return self._waits()
 
     def _feel(self, items: Sequence[Item], verdicts: Sequence[SinkResult | Conflict]) -> None:
         """Some of a request may have been too much, or a part of the index may be away."""
         waiting = [one for one in verdicts if isinstance(one, SinkResult) and one.outcome is Outcome.BUSY]
         if not waiting:
-            self._pressure.coped(len(items))
+            self._adaptive_limit.record_success(len(items))
             return
         is_crowded = any(item.status == TOO_MANY for item in items)
         is_whole = len(waiting) == len(verdicts)
-        self._pressure.refused(waiting[0].cause, is_crowded=is_crowded, is_whole=is_whole)
+        self._adaptive_limit.record_refusal(waiting[0].cause, is_crowded=is_crowded, is_whole=is_whole)
 
     # Read.
 
