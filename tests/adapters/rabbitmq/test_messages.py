@@ -17,9 +17,9 @@ from keywise.adapters.rabbitmq.messages import (
     HEADERS_MAX_BYTES,
     KEPT,
     SECONDS_MAX,
-    Passport,
+    MessageIdentity,
     copied_properties,
-    passport_of,
+    identity_of,
     sent_at_of,
     shown_headers,
     times_before,
@@ -55,10 +55,10 @@ def test_a_delay_queue_outlives_whatever_may_be_put_into_it():
 
 @pytest.mark.parametrize("written", ["", "a b", "a b c d", "id 1 1.0 77", "id x 1.0 0", "id 1 x 3638943265", 5, None])
 def test_a_header_that_is_not_ours_or_belongs_to_another_body_is_not_believed(written):
-    assert passport_of({HEADER: written}, b"body") is None
-    ours = Passport("id", 3, 1.5).written(b"body")
-    assert passport_of({HEADER: ours}, b"body") == Passport("id", 3, 1.5)
-    assert passport_of({HEADER: ours}, b"another") is None
+    assert identity_of({HEADER: written}, b"body") is None
+    ours = MessageIdentity("id", 3, 1.5).encoded(b"body")
+    assert identity_of({HEADER: ours}, b"body") == MessageIdentity("id", 3, 1.5)
+    assert identity_of({HEADER: ours}, b"another") is None
 
 
 def test_a_copy_acts_nowhere_else_and_keeps_what_a_reader_needs():
@@ -72,7 +72,7 @@ def test_a_copy_acts_nowhere_else_and_keeps_what_a_reader_needs():
     )
     assert (copy.user_id, copy.expiration, copy.delivery_mode) == (None, None, 2)
     assert (copy.content_type, copy.message_id) == ("text/plain", "m")
-    assert passport_of(copy.headers, b"body") == Passport("id", 3, 1.5)
+    assert identity_of(copy.headers, b"body") == MessageIdentity("id", 3, 1.5)
     assert {name for name in copy.headers if name != HEADER} == {"a", "keywise-kept"}
     assert shown_headers(copy.headers) == {"a": "1", "CC": "['elsewhere']", "x-death": "[{'queue': 'q'}]"}
 
@@ -110,7 +110,7 @@ def test_times_are_read_in_seconds_and_milliseconds_and_counts_only_if_they_are_
 
 @pytest.mark.parametrize("moment", ["nan", "inf", "-1.0", "1e300"])
 def test_a_time_of_sending_that_is_none_is_not_believed(moment: str):
-    assert passport_of({HEADER: f"id 1 {moment} {zlib.crc32(b'body')}"}, b"body") is None
+    assert identity_of({HEADER: f"id 1 {moment} {zlib.crc32(b'body')}"}, b"body") is None
 
 
 def test_a_header_that_was_put_aside_and_cannot_be_written_is_kept_as_text():

@@ -36,7 +36,7 @@ _ACTING = ("CC", "BCC", "x-death")
 _DEATHS = ("x-first-death-", "x-last-death-")
 
 
-class Passport(msgspec.Struct, frozen=True):
+class MessageIdentity(msgspec.Struct, frozen=True):
     """What a message keeps over its copies."""
 
     id: str
@@ -46,24 +46,24 @@ class Passport(msgspec.Struct, frozen=True):
     due: float = 0.0
     """If it comes before this moment, it has to wait again."""
 
-    def written(self, body: bytes) -> str:
+    def encoded(self, body: bytes) -> str:
         written = f"{self.id} {self.count} {self.sent_at!r} {zlib.crc32(body)}"
         return f"{written} {self.due!r}" if self.due else written
 
 
-def passport_of(headers: Mapping[Any, Any], body: bytes) -> Passport | None:
+def identity_of(headers: Mapping[Any, Any], body: bytes) -> MessageIdentity | None:
     """What was written into a header by us, about this body; a program may have passed it on with another one."""
     written = headers.get(HEADER)
-    return passport_in(written, body) if isinstance(written, str) else None
+    return parse_identity(written, body) if isinstance(written, str) else None
 
 
-def passport_in(written: str, body: bytes) -> Passport | None:
+def parse_identity(written: str, body: bytes) -> MessageIdentity | None:
     """What was written into our header about this body."""
     match written.split(" "):
         case [id, count, sent_at, digest, *due] if 0 < len(id) <= ID_MAX and len(due) <= 1:
             try:
                 if int(digest) == zlib.crc32(body) and 0 <= float(sent_at) < SECONDS_MAX:
-                    return Passport(id, max(0, int(count)), float(sent_at), *map(float, due))
+                    return MessageIdentity(id, max(0, int(count)), float(sent_at), *map(float, due))
             except ValueError:
                 return None
     return None
@@ -71,8 +71,8 @@ def passport_in(written: str, body: bytes) -> Passport | None:
 
 def due_of(properties: Any, body: bytes) -> float:
     """Before which moment a message must not be handed over; 0 if it does not say so."""
-    passport = passport_of(properties.headers or {}, body)
-    return passport.due if passport is not None else 0.0
+    identity = identity_of(properties.headers or {}, body)
+    return identity.due if identity is not None else 0.0
 
 
 def times_before(headers: Mapping[Any, Any], redelivered: bool) -> int:
@@ -105,20 +105,20 @@ def shown_headers(headers: Mapping[Any, Any]) -> dict[str, str] | None:
 
 def fresh_properties(body: bytes, id: str, now: float, due: float = 0.0) -> Any:
     """The properties of a new message."""
-    headers = {HEADER: Passport(id, 0, now, due).written(body)}
+    headers = {HEADER: MessageIdentity(id, 0, now, due).encoded(body)}
     return pika.BasicProperties(delivery_mode=2, timestamp=int(now), headers=headers)
 
 
 def copied_properties(properties: Any, delivery: Delivery, due: float = 0.0) -> Any:
     """The properties of a copy: all that a reader may need, and nothing that acts on where and how long it goes."""
-    passport = Passport(str(delivery.id), delivery.count, delivery.sent_at, due).written(delivery.body)
+    identity = MessageIdentity(str(delivery.id), delivery.count, delivery.sent_at, due).encoded(delivery.body)
     headers = _copied_headers(properties.headers or {})
     if encode_table([], headers) > HEADERS_MAX_BYTES:
         headers = {}
     return pika.BasicProperties(
         content_type=properties.content_type,
         content_encoding=properties.content_encoding,
-        headers={**headers, HEADER: passport},
+        headers={**headers, HEADER: identity},
         # What was taken over is not lost by a restart, however it was sent; and it has no time to expire any more.
         delivery_mode=2,
         priority=properties.priority,

@@ -15,8 +15,8 @@ from keywise.adapters.rabbitmq.broker import PRECONDITION, Channel, code_of
 from keywise.adapters.rabbitmq.connection import decoded
 from keywise.adapters.rabbitmq.frames import ACK, NACK, stamp_of
 from keywise.adapters.rabbitmq.messages import (
-    passport_in,
-    passport_of,
+    identity_of,
+    parse_identity,
     sent_at,
     sent_at_of,
     shown_headers,
@@ -207,16 +207,16 @@ class Intake:
             self._take(consumer, tag, redelivered, decoded(properties), body)
             return
         written, moment = stamp
-        passport = None if written is None else passport_in(written, body)
-        if passport is None:
+        identity = None if written is None else parse_identity(written, body)
+        if identity is None:
             delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at(moment), 1 + redelivered)
-        elif passport.due or passport.id in self._ids:
+        elif identity.due or identity.id in self._ids:
             self._take(consumer, tag, redelivered, decoded(properties), body)
             return
         else:
-            self._ids.add(passport.id)
-            count = passport.count + 1 + redelivered
-            delivery = Delivery(passport.id, self._first + tag, body, passport.sent_at, count)
+            self._ids.add(identity.id)
+            count = identity.count + 1 + redelivered
+            delivery = Delivery(identity.id, self._first + tag, body, identity.sent_at, count)
         self._keep(consumer, tag, properties, delivery, self._arrived)
 
     def _take(self, consumer: Consumer | None, tag: int, redelivered: bool, properties: Any, body: bytes) -> None:
@@ -243,15 +243,15 @@ class Intake:
     def _read(self, tag: int, redelivered: bool, properties: Any, body: bytes) -> tuple[Delivery, float]:
         """The delivery, and when it is due."""
         headers = properties.headers
-        before, passport = times_before(headers, redelivered), passport_of(headers, body)
+        before, identity = times_before(headers, redelivered), identity_of(headers, body)
         id, sent_at, due = f"{self._id}.{tag}", 0.0, 0.0
-        if passport is None:
+        if identity is None:
             sent_at = sent_at_of(properties)
         else:
-            before, sent_at, due = before + passport.count, passport.sent_at, passport.due
+            before, sent_at, due = before + identity.count, identity.sent_at, identity.due
             # A copy may have come before its original was acked: both are here, and each has to be settled.
-            if passport.id not in self._ids:
-                id = passport.id
+            if identity.id not in self._ids:
+                id = identity.id
                 self._ids.add(id)
         return Delivery(id, self._first + tag, body, sent_at, before + 1, shown_headers(headers)), due
 
