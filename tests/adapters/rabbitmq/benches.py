@@ -72,7 +72,7 @@ def rabbit_source(kind: str):
 
 
 async def _can_delay(source: RabbitSource) -> bool:
-    return await source._detour.opens_in(DELAY_S * SECOND_S) <= 0
+    return await source._delay_queues.usable_in_s(DELAY_S * SECOND_S) <= 0
 
 
 SOURCES = {

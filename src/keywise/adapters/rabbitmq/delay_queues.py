@@ -13,11 +13,11 @@ FRESH_S = 2.0
 """So long nothing is put into a new quorum queue: if the broker crashed then, it would forget what it had confirmed."""
 ABSENT_S = FRESH_S / 2
 """So long a queue that was not there is taken to be empty: whoever makes one puts nothing into it before that."""
-EARLY_S = (1.0, 5.0)
+PREPARED_DELAYS_S = (1.0, 5.0)
 """The delays that are needed most: what finds no room behind a blocked key waits for five seconds by default."""
 
 
-class Detour:
+class DelayQueues:
     """All delay queues of one queue."""
 
     def __init__(self, link: Link, outlet: Outlet, queue: str, second_s: float) -> None:
@@ -32,18 +32,18 @@ class Detour:
 
     async def prepare(self) -> str:
         """Make those that are needed most; return the name of one."""
-        waits = [wait_of(self._queue, delay_s, time.time()) for delay_s in EARLY_S]
+        waits = [wait_of(self._queue, delay_s, time.time()) for delay_s in PREPARED_DELAYS_S]
         for wait in waits:
             await self._declare(wait)
         return waits[0].queue
 
-    async def opens_in(self, delay_s: float) -> float:
+    async def usable_in_s(self, delay_s: float) -> float:
         """How long a message that is put off for so long has to be kept before."""
         wait = wait_of(self._queue, delay_s, time.time())
         await self._declare(wait)
         return self._usable_at[wait.queue] - asyncio.get_running_loop().time()
 
-    async def put(self, messages: Sequence[Message], delay_s: float) -> None:
+    async def publish(self, messages: Sequence[Message], delay_s: float) -> None:
         """Let messages come to the queue after a delay; raises `Rejection` if there is no room for them."""
         wait = wait_of(self._queue, delay_s, time.time())
         for _, properties in messages:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, Link, broker_at, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
-from keywise.adapters.rabbitmq.delay_queues import Detour
+from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
 from keywise.adapters.rabbitmq.publisher import Message, Outlet, Rejection
 from keywise.adapters.rabbitmq.subscription import WORN_AT, Intake
@@ -74,7 +74,7 @@ class RabbitSource:
         self._opening = asyncio.Lock()
         self._intake: Intake | None = None
         self._resting: asyncio.TimerHandle | None = None
-        self._detour = Detour(self._link, self._outlet, queue, second_s)
+        self._delay_queues = DelayQueues(self._link, self._outlet, queue, second_s)
         self._errands: set[asyncio.Task[None]] = set()
         """What is done beside; it never raises."""
         self._leaving: set[str | int] = set()
@@ -131,7 +131,7 @@ class RabbitSource:
         if intake is None or not intake.mine(deliveries):
             return
         try:
-            opens_in_s = await self._detour.opens_in(delay_s * self._second_s) if delay_s > 0 else 0.0
+            opens_in_s = await self._delay_queues.usable_in_s(delay_s * self._second_s) if delay_s > 0 else 0.0
             if opens_in_s > 0 and len(self._errands) < ERRANDS_MAX:
                 # Whoever releases has more to do than to wait for that.
                 self._run_errand(self._release_later(intake, [*deliveries], delay_s))
@@ -206,7 +206,7 @@ class RabbitSource:
                     self._intake = None
                 else:
                     # Early, so that they can be used when they are needed, and a user without the rights finds out now.
-                    await self._detour.prepare()
+                    await self._delay_queues.prepare()
                 channel = await self._link.channel()
                 self._intake = Intake(self._broker.name, channel, self._queue, self._prefetch)
                 self._broker.intakes.add(self._intake)
@@ -291,7 +291,7 @@ class RabbitSource:
             if delay_s <= 0:
                 await self._outlet.publish(self._queue, messages)
             else:
-                await self._detour.put(messages, delay_s * self._second_s)
+                await self._delay_queues.publish(messages, delay_s * self._second_s)
         except Rejection as error:
             if error.is_missing:
                 raise self._missing() from error
@@ -303,7 +303,7 @@ class RabbitSource:
 
     async def _count(self) -> int:
         """In the order in which messages move, so that one which moves meanwhile is met at least once."""
-        delayed = await self._detour.count()
+        delayed = await self._delay_queues.count()
         ready = await self._link.ready(self._queue)
         return delayed + ready + sum(len(intake) for intake in self._intakes())
 
