@@ -102,8 +102,8 @@ class Pipeline:
         plugs: list[Any] = [self.ledger, *(source for _, source in self.sources)]
         databases: list[Any] = [getattr(plug, "database", None) for plug in plugs if self.has_both_lanes]
         for database in databases:
-            if hasattr(database, "give_way"):
-                database.give_way()
+            if hasattr(database, "enable_fair_writes"):
+                database.enable_fair_writes()
 
     def emit(self, event: events.Event) -> None:
         events.tell((*self.observers, *self.reporters), event)

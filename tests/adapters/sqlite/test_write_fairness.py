@@ -10,28 +10,28 @@ import keywise
 from chaos.fleet import until
 from keywise.adapters.sqlite import write_fairness as sqlite_courtesy
 from keywise.adapters.sqlite.database import SqliteDatabase
-from keywise.adapters.sqlite.write_fairness import BUSY_S, FREE_MAX_S, Courtesy
+from keywise.adapters.sqlite.write_fairness import BUSY_S, FREE_MAX_S, WriteFairness
 from keywise.core import events
 from running import run
 
 
-async def has_given_way(courtesy: Courtesy, writes: int) -> bool:
+async def has_given_way(fairness: WriteFairness, writes: int) -> bool:
     """Whether others on the loop had their turn meanwhile, which they have only while it gives way."""
     turn = asyncio.Event()
     asyncio.get_running_loop().call_soon(turn.set)
     for _ in range(writes):
-        await courtesy.give_way()
+        await fairness.yield_if_busy()
         busy_until = time.perf_counter() + BUSY_S
         while time.perf_counter() < busy_until:
             pass
-        courtesy.written()
+        fairness.record_write()
     return turn.is_set()
 
 
 def test_it_gives_way_only_after_a_busy_while(tmp_path):
-    courtesy = Courtesy(str(tmp_path / "shop.db"))
-    assert not run(has_given_way(courtesy, 1))
-    assert run(has_given_way(courtesy, 3))
+    fairness = WriteFairness(str(tmp_path / "shop.db"))
+    assert not run(has_given_way(fairness, 1))
+    assert run(has_given_way(fairness, 3))
 
 
 def test_after_a_standstill_it_gives_way_for_a_moment_only(tmp_path, monkeypatch):
@@ -43,11 +43,11 @@ def test_after_a_standstill_it_gives_way_for_a_moment_only(tmp_path, monkeypatch
         slept.append(seconds)
 
     monkeypatch.setattr(sqlite_courtesy.asyncio, "sleep", sleep)
-    courtesy = Courtesy(str(tmp_path / "shop.db"))
-    run(courtesy.give_way())
+    fairness = WriteFairness(str(tmp_path / "shop.db"))
+    run(fairness.yield_if_busy())
     now += 600.0
-    courtesy.written()
-    run(courtesy.give_way())
+    fairness.record_write()
+    run(fairness.yield_if_busy())
     assert slept == [FREE_MAX_S]
 
 
@@ -61,7 +61,7 @@ def test_the_journal_is_moved_back_beside_the_writes_until_the_file_is_closed(tm
         async with SqliteDatabase(str(path)) as database:
             await database.write(lambda connection: connection.execute("create table pages (body text)"))
             size = file_size()
-            database.give_way()
+            database.enable_fair_writes()
             assert tidying()
             await database.write(lambda connection: connection.execute("insert into pages values (zeroblob(100000))"))
             until(lambda: file_size() > size, "the journal to be moved back")
@@ -73,7 +73,7 @@ def test_the_journal_is_moved_back_beside_the_writes_until_the_file_is_closed(tm
 def test_a_file_is_given_way_to_from_its_next_opening_on(tmp_path):
     async def opened() -> bool:
         database = SqliteDatabase(str(tmp_path / "shop.db"))
-        database.give_way()
+        database.enable_fair_writes()
         assert not tidying() and not (tmp_path / "shop.db").exists()
         async with database:
             return tidying()
@@ -83,10 +83,10 @@ def test_a_file_is_given_way_to_from_its_next_opening_on(tmp_path):
 
 
 def test_what_cannot_be_moved_back_troubles_nobody(tmp_path):
-    courtesy = Courtesy(str(tmp_path / "nowhere" / "shop.db"))
-    courtesy.start()
-    courtesy.written()
-    courtesy.close()
+    fairness = WriteFairness(str(tmp_path / "nowhere" / "shop.db"))
+    fairness.start()
+    fairness.record_write()
+    fairness.close()
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -115,4 +115,4 @@ def test_only_a_pipeline_with_both_lanes_gives_way(tmp_path, lanes):
 
 
 def tidying() -> bool:
-    return any(thread.name == "keywise-sqlite-tidy" for thread in threading.enumerate())
+    return any(thread.name == "keywise-sqlite-checkpoint" for thread in threading.enumerate())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from keywise.adapters.sqlite.schema.install import install
-from keywise.adapters.sqlite.write_fairness import Courtesy
+from keywise.adapters.sqlite.write_fairness import WriteFairness
 from keywise.core.clock import boot_time
 from keywise.core.errors import DatabaseError, UnavailableError
 
@@ -40,8 +40,8 @@ class SqliteDatabase:
         self._thread: ThreadPoolExecutor | None = None
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        self._gives_way = False
-        self._courtesy: Courtesy | None = None
+        self._writes_fairly = False
+        self._write_fairness: WriteFairness | None = None
         self._clock_offset_s = 0.0
         self.runs_user_code = False
         """Meanwhile nobody may end the transaction: neither its neighbours' effects nor their marks are complete."""
@@ -111,25 +111,25 @@ class SqliteDatabase:
         assert self._writer is not None and self._writing is not None, "the database is not open"
         return self._writer, self._writing
 
-    def give_way(self) -> None:
+    def enable_fair_writes(self) -> None:
         """From now on leave the file alone now and then, so that other processes get at it."""
-        self._gives_way = True
-        if self._writer is not None and self._courtesy is None:
-            self._courtesy = Courtesy(self.path)
-            self._courtesy.start()
+        self._writes_fairly = True
+        if self._writer is not None and self._write_fairness is None:
+            self._write_fairness = WriteFairness(self.path)
+            self._write_fairness.start()
 
     @asynccontextmanager
     async def _turn(self, writing: asyncio.Lock) -> AsyncIterator[None]:
         async with writing:
-            courtesy = self._courtesy
-            if courtesy is None:
+            fairness = self._write_fairness
+            if fairness is None:
                 yield
                 return
-            await courtesy.give_way()
+            await fairness.yield_if_busy()
             try:
                 yield
             finally:
-                courtesy.written()
+                fairness.record_write()
 
     async def _begin(self, writer: sqlite3.Connection) -> None:
         """Take the write lock. SQLite itself waits up to 100 ms between two looks, and others would get in first."""
@@ -179,8 +179,8 @@ class SqliteDatabase:
             self._writer.set_authorizer(self._authorize)
         self._writing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="keywise-sqlite")
-        if self._gives_way:
-            self.give_way()
+        if self._writes_fairly:
+            self.enable_fair_writes()
 
     async def _connect(self) -> sqlite3.Connection:
         """Open the file. SQLite does not wait for its turn while the journal of a new file is being set up."""
@@ -196,9 +196,9 @@ class SqliteDatabase:
     def _close(self) -> None:
         assert self._thread is not None and self._writer is not None and self._reader is not None
         self._thread.shutdown()
-        if self._courtesy is not None:
-            self._courtesy.close()
-            self._courtesy = None
+        if self._write_fairness is not None:
+            self._write_fairness.close()
+            self._write_fairness = None
         self._reader.close()
         self._writer.close()
 
