@@ -123,7 +123,7 @@ async def test_a_channel_whose_queue_was_deleted_is_closed():
                 await received(source, 1)
                 before = before or await channels()
                 await they.delete(queue)
-                await until(lambda: source._intake.is_over)
+                await until(lambda: source._subscription.is_over)
                 await they.declare(queue)
                 await source.send([b"%d" % number])
             await received(source, 1)

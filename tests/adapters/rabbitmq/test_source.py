@@ -19,7 +19,7 @@ from keywise.adapters.rabbitmq.broker import Broker, Link
 from keywise.adapters.rabbitmq.messages import fresh_properties
 from keywise.adapters.rabbitmq.publisher import Outlet
 from keywise.adapters.rabbitmq.source import RabbitSource
-from keywise.adapters.rabbitmq.subscription import WORN_AT
+from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES
 from keywise.core.errors import DatabaseError, UnavailableError
 from running import awaited
 from servers import shared
@@ -240,7 +240,7 @@ async def test_a_release_that_finds_no_room_is_told_and_the_message_comes_again(
         await they.publish(queue, b"held")
         async with opened(queue) as source:
             [held] = await received(source, 1)
-            source._intake.rest()
+            source._subscription.stop_consuming()
             await they.publish(queue, b"waiting")
             with pytest.raises(UnavailableError, match="takes no more messages"):
                 await source.release([held], 0.0)
@@ -256,7 +256,7 @@ async def test_a_worn_message_is_handed_over_all_the_same_if_it_cannot_be_made_a
     async with owner(broker.url) as they:
         queue = await they.declare(fresh("worn"), queue_type="quorum")
         await they.publish(queue, b"worn")
-    for _ in range(WORN_AT):
+    for _ in range(COPY_AFTER_DELIVERIES):
         async with opened(queue) as source:
             await received(source, 1)
     url = broker.url.replace("guest:guest", f"{user}:secret")
@@ -264,7 +264,7 @@ async def test_a_worn_message_is_handed_over_all_the_same_if_it_cannot_be_made_a
         assert await source.receive(0, 0.0) == []
         broker.permit(user, write="^$")
         [held] = await received(source, 1)
-        assert (held.body, held.count) == (b"worn", WORN_AT + 1)
+        assert (held.body, held.count) == (b"worn", COPY_AFTER_DELIVERIES + 1)
         with pytest.raises(DatabaseError, match="give this user the right"):
             await source.release([held], 0.0)
         assert bodies_of(await received(source, 1)) == [b"worn"]

@@ -49,7 +49,7 @@ class Broker:
 
     def __init__(self, url: str, options: tuple[tuple[str, str], ...] = ()) -> None:
         self.name = redacted(url)
-        self.intakes: set[Any] = set()
+        self.subscriptions: set[Any] = set()
         """What this process takes from; nobody else can tell what it holds."""
         self._url = url
         self._options = dict(options)

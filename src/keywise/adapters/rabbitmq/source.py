@@ -17,7 +17,7 @@ from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_o
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
 from keywise.adapters.rabbitmq.publisher import Message, Outlet, Rejection
-from keywise.adapters.rabbitmq.subscription import WORN_AT, Intake
+from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES, Subscription
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.core.settings import seconds
@@ -26,7 +26,7 @@ from keywise.testing.conformance.benches import rabbitmq as rabbitmq_own
 
 ACK_TIMEOUT_S = 1_800.0
 """What a broker is set to by default."""
-DELIVERY_LIMIT_MIN = WORN_AT + 2
+DELIVERY_LIMIT_MIN = COPY_AFTER_DELIVERIES + 2
 """With less, a message may be thrown away before it is made anew."""
 PREFETCH = 2_000
 PREFETCH_MAX = 65_535
@@ -72,7 +72,7 @@ class RabbitSource:
         self._link = Link(broker, f"taking from {queue}")
         self._outlet = Outlet(broker)
         self._opening = asyncio.Lock()
-        self._intake: Intake | None = None
+        self._subscription: Subscription | None = None
         self._resting: asyncio.TimerHandle | None = None
         self._delay_queues = DelayQueues(self._link, self._outlet, queue, second_s)
         self._errands: set[asyncio.Task[None]] = set()
@@ -96,50 +96,50 @@ class RabbitSource:
         for errand in self._errands:
             errand.cancel()
         await asyncio.gather(*self._errands, return_exceptions=True)
-        if self._intake is not None:
-            self._broker.intakes.discard(self._intake)
-            self._intake.tell_all()
+        if self._subscription is not None:
+            self._broker.subscriptions.discard(self._subscription)
+            self._subscription.flush_acks()
         await self._link.close()
         await self._outlet.close()
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         self._rest_later(None)
-        intake = await self._opened()
+        subscription = await self._opened()
         try:
             if wait_s > 0:
-                await intake.wait(limit, wait_s)
+                await subscription.wait(limit, wait_s)
             else:
-                await intake.pull(limit)
+                await subscription.pull(limit)
         except DatabaseError as error:
             raise self._while_running(error) from error
         finally:
             self._rest_later(IDLE_S)
-        intake.check()
-        if unfit := intake.unfit():
-            await self._renew(intake, unfit)
-        return intake.hand_over(limit)
+        subscription.check()
+        if unfit := subscription.take_unfit():
+            await self._renew(subscription, unfit)
+        return subscription.take(limit)
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
         """They are hidden as long as the channel lives."""
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        if self._intake is not None:
-            self._intake.ack(deliveries)
+        if self._subscription is not None:
+            self._subscription.ack(deliveries)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
-        intake = self._intake
-        if intake is None or not intake.mine(deliveries):
+        subscription = self._subscription
+        if subscription is None or not subscription.unsettled(deliveries):
             return
         try:
             opens_in_s = await self._delay_queues.usable_in_s(delay_s * self._second_s) if delay_s > 0 else 0.0
             if opens_in_s > 0 and len(self._errands) < ERRANDS_MAX:
                 # Whoever releases has more to do than to wait for that.
-                self._run_errand(self._release_later(intake, [*deliveries], delay_s))
+                self._run_errand(self._release_later(subscription, [*deliveries], delay_s))
             else:
-                await self._put_off(intake, deliveries, delay_s)
+                await self._put_off(subscription, deliveries, delay_s)
         except (DatabaseError, UnavailableError) as error:
             # Whoever releases forgets them, and they would be here until the channel ends.
-            intake.put_back_later(deliveries, delay_s)
+            subscription.requeue_later(deliveries, delay_s)
             raise self._while_running(error) from error
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
@@ -197,70 +197,70 @@ class RabbitSource:
                     f"wait that are put off; exclude these queues, for example with the pattern ^(?!keywise\\.delay\\.)"
                 )
 
-    async def _opened(self) -> Intake:
+    async def _opened(self) -> Subscription:
         async with self._opening:
-            if self._intake is None or self._intake.is_over:
-                if self._intake is not None:
-                    self._broker.intakes.discard(self._intake)
-                    self._intake.close()
-                    self._intake = None
+            if self._subscription is None or self._subscription.is_over:
+                if self._subscription is not None:
+                    self._broker.subscriptions.discard(self._subscription)
+                    self._subscription.close()
+                    self._subscription = None
                 else:
                     # Early, so that they can be used when they are needed, and a user without the rights finds out now.
                     await self._delay_queues.prepare()
                 channel = await self._link.channel()
-                self._intake = Intake(self._broker.name, channel, self._queue, self._prefetch)
-                self._broker.intakes.add(self._intake)
-            return self._intake
+                self._subscription = Subscription(self._broker.name, channel, self._queue, self._prefetch)
+                self._broker.subscriptions.add(self._subscription)
+            return self._subscription
 
-    async def _renew(self, intake: Intake, unfit: Sequence[Delivery]) -> None:
+    async def _renew(self, subscription: Subscription, unfit: Sequence[Delivery]) -> None:
         """A fresh copy at the end of the queue has all its lives before it; what came too early waits again."""
-        worn = await self._without_early(intake, unfit)
+        worn = await self._without_early(subscription, unfit)
         try:
-            await self._copy(intake, worn, 0.0)
+            await self._copy(subscription, worn, 0.0)
         except (DatabaseError, UnavailableError):
-            intake.hand_over_next(worn)
+            subscription.put_first(worn)
 
-    async def _without_early(self, intake: Intake, deliveries: Sequence[Delivery]) -> list[Delivery]:
+    async def _without_early(self, subscription: Subscription, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """Put off what came too early until it is due; return the others."""
         now, others = time.time(), list[Delivery]()
-        for one, properties in intake.mine(deliveries):
+        for one, properties in subscription.unsettled(deliveries):
             if (due := due_of(properties, one.body)) <= now:
                 others.append(one)
                 continue
             try:
                 await self._put([(one.body, copied_properties(properties, one, due))], (due - now) / self._second_s)
             except (DatabaseError, UnavailableError):
-                intake.put_back_later([one], due - now)
+                subscription.requeue_later([one], due - now)
             else:
-                intake.withdraw([one])
+                subscription.withdraw([one])
         return others
 
     async def _keep_young(self) -> None:
         """A broker ends the channel of whoever holds a message for too long, such as one of a key that is paused."""
         while True:
             await asyncio.sleep(self.ack_timeout_s / AGES)
-            intake = self._intake
-            if intake is None:
+            subscription = self._subscription
+            if subscription is None:
                 continue
-            old = [one for one in intake.old() if one.receipt not in self._leaving]
+            old = [one for one in subscription.held_long() if one.receipt not in self._leaving]
             with suppress(DatabaseError, UnavailableError):
-                old = await self._without_early(intake, old)
-                await self._copy(intake, old, RENEWED_S)
-                intake.withdraw(old)
+                old = await self._without_early(subscription, old)
+                await self._copy(subscription, old, RENEWED_S)
+                subscription.withdraw(old)
 
-    async def _put_off(self, intake: Intake, deliveries: Sequence[Delivery], delay_s: float) -> None:
+    async def _put_off(self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float) -> None:
         receipts = {one.receipt for one in deliveries}
         self._leaving |= receipts
         try:
-            await self._copy(intake, deliveries, delay_s)
+            await self._copy(subscription, deliveries, delay_s)
         finally:
             self._leaving -= receipts
 
-    async def _release_later(self, intake: Intake, deliveries: Sequence[Delivery], delay_s: float) -> None:
+    async def _release_later(self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float) -> None:
         try:
-            await self._put_off(intake, deliveries, delay_s)
+            await self._put_off(subscription, deliveries, delay_s)
         except (DatabaseError, UnavailableError):
-            intake.put_back_later(deliveries, delay_s)
+            subscription.requeue_later(deliveries, delay_s)
 
     def _run_errand(self, errand: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(errand)
@@ -271,17 +271,17 @@ class RabbitSource:
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
-        if seconds is not None and self._intake is not None:
-            self._resting = asyncio.get_running_loop().call_later(seconds, self._intake.rest)
+        if seconds is not None and self._subscription is not None:
+            self._resting = asyncio.get_running_loop().call_later(seconds, self._subscription.stop_consuming)
 
     # Putting.
 
-    async def _copy(self, intake: Intake, deliveries: Sequence[Delivery], delay_s: float) -> None:
+    async def _copy(self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float) -> None:
         """A copy goes to the end of the queue, perhaps after a delay, and then its original is acked."""
         due = due_after(delay_s * self._second_s, time.time())
-        mine = intake.mine(deliveries)
+        mine = subscription.unsettled(deliveries)
         await self._put([(one.body, copied_properties(properties, one, due)) for one, properties in mine], delay_s)
-        intake.ack(deliveries)
+        subscription.ack(deliveries)
 
     async def _put(self, messages: Sequence[Message], delay_s: float) -> None:
         """Into the queue, or into a delay queue first."""
@@ -305,14 +305,14 @@ class RabbitSource:
         """In the order in which messages move, so that one which moves meanwhile is met at least once."""
         delayed = await self._delay_queues.count()
         ready = await self._link.ready(self._queue)
-        return delayed + ready + sum(len(intake) for intake in self._intakes())
+        return delayed + ready + sum(len(subscription) for subscription in self._subscriptions())
 
     def _activity(self) -> set[tuple[str, int, int]]:
-        return {intake.activity for intake in self._intakes()}
+        return {subscription.activity for subscription in self._subscriptions()}
 
-    def _intakes(self) -> Iterator[Intake]:
+    def _subscriptions(self) -> Iterator[Subscription]:
         """What this process takes from the queue, by this source or another."""
-        return (intake for intake in self._broker.intakes if intake.queue == self._queue)
+        return (subscription for subscription in self._broker.subscriptions if subscription.queue == self._queue)
 
     def _missing(self) -> DatabaseError:
         return DatabaseError(

@@ -27,19 +27,19 @@ from keywise.core.errors import UnavailableError
 
 TAG_BITS = 48
 """Of the numbers that a channel gives to its messages; above them a receipt says which channel it was."""
-WORN_AT = 3
+COPY_AFTER_DELIVERIES = 3
 """A quorum queue throws away what it has handed over too often; a message is made anew long before that."""
-AHEAD = 2
+PREFETCH_FACTOR = 2
 """Times as many messages as were asked for are on their way, so that the next ones are here when these are done."""
-PUT_BACK_MAX_S = 60.0
+REQUEUE_MAX_S = 60.0
 ACK_LATER_S = 0.5
 """An ack before which others are missing waits for them so long at the most: one word for many costs what one for one
 does, here and at the broker."""
-OLD_AFTER = 2
+OLD_AFTER_LOOKS = 2
 """A message that was held already when somebody asked for old ones this many times ago is old."""
 
 
-class Consumer:
+class BrokerConsumer:
     """What was agreed with the broker: so many messages more may come."""
 
     __slots__ = ("left", "prefetch", "tag")
@@ -50,7 +50,7 @@ class Consumer:
         self.left = prefetch
 
 
-class Intake:
+class Subscription:
     """One channel. Receipts belong to it: when it is over they say nothing any more, and its messages come again."""
 
     def __init__(self, name: str, channel: Channel, queue: str, prefetch: int) -> None:
@@ -60,25 +60,25 @@ class Intake:
         self._prefetch = prefetch
         self._id = secrets.token_hex(8)
         self._first = secrets.randbits(64) << TAG_BITS
-        self._held: dict[int, tuple[Consumer | None, Any, Delivery]] = {}
+        self._held: dict[int, tuple[BrokerConsumer | None, Any, Delivery]] = {}
         """What is not settled, by its number; in the order of numbers, as it came. Usual properties are still bytes."""
         self._ids: set[str | int] = set()
         """Ids of those that brought them along."""
         self._arrived: deque[Delivery] = deque()
         self._unfit: list[Delivery] = []
         """What has to be copied instead of being handed over: worn, or too early."""
-        self._newest: deque[int] = deque(maxlen=OLD_AFTER + 1)
+        self._newest: deque[int] = deque(maxlen=OLD_AFTER_LOOKS + 1)
         """The last number that had come, each time that somebody asked for what is old."""
         self._bell = asyncio.Event()
-        self._consumers: list[Consumer] = []
+        self._consumers: list[BrokerConsumer] = []
         self._consumed = 0
         self._last = 0
         """The number of what came last."""
         self._settlements = 0
-        self._untold: list[int] = []
+        self._unsent_acks: list[int] = []
         """Numbers that are settled, and wait to be acked together with those before them."""
-        self._telling: asyncio.TimerHandle | None = None
-        self._quality = 0
+        self._ack_timer: asyncio.TimerHandle | None = None
+        self._qos = 0
         self._pulling = asyncio.Lock()
         self._on_empty: Callable[[Any], None] = lambda _: None
         self._is_cancelled = False
@@ -120,7 +120,7 @@ class Intake:
         if self._arrived or self._unfit:
             return
         if not any(consumer.left > 0 for consumer in self._consumers):
-            await self._consume(min(self._prefetch, AHEAD * limit))
+            await self._consume(min(self._prefetch, PREFETCH_FACTOR * limit))
         self._bell.clear()
         if self._arrived or self._unfit or self.is_over:
             return
@@ -136,28 +136,28 @@ class Intake:
             while len(self._arrived) < limit and await self._pull_one():
                 pass
 
-    def hand_over(self, limit: int) -> list[Delivery]:
+    def take(self, limit: int) -> list[Delivery]:
         arrived = self._arrived
         return [arrived.popleft() for _ in range(min(limit, len(arrived)))]
 
-    def unfit(self) -> list[Delivery]:
+    def take_unfit(self) -> list[Delivery]:
         """What has to be copied instead of being handed over."""
         unfit, self._unfit = self._unfit, []
         return unfit
 
-    def old(self) -> list[Delivery]:
+    def held_long(self) -> list[Delivery]:
         """What is held for at least twice as long as the time between two calls of this."""
         self._newest.append(self._last)
-        if len(self._newest) <= OLD_AFTER:
+        if len(self._newest) <= OLD_AFTER_LOOKS:
             return []
         return [one for tag, (_, _, one) in self._held.items() if tag <= self._newest[0]]
 
-    def hand_over_next(self, deliveries: Sequence[Delivery]) -> None:
+    def put_first(self, deliveries: Sequence[Delivery]) -> None:
         self._arrived.extendleft(reversed(deliveries))
 
-    def rest(self) -> None:
+    def stop_consuming(self) -> None:
         """Let nothing more come, and give back what nobody has taken: others may be waiting for it."""
-        self.tell_all()
+        self.flush_acks()
         if self.is_over or not self._consumers:
             return
         consumers, self._consumers = self._consumers, []
@@ -166,19 +166,19 @@ class Intake:
             self._channel.raw.basic_cancel(consumer.tag)
         unwanted = [*self._arrived]
         self._arrived.clear()
-        self._put_back(unwanted)
+        self._requeue(unwanted)
 
     def close(self) -> None:
         """Whatever is held comes again."""
-        self.tell_all()
+        self.flush_acks()
         self._channel.close()
 
     async def _consume(self, prefetch: int) -> None:
-        if prefetch != self._quality:
+        if prefetch != self._qos:
             await self._channel.ask("basic_qos", prefetch_count=prefetch)
-            self._quality = prefetch
+            self._qos = prefetch
         self._consumed += 1
-        consumer = Consumer(f"keywise-{self._id}-{self._consumed}", prefetch)
+        consumer = BrokerConsumer(f"keywise-{self._id}-{self._consumed}", prefetch)
         self._consumers.append(consumer)
         self._channel.hand_to(consumer.tag, partial(self._take_usual, consumer))
 
@@ -200,7 +200,9 @@ class Intake:
 
         return bool(await self._channel.answered(call))
 
-    def _take_usual(self, consumer: Consumer, tag: int, redelivered: bool, properties: bytes, body: bytes) -> None:
+    def _take_usual(
+        self, consumer: BrokerConsumer, tag: int, redelivered: bool, properties: bytes, body: bytes
+    ) -> None:
         """One without headers of others: most of what comes, so this is short."""
         stamp = stamp_of(properties)
         if stamp is None:
@@ -219,18 +221,25 @@ class Intake:
             delivery = Delivery(identity.id, self._first + tag, body, identity.sent_at, count)
         self._keep(consumer, tag, properties, delivery, self._arrived)
 
-    def _take(self, consumer: Consumer | None, tag: int, redelivered: bool, properties: Any, body: bytes) -> None:
+    def _take(self, consumer: BrokerConsumer | None, tag: int, redelivered: bool, properties: Any, body: bytes) -> None:
         due = 0.0
         headers = properties.headers
         if headers:
             delivery, due = self._read(tag, redelivered, properties, body)
         else:
             delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at_of(properties), 1 + redelivered)
-        is_unfit = headers and ((consumer is not None and _is_worn(properties)) or (due and due > time.time()))
+        is_unfit = headers and (
+            (consumer is not None and _is_near_delivery_limit(properties)) or (due and due > time.time())
+        )
         self._keep(consumer, tag, properties, delivery, self._unfit if is_unfit else self._arrived)
 
     def _keep(
-        self, consumer: Consumer | None, tag: int, properties: Any, delivery: Delivery, where: MutableSequence[Delivery]
+        self,
+        consumer: BrokerConsumer | None,
+        tag: int,
+        properties: Any,
+        delivery: Delivery,
+        where: MutableSequence[Delivery],
     ) -> None:
         self._held[tag] = (consumer, properties, delivery)
         self._last = tag
@@ -259,11 +268,11 @@ class Intake:
 
     def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries of this channel that are not settled."""
-        acked = self._settled([tag for tag, _ in self._mine(deliveries)])
-        self._untold = sorted([*self._untold, *acked])
+        acked = self._settled([tag for tag, _ in self._unsettled(deliveries)])
+        self._unsent_acks = sorted([*self._unsent_acks, *acked])
         # What is held and what is not told share the prefetch: if there is little room, the broker is told at once.
         room = sum(consumer.prefetch for consumer in self._consumers) - len(self._held)
-        self._tell_acks(max(0, room) // 2)
+        self._send_acks(max(0, room) // 2)
 
     def withdraw(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries that may not have been handed over yet."""
@@ -271,16 +280,16 @@ class Intake:
         self._arrived = deque(one for one in self._arrived if int(one.receipt) - self._first in self._held)
         self._unfit = [one for one in self._unfit if int(one.receipt) - self._first in self._held]
 
-    def mine(self, deliveries: Sequence[Delivery]) -> list[tuple[Delivery, Any]]:
+    def unsettled(self, deliveries: Sequence[Delivery]) -> list[tuple[Delivery, Any]]:
         """Those that are not settled, with their properties."""
-        return [(one, self._properties(tag)) for tag, one in self._mine(deliveries)]
+        return [(one, self._properties(tag)) for tag, one in self._unsettled(deliveries)]
 
-    def put_back_later(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+    def requeue_later(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         """Let the broker have them again after a while, if they are still here then."""
         loop = asyncio.get_running_loop()
-        loop.call_later(min(delay_s, PUT_BACK_MAX_S), self._put_back, [*deliveries])
+        loop.call_later(min(delay_s, REQUEUE_MAX_S), self._requeue, [*deliveries])
 
-    def _mine(self, deliveries: Sequence[Delivery]) -> list[tuple[int, Delivery]]:
+    def _unsettled(self, deliveries: Sequence[Delivery]) -> list[tuple[int, Delivery]]:
         if not self._channel.is_open:
             return []
         found = ((int(one.receipt) - self._first, one) for one in deliveries)
@@ -290,37 +299,37 @@ class Intake:
         properties = self._held[tag][1]
         return decoded(properties) if isinstance(properties, bytes) else properties
 
-    def _put_back(self, deliveries: Sequence[Delivery]) -> None:
+    def _requeue(self, deliveries: Sequence[Delivery]) -> None:
         """Those that came too often are kept: each time counts, and a copy counts from the beginning."""
-        mine = self._mine(deliveries)
-        worn = {tag for tag, _ in mine if _is_worn(self._properties(tag))}
+        mine = self._unsettled(deliveries)
+        worn = {tag for tag, _ in mine if _is_near_delivery_limit(self._properties(tag))}
         if worn:
             self._unfit += (one for tag, one in mine if tag in worn)
             self._bell.set()
         # First, while they are still held: an ack for many would cover those that go back.
-        self.tell_all()
+        self.flush_acks()
         back = self._settled([tag for tag, _ in mine if tag not in worn])
-        self._tell(NACK, sorted(back))
+        self._send_settlement(NACK, sorted(back))
 
-    def tell_all(self) -> None:
+    def flush_acks(self) -> None:
         """Ack what waits to be acked: a word about others must not mean them too, and nobody may be left to say it."""
         if self._channel.is_open:
-            self._tell_acks(0)
+            self._send_acks(0)
 
-    def _tell_acks(self, untold_max: int) -> None:
+    def _send_acks(self, unsent_max: int) -> None:
         """Ack as much as can be said in one word, and the rest too if it is more than that, or soon."""
-        untold = self._untold
-        together = self._together(untold)
-        if len(untold) - together > untold_max:
-            together = len(untold)
-        self._tell(ACK, untold[:together])
-        self._untold = untold[together:]
-        if self._untold and self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(ACK_LATER_S, self._tell_late)
+        unsent = self._unsent_acks
+        together = self._together(unsent)
+        if len(unsent) - together > unsent_max:
+            together = len(unsent)
+        self._send_settlement(ACK, unsent[:together])
+        self._unsent_acks = unsent[together:]
+        if self._unsent_acks and self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(ACK_LATER_S, self._flush_late)
 
-    def _tell_late(self) -> None:
-        self._telling = None
-        self.tell_all()
+    def _flush_late(self) -> None:
+        self._ack_timer = None
+        self.flush_acks()
 
     def _settled(self, tags: list[int]) -> list[int]:
         self._settlements += len(tags)
@@ -336,7 +345,7 @@ class Intake:
         oldest = next(iter(self._held), None)
         return len(tags) if oldest is None else bisect_left(tags, oldest)
 
-    def _tell(self, method: int, tags: list[int]) -> None:
+    def _send_settlement(self, method: int, tags: list[int]) -> None:
         """Tell the broker about these and no others: one word for all up to the first that is not settled yet.
 
         The last of those has to be one that the broker still waits for: others are no tags any more.
@@ -351,6 +360,6 @@ class Intake:
         self._bell.set()
 
 
-def _is_worn(properties: Any) -> bool:
+def _is_near_delivery_limit(properties: Any) -> bool:
     """Whether its queue may soon throw a message away."""
-    return times_before(properties.headers or {}, False) >= WORN_AT
+    return times_before(properties.headers or {}, False) >= COPY_AFTER_DELIVERIES
