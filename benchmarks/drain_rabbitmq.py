@@ -20,7 +20,7 @@ import keywise
 from benchmarks import keywise_sqlite, workload
 from benchmarks.drain import Drained, Job, add_job_arguments
 from keywise.adapters.rabbitmq.broker import Broker, Channel, Link
-from keywise.adapters.rabbitmq.publisher import Outlet
+from keywise.adapters.rabbitmq.publisher import Publisher
 from keywise.adapters.rabbitmq.source import PREFETCH, RabbitSource
 from keywise.core.events import Settled
 
@@ -101,7 +101,7 @@ async def _drained(
     link = Link(Broker(url), "filling")
     channel = await link.channel()
     await channel.ask("queue_declare", queue=QUEUE, durable=True)
-    outlet = Outlet(Broker(url))
+    outlet = Publisher(Broker(url))
     await outlet.publish(QUEUE, [(body, pika.BasicProperties(delivery_mode=2)) for body in bodies])
     await outlet.close()
     timed = await drain(job, bodies, url)

@@ -24,7 +24,7 @@ from keywise.adapters.rabbitmq.messages import (
     shown_headers,
     times_before,
 )
-from keywise.adapters.rabbitmq.publisher import BYTES_AT_ONCE, _parts
+from keywise.adapters.rabbitmq.publisher import BYTES_IN_FLIGHT_MAX, _batches
 from keywise.core.change import Delivery
 from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
 from keywise.core.url import Address
@@ -118,10 +118,10 @@ def test_a_header_that_was_put_aside_and_cannot_be_written_is_kept_as_text():
 
 
 def test_messages_are_published_in_parts():
-    large = (b"x" * BYTES_AT_ONCE, None)
-    assert [len(part) for part in _parts([large, large, (b"", None)])] == [1, 1, 1]
-    assert [len(part) for part in _parts([(b"", None)] * 2000)] == [1000, 1000]
-    assert list(_parts([])) == []
+    large = (b"x" * BYTES_IN_FLIGHT_MAX, None)
+    assert [len(part) for part in _batches([large, large, (b"", None)])] == [1, 1, 1]
+    assert [len(part) for part in _batches([(b"", None)] * 2000)] == [1000, 1000]
+    assert list(_batches([])) == []
 
 
 UNTRUSTED = ssl.SSLCertVerificationError("no")

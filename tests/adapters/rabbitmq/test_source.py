@@ -17,7 +17,7 @@ from keywise.adapters.rabbitmq import broker as keywise_rabbitmq
 from keywise.adapters.rabbitmq import source as rabbitmq_source
 from keywise.adapters.rabbitmq.broker import Broker, Link
 from keywise.adapters.rabbitmq.messages import fresh_properties
-from keywise.adapters.rabbitmq.publisher import Outlet
+from keywise.adapters.rabbitmq.publisher import Publisher
 from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES
 from keywise.core.errors import DatabaseError, UnavailableError
@@ -315,13 +315,13 @@ async def test_what_cannot_even_be_sent_spoils_no_confirmation():
     """Numbers of messages are those of the channel, so that one is given up."""
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("unsent"))
-        outlet = Outlet(Broker(shared.rabbitmq().url))
+        publisher = Publisher(Broker(shared.rabbitmq().url))
         for _ in range(2):
             with pytest.raises(UnavailableError):
-                await outlet.publish(queue, [(b"one", None), (b"two", pika.BasicProperties(type="x" * 300))])
-            await outlet.publish(queue, [(b"three", None)])
-        await outlet.close()
-        await outlet.close()
+                await publisher.publish(queue, [(b"one", None), (b"two", pika.BasicProperties(type="x" * 300))])
+            await publisher.publish(queue, [(b"three", None)])
+        await publisher.close()
+        await publisher.close()
         assert await they.ready(queue) >= 2
 
 

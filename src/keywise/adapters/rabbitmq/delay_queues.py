@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from keywise.adapters.rabbitmq.broker import NOT_FOUND, Link, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import Wait, wait_of, waits_of
-from keywise.adapters.rabbitmq.publisher import Message, Outlet, Rejection
+from keywise.adapters.rabbitmq.publisher import Message, Publisher, Rejection
 from keywise.core.errors import DatabaseError, UnavailableError
 
 FRESH_S = 2.0
@@ -20,9 +20,9 @@ PREPARED_DELAYS_S = (1.0, 5.0)
 class DelayQueues:
     """All delay queues of one queue."""
 
-    def __init__(self, link: Link, outlet: Outlet, queue: str, second_s: float) -> None:
+    def __init__(self, link: Link, publisher: Publisher, queue: str, second_s: float) -> None:
         self._link = link
-        self._outlet = outlet
+        self._publisher = publisher
         self._queue = queue
         self._second_s = second_s
         self._usable_at: dict[str, float] = {}
@@ -51,7 +51,7 @@ class DelayQueues:
         await self._declare(wait)
         await asyncio.sleep(self._usable_at[wait.queue] - asyncio.get_running_loop().time())
         try:
-            await self._outlet.publish(wait.queue, messages)
+            await self._publisher.publish(wait.queue, messages)
         except Rejection as error:
             if not error.is_missing:
                 raise
@@ -81,7 +81,7 @@ class DelayQueues:
         except DatabaseError as error:
             if refusal_code(error) != NOT_FOUND:
                 raise
-            await self._outlet.declare(wait.queue, wait.arguments(self._queue))
+            await self._publisher.declare(wait.queue, wait.arguments(self._queue))
         # One that was found may have been made by somebody else a moment ago.
         self._usable_at[wait.queue] = asyncio.get_running_loop().time() + FRESH_S * self._second_s
         self._absent.pop(wait.queue, None)

@@ -6,8 +6,8 @@ from typing import Any
 
 from keywise.adapters.rabbitmq.broker import ANSWER_S, Broker, Channel, Link, rabbit_errors
 
-AT_ONCE = 1_000
-BYTES_AT_ONCE = 8 * 1024 * 1024
+MESSAGES_IN_FLIGHT_MAX = 1_000
+BYTES_IN_FLIGHT_MAX = 8 * 1024 * 1024
 """So many messages and bytes at the most are on their way before they are confirmed."""
 
 Message = tuple[bytes, Any]
@@ -36,7 +36,7 @@ class _Batch:
             self.done.set_result(None)
 
 
-class Confirms:
+class ConfirmChannel:
     """One channel for publishing, and what was published on it and is not confirmed yet.
 
     The broker numbers messages as they come, so the numbers here are right only as long as each of them was sent.
@@ -92,17 +92,17 @@ class Confirms:
                 batch.done.set_exception(self.channel.ended)
 
 
-class Outlet:
+class Publisher:
     """A connection for publishing alone: a broker that is short of memory stops reading it, and acks have to go on."""
 
     def __init__(self, broker: Broker) -> None:
         self._link = Link(broker, "publishing")
         self._opening = asyncio.Lock()
-        self._confirms: Confirms | None = None
+        self._confirm_channel: ConfirmChannel | None = None
 
     async def publish(self, queue: str, messages: Sequence[Message]) -> None:
         """Put messages into a queue by its name; raises `Rejection` if one of them did not get there."""
-        for part in _parts(messages):
+        for part in _batches(messages):
             confirms = await self._opened()
             with rabbit_errors(self._link.name):
                 batch = confirms.publish(queue, part)
@@ -122,22 +122,22 @@ class Outlet:
     async def close(self) -> None:
         await self._link.close()
 
-    async def _opened(self) -> Confirms:
+    async def _opened(self) -> ConfirmChannel:
         async with self._opening:
-            if self._confirms is None or not self._confirms.channel.is_open:
-                confirms = Confirms(await self._link.channel())
+            if self._confirm_channel is None or not self._confirm_channel.channel.is_open:
+                confirms = ConfirmChannel(await self._link.channel())
                 await confirms.channel.ask("confirm_delivery", ack_nack_callback=confirms.confirm)
-                self._confirms = confirms
-            return self._confirms
+                self._confirm_channel = confirms
+            return self._confirm_channel
 
 
-def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+def _batches(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     part: list[Message] = []
     size = 0
     for message in messages:
         part.append(message)
         size += len(message[0])
-        if len(part) == AT_ONCE or size >= BYTES_AT_ONCE:
+        if len(part) == MESSAGES_IN_FLIGHT_MAX or size >= BYTES_IN_FLIGHT_MAX:
             yield part
             part, size = [], 0
     if part:

@@ -16,7 +16,7 @@ from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, Link, b
 from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
-from keywise.adapters.rabbitmq.publisher import Message, Outlet, Rejection
+from keywise.adapters.rabbitmq.publisher import Message, Publisher, Rejection
 from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES, Subscription
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
@@ -70,11 +70,11 @@ class RabbitSource:
         self._second_s = second_s
         """How long a second of a delay takes, to check what time does."""
         self._link = Link(broker, f"taking from {queue}")
-        self._outlet = Outlet(broker)
+        self._publisher = Publisher(broker)
         self._opening = asyncio.Lock()
         self._subscription: Subscription | None = None
         self._resting: asyncio.TimerHandle | None = None
-        self._delay_queues = DelayQueues(self._link, self._outlet, queue, second_s)
+        self._delay_queues = DelayQueues(self._link, self._publisher, queue, second_s)
         self._errands: set[asyncio.Task[None]] = set()
         """What is done beside; it never raises."""
         self._leaving: set[str | int] = set()
@@ -100,7 +100,7 @@ class RabbitSource:
             self._broker.subscriptions.discard(self._subscription)
             self._subscription.flush_acks()
         await self._link.close()
-        await self._outlet.close()
+        await self._publisher.close()
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         self._rest_later(None)
@@ -289,7 +289,7 @@ class RabbitSource:
             return
         try:
             if delay_s <= 0:
-                await self._outlet.publish(self._queue, messages)
+                await self._publisher.publish(self._queue, messages)
             else:
                 await self._delay_queues.publish(messages, delay_s * self._second_s)
         except Rejection as error:
