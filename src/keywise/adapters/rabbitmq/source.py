@@ -168,11 +168,11 @@ class RabbitSource:
 
     async def declare(self) -> None:
         """Make the queue, for a check that has one of its own; it need not be open for that."""
-        await rabbitmq_own.make(self._broker, self._queue)
+        await rabbitmq_own.declare_queue(self._broker, self._queue)
 
     async def forget(self, name: str) -> None:
         """Remove a queue of a check, and what is put off there."""
-        await rabbitmq_own.remove(self._broker, name)
+        await rabbitmq_own.delete_queues(self._broker, name)
 
     # Taking.
 

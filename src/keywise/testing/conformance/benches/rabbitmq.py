@@ -6,18 +6,18 @@ from keywise.adapters.rabbitmq.broker import Broker, Link
 from keywise.adapters.rabbitmq.delay_classes import waits_of
 
 
-async def make(broker: Broker, queue: str) -> None:
+async def declare_queue(broker: Broker, queue: str) -> None:
     """Declare a queue that outlives a restart, as the broker makes them by default."""
-    await _ask(broker, "queue_declare", [queue], durable=True)
+    await _run_on_channel(broker, "queue_declare", [queue], durable=True)
 
 
-async def remove(broker: Broker, queue: str) -> None:
+async def delete_queues(broker: Broker, queue: str) -> None:
     """Delete a queue and its delay queues; those that are not there are no error."""
     delays = [wait.queue for wait in waits_of(queue, time.time())]
-    await _ask(broker, "queue_delete", [queue, *delays])
+    await _run_on_channel(broker, "queue_delete", [queue, *delays])
 
 
-async def _ask(broker: Broker, act: str, queues: list[str], **options: bool) -> None:
+async def _run_on_channel(broker: Broker, act: str, queues: list[str], **options: bool) -> None:
     link = Link(broker, "checking")
     try:
         channel = await link.channel()
