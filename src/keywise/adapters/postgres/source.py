@@ -24,7 +24,7 @@ from keywise.core.url import Address
 
 COPY_FROM = 200
 """As many messages are copied in a stream, which takes more round trips and less time for each."""
-FORESIGHT_PAUSE_MAX = 15
+PEEK_PAUSE_MAX = 15
 """So many batches at the most are received without a look ahead."""
 POLL_S = 0.5
 """How often to look even if nobody rang: what another process released rings no bell."""
@@ -40,7 +40,7 @@ class PostgresSource:
         self._queue = 0
         self._expects_more = False
         """Something was just seen ahead."""
-        self.foresight = Foresight()
+        self.peek_heuristic = PeekHeuristic()
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -117,7 +117,7 @@ class PostgresSource:
                 bell = await self.database.bell(str(self._queue))
 
     async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
-        if not self.foresight.is_worth_it():
+        if not self.peek_heuristic.should_peek():
             return []
         rows = await self.database.read(_PEEK, self._queue, after.id, limit)
         self._expects_more = bool(rows)
@@ -145,19 +145,19 @@ class PostgresSource:
         await connection.execute("select pg_notify($1, $2)", CHANNEL, str(self._queue))
 
 
-class Foresight:
+class PeekHeuristic:
     """Whether to look ahead: where others take what was seen, it is tried more and more rarely."""
 
     def __init__(self) -> None:
         self._pause = self._left = 0
 
-    def is_worth_it(self) -> bool:
+    def should_peek(self) -> bool:
         self._left -= 1
         return self._left < 0
 
-    def note(self, is_there: bool) -> None:
+    def record(self, is_there: bool) -> None:
         """What was seen ahead could be received, or was gone."""
-        self._pause = 0 if is_there else min(2 * self._pause + 1, FORESIGHT_PAUSE_MAX)
+        self._pause = 0 if is_there else min(2 * self._pause + 1, PEEK_PAUSE_MAX)
         self._left = self._pause
 
 
@@ -182,7 +182,7 @@ class PostgresTransactionalQueue:
                 ids = [int(one.id) for one in peeked]
                 done = await self._connection.execute(_TAKE_PEEKED, queue, len(ids), ahead_s, numbers(ids))
                 is_there = done == f"DELETE {len(ids)}"
-                self._source.foresight.note(is_there)
+                self._source.peek_heuristic.record(is_there)
                 if is_there:
                     self._fresh.update(zip(ids, peeked, strict=True))
                     return peeked
