@@ -16,7 +16,7 @@ from keywise.flow.lanes import Lanes, Ticket
 from keywise.flow.leased.executors import Job, TransactionExecutor
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.repair import Repair
-from keywise.flow.transactional import Ahead, QueueTransactionWorker
+from keywise.flow.transactional import PrefetchedBatch, QueueTransactionWorker
 from mutants.mutant import Mutant
 
 _do_in, _do_some, _finish_job = TransactionExecutor._do_in, TransactionExecutor._do_some, LeasedWorker._finish_job
@@ -60,16 +60,16 @@ async def _lost_is_committed(self: TransactionExecutor, pending: list[Job]) -> N
 
 
 async def _reads_ahead_blindly(
-    self: QueueTransactionWorker, index: int, ahead: Ahead, batch: ExitStack, *, careful: bool
+    self: QueueTransactionWorker, index: int, prefetched: PrefetchedBatch, batch: ExitStack, *, careful: bool
 ) -> None:
     async def end(*arguments: Any) -> Any:
         vars(self).pop("_read", None)
         return await _end(self, *arguments)
 
-    if ahead.deliveries:
+    if prefetched.deliveries:
         vars(self).update(_read=lambda *_: ahead.read_batch, _end=end)
     try:
-        await _transact(self, index, ahead, batch, careful=careful)
+        await _transact(self, index, prefetched, batch, careful=careful)
     finally:
         vars(self).pop("_read", None)
         vars(self).pop("_end", None)

@@ -44,7 +44,7 @@ class BatchResult(msgspec.Struct):
     """To be told once the transaction has committed."""
 
 
-class Ahead(msgspec.Struct):
+class PrefetchedBatch(msgspec.Struct):
     """A batch that was read before it was its turn; it may be gone by then."""
 
     source: int = 0
@@ -66,7 +66,7 @@ class QueueTransactionWorker:
         """So many live batches went before that the next bulk one goes first."""
         self._stopping = False
         self._waiting: list[asyncio.Task[bool]] = []
-        self._ahead: asyncio.Task[Ahead] | None = None
+        self._prefetching: asyncio.Task[PrefetchedBatch] | None = None
         self._unreachable = 0
 
     def stop(self) -> None:
@@ -78,8 +78,8 @@ class QueueTransactionWorker:
         try:
             await self._work()
         finally:
-            if self._ahead is not None:  # Nobody asks for it any more.
-                self._ahead.cancel()
+            if self._prefetching is not None:  # Nobody asks for it any more.
+                self._prefetching.cancel()
 
     async def _work(self) -> None:
         while not self._stopping:
@@ -133,32 +133,32 @@ class QueueTransactionWorker:
 
     async def _batch(self, index: int) -> None:
         """The whole batch at once first; if one of its changes is bad, again and carefully."""
-        ahead = await self._read_ahead(index)
+        prefetched = await self._take_prefetched(index)
         try:
-            await self._transaction(index, ahead, careful=False)
+            await self._transaction(index, prefetched, careful=False)
         except BadBatchError:
-            await self._transaction(index, ahead, careful=True)
+            await self._transaction(index, prefetched, careful=True)
 
-    async def _transaction(self, index: int, ahead: "Ahead", *, careful: bool) -> None:
+    async def _transaction(self, index: int, prefetched: "PrefetchedBatch", *, careful: bool) -> None:
         with ExitStack() as batch:
-            await self._transact(index, ahead, batch, careful=careful)
+            await self._transact(index, prefetched, batch, careful=careful)
 
-    async def _transact(self, index: int, ahead: "Ahead", batch: ExitStack, *, careful: bool) -> None:
+    async def _transact(self, index: int, prefetched: "PrefetchedBatch", batch: ExitStack, *, careful: bool) -> None:
         pipeline, limit, source = self._pipeline, self._limit(index), self._source(index)
         async with pipeline.ledger.transaction() as transaction:
             if await self._is_overtaken(index):
                 return
             queue = source.queue_in(transaction.connection)
-            deliveries = await queue.receive(limit, ahead.deliveries)
+            deliveries = await queue.receive(limit, prefetched.deliveries)
             if not deliveries:
                 return
             self._live_in_row = self._live_in_row + 1 if index in self._live else 0
             batch.enter_context(pipeline.batch(len(deliveries)))
-            read_batch = ahead.read_batch if deliveries is ahead.deliveries else self._read(index, deliveries)
+            read_batch = prefetched.read_batch if deliveries is prefetched.deliveries else self._read(index, deliveries)
             coalesced = coalesce(read_batch.tickets)
-            if len(deliveries) == limit and self._ahead is None:
+            if len(deliveries) == limit and self._prefetching is None:
                 # The next batch is read and decoded while the database is busy with this one.
-                self._ahead = asyncio.create_task(self._peek(index, deliveries[-1]))
+                self._prefetching = asyncio.create_task(self._peek(index, deliveries[-1]))
             result = await transact(pipeline, transaction, coalesced.survivors, careful=careful)
             if result.paused and (await pipeline.control_store.controls()).is_paused:
                 raise _AllPausedError
@@ -177,18 +177,18 @@ class QueueTransactionWorker:
     def _read(self, index: int, deliveries: Sequence[Delivery]) -> ReadBatch:
         return self._pipeline.reader.read(deliveries, index, 0.0)
 
-    async def _peek(self, index: int, after: Delivery) -> "Ahead":
+    async def _peek(self, index: int, after: Delivery) -> "PrefetchedBatch":
         try:
             deliveries = await self._source(index).peek(self._limit(index), after)
         except UnavailableError:
-            return Ahead()
-        return Ahead(index, deliveries, self._read(index, deliveries))
+            return PrefetchedBatch()
+        return PrefetchedBatch(index, deliveries, self._read(index, deliveries))
 
-    async def _read_ahead(self, index: int) -> "Ahead":
+    async def _take_prefetched(self, index: int) -> "PrefetchedBatch":
         """What was read ahead, if it is from the source whose turn it is."""
-        task, self._ahead = self._ahead, None
-        ahead = await task if task is not None else Ahead()
-        return ahead if ahead.source == index else Ahead(index)
+        task, self._prefetching = self._prefetching, None
+        prefetched = await task if task is not None else PrefetchedBatch()
+        return prefetched if prefetched.source == index else PrefetchedBatch(index)
 
     async def _end(
         self,
