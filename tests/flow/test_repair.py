@@ -15,7 +15,7 @@ from keywise.core import events
 from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.entry import Claim, LeaseTerms
 from keywise.core.errors import TransientError
-from keywise.flow.repair import Repair
+from keywise.flow.repair import Repairer
 from keywise.operate.waiting import running_heartbeat
 
 HORIZON_S, REPAIR_S = 40.0, 10.0
@@ -67,7 +67,7 @@ def test_a_key_that_became_suspect_again_since_it_was_looked_for_waits_for_the_h
         await ward.ledger.mark_suspect([ChangeHeader("a", order_of(4))])
         pipeline = ward.pipeline()
         async with running_heartbeat(pipeline) as heartbeat:
-            causes = await Repair(pipeline, heartbeat).run(["a"])
+            causes = await Repairer(pipeline, heartbeat).run(["a"])
         assert causes == {"a": "it became suspect again, so the horizon begins anew"}
         assert ward.entry("a").suspect == 2
 

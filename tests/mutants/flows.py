@@ -15,7 +15,7 @@ from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, Ticket
 from keywise.flow.leased.executors import Job, TransactionExecutor
 from keywise.flow.leased.worker import LeasedWorker
-from keywise.flow.repair import Repair
+from keywise.flow.repair import Repairer
 from keywise.flow.transactional import PrefetchedBatch, QueueTransactionWorker
 from mutants.mutant import Mutant
 
@@ -23,7 +23,7 @@ _do_in, _do_some, _finish_job = TransactionExecutor._do_in, TransactionExecutor.
 _transact, _end, _refetched, _begin = (
     QueueTransactionWorker._transact,
     QueueTransactionWorker._end,
-    Repair._refetched,
+    Repairer._refetched,
     Heartbeat.begin,
 )
 
@@ -89,7 +89,7 @@ async def _work_on_and_on(self: LeasedWorker, *, live_only: bool) -> None:
         await self._work_on([job, *self._beside(job)])
 
 
-async def _nothing_is_unknown(self: Repair, key: str, entry: Entry) -> Change[Any] | None:
+async def _nothing_is_unknown(self: Repairer, key: str, entry: Entry) -> Change[Any] | None:
     return await _refetched(self, key, replace(entry, unknown=None))
 
 
@@ -122,7 +122,7 @@ FLOWS = (
     Mutant("a holder does not see its deadline pass", 7, LeasedWorker, "_finish_job", _never_overdue),
     Mutant("a change that failed takes others along", 17, LeasedWorker, "_beside", _failed_together),
     Mutant("new work begins after the stop", 18, LeasedWorker, "_work_until_told", _work_on_and_on),
-    Mutant("a repair goes below an unknown write", 6, Repair, "_refetched", _nothing_is_unknown),
+    Mutant("a repair goes below an unknown write", 6, Repairer, "_refetched", _nothing_is_unknown),
     Mutant("a repair begins unnoticed", 18, Heartbeat, "begin", _begin_unnoticed),
     Mutant("a drain gives nothing back", 15, Lanes, "drain", _keep_all),
     Mutant("held messages are not kept hidden", 5, Consumer, "_extend", _never_extend),

@@ -18,7 +18,7 @@ from keywise.flow.lanes import Lanes, SettledByOutcome, SettledTicket, Ticket
 from keywise.flow.leased.executors import Job
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.pipeline import Pipeline
-from keywise.flow.repair import Repair
+from keywise.flow.repair import Repairer
 from keywise.flow.transactional import BatchResult, LedgerTransactionWorker, QueueTransactionWorker
 from mutants.mutant import Mutant
 
@@ -146,7 +146,7 @@ async def _quiet(entry: Entry) -> bool:
     return True
 
 
-async def _repair_at_once(self: Repair) -> list[str]:
+async def _repair_at_once(self: Repairer) -> list[str]:
     self.due = self._next_due()
     self._is_quiet = _quiet  # type: ignore[method-assign]
     try:
@@ -155,11 +155,11 @@ async def _repair_at_once(self: Repair) -> list[str]:
         return []
 
 
-async def _no_repair(self: Repair, keys: list[str]) -> None:
+async def _no_repair(self: Repairer, keys: list[str]) -> None:
     return None
 
 
-async def _repair_without_claim(self: Repair, key: str) -> None:
+async def _repair_without_claim(self: Repairer, key: str) -> None:
     body = self._pipeline.refetch(key) if self._pipeline.refetch else None
     if body is not None:
         change = self._pipeline.reader.read_one(body)
@@ -198,7 +198,7 @@ ACTS = (
     Mutant("a blocked key uses up the room", 15, Lanes, "evict_blocked", _evict_nothing),
     Mutant("a bad change takes its batch along", 17, transacted, "write_all", _batch_fails_together, Grade.ATOMIC),
     Mutant("alone is not alone", 18, LeasedWorker, "_until_idle", _never_wait),
-    Mutant("repaired before the horizon", 6, Repair, "suspects", _repair_at_once),
-    Mutant("suspects are not repaired", 6, Repair, "run", _no_repair),
-    Mutant("repaired without a claim", 1, Repair, "_repair", _repair_without_claim),
+    Mutant("repaired before the horizon", 6, Repairer, "suspects", _repair_at_once),
+    Mutant("suspects are not repaired", 6, Repairer, "run", _no_repair),
+    Mutant("repaired without a claim", 1, Repairer, "_repair", _repair_without_claim),
 )

@@ -12,7 +12,7 @@ from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.entry import EMPTY, Entry, LeaseTerms
 from keywise.core.errors import SettingsError
 from keywise.core.sink import Content
-from keywise.operate.reconcile import LOOK_AGAIN_S, PAGE, Difference, Kind, Reconcile, difference, differing
+from keywise.operate.reconcile import LOOK_AGAIN_S, PAGE, Difference, Kind, Reconciler, difference, differing
 from operate.admin_rig import Desk
 
 
@@ -24,8 +24,8 @@ class Archive(Rig):
         self.truth: dict[str, Any] = {}
         self.refetch = self.truth.get
 
-    async def walk(self, *more: str) -> tuple[Reconcile, dict[str, Difference]]:
-        walk = Reconcile(self.pipeline())
+    async def walk(self, *more: str) -> tuple[Reconciler, dict[str, Difference]]:
+        walk = Reconciler(self.pipeline())
         return walk, {one.key: one async for one in walk.differences(more)}
 
     def kinds(self, *more: str) -> dict[str, Kind]:
@@ -132,7 +132,7 @@ def test_a_key_that_somebody_is_at_work_on_is_looked_at_again():
     async def story() -> None:
         [claim] = (await archive.ledger.claim([ChangeHeader("a", order_of(2))], LeaseTerms("w7", 60.0))).granted
         walk, found = await archive.walk()
-        assert (found, walk.changing) == ({}, 1), "the handler may be about to write it"
+        assert (found, walk.keys_changing) == ({}, 1), "the handler may be about to write it"
         await archive.ledger.release([claim])
         _, found = await archive.walk()
         assert found["a"].kind is Kind.MISSING

@@ -22,7 +22,7 @@ _LOWEST: Order = (0, VERSION_MIN, 0)
 """Of a key that has neither a mark nor a place in the source of truth."""
 
 
-class Repair:
+class Repairer:
     """Looks for suspect keys now and then. It runs user code, so nothing else may run beside it."""
 
     def __init__(self, pipeline: Pipeline, heartbeat: Heartbeat, *, despite_pause: bool = False) -> None:
@@ -30,7 +30,7 @@ class Repair:
         self._heartbeat = heartbeat
         self._despite_pause = despite_pause
         self.due = self._next_due()
-        self._fruitless: dict[str, float] = {}
+        self._retry_at: dict[str, float] = {}
         """Keys that could not be repaired, with when to look again: they must not stand in the way of others."""
 
     async def suspects(self) -> list[str]:
@@ -38,10 +38,10 @@ class Repair:
         self.due = self._next_due()
         try:
             now = self._pipeline.clock()
-            self._fruitless = {key: until for key, until in self._fruitless.items() if until > now}
-            limit = KEYS_A_ROUND + len(self._fruitless)
+            self._retry_at = {key: until for key, until in self._retry_at.items() if until > now}
+            limit = KEYS_A_ROUND + len(self._retry_at)
             found = await self._pipeline.admin.suspects(limit, self._pipeline.settings.horizon_s)
-            return [key for key in found if key not in self._fruitless][:KEYS_A_ROUND]
+            return [key for key in found if key not in self._retry_at][:KEYS_A_ROUND]
         except UnavailableError as error:
             await self._pipeline.back_off("ledger", error, 1)
             return []
@@ -71,7 +71,7 @@ class Repair:
         results = await pipeline.ledger.claim([ChangeHeader(key, None)], terms)
         self._heartbeat.hold(results.granted, asked_at)
         for claim in results.granted:
-            self._fruitless[key] = asked_at + pipeline.settings.horizon_s
+            self._retry_at[key] = asked_at + pipeline.settings.horizon_s
             try:
                 return await self._repair_under(claim)
             finally:
@@ -124,7 +124,7 @@ class Repair:
             return result.cause
         written = truth if truth.order != _LOWEST else None
         await pipeline.retry_until_reachable("ledger", lambda: pipeline.admin.finish_repair(claim, written))
-        self._fruitless.pop(claim.key, None)
+        self._retry_at.pop(claim.key, None)
         pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
         return ""
 

@@ -19,8 +19,8 @@ from keywise.core.rules import suspect_since
 from keywise.core.sink import Grade
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.refetch import needs_refetch
-from keywise.flow.repair import Repair
-from keywise.operate.force import Force
+from keywise.flow.repair import Repairer
+from keywise.operate.force import ForceWriter
 from keywise.operate.waiting import AdminClaimer
 
 LOOK_S = 0.2
@@ -53,7 +53,7 @@ class PipelineAdmin:
         self._pipeline = pipeline
         self._audit_note = AuditNote(storable(audit_note.who), storable(audit_note.why))
         self._claimer = claimer
-        self._force = Force(pipeline, claimer)
+        self._force_writer = ForceWriter(pipeline, claimer)
 
     async def record(self, what: str, key: str = "", version: int | None = None, detail: str = "") -> None:
         """Add a line to the history."""
@@ -152,13 +152,13 @@ class PipelineAdmin:
 
     async def force(self, key: str, *, older: bool = False) -> Change[Any]:
         """Write what the source of truth says once more."""
-        change = await self._force.again(key, older=older)
+        change = await self._force_writer.rewrite(key, older=older)
         await self.record("forced", key, change.version, "a deletion" if change.deleted else "")
         return change
 
     async def remove(self, key: str) -> Change[Any]:
         """Delete a key; the next real change to it wins."""
-        change = await self._force.removal(key)
+        change = await self._force_writer.delete(key)
         # The lowest order of an era stands for no version at all.
         await self.record("removed", key, change.version if change.version != VERSION_MIN else None)
         return change
@@ -188,10 +188,10 @@ class PipelineAdmin:
     async def repairs(self, keys: Sequence[str]) -> AsyncIterator[tuple[str, str]]:
         """Repair these keys, or all suspects: each with why it could not be; that is empty if it was."""
         needs_refetch(self._pipeline)
-        repair = Repair(self._pipeline, self._claimer.heartbeat, despite_pause=True)
+        repairer = Repairer(self._pipeline, self._claimer.heartbeat, despite_pause=True)
         if keys:
             for key in dict.fromkeys(keys):
-                yield key, await self._repair(repair, key)
+                yield key, await self._repair(repairer, key)
             return
         seen: set[str] = set()
         while True:
@@ -201,10 +201,10 @@ class PipelineAdmin:
                 return
             for key in fresh:
                 seen.add(key)
-                yield key, await self._repair(repair, key)
+                yield key, await self._repair(repairer, key)
 
-    async def _repair(self, repair: Repair, key: str) -> str:
-        cause = await self._not_yet(key) or (await repair.run([key])).get(key, "")
+    async def _repair(self, repairer: Repairer, key: str) -> str:
+        cause = await self._not_yet(key) or (await repairer.run([key])).get(key, "")
         if not cause:
             await self.record("repaired", key)
         return cause

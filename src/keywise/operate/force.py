@@ -25,19 +25,19 @@ OVERTAKEN_S = 0.05
 KEYS_LOOKED_AT = 20
 
 
-class Force:
+class ForceWriter:
     """Writes single keys through the sink of a pipeline. Nothing else is at work on a key meanwhile."""
 
     def __init__(self, pipeline: Pipeline, claimer: AdminClaimer) -> None:
         self._pipeline = pipeline
         self._claimer = claimer
 
-    async def again(self, key: str, *, older: bool = False) -> Change[Any]:
+    async def rewrite(self, key: str, *, older: bool = False) -> Change[Any]:
         """Read the truth and write it; return what was written. Truth that is older than the mark needs `older`."""
         needs_refetch(self._pipeline)
         return await self._write(lambda: self._refetched(key, older))
 
-    async def removal(self, key: str) -> Change[Any]:
+    async def delete(self, key: str) -> Change[Any]:
         """Delete a key from the sink, whatever the source of truth says; return what was written."""
         return await self._write(lambda: self._deletion(key))
 

@@ -49,7 +49,7 @@ class Difference(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class Reconcile:
+class Reconciler:
     """One walk over all keys of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -59,8 +59,8 @@ class Reconcile:
                 f"the sink of pipeline {pipeline.name!r} cannot be read; give the pipeline a function that returns "
                 "what the store holds of a key, or None if it is not there: decorate it with .lookup"
             )
-        self.looked = 0
-        self.changing = 0
+        self.keys_compared = 0
+        self.keys_changing = 0
         """Keys that something happened to whenever they were looked at."""
         self._pipeline = pipeline
         self._slots = asyncio.Semaphore(pipeline.settings.concurrency)
@@ -69,7 +69,7 @@ class Reconcile:
         """What differs, of the keys that the ledger knows and then of these."""
         async for page in self._pages(more):
             found = await asyncio.gather(*map(self._look, page), return_exceptions=True)
-            self.looked += len(page)
+            self.keys_compared += len(page)
             for one in found:
                 if isinstance(one, BaseException):
                     raise one
@@ -98,7 +98,7 @@ class Reconcile:
                 is_behind = truth is not None and before.mark is not None and truth[1] > before.mark[1]
                 if await self._is_calm(key, before) and (is_last or not is_behind):
                     return found
-            self.changing += 1
+            self.keys_changing += 1
             return None
 
     async def _compare(self, key: str, entry: Entry) -> tuple[Difference | None, Order | None]:

@@ -14,7 +14,7 @@ from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AdminError
 from keywise.core.events import Failed, MarkedSuspect, Unavailable
 from keywise.core.sink import Grade, SinkResult
-from keywise.flow.repair import Repair
+from keywise.flow.repair import Repairer
 from keywise.operate.waiting import running_heartbeat
 from operate.test_force import desk_with
 
@@ -109,7 +109,7 @@ def test_a_repair_that_a_gateway_answers_keeps_the_key_until_its_lease_runs_out(
         ward.sink = GatewayStore(Grade.PLAIN, ward.loop.time)
         pipeline = ward.pipeline()
         async with running_heartbeat(pipeline) as heartbeat:
-            assert await Repair(pipeline, heartbeat).run(["a"]) == {"a": "504: no answer"}
+            assert await Repairer(pipeline, heartbeat).run(["a"]) == {"a": "504: no answer"}
 
     ward.play(story())
     assert ward.entry("a").abandoned and ward.entry("a").suspect == 1

@@ -29,7 +29,7 @@ from keywise.cli.output import complain, count, plain, progress, refuse
 from keywise.core.errors import AdminError
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin
-from keywise.operate.reconcile import Difference, Kind, Reconcile
+from keywise.operate.reconcile import Difference, Kind, Reconciler
 
 REPAIRS_MAX = 100_000
 """Keys that one run puts right, at the most: they are remembered until the question is answered."""
@@ -64,14 +64,14 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
     report, place = Report(json), _checked_place(keys_from)
 
     async def act(admin: PipelineAdmin, opened: Pipeline) -> None:
-        walk = Reconcile(opened)
+        walk = Reconciler(opened)
         known = (await opened.admin.counts()).keys
         with progress(TextColumn("{task.completed:,} keys"), BarColumn(), TimeElapsedColumn()) as bar:
             task = bar.add_task("", total=known)
             async for found in walk.differences(_keys(place)):
                 report.tell(found)
-                bar.update(task, completed=walk.looked)
-        report.looked, report.changing = walk.looked, walk.changing
+                bar.update(task, completed=walk.keys_compared)
+        report.looked, report.changing = walk.keys_compared, walk.keys_changing
         if repair and report.wrong:
             confirm(f"Write {count(len(report.wrong), 'key')} of {opened.name} again?", yes=yes)
             await report.put_right(admin)

@@ -21,7 +21,7 @@ from keywise.flow.lanes import Lanes, SettledTicket, Ticket
 from keywise.flow.leased.dispatch import RESERVED_PART, ClaimWindow, DispatchQueue, WorkerBackoff
 from keywise.flow.leased.executors import Executor, Job, dead_result
 from keywise.flow.pipeline import LEDGER, Pipeline
-from keywise.flow.repair import Repair
+from keywise.flow.repair import Repairer
 from keywise.flow.wakeup import Wakeup
 
 
@@ -35,7 +35,7 @@ class LeasedWorker:
         self._lanes = lanes
         self._heartbeat = heartbeat
         self._executor = executor
-        self._repair = Repair(pipeline, heartbeat)
+        self._repairer = Repairer(pipeline, heartbeat)
         self._wakeup = wakeup
         self._room = room
         self._stopping = False
@@ -90,9 +90,9 @@ class LeasedWorker:
                 continue
             if self._lanes.has_isolated and await self._claim_isolated():
                 continue
-            if self._repair.due <= self._pipeline.clock() and (suspects := await self._repair.suspects()):
+            if self._repairer.due <= self._pipeline.clock() and (suspects := await self._repairer.suspects()):
                 await self._until_idle()
-                await self._repair.run(suspects)
+                await self._repairer.run(suspects)
             free, now = self._window.limit - self._open, self._pipeline.clock()
             tickets = self._lanes.take(free, now, self._bulk_free(free)) if self._is_due(free) else []
             if tickets:
@@ -101,7 +101,7 @@ class LeasedWorker:
             else:
                 due = self._lanes.next_due() if free and self._is_due(free) else None
                 look_at = self._degraded.due if self._degraded is not None else _NEVER
-                await self._wakeup.wait(self._pipeline.until(min(due or _NEVER, self._repair.due, look_at)))
+                await self._wakeup.wait(self._pipeline.until(min(due or _NEVER, self._repairer.due, look_at)))
 
     def _is_due(self, free: int) -> bool:
         """A live change has to pass the bulk ones that wait for a worker, so it is claimed at once."""

@@ -12,7 +12,7 @@ from keywise.core.entry import LeaseTerms
 from keywise.core.errors import AdminError, UnavailableError
 from keywise.core.limits import Debounce, Rate
 from keywise.core.sink import Grade
-from keywise.operate.force import Force
+from keywise.operate.force import ForceWriter
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 from keywise.testing.simulator import workload
 from keywise.testing.virtual_loop import Process
@@ -120,7 +120,7 @@ class Flow:
             wait_budget = WaitBudget(pipeline, FORCE_WAIT_S, lambda cause: None)
             # What could not be written is told, and nothing else follows from it.
             with suppress(AdminError, UnavailableError):
-                await Force(pipeline, AdminClaimer(pipeline, wait_budget, heartbeat)).again(key)
+                await ForceWriter(pipeline, AdminClaimer(pipeline, wait_budget, heartbeat)).rewrite(key)
 
     def _drawn_pause(self, world: "World") -> Pause:
         key = f"key-{world.rng.randrange(workload.KEYS)}"
