@@ -142,7 +142,7 @@ def test_pipelines_in_one_store_are_copied_and_cleared_each_for_itself(kind):
             for ledger, version in ((one, 1), (other, 2)):
                 order = order_of(version)
                 line, letter = HistoryRecord(1.0, "stale", "a", version), DeadLetter("cause", b"", "a", version)
-                entries = [("a", Entry(order, updated_at=1.0)), ("b", Entry(order, suspect=1, rate_at=2.0**40))]
+                entries = [("a", Entry(order, updated_at=1.0)), ("b", Entry(order, suspicions=1, rate_at=2.0**40))]
                 # Charged for a rate that the pipeline has no more.
                 entries.append(("c", Entry(rate_at=2.0**40)))
                 contents.append(TransferPage(entries=entries, dead_letters=[(1.0, letter)], records=[line]))

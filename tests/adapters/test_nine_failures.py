@@ -148,10 +148,12 @@ def test_3_an_owner_whose_lease_lapsed_can_not_act_as_the_owner(make, grade):
             if grade is Grade.CONDITIONAL:
                 assert shop.written == [("a", 2)], "the store refused the old owner's write"
             else:
-                assert (shop.versions, bool((await shop.entry()).suspect)) == ({"a": 1}, True), "wrong, and known to be"
+                assert (shop.versions, bool((await shop.entry()).suspicions)) == ({"a": 1}, True), (
+                    "wrong, and known to be"
+                )
                 shop.advance(200.0)
                 await shop.until(lambda: w1.told(events.Repaired) or w2.told(events.Repaired), "it is repaired")
-                assert (shop.versions, (await shop.entry()).suspect) == ({"a": 2}, 0)
+                assert (shop.versions, (await shop.entry()).suspicions) == ({"a": 2}, 0)
 
     play(make, story, grade)
 

@@ -24,23 +24,23 @@ TABLES = """
 create table stock (key text primary key, version bigint, body text);
 create table truth (key text primary key, version bigint, body bytea, gone boolean);
 create table log (
-    seq bigint generated always as identity, key text, version bigint, op text, suspect bigint,
+    seq bigint generated always as identity, key text, version bigint, op text, suspicions bigint,
     transaction bigint default txid_current()
 );
 create table takeovers (key text, suspect_before bigint, suspect_after bigint);
 -- A mark may be written before its effect, in the same transaction. Whoever writes to a key has it locked until then.
-create view history as select key, version, op, suspect from log
+create view history as select key, version, op, suspicions from log
     order by key, min(seq) over (partition by key, transaction), op in ('mark', 'tombstone'), seq;
 create view held as select convert_from(key, 'utf8') as key from keywise_active where token != 0 order by key;
 
 create function suspicion(which text) returns bigint language sql as
-    'select suspect from keywise_active where key = convert_to(which, ''utf8'')';
+    'select suspicions from keywise_active where key = convert_to(which, ''utf8'')';
 create function note_write() returns trigger language plpgsql as $$ begin
     if tg_op = 'DELETE' then
         -- The version is that of the tombstone which follows.
         insert into log (key, op) values (old.key, 'delete');
     else
-        insert into log (key, version, op, suspect) values (new.key, new.version, 'write', suspicion(new.key));
+        insert into log (key, version, op, suspicions) values (new.key, new.version, 'write', suspicion(new.key));
     end if;
     return null;
 end $$;
@@ -52,7 +52,7 @@ create function note_mark() returns trigger language plpgsql as $$ begin
     return null;
 end $$;
 create function note_takeover() returns trigger language plpgsql as $$ begin
-    insert into takeovers values (convert_from(new.key, 'utf8'), old.suspect, new.suspect);
+    insert into takeovers values (convert_from(new.key, 'utf8'), old.suspicions, new.suspicions);
     return null;
 end $$;
 create function weigh() returns trigger language plpgsql as $$ begin
@@ -77,7 +77,7 @@ begin
     select max(version) into newest from log where key = which and op in ('write', 'delete');
     if gone then
         delete from stock where key = which;
-        insert into log (key, version, op, suspect) values (which, what, 'delete', suspicion(which));
+        insert into log (key, version, op, suspicions) values (which, what, 'delete', suspicion(which));
     else
         insert into stock values (which, what, how)
             on conflict (key) do update set version = excluded.version, body = excluded.body;

@@ -16,10 +16,10 @@ from keywise.core.url import Address
 from servers.redis import RedisServer
 
 TABLES = f"""
-create table doubts (key text, version bigint, suspect bigint);
+create table doubts (key text, version bigint, suspicions bigint);
 create or replace view history as select key, version, op, coalesce(
-    (select max(suspect) from doubts where doubts.key = log.key and doubts.version = log.version), {UNSEEN}
-) as suspect from log order by key, seq;
+    (select max(suspicions) from doubts where doubts.key = log.key and doubts.version = log.version), {UNSEEN}
+) as suspicions from log order by key, seq;
 """
 
 
@@ -72,13 +72,13 @@ class Handlers:
             # The claim may be over, and this call with it, though the write has landed; the look is a task of its own.
             if is_older:
                 statement, key, version = "insert into doubts values ($1, $2, $3)", change.key, change.version
-                self._look(key, lambda suspect: self._store.asked(statement, key, version, suspect))
+                self._look(key, lambda suspicions: self._store.asked(statement, key, version, suspicions))
 
     def _observe(self, event: events.Event) -> None:
         """Whoever has taken a key over holds it now, so its suspicion stays for a while."""
         if isinstance(event, events.TookOver):
             statement = "insert into takeovers values ($1, 0, $2)"
-            self._look(event.key, lambda suspect: self._store.asked(statement, event.key, suspect))
+            self._look(event.key, lambda suspicions: self._store.asked(statement, event.key, suspicions))
 
     def _look(self, key: str, tell: Any) -> None:
         task = asyncio.get_running_loop().create_task(self._looked(key, tell))
@@ -95,5 +95,5 @@ class Handlers:
                 entry = await self._ledger.inspect(key)
             except UnavailableError:
                 continue
-            await tell(entry.suspect if entry is not None else 0)
+            await tell(entry.suspicions if entry is not None else 0)
             return

@@ -17,17 +17,17 @@ BUSY_LOOK_S = 0.001
 TABLES = """
 create table stock (key text primary key, version integer, body text);
 create table truth (key text primary key, version integer, body blob, gone integer);
-create table log (seq integer primary key autoincrement, key text, version integer, op text, suspect integer);
+create table log (seq integer primary key autoincrement, key text, version integer, op text, suspicions integer);
 create table takeovers (key text, suspect_before integer, suspect_after integer);
-create view history as select key, version, op, suspect from log order by seq;
+create view history as select key, version, op, suspicions from log order by seq;
 create view held as select key from keywise_active where token != 0 order by key;
 create trigger inserted after insert on stock begin
-    insert into log (key, version, op, suspect) values (new.key, new.version, 'write',
-        (select suspect from keywise_active where key = new.key));
+    insert into log (key, version, op, suspicions) values (new.key, new.version, 'write',
+        (select suspicions from keywise_active where key = new.key));
 end;
 create trigger updated after update on stock begin
-    insert into log (key, version, op, suspect) values (new.key, new.version, 'write',
-        (select suspect from keywise_active where key = new.key));
+    insert into log (key, version, op, suspicions) values (new.key, new.version, 'write',
+        (select suspicions from keywise_active where key = new.key));
 end;
 create trigger marked_first after insert on keywise_marks begin
     insert into log (key, version, op) values (new.key, new.version, iif(new.deleted, 'tombstone', 'mark'));
@@ -42,7 +42,7 @@ create trigger deleted after delete on stock begin
 end;
 create trigger heavy_insert before insert on stock begin select length(hex(randomblob({weight}))); end;
 create trigger taken_over before insert on keywise_active when new.token != 0 begin
-    insert into takeovers select key, suspect, new.suspect from keywise_active as held
+    insert into takeovers select key, suspicions, new.suspicions from keywise_active as held
         where held.scope = new.scope and held.key = new.key and held.token not in (0, new.token);
 end;
 """
@@ -51,8 +51,8 @@ UPSERT = (
     "on conflict (key) do update set version = excluded.version, body = excluded.body"
 )
 LOG_DELETION = (
-    "insert into log (key, version, op, suspect) "
-    "values (?, ?, 'delete', (select suspect from keywise_active where key = ?))"
+    "insert into log (key, version, op, suspicions) "
+    "values (?, ?, 'delete', (select suspicions from keywise_active where key = ?))"
 )
 TELL_TRUTH = (
     "insert into truth values (?, ?, ?, ?) on conflict (key) do update set "

@@ -110,7 +110,7 @@ class Store:
     def evidence(self) -> Evidence:
         """What there is to be judged."""
         return Evidence(
-            log=self.rows("select key, version, op, suspect from history"),
+            log=self.rows("select key, version, op, suspicions from history"),
             takeovers=self.rows("select key, suspect_before, suspect_after from takeovers"),
             content=self.content(),
             truth=self.truth(),

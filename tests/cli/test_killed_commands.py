@@ -29,7 +29,7 @@ def page(key: str, version: int) -> dict:
 
 
 def suspects(office: Office) -> list[tuple]:
-    return office.rows("shop.db", "select key from keywise_active where suspect > 0")
+    return office.rows("shop.db", "select key from keywise_active where suspicions > 0")
 
 
 def test_a_force_that_is_killed_inside_a_handler_leaves_its_key_to_the_worker_and_to_a_repair(office):

@@ -106,8 +106,8 @@ class OneKey:
         self.expire()
 
     @property
-    def suspect(self) -> int:
-        return self.entry.suspect if self.entry else 0
+    def suspicions(self) -> int:
+        return self.entry.suspicions if self.entry else 0
 
 
 def committed(version: int | None, policy: Policy = PLAIN, *, deleted: bool = False) -> OneKey:

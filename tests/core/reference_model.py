@@ -34,7 +34,7 @@ class SecondBook:
 
     def claim(self, version: int | None, owner: str, *, isolated: bool, late: bool) -> Claim | None:
         header = self.key.header(version, late=late, deleted=version == 3)
-        before, holder, doubts, suspect = self.key.entry, self._live_holder(), self._unresolved(), self.key.suspect
+        before, holder, doubts, suspect = self.key.entry, self._live_holder(), self._unresolved(), self.key.suspicions
         answer = self.key.ask_for(header, owner, isolated=isolated)
         if isinstance(answer, Refusal):
             assert before == self.key.entry, "a refusal costs nothing"
@@ -60,7 +60,7 @@ class SecondBook:
         return answer
 
     def exclude(self, owner: str) -> Claim | None:
-        before, holder, doubts, suspect = self.key.entry, self._live_holder(), self._unresolved(), self.key.suspect
+        before, holder, doubts, suspect = self.key.entry, self._live_holder(), self._unresolved(), self.key.suspicions
         answer = self.key.exclude(owner)
         if isinstance(answer, Refusal):
             assert before == self.key.entry, "a refusal costs nothing"
@@ -72,7 +72,7 @@ class SecondBook:
             assert self.key.now >= before.lease_until + REDELIVERY_S, "a repair takes no turns with a killer"
         passed = bool(doubts) and self.key.now >= doubts[max(doubts)]
         grown = (passed + (before is not None and before.token != 0)) * self.key.policy.intents
-        assert self.key.suspect == suspect + grown, "a takeover and a dropped doubt leave a suspect each"
+        assert self.key.suspicions == suspect + grown, "a takeover and a dropped doubt leave a suspect each"
         self.doubts = {} if passed else doubts
         self._granted(answer, owner, isolated=True)
         return answer
@@ -87,7 +87,7 @@ class SecondBook:
 
     def commit(self, claim: Claim, *, overdue: bool = False) -> None:
         claim.overdue = overdue
-        before, mine = self.key.suspect, self._is_mine(claim)
+        before, mine = self.key.suspicions, self._is_mine(claim)
         result = self.key.commit(claim)
         if result is CommitResult.COMMITTED:
             assert mine, "only the latest token commits"
@@ -102,7 +102,7 @@ class SecondBook:
                 self.ended.add(claim.token)
         else:
             assert self.mark != claim.order or overdue
-            assert self.key.suspect == before + self.key.policy.intents, "what was written may lie over newer state"
+            assert self.key.suspicions == before + self.key.policy.intents, "what was written may lie over newer state"
 
     def fail(self, claim: Claim, certainty: Certainty, retry_s: float) -> None:
         before, counts = self.key.entry, self._is_mine(claim) and claim.token not in self.given_up
@@ -128,17 +128,17 @@ class SecondBook:
             return
         self.ended.add(claim.token)
         entry = self.key.entry or rules.EMPTY
-        assert (before.attempts, before.suspect, before.unknown) == (entry.attempts, entry.suspect, entry.unknown)
+        assert (before.attempts, before.suspicions, before.unknown) == (entry.attempts, entry.suspicions, entry.unknown)
 
     def dead_letter(self, claim: Claim, certainty: Certainty) -> None:
         if not self._is_mine(claim):
             return
-        suspect = self.key.suspect
+        suspect = self.key.suspicions
         self.key.dead_letter(claim, certainty)
         self.ended.add(claim.token)
         assert all(order <= claim.order for order in self.doubts), "nothing is claimed below a doubt"
         doubtful = self.key.policy.intents and (self.doubts or certainty is not Certainty.CLEAN)
-        assert self.key.suspect == suspect + bool(doubtful), "the buried change may be in the sink all the same"
+        assert self.key.suspicions == suspect + bool(doubtful), "the buried change may be in the sink all the same"
         self._resolve(claim.order)
         assert (self.key.entry or rules.EMPTY).tried is None
 
@@ -151,8 +151,8 @@ class SecondBook:
             return
         self.ended.add(claim.token)
         self.doubts = {order: until for order, until in self.doubts.items() if self.key.now < until}
-        grown = before.suspect != claim.suspect
-        assert self.key.suspect == (before.suspect if grown else 0), "a suspicion that has grown stays"
+        grown = before.suspicions != claim.suspicions
+        assert self.key.suspicions == (before.suspicions if grown else 0), "a suspicion that has grown stays"
         if written is not None and written.order > (self.mark or NOTHING):
             self._marked(written.order)
 
@@ -175,7 +175,7 @@ class SecondBook:
     def prune(self) -> None:
         before = self.key.entry
         if self.key.prune(RETENTION_S):
-            assert (before.token, before.unknown, before.suspect) == (0, None, 0), "only what is idle is forgotten"
+            assert (before.token, before.unknown, before.suspicions) == (0, None, 0), "only what is idle is forgotten"
             assert before.updated_at < self.key.now - RETENTION_S - REDELIVERY_S
             assert not self.doubts, "a doubt is not forgotten"
             self.mark = None
@@ -187,7 +187,7 @@ class SecondBook:
         if entry is not None:
             assert rules.kept(entry) is not None, "an entry that remembers nothing is not kept"
             assert entry.token or (entry.owner, entry.intent, entry.lease_until) == ("", None, 0.0)
-            assert self.key.policy.intents or (entry.suspect, entry.intent, entry.unknown) == (0, None, None)
+            assert self.key.policy.intents or (entry.suspicions, entry.intent, entry.unknown) == (0, None, None)
 
     # What is known.
 
@@ -215,7 +215,7 @@ class SecondBook:
         newer = {doubt: until for doubt, until in doubts.items() if doubt > order}
         assert all(self.key.now >= until for until in newer.values()), "an unknown write defers what is older"
         grown = (bool(newer) + took_over) * self.key.policy.intents
-        assert self.key.suspect == suspect + grown, "a takeover and a dropped doubt leave a suspect each"
+        assert self.key.suspicions == suspect + grown, "a takeover and a dropped doubt leave a suspect each"
 
     def _check_crashes(self, claim: Claim, owner: str, before: Entry | None, isolated: bool) -> None:
         """A death counts if its holder was at work, alone with this very change, and is not the one who asks."""

@@ -274,7 +274,7 @@ def test_a_takeover_makes_a_key_suspect_only_where_an_intent_is_on():
         key = OneKey(policy)
         key.take(5, "w1")
         key.expire()
-        assert suspect == key.take(5, "w2", isolated=True).suspect == key.suspect
+        assert suspect == key.take(5, "w2", isolated=True).suspicions == key.suspicions
 
 
 def test_an_intent_is_on_only_where_the_policy_says_so():

@@ -58,7 +58,7 @@ def test_a_refused_commit_makes_the_key_suspect_only_where_an_intent_is_on():
         key = committed(7, policy)
         stranger = Claim("a", order_of(5), False, token=99)
         assert CommitResult.REFUSED is key.commit(stranger)
-        assert suspect == key.suspect
+        assert suspect == key.suspicions
         assert order_of(7) == key.entry.mark
 
 
@@ -66,7 +66,7 @@ def test_a_refused_commit_of_a_forgotten_key_leaves_a_suspect():
     """Rule 6: even if the entry is gone, the write may be there."""
     key = OneKey()
     assert CommitResult.REFUSED is key.commit(Claim("a", order_of(5), False, token=99))
-    assert Entry(suspect=1, suspect_at=key.now, updated_at=key.now) == key.entry
+    assert Entry(suspicions=1, suspected_at=key.now, updated_at=key.now) == key.entry
     safe = OneKey(SAFE)
     assert CommitResult.REFUSED is safe.commit(Claim("a", order_of(5), False, token=99))
     assert safe.entry is None
@@ -78,10 +78,10 @@ def test_a_commit_after_the_own_deadline_is_not_taken_for_a_repeated_one():
     first = key.take(5, "w1")
     key.expire()
     key.commit(key.take(5, "w2", isolated=True))
-    before = key.suspect
+    before = key.suspicions
     first.overdue = True
     assert CommitResult.REFUSED is key.commit(first)
-    assert before + 1 == key.suspect
+    assert before + 1 == key.suspicions
 
 
 def test_a_commit_at_the_mark_under_the_own_token_frees_the_key():
@@ -169,8 +169,8 @@ def test_an_unknown_write_is_dropped_when_its_message_can_no_longer_arrive():
     key.fail(key.take(5), Certainty.ENDED, retry_s=0)
     key.wait(REDELIVERY_S)
     claim = key.take(4)
-    assert (claim.suspect, key.entry.unknown) == (1, None)
-    assert key.now == key.entry.suspect_at
+    assert (claim.suspicions, key.entry.unknown) == (1, None)
+    assert key.now == key.entry.suspected_at
 
 
 def test_a_failure_of_unknown_outcome_leaves_the_lease_to_run_out():
@@ -286,7 +286,7 @@ def test_a_burial_after_a_possible_write_leaves_a_suspect_and_no_one_waits(certa
     """Rule 19: the buried change may be in the sink all the same."""
     key = OneKey()
     key.dead_letter(key.take(5), certainty)
-    assert (key.suspect, key.entry.unknown) == (1, None)
+    assert (key.suspicions, key.entry.unknown) == (1, None)
     assert isinstance(key.ask(4), Claim)
 
 
@@ -295,14 +295,14 @@ def test_a_burial_resolves_an_inherited_unknown_write_at_or_below_it():
     key = OneKey()
     key.fail(key.take(5), Certainty.ENDED, retry_s=0)
     key.dead_letter(key.take(5))
-    assert (key.suspect, key.entry.unknown) == (1, None)
+    assert (key.suspicions, key.entry.unknown) == (1, None)
 
 
 def test_a_burial_keeps_an_unknown_write_above_it():
     """Rule 6: a buried older change says nothing about the newer one."""
     key = OneKey(entry=Entry(token=7, lease_until=2000.0, unknown=order_of(9), unknown_until=5000.0))
     key.dead_letter(Claim("a", order_of(5), False, token=7))
-    assert (0, order_of(9)) == (key.suspect, key.entry.unknown)
+    assert (0, order_of(9)) == (key.suspicions, key.entry.unknown)
 
 
 def test_a_burial_needs_the_token():
@@ -348,6 +348,6 @@ def test_a_try_that_was_cut_off_costs_no_attempt_and_is_not_forgotten():
     key.expire()
     later = key.take(5, "w2", isolated=True)
     key.commit(later)
-    before = key.entry.suspect
+    before = key.entry.suspicions
     key.fail(claim, Certainty.UNKNOWN)
-    assert key.entry.suspect == before + 1
+    assert key.entry.suspicions == before + 1

@@ -13,7 +13,7 @@ def test_a_repair_clears_a_suspicion_and_keeps_the_mark():
     key = committed(5)
     key.commit(Claim("a", order_of(4), False, token=99))
     key.finish_repair(key.exclude(), ChangeHeader("a", order_of(5)))
-    assert (0, 0.0, order_of(5), 0) == (key.suspect, key.entry.suspect_at, key.entry.mark, key.entry.token)
+    assert (0, 0.0, order_of(5), 0) == (key.suspicions, key.entry.suspected_at, key.entry.mark, key.entry.token)
 
 
 def test_a_repair_keeps_a_suspicion_that_has_grown_meanwhile():
@@ -23,7 +23,7 @@ def test_a_repair_keeps_a_suspicion_that_has_grown_meanwhile():
     exclusion = key.exclude()
     key.commit(Claim("a", order_of(3), False, token=98))
     key.finish_repair(exclusion, ChangeHeader("a", order_of(5)))
-    assert (key.suspect, key.entry.token) == (2, 0)
+    assert (key.suspicions, key.entry.token) == (2, 0)
 
 
 def test_a_repair_that_found_newer_state_raises_the_mark():
@@ -52,7 +52,7 @@ def test_a_repair_drops_an_unknown_write_whose_message_can_no_longer_arrive():
     assert key.entry.unknown == order_of(5)
     key.wait(1)
     key.finish_repair(exclusion, None)
-    assert (key.entry.unknown, key.suspect) == (None, 0)
+    assert (key.entry.unknown, key.suspicions) == (None, 0)
 
 
 def test_a_repair_never_lowers_the_mark():
@@ -64,7 +64,7 @@ def test_a_repair_never_lowers_the_mark():
 
 def test_a_repair_of_a_key_without_a_mark_leaves_nothing_behind():
     """An entry that remembers nothing is not kept."""
-    key = OneKey(entry=Entry(suspect=1))
+    key = OneKey(entry=Entry(suspicions=1))
     key.finish_repair(key.exclude(), None)
     assert key.entry is None
     assert rules.finish_repair(None, Claim("a", None, False, token=1), None, key.now) is None
@@ -110,7 +110,7 @@ def test_a_repair_that_takes_the_key_drops_what_can_no_longer_arrive_and_leaves_
     key = OneKey()
     key.fail(key.take(5), Certainty.ENDED, retry_s=0)
     key.wait(REDELIVERY_S)
-    assert key.exclude().suspect == 1
+    assert key.exclude().suspicions == 1
     assert key.entry.unknown is None
 
 
@@ -134,7 +134,7 @@ def test_a_doubt_during_a_lease_leaves_the_key_to_its_holder_until_then():
     key.mark_suspect(5)
     assert Refusal(RefusalReason.BUSY, LEASE_S) == key.exclude("w2")
     assert key.commit(claim) is CommitResult.COMMITTED
-    assert (key.entry.suspect, key.entry.token) == (1, 0)
+    assert (key.entry.suspicions, key.entry.token) == (1, 0)
 
 
 def test_a_repair_waits_for_a_holder_that_tried_something_newer_than_was_written_without_it():
@@ -155,7 +155,7 @@ def test_only_idle_and_old_entries_are_pruned():
     for kept in (
         Entry(mark=order_of(5), updated_at=100.0, token=1, lease_until=110.0),
         Entry(mark=order_of(5), updated_at=100.0, unknown=order_of(6)),
-        Entry(mark=order_of(5), updated_at=100.0, suspect=1),
+        Entry(mark=order_of(5), updated_at=100.0, suspicions=1),
     ):
         assert not rules.is_prunable(kept, due + 1, retention_s, PLAIN)
 
@@ -164,5 +164,5 @@ def test_an_entry_is_kept_only_if_it_remembers_something():
     """Rule 14: a retry that was never needed is no memory; a mark, a count or a doubt is one."""
     assert rules.kept(None) is None
     assert rules.kept(Entry(updated_at=5.0, not_before=9.0, tried=order_of(1))) is None
-    for entry in (Entry(mark=order_of(1)), Entry(attempts=1), Entry(crashes=1), Entry(suspect=1), Entry(token=1)):
+    for entry in (Entry(mark=order_of(1)), Entry(attempts=1), Entry(crashes=1), Entry(suspicions=1), Entry(token=1)):
         assert entry == rules.kept(entry)

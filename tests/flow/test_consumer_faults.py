@@ -125,7 +125,7 @@ def test_a_hung_handler_is_ended_and_its_change_tried_again_after_the_lease():
             await rig.until(lambda: not rig.queue)
         assert rig.written == [("a", 2)]
         assert [event.key for event in rig.of(events.TookOver)] == ["a"]
-        assert rig.entry("a").suspect == 1
+        assert rig.entry("a").suspicions == 1
 
     rig.play(story())
 
@@ -167,7 +167,7 @@ def test_a_change_whose_last_outcome_is_unknown_becomes_a_dead_letter_after_the_
     rig.run(page("a", 1))
     assert [letter.cause for letter in rig.letters] == ["the outcome of the last of 2 tries is unknown"]
     assert len(rig.sink.tries) == 2
-    assert rig.entry("a").suspect > 0
+    assert rig.entry("a").suspicions > 0
 
 
 @claiming_ways

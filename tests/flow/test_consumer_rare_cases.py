@@ -40,7 +40,7 @@ def test_a_commit_under_a_stolen_claim_is_refused_and_its_neighbours_are_not(way
     rig.run(page("a", 1), page("b", 1), page("c", 1))
     assert (rig.stored, rig.letters) == ({"a": 1, "b": 1, "c": 1}, [])
     assert [event.key for event in rig.of(events.ClaimLost)] == ["a"]
-    assert rig.entry("a").suspect == (2 if way == LEASED else 0), "a refused commit, then a takeover"
+    assert rig.entry("a").suspicions == (2 if way == LEASED else 0), "a refused commit, then a takeover"
     if way == CLAIMED_TRANSACTION:
         assert sorted(rig.written) == [("a", 1), ("b", 1), ("c", 1)], "each effect once"
 
@@ -204,7 +204,7 @@ def test_work_does_not_begin_under_a_claim_that_ended_while_it_waited_its_turn()
     assert rig.stored == {"a": 1, "b": 1}
     assert all(left_s > rig.settings.margin_s for _, left_s in claimed)
     assert [key for key, _ in claimed].count("b") == 1
-    assert rig.entry("b").suspect == 0, "nothing was written under the claim that ended"
+    assert rig.entry("b").suspicions == 0, "nothing was written under the claim that ended"
 
 
 def test_a_stolen_claim_without_neighbours_ends_its_transaction():

@@ -40,7 +40,7 @@ class Ward(Rig):
         stranger = Claim("a", order_of(1), False, token=99)
         self.sink.write(Change("a", order_of(1)), token=99)
         assert await self.ledger.commit([stranger]) == [stranger]
-        assert self.entry("a").suspect == 1
+        assert self.entry("a").suspicions == 1
 
     def nurse(self, seconds: float) -> None:
         """Fall ill, and let a consumer run for a while."""
@@ -69,7 +69,7 @@ def test_a_key_that_became_suspect_again_since_it_was_looked_for_waits_for_the_h
         async with running_heartbeat(pipeline) as heartbeat:
             causes = await Repairer(pipeline, heartbeat).run(["a"])
         assert causes == {"a": "it became suspect again, so the horizon begins anew"}
-        assert ward.entry("a").suspect == 2
+        assert ward.entry("a").suspicions == 2
 
     ward.play(story())
 
@@ -83,19 +83,19 @@ def test_a_suspect_key_is_written_again_from_the_truth_after_the_horizon():
     assert ward.written == [("a", 5), ("a", 1), ("a", 5)]
     assert b"true" in ward.sink.stored["a"].body
     assert [event.key for event in ward.of(events.Repaired)] == ["a"]
-    assert (ward.entry("a").suspect, ward.entry("a").mark, ward.entry("a").token) == (0, order_of(5), 0)
+    assert (ward.entry("a").suspicions, ward.entry("a").mark, ward.entry("a").token) == (0, order_of(5), 0)
 
 
 def test_nothing_is_repaired_before_the_horizon():
     ward = Ward(lambda key: {"id": key, "v": 5})
     ward.nurse(HORIZON_S - 5.0)
-    assert (ward.asked, ward.entry("a").suspect) == ([], 1)
+    assert (ward.asked, ward.entry("a").suspicions) == ([], 1)
 
 
 def test_without_a_source_of_truth_a_suspect_stays_one():
     ward = Ward(None)
     ward.nurse(5 * NEXT_LOOK_S)
-    assert (ward.entry("a").suspect, ward.of(events.Repaired)) == (1, [])
+    assert (ward.entry("a").suspicions, ward.of(events.Repaired)) == (1, [])
 
 
 TRUTH = {"id": "a", "v": 5}
@@ -110,14 +110,14 @@ def test_the_truth_may_be_read_by_waiting_and_as_bytes_a_value_or_a_model(truth:
 
     ward = Ward(refetch)
     ward.nurse(NEXT_LOOK_S + 25.0)
-    assert (ward.stored, ward.entry("a").suspect) == ({"a": 5}, 0)
+    assert (ward.stored, ward.entry("a").suspicions) == ({"a": 5}, 0)
 
 
 def test_a_key_that_is_gone_is_deleted():
     ward = Ward(lambda key: None)
     ward.nurse(NEXT_LOOK_S)
     assert (ward.stored, ward.sink.stored["a"].deleted) == ({}, True)
-    assert (ward.entry("a").suspect, ward.entry("a").mark) == (0, order_of(5))
+    assert (ward.entry("a").suspicions, ward.entry("a").mark) == (0, order_of(5))
 
 
 def test_a_key_that_is_gone_and_was_never_committed_is_forgotten():
@@ -140,7 +140,7 @@ def test_truth_that_is_older_than_what_is_committed_is_not_written():
     ward = Ward(lambda key: {"id": key, "v": 4})
     ward.nurse(NEXT_LOOK_S)
     assert ward.written == [("a", 5), ("a", 1)]
-    assert (ward.entry("a").suspect, ward.entry("a").token, ward.causes) == (1, 0, [])
+    assert (ward.entry("a").suspicions, ward.entry("a").token, ward.causes) == (1, 0, [])
 
 
 def test_the_body_of_another_key_is_refused():
@@ -148,7 +148,7 @@ def test_the_body_of_another_key_is_refused():
     ward.nurse(NEXT_LOOK_S)
     assert "return the body of the key asked for" in ward.causes[0]
     assert ward.written == [("a", 5), ("a", 1)]
-    assert ward.entry("a").suspect == 1
+    assert ward.entry("a").suspicions == 1
 
 
 def test_truth_that_cannot_be_read_is_told():
@@ -168,7 +168,7 @@ def test_a_failed_look_at_the_truth_is_repeated_later():
     ward = Ward(refetch)
     ward.nurse(3 * NEXT_LOOK_S)
     assert ward.causes == ["ConnectionError: origin away"]
-    assert (ward.stored, ward.entry("a").suspect) == ({"a": 5}, 0)
+    assert (ward.stored, ward.entry("a").suspicions) == ({"a": 5}, 0)
 
 
 def test_a_store_that_refuses_the_truth_is_tried_again_later():
@@ -182,7 +182,7 @@ def test_a_store_that_refuses_the_truth_is_tried_again_later():
     ward.sink.behaviour = refuse_once
     ward.nurse(3 * NEXT_LOOK_S)
     assert ward.causes == ["TransientError: store busy"]
-    assert (ward.stored, ward.entry("a").suspect) == ({"a": 5}, 0)
+    assert (ward.stored, ward.entry("a").suspicions) == ({"a": 5}, 0)
 
 
 def test_a_look_at_the_truth_that_hangs_is_ended():
@@ -194,7 +194,7 @@ def test_a_look_at_the_truth_that_hangs_is_ended():
     ward = Ward(refetch, runtime_max_s=30.0)
     ward.nurse(NEXT_LOOK_S + 60.0)
     assert ward.causes == ["TimeoutError: "]
-    assert ward.entry("a").suspect >= 1
+    assert ward.entry("a").suspicions >= 1
 
 
 def test_a_cancelled_consumer_leaves_its_repair_to_the_lease():
@@ -218,7 +218,7 @@ def test_a_cancelled_consumer_leaves_its_repair_to_the_lease():
     ward.play(story())
     assert ward.causes == []
     assert ward.entry("a").token != 0
-    assert ward.entry("a").suspect == 1
+    assert ward.entry("a").suspicions == 1
 
 
 def test_nothing_is_written_if_reading_the_truth_took_longer_than_the_claim():
@@ -317,7 +317,7 @@ def test_a_repair_that_kills_one_worker_after_another_is_given_up():
     ward.play(story())
     assert ward.causes[0] == "3 workers died while they repaired this key"
     assert (ward.asked, ward.of(events.Repaired)) == ([], [])
-    assert ward.entry("a").suspect > 0
+    assert ward.entry("a").suspicions > 0
 
 
 def test_a_key_that_somebody_else_repaired_meanwhile_is_left_alone():
@@ -359,7 +359,7 @@ def test_a_ledger_that_is_away_during_a_repair_only_delays_it(call: str):
             await ward.until(lambda: ward.of(events.Repaired), 6 * NEXT_LOOK_S)
 
     ward.play(story())
-    assert (ward.stored, ward.entry("a").suspect) == ({"a": 5}, 0)
+    assert (ward.stored, ward.entry("a").suspicions) == ({"a": 5}, 0)
 
 
 def test_nothing_runs_beside_a_repair():

@@ -104,7 +104,7 @@ def _never_suspect(
     entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
 ) -> tuple[Entry, Claim]:
     after, claim = _grant(entry, header, token, now, terms, policy)
-    return replace(after, suspect=entry.suspect if entry else 0), claim
+    return replace(after, suspicions=entry.suspicions if entry else 0), claim
 
 
 def _no_intent(

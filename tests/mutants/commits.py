@@ -74,7 +74,7 @@ def _release_drops_unknown(entry: Entry | None, claim: Claim) -> Entry | None:
 
 def _unsuspected(entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: Policy) -> Entry | None:
     after = _dead_letter(entry, claim, certainty, now, policy)
-    return replace(after, suspect=entry.suspect) if after is not None and entry is not None else after
+    return replace(after, suspicions=entry.suspicions) if after is not None and entry is not None else after
 
 
 async def _no_letter(self: MemoryLedger, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
@@ -91,14 +91,14 @@ def _after_retention_only(entry: Entry, now: float, retention_s: float, policy: 
 
 
 def _though_busy(entry: Entry, now: float, retention_s: float, policy: Policy) -> bool:
-    return _is_prunable(replace(entry, token=0, unknown=None, suspect=0), now, retention_s, policy)
+    return _is_prunable(replace(entry, token=0, unknown=None, suspicions=0), now, retention_s, policy)
 
 
 def _repair_finished_blindly(
     entry: Entry | None, claim: Claim, written: ChangeHeader | None, now: float
 ) -> Entry | None:
     return _finish_repair(
-        entry, replace(claim, suspect=entry.suspect, token=entry.token) if entry else claim, written, now
+        entry, replace(claim, suspicions=entry.suspicions, token=entry.token) if entry else claim, written, now
     )
 
 

@@ -87,7 +87,7 @@ def test_moments_are_carried_to_the_clock_of_the_target(ahead_s):
         mine, theirs = await road.content()
         assert len(mine.entries) == len(theirs.entries) == 15
         for (key, here), (_, there) in zip(mine.entries, theirs.entries, strict=True):
-            for name in ("updated_at", "lease_until", "tried_at", "unknown_until", "not_before", "suspect_at"):
+            for name in ("updated_at", "lease_until", "tried_at", "unknown_until", "not_before", "suspected_at"):
                 at = getattr(here, name)
                 assert getattr(there, name) == (at + plan.shift_s if at else 0.0), (key, name)
         assert [at for at, _ in theirs.dead_letters] == [at + plan.shift_s for at, _ in mine.dead_letters]

@@ -64,7 +64,7 @@ def test_a_write_of_unknown_outcome_keeps_the_key_until_the_lease_ends_and_leave
     with pytest.raises(AdminError, match="operator does not know whether its write to 'a' landed"):
         desk.do("remove", "a", wait_s=5.0)
     desk.do("remove", "a", wait_s=60.0)
-    assert (desk.rig.entry("a").mark, desk.rig.entry("a").suspect) == ((0, 5, 2), 1)
+    assert (desk.rig.entry("a").mark, desk.rig.entry("a").suspicions) == ((0, 5, 2), 1)
 
 
 @pytest.mark.parametrize("mark", [None, 5])
@@ -152,12 +152,14 @@ def test_a_repair_of_a_forced_key_writes_the_truth_and_of_a_removed_one_its_dele
     scope = rig.database.scope("test")
     for key in ("forced", "removed"):
         entry = scope.entries[key]
-        rig.database.set(scope.entries, key, entry.__class__(entry.mark, entry.deleted, 1.0, suspect=1, suspect_at=1.0))
+        rig.database.set(
+            scope.entries, key, entry.__class__(entry.mark, entry.deleted, 1.0, suspicions=1, suspected_at=1.0)
+        )
         rig.sink.stored.pop(key)
 
     async def story() -> None:
         async with Running(rig):
-            await rig.until(lambda: not any(entry.suspect for entry in scope.entries.values()), 60.0)
+            await rig.until(lambda: not any(entry.suspicions for entry in scope.entries.values()), 60.0)
 
     rig.play(story())
     assert (rig.stored, rig.entry("forced").mark, rig.entry("removed").mark) == ({"forced": 5}, (0, 5, 1), (0, 5, 1))
@@ -325,7 +327,11 @@ def test_a_commit_that_does_not_get_through_is_repeated():
     desk = desk_with(truth={"id": "a", "v": 5})
     desk.rig.more["ledger"] = Unreachable(desk.rig.ledger, commit=2, after_commit=1)
     desk.do("force", "a")
-    assert (desk.rig.entry("a").mark, desk.rig.entry("a").suspect, desk.noted) == (order_of(5), 0, [("forced", "a", 5)])
+    assert (desk.rig.entry("a").mark, desk.rig.entry("a").suspicions, desk.noted) == (
+        order_of(5),
+        0,
+        [("forced", "a", 5)],
+    )
 
 
 def test_a_transaction_that_does_not_get_through_is_told_and_can_be_repeated():

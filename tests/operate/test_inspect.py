@@ -167,7 +167,7 @@ def test_a_try_that_waits_in_the_queue_has_no_moment():
 
 
 def test_a_suspect_is_repaired_after_the_horizon_if_there_is_a_refetch():
-    entry = Entry((0, 7, 0), suspect=2, suspect_at=-10.0)
+    entry = Entry((0, 7, 0), suspicions=2, suspected_at=-10.0)
     given_one, given_none = told(entry, refetch=True, horizon="1m"), told(entry)
     assert given_one.suspicion is not None and given_none.suspicion is not None
     assert (given_one.suspicion.count, given_one.suspicion.since) == (2, WALL - 10.0)

@@ -93,7 +93,7 @@ class Claim(msgspec.Struct):
     """How many tries at this order failed before."""
     crashes: int = 0
     """How many holders died alone with this order."""
-    suspect: int = 0
+    suspicions: int = 0
     took_over: bool = False
     isolated: bool = False
     overdue: bool = False
@@ -128,8 +128,8 @@ class Entry(msgspec.Struct, frozen=True):
     attempts: int = 0
     crashes: int = 0
     not_before: float = 0.0
-    suspect: int = 0
-    suspect_at: float = 0.0
+    suspicions: int = 0
+    suspected_at: float = 0.0
     era: int = 0
     """The era that an operator raised this key to; it is in the mark with the next commit."""
     rate_at: float = 0.0

@@ -102,7 +102,7 @@ def grant(
         token,
         entry.attempts,
         entry.crashes,
-        entry.suspect,
+        entry.suspicions,
         took_over=took_over,
         isolated=terms.isolated,
     )
@@ -201,8 +201,8 @@ def finish_repair(entry: Entry | None, claim: Claim, written: ChangeHeader | Non
         return entry
     if now >= entry.unknown_until:
         entry = replace(entry, unknown=None, unknown_until=0.0)
-    calm = entry.suspect == claim.suspect
-    entry = replace(entry, suspect=0 if calm else entry.suspect, suspect_at=0.0 if calm else entry.suspect_at)
+    calm = entry.suspicions == claim.suspicions
+    entry = replace(entry, suspicions=0 if calm else entry.suspicions, suspected_at=0.0 if calm else entry.suspected_at)
     if written and written.order and (entry.mark is None or written.order > entry.mark):
         return _marked(entry, written.order, written.deleted, now)
     if written and written.order == entry.mark and written.deleted:
@@ -242,8 +242,8 @@ def suspect_since(entry: Entry, policy: Policy) -> float | None:
 
     A write of unknown outcome becomes doubtful once its message can no longer arrive to settle it.
     """
-    if entry.suspect:
-        return entry.suspect_at
+    if entry.suspicions:
+        return entry.suspected_at
     if entry.unknown is not None:
         return entry.unknown_until
     if entry.token and entry.intent is not None:
@@ -257,7 +257,7 @@ def is_prunable(entry: Entry, now: float, retention_s: float, policy: Policy) ->
     An older version may have been sent a while after a newer one was committed; it has to be late before the key
     is forgotten, so the longest redelivery is waited for on top of the retention.
     """
-    busy = entry.token != 0 or entry.unknown is not None or entry.suspect > 0
+    busy = entry.token != 0 or entry.unknown is not None or entry.suspicions > 0
     return not busy and entry.updated_at < now - retention_s - policy.redelivery_s
 
 
@@ -350,7 +350,7 @@ def _without_passed_unknown(entry: Entry, header: ChangeHeader, now: float) -> E
         or (header.order is not None and header.order >= entry.unknown)
     ):
         return entry
-    return replace(entry, unknown=None, unknown_until=0.0, suspect=entry.suspect + 1, suspect_at=now)
+    return replace(entry, unknown=None, unknown_until=0.0, suspicions=entry.suspicions + 1, suspected_at=now)
 
 
 def _with_unknown(entry: Entry, order: Order | None, until: float) -> Entry:
@@ -370,7 +370,7 @@ def _suspected(entry: Entry | None, policy: Policy, now: float) -> Entry | None:
     if not policy.intents:
         return entry
     entry = entry or EMPTY
-    return replace(entry, suspect=entry.suspect + 1, suspect_at=now, updated_at=now)
+    return replace(entry, suspicions=entry.suspicions + 1, suspected_at=now, updated_at=now)
 
 
 def _free(entry: Entry) -> Entry:

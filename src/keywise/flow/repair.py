@@ -79,7 +79,7 @@ class Repairer:
         return f"the key is {results.refused[key].reason.value}"
 
     async def _repair_under(self, claim: Claim) -> str:
-        if claim.suspect == 0 or claim.took_over:
+        if claim.suspicions == 0 or claim.took_over:
             # Somebody else was faster, or died at it: then its write may still land, and the horizon begins anew.
             await self._pipeline.ledger.release([claim])
             return "a worker died at this key, so the horizon begins anew" if claim.took_over else ""
@@ -137,7 +137,7 @@ class Repairer:
 
     async def _is_quiet(self, entry: Entry) -> bool:
         """Whether nothing that was written since the suspects were looked for may still land after the truth."""
-        return entry.suspect_at <= await self._pipeline.admin.now() - self._pipeline.settings.horizon_s
+        return entry.suspected_at <= await self._pipeline.admin.now() - self._pipeline.settings.horizon_s
 
     async def _refetched(self, key: str, entry: Entry) -> Change[Any] | None:
         """The current state as a change; None if what was read is older than what is committed or perhaps written."""

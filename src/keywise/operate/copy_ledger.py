@@ -32,7 +32,7 @@ COPIED = "copied"
 PAGE_MAX = 1000
 SAME_CLOCK_S = 2.0
 """Clocks that differ by less count as one: a copy takes longer than that, and reading two clocks takes time as well."""
-_MOMENTS = ("updated_at", "lease_until", "unknown_until", "tried_at", "not_before", "suspect_at", "rate_at")
+_MOMENTS = ("updated_at", "lease_until", "unknown_until", "tried_at", "not_before", "suspected_at", "rate_at")
 
 
 class LedgerHandle(msgspec.Struct, frozen=True):

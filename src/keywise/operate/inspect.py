@@ -350,11 +350,11 @@ def _tries(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Tries | None:
 
 
 def _suspicion(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Suspicion | None:
-    if not entry.suspect:
+    if not entry.suspicions:
         return None
-    since = entry.suspect_at + ahead_s
+    since = entry.suspected_at + ahead_s
     repair_at = since + pipeline.settings.horizon_s if pipeline.refetch is not None else None
-    return Suspicion(entry.suspect, since, repair_at)
+    return Suspicion(entry.suspicions, since, repair_at)
 
 
 def _limit(entry: Entry, pipeline: Pipeline, now: float, ahead_s: float) -> Limit | None:

@@ -79,7 +79,7 @@ def test_other_errors_are_tried_again_without_waiting_for_the_lease(tmp_path, na
     causes, entry = run(handled(shop, BAD, GOOD))
     assert causes == []
     assert raising.calls.count(("bad", 1)) == 4
-    assert (entry.mark, entry.suspect, entry.unknown) == ((0, 1, 0), 0, None)
+    assert (entry.mark, entry.suspicions, entry.unknown) == ((0, 1, 0), 0, None)
     assert [event.attempts for event in shop.emitted(Failed)] == [1, 2, 3]
 
 
@@ -91,7 +91,7 @@ def test_a_change_that_fails_too_often_is_a_dead_letter(tmp_path, name):
     error = ERRORS[name]()
     assert causes == [f"{type(error).__name__}: {error}"]
     assert sorted(raising.calls) == [*[("bad", 1)] * 3, ("good", 1)]
-    assert entry is None if name == "transient" else entry.suspect == 1
+    assert entry is None if name == "transient" else entry.suspicions == 1
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
@@ -102,7 +102,7 @@ def test_after_a_lost_answer_the_lease_runs_out_first_and_the_key_is_suspect(tmp
     assert causes == []
     first, second = raising.moments
     assert second - first > 0.45, "the call may land as long as its lease lasts"
-    assert (entry.mark, entry.suspect) == ((0, 1, 0), 1)
+    assert (entry.mark, entry.suspicions) == ((0, 1, 0), 1)
     assert [event.key for event in shop.emitted(TookOver)] == ["bad"]
 
 
@@ -113,7 +113,7 @@ def test_answers_that_are_lost_too_often_make_a_dead_letter_and_a_suspect(tmp_pa
     assert causes == ["the outcome of the last of 2 tries is unknown"]
     assert raising.calls.count(("bad", 1)) == 2
     assert (entry.mark, entry.token) == (None, 0)
-    assert entry.suspect > 0
+    assert entry.suspicions > 0
 
 
 @pytest.mark.parametrize("name", [*ERRORS, "permanent"])

@@ -32,7 +32,7 @@ async def work_beside_a_hung_change(shop: Shop, applied: list[str]) -> tuple[str
     await handle_until(shop, is_over, {"key": "hung", "version": 1}, *bodies(COUNT))
     letters, entry = await shop.letters(), await shop.entry("hung")
     cause = next(letter.cause for letter in letters if letter.key == "hung")
-    return cause, entry.suspect, len(letters) - 1
+    return cause, entry.suspicions, len(letters) - 1
 
 
 def test_a_plain_handler_that_hangs_keeps_its_slot_and_the_others_go_on(tmp_path, never):

@@ -65,7 +65,7 @@ async def until_repaired(shop: Shop) -> int:
 
     await handle_until(shop, is_repaired, {"key": "a", "version": 1})
     entry = await shop.entry("a")
-    return entry.suspect if entry is not None else 0
+    return entry.suspicions if entry is not None else 0
 
 
 BODIES = {
@@ -105,7 +105,7 @@ def test_without_refetch_a_key_stays_suspect(tmp_path):
             return next(waited, None) is None
 
         await handle_until(shop, has_waited, {"key": "a", "version": 1})
-        return (await shop.entry("a")).suspect
+        return (await shop.entry("a")).suspicions
 
     assert run(main()) == 1
     assert store.writes == [(1, False)]
@@ -129,7 +129,7 @@ def test_a_truth_that_is_older_than_what_is_committed_is_not_written(tmp_path):
 
     run(main())
     assert store.writes == [(1, False), (3, False), (3, False)]
-    assert (run(shop.entry("a")).suspect, marked(shop)) == (0, [("a", 3)])
+    assert (run(shop.entry("a")).suspicions, marked(shop)) == (0, [("a", 3)])
 
 
 WRONG = {

@@ -147,7 +147,7 @@ def test_a_service_that_is_away_behind_its_gateway_buries_nothing(tmp_path, stat
     assert shop.emitted(Failed) == []
     assert all(event.cause.startswith(f"{status}: ") for event in shop.emitted(Unavailable))
     assert shop.emitted(Unavailable) and shop.emitted(Snoozed) == []
-    assert run(shop.entry("a")).suspect > 0
+    assert run(shop.entry("a")).suspicions > 0
 
 
 @awaited
@@ -223,7 +223,7 @@ async def test_a_call_ends_with_its_claim_and_the_key_is_suspect(tmp_path):
     shop = shop_to(f"{space.url}?timeout=60s", tmp_path, **SHORT, runtime_max="500ms")
     assert await handled(shop, body(1)) == []
     assert [event.cause for event in shop.emitted(Failed)] == ["the claim ended before the sink answered"]
-    assert (await shop.entry("a")).suspect == 1
+    assert (await shop.entry("a")).suspicions == 1
     assert [line["status"] for line in space.log] == [None, 200]
 
 
@@ -245,7 +245,7 @@ def test_a_conditional_service_that_has_it_already_counts_as_applied_or_supersed
     shop = shop_to(f"{space.url}?grade=conditional&superseded=412", tmp_path, **SHORT)
     assert run(handled(shop, body(7))) == []
     assert [line["status"] for line in space.log] == [None, 412]
-    assert run(shop.entry("a")).suspect == 0, "the service itself keeps what is newer"
+    assert run(shop.entry("a")).suspicions == 0, "the service itself keeps what is newer"
 
 
 @awaited
@@ -287,7 +287,7 @@ def test_a_write_that_lands_late_is_refused_or_repaired(tmp_path, grade):
     assert run(worked_until(shop, is_over, body(1))) == []
     late, _, *later = [line["status"] for line in space.log]
     assert (late, set(later)) == (409 if grade == "conditional" else 200, {200})
-    assert run(shop.entry("a")).suspect == 0
+    assert run(shop.entry("a")).suspicions == 0
 
 
 @awaited

@@ -26,7 +26,7 @@ def test_the_answer_of_a_gateway_does_not_tell_what_the_engine_did(tmp_path, sta
             await press.handles({"id": "page", "v": 5})
             assert {event.outcome for event in press.emitted(events.Settled)} == {Outcome.APPLIED}
             entry = await press.entry("page")
-            assert entry.mark == order_of(5) and entry.suspect == 1
+            assert entry.mark == order_of(5) and entry.suspicions == 1
             assert press.causes()[0] == f"status {status}, {PAGE}"
             await press.app.close()
 

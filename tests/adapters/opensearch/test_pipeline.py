@@ -84,7 +84,7 @@ def test_a_write_that_lands_after_the_engine_has_forgotten_is_found_and_repaired
 
             async def is_repaired() -> bool:
                 entry = await paused.admin.inspect("page")
-                return entry.suspect == 0 and entry.deleted
+                return entry.suspicions == 0 and entry.deleted
 
             await press.work_until(is_repaired)
         await press.app.close()
@@ -311,7 +311,7 @@ def test_an_answer_that_is_lost_is_found_out_by_the_next_try(tmp_path):
             assert "the connection was lost" in press.emitted(events.Failed)[0].cause
             assert {event.outcome for event in press.emitted(events.Settled)} == {Outcome.APPLIED}
             entry = await press.entry("page")
-            assert entry.mark == order_of(5) and entry.suspect, "nobody knew for as long as the lease lasted"
+            assert entry.mark == order_of(5) and entry.suspicions, "nobody knew for as long as the lease lasted"
             await press.app.close()
 
     played(story())

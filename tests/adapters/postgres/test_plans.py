@@ -101,7 +101,7 @@ async def crowd(parts: Parts) -> None:
     for statement in (
         f"insert into keywise_marks (scope, key, version, updated_at) "
         f"select {scope}, convert_to('k' || n, 'UTF8'), 1, 0 from generate_series(1, {CROWD}) n",
-        f"insert into keywise_active (scope, key, token, lease_until, suspect, entry) "
+        f"insert into keywise_active (scope, key, token, lease_until, suspicions, entry) "
         f"select {scope}, convert_to('x' || n, 'UTF8'), 1, 1, 0, '{{}}' from generate_series(1, {CROWD}) n",
         f"insert into keywise_held (id, queue, visible_at, receipt, count, sent_at, body) "
         f"select nextval('keywise_messages'), {queue}, 1e12, 1, 1, 1, '' from generate_series(1, {CROWD})",
@@ -168,7 +168,7 @@ def test_a_part_of_a_scope_is_read_without_the_rest_of_it(is_analyzed):
 
     async def main() -> list[tuple[int, int]]:
         async with PostgresLedger(PostgresDatabase(shared.postgres().url), fresh("scope"), Policy()) as ledger:
-            entries = [(f"k{number:06}", Entry(order_of(1), suspect=number % 9)) for number in range(20_000)]
+            entries = [(f"k{number:06}", Entry(order_of(1), suspicions=number % 9)) for number in range(20_000)]
             await ledger.transfer.add(TransferPage(entries=entries))
             if is_analyzed:
                 await ledger.database.write("analyze keywise_marks")

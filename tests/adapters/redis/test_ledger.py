@@ -94,7 +94,7 @@ def test_a_server_that_lost_everything_is_found_out(server):
             assert ledger.losses == 1
             assert (await ledger.control_store.controls()).resync_at > 0, "it is said to everybody"
             assert await ledger.commit([held]) == [held], "its claim is gone"
-            assert (await ledger.inspect("b")).suspect == 1, "and its write is in doubt"
+            assert (await ledger.inspect("b")).suspicions == 1, "and its write is in doubt"
             await committed(ledger, ("a", 4))
             assert ledger.losses == 1, "it is told once"
         async with ledger_on(server) as later:

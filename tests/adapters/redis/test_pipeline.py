@@ -163,7 +163,7 @@ def test_a_key_whose_worker_was_killed_is_taken_over_suspected_and_repaired(serv
 
     def is_repaired() -> bool:
         found = runner.run(entry())
-        return found is not None and found.mark == order_of(2) and not found.suspect and not found.token
+        return found is not None and found.mark == order_of(2) and not found.suspicions and not found.token
 
     until(is_repaired, "the key to be repaired", limit_s=60)
     second.send_signal(signal.SIGTERM)

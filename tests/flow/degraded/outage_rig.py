@@ -32,9 +32,9 @@ class Outage:
     def comes_back(self) -> None:
         self.ledger.is_away = False
 
-    def suspect(self, key: str) -> int:
+    def suspicions(self, key: str) -> int:
         entry = self.rig.entry(key)
-        return entry.suspect if entry is not None else 0
+        return entry.suspicions if entry is not None else 0
 
 
 def body(key: str, version: int, **more: Any) -> dict[str, Any]:

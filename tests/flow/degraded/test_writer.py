@@ -103,8 +103,8 @@ def test_write_anyway_notes_writes_acks_and_makes_suspect():
             outage.truth["a"] = b'{"id": "a", "v": 5}'
             outage.comes_back()
             await rig.until(lambda: rig.of(events.MarkedSuspect))
-            assert (outage.suspect("a"), outage.suspect("b"), outage.paper.sheets) == (1, 1, [])
-            await rig.until(lambda: not outage.suspect("a") and not outage.suspect("b"))
+            assert (outage.suspicions("a"), outage.suspicions("b"), outage.paper.sheets) == (1, 1, [])
+            await rig.until(lambda: not outage.suspicions("a") and not outage.suspicions("b"))
 
     rig.play(story())
     assert rig.stored == {"a": 5}
@@ -128,7 +128,7 @@ def test_a_conditional_sink_stays_right_and_has_no_suspects():
             await rig.until(lambda: not outage.paper.sheets)
 
     rig.play(story())
-    assert (rig.stored, outage.suspect("a")) == ({"a": 5, "b": 2}, 0)
+    assert (rig.stored, outage.suspicions("a")) == ({"a": 5, "b": 2}, 0)
     assert rig.outcomes["superseded"] == 1
 
 
@@ -196,7 +196,7 @@ def test_more_keys_than_can_be_noted_make_a_full_resync_due():
     rig.play(story())
     assert [event.cause for event in rig.of(events.Alarmed)] == [CAUSE]
     assert rig.stored == {"a": 2, "b": 1, "c": 1, "d": 2}
-    assert sum(outage.suspect(key) for key in "abcd") == 2
+    assert sum(outage.suspicions(key) for key in "abcd") == 2
 
 
 def test_it_is_said_at_start_that_nobody_repairs():

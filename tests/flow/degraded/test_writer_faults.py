@@ -224,7 +224,7 @@ def test_a_journal_that_cannot_be_had_is_told_now_and_then_and_stops_nothing():
                 await rig.until(lambda: not rig.queue)
             assert rig.stored == {"a": 5}
             outage.comes_back()
-            await rig.until(lambda: outage.suspect("a") == 1)
+            await rig.until(lambda: outage.suspicions("a") == 1)
 
     rig.play(story())
     told = [event.cause for event in rig.of(events.Unavailable) if event.what == "journal"]
@@ -238,9 +238,9 @@ def test_what_dead_workers_noted_is_handed_over_at_start_and_later():
 
     async def story() -> None:
         async with Running(rig):
-            await rig.until(lambda: outage.suspect("b") == 1)
+            await rig.until(lambda: outage.suspicions("b") == 1)
             outage.paper.leave(FLYING.replace(b'"b"', b'"c"'))
-            await rig.until(lambda: outage.suspect("c") == 1)
+            await rig.until(lambda: outage.suspicions("c") == 1)
             outage.paper.is_full = True
             await rig.until(lambda: rig.of(events.Unavailable), 50.0)
             outage.paper.is_full = False
@@ -286,7 +286,7 @@ def test_notes_stay_until_the_ledger_has_taken_them():
             await rig.until(lambda: not outage.paper.sheets)
 
     rig.play(story())
-    assert outage.suspect("b") == 1
+    assert outage.suspicions("b") == 1
 
 
 def test_a_worker_that_stops_in_an_outage_leaves_its_notes_to_the_next_one():
@@ -305,7 +305,7 @@ def test_a_worker_that_stops_in_an_outage_leaves_its_notes_to_the_next_one():
             await rig.until(lambda: not outage.paper.sheets)
 
     rig.play(story())
-    assert outage.suspect("a") == 1
+    assert outage.suspicions("a") == 1
 
 
 def test_what_was_noted_and_not_begun_before_the_stop_is_clean():

@@ -70,7 +70,7 @@ def test_an_older_change_waits_for_one_that_a_gateway_answered():
 
     rig.play(story())
     assert [version for _, version in rig.written] == [2, 2]
-    assert rig.entry("a").suspect == 1
+    assert rig.entry("a").suspicions == 1
 
 
 def test_a_change_that_a_gateway_answers_again_and_again_while_others_pass_is_to_blame():
@@ -112,7 +112,7 @@ def test_a_repair_that_a_gateway_answers_keeps_the_key_until_its_lease_runs_out(
             assert await Repairer(pipeline, heartbeat).run(["a"]) == {"a": "504: no answer"}
 
     ward.play(story())
-    assert ward.entry("a").abandoned and ward.entry("a").suspect == 1
+    assert ward.entry("a").abandoned and ward.entry("a").suspicions == 1
 
 
 def test_without_the_ledger_a_key_that_a_gateway_answered_becomes_suspect():

@@ -117,7 +117,7 @@ class MemoryLedger:
             keys=sum(entry.mark is not None for entry in entries),
             tombstones=sum(entry.deleted for entry in entries),
             claims=sum(entry.token != 0 and entry.lease_until > self._now() for entry in entries),
-            suspects=sum(entry.suspect > 0 for entry in entries),
+            suspects=sum(entry.suspicions > 0 for entry in entries),
             dead=len(self._scope.letters),
         )
 

@@ -77,7 +77,7 @@ async def a_commit_that_is_overdue_is_refused(bench: LedgerBench) -> None:
     same("refused commits", await bench.another.commit([theirs]), [])
     mine.overdue = True
     same("refused commits", await bench.ledger.commit([mine]), [mine])
-    if (await bench.entry()).suspect == 0:
+    if (await bench.entry()).suspicions == 0:
         raise AssertionError("the key is not suspect, though a late write may have followed the commit")
 
 
@@ -174,7 +174,7 @@ async def no_key_waits_for_ever(bench: LedgerBench) -> None:
     await bench.ledger.fail([Failure(await bench.take(7), Certainty.ENDED, 1.0)])
     bench.advance(REDELIVERY_S + 1.0)
     await bench.take(6, "w2")
-    same("the suspicion", (await bench.entry()).suspect, 1)
+    same("the suspicion", (await bench.entry()).suspicions, 1)
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -210,7 +210,7 @@ async def a_burial_without_the_claim_keeps_nothing(bench: LedgerBench) -> None:
 async def a_buried_change_that_may_have_been_written_is_suspect(bench: LedgerBench) -> None:
     """a dead letter after a try that may have written leaves the key suspect."""
     await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await bench.take(5), Certainty.ENDED)])
-    same("the suspicion", (await bench.entry()).suspect, 1)
+    same("the suspicion", (await bench.entry()).suspicions, 1)
     await bench.take(4)
 
 
@@ -288,7 +288,7 @@ async def a_repair_clears_a_suspicion_that_has_not_grown(bench: LedgerBench) -> 
     claim = granted(await bench.ask_for(ChangeHeader("a", None), isolated=True))
     await bench.ledger.finish_repair(claim, ChangeHeader("a", order_of(6)))
     entry = await bench.entry()
-    same("suspicion, mark and holder", (entry.suspect, entry.mark, entry.token), (0, order_of(6), 0))
+    same("suspicion, mark and holder", (entry.suspicions, entry.mark, entry.token), (0, order_of(6), 0))
     claim = granted(await bench.ask_for(ChangeHeader("a", None), isolated=True))
     await bench.ledger.finish_repair(claim, ChangeHeader("a", order_of(3)))
     same("the mark", (await bench.entry()).mark, order_of(6))
@@ -303,7 +303,7 @@ async def a_repair_leaves_a_suspicion_that_has_grown(bench: LedgerBench) -> None
     same("refused commits", await bench.another.commit([late]), [late])
     await bench.ledger.finish_repair(claim, None)
     entry = await bench.entry()
-    same("whether it is suspect, and free", (entry.suspect > 0, entry.token), (True, 0))
+    same("whether it is suspect, and free", (entry.suspicions > 0, entry.token), (True, 0))
 
 
 @ENDING_PROMISES.add(PLAIN)

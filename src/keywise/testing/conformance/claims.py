@@ -263,7 +263,7 @@ async def an_old_token_opens_nothing(bench: LedgerBench) -> None:
     same("refused commits", await bench.ledger.commit([old]), [old])
     after = await bench.entry()
     same("token and mark after a refused commit", (after.token, after.mark), (new.token, None))
-    same("the suspicion after a refused commit", after.suspect, before.suspect + 1)
+    same("the suspicion after a refused commit", after.suspicions, before.suspicions + 1)
     same("refused commits of the new holder", await bench.another.commit([new]), [])
 
 
@@ -274,7 +274,7 @@ async def a_takeover_begins_a_lease_of_its_own(bench: LedgerBench) -> None:
     bench.expire()
     claim = await bench.take(5, "w2", isolated=True)
     same("whether it says that it took over", claim.took_over, True)
-    same("the suspicion", (await bench.entry()).suspect, 1)
+    same("the suspicion", (await bench.entry()).suspicions, 1)
     bench.advance(LEASE_S - CLOCK_S * 2)
     refused(await bench.ask(5, "w3", isolated=True), RefusalReason.BUSY)
 
@@ -286,7 +286,7 @@ async def a_takeover_on_a_safe_sink_is_no_suspicion(bench: LedgerBench) -> None:
     bench.expire()
     claim = await bench.take(7, "w2", isolated=True)
     await bench.another.release([claim])
-    same("the suspicion", (await bench.entry()).suspect, 0)
+    same("the suspicion", (await bench.entry()).suspicions, 0)
     await bench.take(6)
 
 

@@ -138,7 +138,7 @@ async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
         "held": Entry(None, False, now, 1 << 30, "w9", now + LEASE_S, intent=order_of(3), tried=order_of(3)),
         "failed": Entry(order_of(1), False, now, tried=order_of(4), tried_at=now, attempts=2, not_before=now + RETRY_S),
         "unsure": Entry(None, False, now, unknown=order_of(9), unknown_until=now + RETRY_S),
-        "suspect": Entry(order_of(5), False, now, suspect=3, suspect_at=now - 1.0),
+        "suspect": Entry(order_of(5), False, now, suspicions=3, suspected_at=now - 1.0),
         "reset": Entry(order_of(50), False, now, era=2),
     }
     await transfer_of(bench).add(TransferPage(entries=list(entries.items())))
@@ -157,7 +157,7 @@ async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
     same("the failed tries before", granted(await bench.ask(4, key="failed")).attempts, 2)
     dead = granted(await bench.ask(6, key="held", isolated=True))
     same("whether it was taken over", dead.took_over, True)
-    near("when a claim is told to be doubtful", (await bench.entry("held")).suspect_at, now + RETRY_S, within=CLOCK_S)
+    near("when a claim is told to be doubtful", (await bench.entry("held")).suspected_at, now + RETRY_S, within=CLOCK_S)
 
 
 @TRANSFER_PROMISES.add(LIMITED)

@@ -25,8 +25,8 @@ async def keys_written_without_a_claim_are_suspect(bench: LedgerBench) -> None:
     """Each key is suspect from now on, whatever it is called and whether or not it is known, and its mark stays."""
     await bench.committed(5)
     await bench.ledger.admin.mark_suspect([ChangeHeader(key, order_of(7)) for key in KEYS])
-    same("how often each is suspect", [(await bench.entry(key)).suspect for key in KEYS], [1] * len(KEYS))
-    near("since when", (await bench.entry()).suspect_at, await bench.ledger.admin.now(), within=CLOCK_S)
+    same("how often each is suspect", [(await bench.entry(key)).suspicions for key in KEYS], [1] * len(KEYS))
+    near("since when", (await bench.entry()).suspected_at, await bench.ledger.admin.now(), within=CLOCK_S)
     same("the mark", (await bench.entry()).mark, order_of(5))
     bench.advance(100.0)
     same("the suspects", sorted(await bench.another.admin.suspects(100, 50.0)), sorted(KEYS))
@@ -40,7 +40,7 @@ async def older_changes_wait_for_what_was_written_without_a_claim(bench: LedgerB
     refused(await bench.ask(6), RefusalReason.DEFERRED, wait_s=REDELIVERY_S)
     refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
     same("a commit of the same order", await bench.ledger.commit([await bench.take(7)]), [])
-    same("how often it is suspect", (await bench.entry()).suspect, 1)
+    same("how often it is suspect", (await bench.entry()).suspicions, 1)
     refused(await bench.ask(6), RefusalReason.STALE, mark=order_of(7))
 
 
@@ -50,7 +50,7 @@ async def what_was_written_below_the_mark_makes_nothing_wait(bench: LedgerBench)
     await bench.committed(5)
     await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(4)), ChangeHeader("b", None)])
     same("what may be written", (await bench.entry()).unknown, None)
-    same("how often both are suspect", [(await bench.entry(key)).suspect for key in "ab"], [1, 1])
+    same("how often both are suspect", [(await bench.entry(key)).suspicions for key in "ab"], [1, 1])
     await bench.take(6)
 
 
@@ -64,7 +64,7 @@ async def marking_suspect_leaves_claims_and_tries_alone(bench: LedgerBench) -> N
         await bench.another.admin.mark_suspect([ChangeHeader("a", order_of(5)), ChangeHeader("b", order_of(6))])
     same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
     same("refused commits", await bench.ledger.commit([claim]), [])
-    same("how often they are suspect", [(await bench.entry(key)).suspect for key in "ab"], [2, 2])
+    same("how often they are suspect", [(await bench.entry(key)).suspicions for key in "ab"], [2, 2])
     same("failed tries", (await bench.entry("b")).attempts, 1)
 
 

@@ -126,8 +126,8 @@ class Auditor:
     def refused(self, claims: list[Claim], before: dict[str, Entry], after: dict[str, Entry]) -> None:
         """A refused commit came after a write: where that can do harm, the key must be suspect."""
         for claim in claims:
-            suspect = before[claim.key].suspect if claim.key in before else 0
-            if self._world.has_suspects and (claim.key not in after or after[claim.key].suspect <= suspect):
+            suspicions = before[claim.key].suspicions if claim.key in before else 0
+            if self._world.has_suspects and (claim.key not in after or after[claim.key].suspicions <= suspicions):
                 self.violate(f"a commit of {claim.key} was refused, and the key is not suspect")
 
     def committed_by(self, process: Process, claims: list[Claim], before: dict[str, Entry]) -> None:
@@ -154,14 +154,14 @@ class Auditor:
         """Only the holder ends a repair, and only what was there when it began is put right by it."""
         if (before is None or before.token != claim.token) and after != before:
             self.violate(f"{claim.key} repaired by somebody who does not hold it")
-        elif before is not None and before.suspect > claim.suspect and (after is None or not after.suspect):
+        elif before is not None and before.suspicions > claim.suspicions and (after is None or not after.suspicions):
             self.violate(f"{claim.key} is not suspect any more, though its suspicion grew during the repair")
 
     def pruned(self, before: dict[str, Entry], after: dict[str, Entry], retention_s: float) -> None:
         now = self._world.store_now()
         for key in before.keys() - after.keys():
             entry = before[key]
-            if entry.token or entry.intent or entry.unknown or entry.suspect:
+            if entry.token or entry.intent or entry.unknown or entry.suspicions:
                 self.violate(f"{key} pruned while something was going on")
             if entry.updated_at >= now - retention_s:
                 self.violate(f"{key} pruned before its retention")
@@ -246,7 +246,7 @@ class Auditor:
             self._deleted[key] = order if is_put_right else max(order, gone or order)
 
     def _may_be_suspect(self, key: str, entry: Entry | None) -> bool:
-        return (entry is not None and entry.suspect > 0) or self._world.blackout.excuses(key)
+        return (entry is not None and entry.suspicions > 0) or self._world.blackout.excuses(key)
 
     def repairing(self, change: Change[Any], claim: Claim) -> None:
         """A repair is about to write: not below what may be in the sink, while that can still be settled."""

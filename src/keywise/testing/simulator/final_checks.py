@@ -44,7 +44,7 @@ class Judge:
     def _is_given_up(self, key: str) -> bool:
         """Its repair killed so many workers that the key stays suspect, and is shown as such."""
         entry = self._world.entries().get(key)
-        return entry is not None and entry.suspect > 0 and entry.crashes >= self._world.settings.crashes_max
+        return entry is not None and entry.suspicions > 0 and entry.crashes >= self._world.settings.crashes_max
 
     def _may_be_applied(self, key: str, order: Order) -> bool:
         """Though it was set aside: another copy was applied, or nobody knew that this one had been."""

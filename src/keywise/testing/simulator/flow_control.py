@@ -139,7 +139,7 @@ class Flow:
 
     def _is_at_rest(self, world: "World", key: str) -> bool:
         entry = world.entries().get(key)
-        held = entry is not None and (entry.token or entry.unknown or entry.suspect)
+        held = entry is not None and (entry.token or entry.unknown or entry.suspicions)
         return entry is not None and not held and self._is_quiet(world, key)
 
     async def _reset(self, world: "World", key: str) -> bool:

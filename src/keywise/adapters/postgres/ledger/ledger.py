@@ -176,7 +176,7 @@ _COUNTS = (
     "select (select count(*) from keywise_marks where scope = $1 and version is not null), "
     "(select count(*) from keywise_marks where scope = $1 and deleted), "
     "(select count(*) from keywise_active where token != 0 and lease_until > $2 and scope = $1), "
-    "(select count(*) from keywise_active where scope = $1 and suspect > 0), "
+    "(select count(*) from keywise_active where scope = $1 and suspicions > 0), "
     "(select count(*) from keywise_letters where scope = $1)"
 )
 _SUSPECTS = "select key from keywise_active where scope = $1 and suspect_since <= $2 order by suspect_since limit $3"

@@ -157,7 +157,7 @@ class PostgresWorkingSet:
             [encoded(key) for key in active],
             [entry.token for entry in entries],
             [entry.lease_until for entry in entries],
-            [entry.suspect for entry in entries],
+            [entry.suspicions for entry in entries],
             [rules.suspect_since(entry, policy) for entry in entries],
             [_ENCODE(entry).decode() for entry in entries],
         )
@@ -288,10 +288,10 @@ _RATES = (
     "select at from keywise_rates where scope = $1 and key = wanted.key offset 0) as one"
 )
 _ACTIVATE = (
-    "insert into keywise_active (scope, key, token, lease_until, suspect, suspect_since, entry) "
+    "insert into keywise_active (scope, key, token, lease_until, suspicions, suspect_since, entry) "
     "select $1, * from unnest($2::bytea[], $3::bigint[], $4::float8[], $5::bigint[], $6::float8[], $7::text[]) "
     "on conflict (scope, key) do update set token = excluded.token, lease_until = excluded.lease_until, "
-    "suspect = excluded.suspect, suspect_since = excluded.suspect_since, entry = excluded.entry"
+    "suspicions = excluded.suspicions, suspect_since = excluded.suspect_since, entry = excluded.entry"
 )
 _CALM = "delete from keywise_active where scope = $1 and key = any($2::bytea[])"
 _FORGET = (

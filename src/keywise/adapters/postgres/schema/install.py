@@ -23,7 +23,7 @@ create table keywise_marks (
     primary key (scope, key)
 ) with (fillfactor = 90);
 create table keywise_active (
-    token bigint not null, lease_until double precision not null, suspect bigint not null,
+    token bigint not null, lease_until double precision not null, suspicions bigint not null,
     suspect_since double precision, scope integer not null, key bytea not null, entry text not null,
     primary key (scope, key)
 );

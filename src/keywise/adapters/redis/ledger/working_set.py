@@ -241,7 +241,7 @@ def _deleted(entry: Entry | None) -> bool:
 
 
 def _suspected(entry: Entry | None) -> bool:
-    return entry is not None and entry.suspect > 0
+    return entry is not None and entry.suspicions > 0
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -163,6 +163,6 @@ _COUNTS = (
     "select (select count(*) from keywise_marks where scope = ?), "
     "(select count(*) from keywise_marks where scope = ? and deleted), "
     "(select count(*) from keywise_active where token != 0 and lease_until > ? and scope = ?), "
-    "(select count(*) from keywise_active where scope = ? and suspect > 0), "
+    "(select count(*) from keywise_active where scope = ? and suspicions > 0), "
     "(select count(*) from keywise_letters where scope = ?)"
 )

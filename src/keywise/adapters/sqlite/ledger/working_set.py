@@ -68,7 +68,7 @@ class SqliteWorkingSet:
                 marks.append((self._scope, key, *entry.mark, entry.deleted, math.ceil(entry.updated_at)))
             if entry is not None and not _is_idle(entry):
                 text = _ENCODE(entry).decode()
-                row = (entry.token, entry.lease_until, entry.suspect, rules.suspect_since(entry, self.policy), text)
+                row = (entry.token, entry.lease_until, entry.suspicions, rules.suspect_since(entry, self.policy), text)
                 active.append((self._scope, key, *row))
             else:
                 idle.append((self._scope, key))

@@ -14,7 +14,7 @@ create table keywise_marks (
 ) without rowid;
 create table keywise_active (
     scope integer not null, key text not null, token integer not null, lease_until real not null,
-    suspect integer not null, suspect_since real, entry text not null,
+    suspicions integer not null, suspect_since real, entry text not null,
     primary key (scope, key)
 ) without rowid;
 create index keywise_suspect on keywise_active (scope, suspect_since) where suspect_since is not null;
