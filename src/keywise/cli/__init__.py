@@ -21,7 +21,7 @@ from keywise.cli.commands.serial import app as serial
 from keywise.cli.commands.simulate import simulate
 from keywise.cli.commands.status import status
 from keywise.cli.commands.why import why
-from keywise.cli.output import complain
+from keywise.cli.output import print_error
 from keywise.core.errors import KeywiseError
 
 app = typer.Typer(
@@ -51,7 +51,7 @@ def main() -> None:
     try:
         app()
     except KeywiseError as error:
-        complain(error)
+        print_error(error)
         sys.exit(1)
 
 

@@ -16,7 +16,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from keywise.app import App
 from keywise.cli.app_loader import chosen, load, warn_of_memory
 from keywise.cli.commands.run import leave
-from keywise.cli.output import agreed, complain, fail, plain, progress, refuse
+from keywise.cli.output import ask_yes_no, fail, plain, print_error, progress, refuse
 from keywise.core.change import Change
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.settings import seconds
@@ -63,7 +63,7 @@ def perform(call: Call, act: Callable[[PipelineAdmin, Pipeline], Coroutine[Any, 
         return asyncio.run(_performed(loaded, name, call, wait_s, act))
     except KeywiseError as error:
         # A handler that hangs in its thread must not keep the command from ending.
-        complain(error)
+        print_error(error)
         leave(1)
 
 
@@ -142,7 +142,7 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         refuse(f"{question} Without a terminal nobody can be asked, so nothing was done; pass --yes")
-    if not agreed(plain(question)):
+    if not ask_yes_no(plain(question)):
         fail("nothing was done")
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from keywise.app import App
-from keywise.cli.output import complain, fail, refuse
+from keywise.cli.output import fail, print_error, refuse
 from keywise.config import load as from_toml
 from keywise.core.errors import KeywiseError
 
@@ -97,7 +97,7 @@ def imported(place: str) -> ModuleType:
     try:
         return _from_file(Path(place)) if place.endswith(".py") else _by_name(place)
     except KeywiseError as error:
-        complain(f"{place}: {error}")
+        print_error(f"{place}: {error}")
         raise typer.Exit(1) from None
     except (typer.Exit, KeyboardInterrupt):
         raise

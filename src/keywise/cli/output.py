@@ -14,14 +14,14 @@ from rich.text import Text
 
 from keywise.core.errors import KeywiseError, UnavailableError
 
-UNLIMITED_WIDTH = 100_000
+PIPE_WIDTH = 100_000
 """Nothing is folded or cut in a pipe, because the next program reads lines."""
 
 
 def screen(*, stderr: bool = False) -> Console:
     """Where a command writes for people. Nothing that it is given is read as markup."""
     file = sys.stderr if stderr else sys.stdout
-    width = None if file.isatty() else UNLIMITED_WIDTH
+    width = None if file.isatty() else PIPE_WIDTH
     return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
@@ -47,7 +47,7 @@ def table(*columns: str, numbers: tuple[str, ...] = (), fold: tuple[str, ...] = 
     return made
 
 
-def display(made: Table) -> None:
+def print_table(made: Table) -> None:
     """Print a table; in a pipe, without the spaces that fill up its lines."""
     out = screen()
     if out.is_terminal:
@@ -64,12 +64,12 @@ def cell(value: object, style: str = "") -> Text:
     return Text(plain(str(value)), style)
 
 
-def tell_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """One JSON document on stdout. It is ASCII, so it passes through any terminal and any encoding."""
     print(json.dumps(value, indent=2))
 
 
-def complain(error: KeywiseError | str) -> None:
+def print_error(error: KeywiseError | str) -> None:
     """One error on stderr."""
     advice = "; nothing is lost, try again" if isinstance(error, UnavailableError) else ""
     print(f"Error: {plain(str(error))}{advice}", file=sys.stderr)
@@ -77,17 +77,17 @@ def complain(error: KeywiseError | str) -> None:
 
 def refuse(message: str) -> NoReturn:
     """Wrong usage: say what to do, and exit with status 2."""
-    complain(message)
+    print_error(message)
     raise typer.Exit(2)
 
 
 def fail(message: str) -> NoReturn:
     """The operation failed: say why, and exit with status 1."""
-    complain(message)
+    print_error(message)
     raise typer.Exit(1)
 
 
-def agreed(question: str) -> bool:
+def ask_yes_no(question: str) -> bool:
     """Ask on stderr, because stdout is for results; no answer means no."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
@@ -120,13 +120,13 @@ def iso(at: float | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
-def with_moments(told: Any, names: Collection[str]) -> Any:
+def with_iso_moments(document: Any, names: Collection[str]) -> Any:
     """What scripts get, with the moments that have these names as ISO 8601 text."""
-    if isinstance(told, list):
-        return [with_moments(one, names) for one in told]
-    if not isinstance(told, dict):
-        return told
-    return {name: iso(value) if name in names else with_moments(value, names) for name, value in told.items()}
+    if isinstance(document, list):
+        return [with_iso_moments(one, names) for one in document]
+    if not isinstance(document, dict):
+        return document
+    return {name: iso(value) if name in names else with_iso_moments(value, names) for name, value in document.items()}
 
 
 def duration(span_s: float) -> str:

@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from keywise.cli.app_loader import chosen, imported, load
-from keywise.cli.output import cell, fail, plain_lines, progress, refuse, screen, tell_json
+from keywise.cli.output import cell, fail, plain_lines, print_json, progress, refuse, screen
 
 if TYPE_CHECKING:
     from keywise.testing.handlers.report import Report
@@ -55,7 +55,7 @@ def simulate_own(wanted: Wanted, seeds: Sequence[int], json: bool) -> None:
         task = bar.add_task("seeds", total=len(seeds))
         report = run_trials(loading.trial, seeds, lambda seed: bar.advance(task))
     if json:
-        tell_json(_told(report, wanted))
+        print_json(_told(report, wanted))
         if report.findings:
             raise typer.Exit(1)
         return

@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from keywise.cli.app_loader import JsonOption
-from keywise.cli.output import cell, fail, plain, progress, screen, tell_json
+from keywise.cli.output import cell, fail, plain, print_json, progress, screen
 
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground
@@ -87,7 +87,7 @@ def _check(role: str, url: str, json: bool) -> None:
         print(plain(f"writes to {playground}"))
     report = _with_progress(playground, role, json)
     if json:
-        tell_json(_told(report, playground))
+        print_json(_told(report, playground))
     else:
         print(report.summary)
     if broken := report.of(Verdict.BROKEN):

@@ -27,18 +27,18 @@ from keywise.cli.dead_letter_options import (
 )
 from keywise.cli.output import (
     cell,
-    complain,
     count,
-    display,
     fail,
     iso,
     moment,
     plain,
     plain_lines,
+    print_error,
+    print_json,
+    print_table,
     refuse,
     stamp,
     table,
-    tell_json,
 )
 from keywise.core.errors import LetterError
 from keywise.core.history import HistoryRecord
@@ -81,7 +81,7 @@ def list_letters(  # noqa: PLR0913 - all the words that the command understands
 
     found, total = _with_pipelines(app, pipeline, look)
     if json:
-        tell_json({"dead": total, "letters": [summary(one) for one in found]})
+        print_json({"dead": total, "letters": [summary(one) for one in found]})
         return
     if not found:
         print("no dead letters" if not total or not wanted else f"none of {count(total, 'dead letter')} is like that")
@@ -93,7 +93,7 @@ def list_letters(  # noqa: PLR0913 - all the words that the command understands
         letter = one.letter
         key, version = repr(letter.key) if letter.key else "-", "-" if letter.version is None else str(letter.version)
         made.add_row(str(one.number), stamp(one.at), cell(one.pipeline.name), cell(key), version, cell(letter.cause))
-    display(made)
+    print_table(made)
     if total > len(found):
         more = "; see more with --limit" if len(found) == limit else ""
         print(f"{len(found):,} of {total:,}{more}")
@@ -136,7 +136,7 @@ def show(  # noqa: PLR0913 - all the words that the command understands
 
     found = _with_pipelines(app, pipeline, look)
     if json:
-        tell_json(_whole(found))
+        print_json(_whole(found))
     else:
         _show(found)
 
@@ -153,7 +153,7 @@ def _show(found: Found) -> None:
     facts.add_row(Text("source", "bold"), cell(letter.source))
     for name, value in sorted((letter.headers or {}).items()):
         facts.add_row(Text("header", "bold"), cell(f"{name}: {value}"))
-    display(facts)
+    print_table(facts)
     print()
     print(plain_lines(_text(letter.body)))
 
@@ -209,11 +209,11 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
     replayed, refused = _with_pipelines(app, pipeline, act)
     if json:
         stay = [{"number": found.number, "cause": told} for found, told in refused]
-        tell_json({"replayed": [found.number for found in replayed], "refused": stay})
+        print_json({"replayed": [found.number for found in replayed], "refused": stay})
     else:
         print(f"replayed {count(len(replayed), 'letter')}")
         for _, told in refused:
-            complain(told)
+            print_error(told)
     if refused:
         raise typer.Exit(1)
 
@@ -255,7 +255,7 @@ def drop(  # noqa: PLR0913 - all the words that the command understands
 
     dropped = _with_pipelines(app, pipeline, act)
     if json:
-        tell_json({"dropped": dropped})
+        print_json({"dropped": dropped})
     else:
         print(f"dropped {count(dropped, 'letter')}")
 

@@ -17,7 +17,7 @@ from keywise.cli.admin_options import (
     written,
 )
 from keywise.cli.app_loader import AppOption, JsonOption
-from keywise.cli.output import plain, tell_json
+from keywise.cli.output import plain, print_json
 from keywise.core.change import VERSION_MIN, Change, is_unversioned
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin
@@ -49,7 +49,7 @@ def force(  # noqa: PLR0913 - all the words that the command understands
 
     name, change = perform(Call(app, pipeline, why, who, wait), act)
     if json:
-        tell_json({"pipeline": name} | written(change))
+        print_json({"pipeline": name} | written(change))
     else:
         what = "its deletion, because refetch has no such key" if change.deleted else "what refetch returned"
         print(plain(f"forced {key!r} in {name}: wrote {what}, at {_order(change)}"))
@@ -79,7 +79,7 @@ def remove(  # noqa: PLR0913 - all the words that the command understands
 
     name, change = perform(Call(app, pipeline, why, who, wait), act)
     if json:
-        tell_json({"pipeline": name} | written(change))
+        print_json({"pipeline": name} | written(change))
         return
     next_one = "its next version brings it back"
     if is_unversioned(change.order) and change.order[1] != VERSION_MIN:

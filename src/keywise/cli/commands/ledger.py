@@ -18,7 +18,19 @@ from keywise.app import App
 from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, load
 from keywise.cli.commands.pause import note_that
-from keywise.cli.output import cell, complain, count, display, duration, fail, plain, progress, refuse, table, tell_json
+from keywise.cli.output import (
+    cell,
+    count,
+    duration,
+    fail,
+    plain,
+    print_error,
+    print_json,
+    print_table,
+    progress,
+    refuse,
+    table,
+)
 from keywise.core.admin import LedgerCounts
 from keywise.core.controls import Controls
 from keywise.core.entry import Policy
@@ -53,7 +65,7 @@ def listed(
             {"pipeline": name, **msgspec.to_builtins(counts), "paused": controls.is_paused}
             for name, counts, controls in found
         ]
-        tell_json({"ledger": redacted(url), "pipelines": pipelines})
+        print_json({"ledger": redacted(url), "pipelines": pipelines})
         return
     if not found:
         print(plain(f"{redacted(url)} holds nothing of any pipeline"))
@@ -62,7 +74,7 @@ def listed(
     for name, counts, controls in found:
         figures = (f"{getattr(counts, number):,}" for number in NUMBERS)
         rows.add_row(cell(name), *figures, "yes" if controls.is_paused else "no")
-    display(rows)
+    print_table(rows)
 
 
 async def _listed(url: str) -> list[tuple[str, LedgerCounts, Controls]]:
@@ -114,11 +126,11 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
     except KeyboardInterrupt:
         fail(f"stopped; what is not finished stays paused in {redacted(target)}, and the same command begins it anew")
     except KeywiseError as error:
-        complain(error)
+        print_error(error)
         raise typer.Exit(1) from None
     if json:
         told = [msgspec.to_builtins(report) for report in reports]
-        tell_json({"from": redacted(source), "to": redacted(target), "dry_run": dry_run, "pipelines": told})
+        print_json({"from": redacted(source), "to": redacted(target), "dry_run": dry_run, "pipelines": told})
         return
     for report in reports:
         print(plain(str(report)))

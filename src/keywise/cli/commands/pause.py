@@ -7,7 +7,7 @@ import typer
 
 from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, YesOption, checked_key, confirm, perform
 from keywise.cli.app_loader import AppOption, JsonOption
-from keywise.cli.output import count, fail, plain, refuse, tell_json
+from keywise.cli.output import count, fail, plain, print_json, refuse
 from keywise.core.controls import EVERYTHING, Controls
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin, keys_like
@@ -58,7 +58,7 @@ def pause(  # noqa: PLR0913 - all the words that the command understands
 
     told = perform(Call(app, pipeline, why, who, None), act)
     if json:
-        tell_json(told)
+        print_json(told)
     elif wait:
         print("no claim is held any more")
 
@@ -99,7 +99,7 @@ def resume(  # noqa: PLR0913 - all the words that the command understands
     if not ended:
         fail(f"{named(keys, is_pattern)} is not paused in {name}; {others or 'nothing is'}")
     if json:
-        tell_json({"pipeline": name, "resumed": keys, "is_pattern": is_pattern, "pauses": len(controls.pauses)})
+        print_json({"pipeline": name, "resumed": keys, "is_pattern": is_pattern, "pauses": len(controls.pauses)})
         return
     print(plain(f"resumed {named(keys, is_pattern)} in {name}"))
     if others:

@@ -2,7 +2,7 @@
 
 from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, perform
 from keywise.cli.app_loader import AppOption, JsonOption
-from keywise.cli.output import count, duration, plain, tell_json
+from keywise.cli.output import count, duration, plain, print_json
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin
 
@@ -30,6 +30,6 @@ def prune(
 
     name, keys, retention_s = perform(Call(app, pipeline, why, who), act)
     if json:
-        tell_json({"pipeline": name, "pruned": keys, "retention_s": retention_s})
+        print_json({"pipeline": name, "pruned": keys, "retention_s": retention_s})
     else:
         print(plain(f"pruned {count(keys, 'key')} of {name}, older than {duration(retention_s)} and a redelivery"))

@@ -25,7 +25,7 @@ from keywise.cli.admin_options import (
     perform,
 )
 from keywise.cli.app_loader import AppOption, JsonOption
-from keywise.cli.output import complain, count, plain, progress, refuse
+from keywise.cli.output import count, plain, print_error, progress, refuse
 from keywise.core.errors import AdminError
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin
@@ -123,7 +123,9 @@ class Report:
             print(f"{count(self.changing, 'key')} changed all the time; look again")
         if self.is_wrong and not self._json:
             left = count(found - self._repaired, "difference")
-            complain(f"{left} left" if self._repaired else f"{left}; --repair writes these keys again from the truth")
+            print_error(
+                f"{left} left" if self._repaired else f"{left}; --repair writes these keys again from the truth"
+            )
 
     def _say(self, told: dict[str, Any], text: str) -> None:
         print(json_lines.dumps(told) if self._json else plain(text), flush=True)

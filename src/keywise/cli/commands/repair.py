@@ -6,7 +6,7 @@ import typer
 
 from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, checked_key, perform
 from keywise.cli.app_loader import AppOption, JsonOption
-from keywise.cli.output import complain, count, plain, refuse, tell_json
+from keywise.cli.output import count, plain, print_error, print_json, refuse
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin
 
@@ -58,11 +58,11 @@ def repair(  # noqa: PLR0913 - all the words that the command understands
 
     told = perform(Call(app, pipeline, why, who), act)
     if json:
-        tell_json(told)
+        print_json(told)
     elif not told["repaired"] and not told["left"]:
         print(plain(f"no key of {told['pipeline']} is suspect"))
     if told["left"]:
-        complain(f"{count(len(told['left']), 'key')} could not be repaired")
+        print_error(f"{count(len(told['left']), 'key')} could not be repaired")
         raise typer.Exit(1)
 
 
@@ -72,7 +72,7 @@ def _take_back(call: Call, json: bool) -> None:
 
     told = perform(call, act)
     if json:
-        tell_json(told)
+        print_json(told)
     else:
         said = "no full resync is due any more" if told["was_due"] else "no full resync was due"
         print(plain(f"{told['pipeline']}: {said}"))

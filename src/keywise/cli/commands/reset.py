@@ -17,7 +17,7 @@ from keywise.cli.admin_options import (
     perform,
 )
 from keywise.cli.app_loader import AppOption, JsonOption
-from keywise.cli.output import count, plain, refuse, tell_json
+from keywise.cli.output import count, plain, print_json, refuse
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin
 
@@ -60,7 +60,7 @@ def reset(  # noqa: PLR0913 - all the words that the command understands
 
     told = perform(Call(app, pipeline, why, who, wait), act)
     if json:
-        tell_json(told)
+        print_json(told)
     else:
         what = repr(key) if key is not None else "every key"
         print(plain(f"{what} of {told['pipeline']} is in era {told['era']}: whatever comes next wins"))

@@ -16,7 +16,7 @@ from rich.table import Table
 from keywise.app import App
 from keywise.cli.app_loader import VARIABLE, JsonOption, chosen, load
 from keywise.cli.live.show import shown
-from keywise.cli.output import cell, complain, display, plain, screen, table, tell_json
+from keywise.cli.output import cell, plain, print_error, print_json, print_table, screen, table
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.source import Source
@@ -129,7 +129,7 @@ def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[Non
         with showing:
             asyncio.new_event_loop().run_until_complete(work)
     except KeywiseError as error:
-        complain(error)
+        print_error(error)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -157,10 +157,10 @@ def _announce(event: events.Event) -> None:
 def _tell(view: View, json: bool, seconds: float) -> None:
     told = {sight.pipeline: _told(sight) for sight in view.look()}
     if json:
-        tell_json({"pipelines": told, "seconds": round(seconds, 3)})
+        print_json({"pipelines": told, "seconds": round(seconds, 3)})
         return
     counts = {name: one["outcomes"] | {"failed tries": one["failed_tries"]} for name, one in told.items()}
-    display(_summary(counts) if screen().width >= WIDE else _upright_summary(counts))
+    print_table(_summary(counts) if screen().width >= WIDE else _upright_summary(counts))
 
 
 def _summary(counts: dict[str, dict[str, int]]) -> Table:

@@ -12,7 +12,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from keywise.app import LANES, App
 from keywise.cli.app_loader import AppOption, JsonOption, chosen, load
-from keywise.cli.output import complain, count, fail, plain, progress, refuse, tell_json
+from keywise.cli.output import count, fail, plain, print_error, print_json, progress, refuse
 from keywise.core.errors import SettingsError
 from keywise.core.settings import seconds
 from keywise.core.url import redacted
@@ -57,7 +57,7 @@ def send(
     else:
         asyncio.run(sending.lines(sys.stdin.buffer))
     if json:
-        tell_json({"pipeline": pipeline, "sent": sending.sent})
+        print_json({"pipeline": pipeline, "sent": sending.sent})
     else:
         print(plain(f"sent {count(sending.sent, 'message')} to {pipeline}"))
 
@@ -101,7 +101,7 @@ class Sending:
         self.sent += len(bodies)
 
     def _give_up(self, line: int, cause: str) -> None:
-        complain(f"line {line} is no JSON document: {cause}; {count(self.sent, 'message')} before it sent")
+        print_error(f"line {line} is no JSON document: {cause}; {count(self.sent, 'message')} before it sent")
         raise typer.Exit(1)
 
 

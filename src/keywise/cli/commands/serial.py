@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from keywise.cli.admin_options import Call, WhoOption, WhyOption, audit_note, checked_key, checked_text, duration_of
 from keywise.cli.app_loader import AppOption, JsonOption, load, warn_of_memory
 from keywise.cli.commands.pause import AllOption, KeyOption, PatternOption, meant, named, note_that
-from keywise.cli.output import cell, count, display, duration, fail, iso, plain, refuse, stamp, table, tell_json
+from keywise.cli.output import cell, count, duration, fail, iso, plain, print_json, print_table, refuse, stamp, table
 from keywise.core.serial.contract import Ending, KeyState, Mode, Record, Switch
 from keywise.serial.function import SerialFunction
 from keywise.serial.mode_transitions import removed, settled
@@ -66,7 +66,7 @@ def status(
             "keys": [_state_told(state) for state in states],
             "switches": [_switch_told(one, now) for one in switches],
         }
-        tell_json({"function": name, **told, "sessions_lost": losses})
+        print_json({"function": name, **told, "sessions_lost": losses})
         return
     print(plain(f"{name}: {count(sum(state.waiting for state in states), 'request')} waiting"))
     if states:
@@ -74,7 +74,7 @@ def status(
         for state in states:
             since = f"{duration(max(0.0, now - state.since))} ago"
             made.add_row(cell(state.key), str(state.waiting), str(state.running), since, cell(state.owner))
-        display(made)
+        print_table(made)
     for one in switches:
         print(plain(_switched(one, now)))
     if losses:
@@ -136,7 +136,7 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
     now, made = _opened(chosen, act)
     name = chosen.name
     if json:
-        tell_json({"function": name, "switch": None if made is None else _switch_told(made, now)})
+        print_json({"function": name, "switch": None if made is None else _switch_told(made, now)})
     elif made is None:
         print(plain(f"{named(keys, is_pattern)} of {name} is not switched any more"))
     else:
@@ -171,7 +171,7 @@ def history(
 
     name, records = _with(app, function, look)
     if json:
-        tell_json({"function": name, "requests": [_record_told(record) for record in records]})
+        print_json({"function": name, "requests": [_record_told(record) for record in records]})
         return
     if not records:
         print(plain(f"{name}: no request is kept" + (f" of {key!r}" if key is not None else "")))
@@ -182,7 +182,7 @@ def history(
         waited, ran = _spans(record)
         row = (record.request.key, record.place, record.request.id, _asker(record), waited, ran, _end(record))
         made.add_row(stamp(record.asked_at), *map(cell, row))
-    display(made)
+    print_table(made)
 
 
 @app.command()
@@ -215,7 +215,7 @@ def cancel(
     name, ended = _with(app, function, act)
     others = [id for id in ids if id not in ended]
     if json:
-        tell_json({"function": name, "cancelled": ended, "left_alone": others})
+        print_json({"function": name, "cancelled": ended, "left_alone": others})
         if others:
             raise typer.Exit(1)
         return

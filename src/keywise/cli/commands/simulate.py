@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from keywise.cli.app_loader import JsonOption
-from keywise.cli.output import cell, complain, count, display, fail, progress, refuse, screen, table, tell_json
+from keywise.cli.output import cell, count, fail, print_error, print_json, print_table, progress, refuse, screen, table
 from keywise.cli.simulate_handler import SEEDS as SEEDS_OF_OWN
 from keywise.cli.simulate_handler import (
     AppArgument,
@@ -113,7 +113,7 @@ def _replay(seed: int, grade: Grade, json: bool, merge: bool) -> None:
         run = run_merge_seed(seed, grade) if merge else run_seed(seed, grade)
     if json:
         told = {"violations": run.violations, "variant": run.variant, "faults": run.faults, "trace": run.trace}
-        tell_json({"grade": grade.value, "seed": seed} | told)
+        print_json({"grade": grade.value, "seed": seed} | told)
     else:
         for line in run.trace:
             print(line)
@@ -136,7 +136,7 @@ def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: boo
             bar.advance(task, part.seeds)
     tallies = list(by_grade.values())
     if json:
-        tell_json(_told(tallies, time.monotonic() - started, merge))
+        print_json(_told(tallies, time.monotonic() - started, merge))
     else:
         _tell(tallies, time.monotonic() - started, merge)
     if any(tally.violations for tally in tallies):
@@ -157,7 +157,7 @@ def _tell(tallies: Sequence["Tally"], seconds: float, merge: bool) -> None:
     for tally in tallies:
         strategies = "; ".join(f"{seeds} × {way}" for way, seeds in sorted(tally.variants.items()))
         made.add_row(tally.grade.value, f"{tally.seeds:,}", f"{tally.violations:,}", f"{tally.seconds:.1f}", strategies)
-    display(made)
+    print_table(made)
     faults = _faults(tallies, merge)
     out.print(f"injected {sum(faults.values()):,} faults: {', '.join(f'{kind} {n:,}' for kind, n in faults.items())}")
     violations = sum(tally.violations for tally in tallies)
@@ -166,7 +166,7 @@ def _tell(tallies: Sequence["Tally"], seconds: float, merge: bool) -> None:
         out.print()
         for line in failure.trace:
             out.print(cell(line))
-        complain(
+        print_error(
             f"{failure.grade} seed {failure.seed}: {failure.violation}; {_command(failure.grade, failure.seed, merge)}"
         )
 

@@ -10,7 +10,17 @@ import typer
 from keywise.app import App
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
 from keywise.cli.live.watch import EveryOption, WatchOption, looking
-from keywise.cli.output import cell, complain, count, display, moment, screen, table, tell_json, with_moments
+from keywise.cli.output import (
+    cell,
+    count,
+    moment,
+    print_error,
+    print_json,
+    print_table,
+    screen,
+    table,
+    with_iso_moments,
+)
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import UnavailableError
 from keywise.core.url import redacted
@@ -45,7 +55,7 @@ def status(
     def look() -> None:
         unreached = _look(loaded, names, json)
         if unreached and not watch:
-            complain(f"{', '.join(one.pipeline for one in unreached)} cannot be reached now; see the journal above")
+            print_error(f"{', '.join(one.pipeline for one in unreached)} cannot be reached now; see the journal above")
             raise typer.Exit(1)
 
     looking(look, watch=watch, every=every, json=json)
@@ -56,7 +66,7 @@ def _look(app: App, names: list[str], json: bool) -> list[Unreached]:
     if json:
         told = {"ledger": redacted(app.ledger_url), "pipelines": msgspec.to_builtins(found)}
         told |= {"unreached": msgspec.to_builtins(unreached)} if unreached else {}
-        tell_json(with_moments(told, {"at", "since", "resync_since"}))
+        print_json(with_iso_moments(told, {"at", "since", "resync_since"}))
     else:
         _tell(found, unreached, time.time())
     return unreached
@@ -95,9 +105,9 @@ def _tell_figures(found: list[Figures]) -> None:
         keys.add_row(cell(figures.pipeline), figures.grade.value, *(f"{number:,}" for number in counts))
         for source in figures.sources:
             queues.add_row(cell(figures.pipeline), f"{source.depth:,}", source.strategy, cell(source.source))
-    display(keys)
+    print_table(keys)
     print()
-    display(queues)
+    print_table(queues)
 
 
 def told_journals(journal: JournalSummary | None, now: float, advice: str = "") -> Iterator[str]:

@@ -16,16 +16,16 @@ from keywise.cli.commands.status import told_pause
 from keywise.cli.output import (
     cell,
     count,
-    display,
     duration,
     fail,
     moment,
+    print_json,
+    print_table,
     refuse,
     screen,
     stamp,
     table,
-    tell_json,
-    with_moments,
+    with_iso_moments,
 )
 from keywise.core.history import HistoryRecord
 from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, ForecastRange, KeyReport, key_report_of
@@ -83,7 +83,9 @@ def why(
     warn_of_memory(loaded)
     reports = asyncio.run(_reports(loaded, names, key, lines))
     if json:
-        tell_json({"key": key, "pipelines": [with_moments(msgspec.to_builtins(report), MOMENTS) for report in reports]})
+        print_json(
+            {"key": key, "pipelines": [with_iso_moments(msgspec.to_builtins(report), MOMENTS) for report in reports]}
+        )
     for report in reports if not json else ():
         _tell(report)
     if not reports:
@@ -114,10 +116,10 @@ def _tell(report: KeyReport) -> None:
         wait = f", at most {duration(forecast_range.wait_s)}" if forecast_range.wait_s else ""
         facts.add_row("", f"{_range(forecast_range):<24} {MEETS[forecast_range.answer].format(wait=wait)}")
     screen().print(cell(f"{report.key!r} in {report.pipeline} ({report.grade})", "bold"))
-    display(facts)
+    print_table(facts)
     if report.history:
         print()
-        display(_history(report))
+        print_table(_history(report))
     print()
 
 

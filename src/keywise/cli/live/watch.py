@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from keywise.cli.output import complain, duration, iso, refuse, stamp
+from keywise.cli.output import duration, iso, print_error, refuse, stamp
 from keywise.core.errors import SettingsError, UnavailableError
 from keywise.core.settings import seconds
 
@@ -66,7 +66,7 @@ def _show_again(look: Callable[[], None], show: Callable[[str, float], None], ev
         found = _looked(look)
     except UnavailableError as error:
         # It was there a moment ago, and whoever watches wants to see it come back.
-        complain(error)
+        print_error(error)
     else:
         show(found, every_s)
 
