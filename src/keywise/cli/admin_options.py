@@ -39,63 +39,65 @@ WaitOption = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
-WAIT = "30s"
+WAIT_DEFAULT = "30s"
 
 
-class Call(msgspec.Struct, frozen=True):
+class AdminOptions(msgspec.Struct, frozen=True):
     """The options that every act has."""
 
     app: str | None
     pipeline: str | None
     why: str = ""
     who: str = ""
-    wait: str | None = WAIT
+    wait: str | None = WAIT_DEFAULT
     """None: as long as a claim can last."""
 
 
-def perform(call: Call, act: Callable[[PipelineAdmin, Pipeline], Coroutine[Any, Any, T]]) -> T:
+def perform(options: AdminOptions, act: Callable[[PipelineAdmin, Pipeline], Coroutine[Any, Any, T]]) -> T:
     """Act on the one pipeline that is meant."""
-    loaded = load(call.app)
-    name = the_one(loaded, call.pipeline)
-    wait_s = None if call.wait is None else duration_of(call.wait, "--wait")
+    loaded = load(options.app)
+    name = require_one_pipeline(loaded, options.pipeline)
+    wait_s = None if options.wait is None else parse_duration(options.wait, "--wait")
     warn_of_memory(loaded)
     try:
-        return asyncio.run(_performed(loaded, name, call, wait_s, act))
+        return asyncio.run(_perform(loaded, name, options, wait_s, act))
     except KeywiseError as error:
         # A handler that hangs in its thread must not keep the command from ending.
         print_error(error)
         leave(1)
 
 
-async def _performed(
+async def _perform(
     app: App,
     name: str,
-    call: Call,
+    options: AdminOptions,
     wait_s: float | None,
     act: Callable[[PipelineAdmin, Pipeline], Coroutine[Any, Any, T]],
 ) -> T:
-    with telling() as tell:
+    with showing_wait() as show_wait:
         async with app.open(name) as pipeline:
             # What happens is told by the command itself, and recorded as the operator's act.
             pipeline.observers, pipeline.reporters, pipeline.journal_store = (), (), None
             async with running_heartbeat(pipeline) as heartbeat:
                 admin = PipelineAdmin(
-                    pipeline, audit_note(call), AdminClaimer(pipeline, _wait_budget(pipeline, wait_s, tell), heartbeat)
+                    pipeline,
+                    audit_note(options),
+                    AdminClaimer(pipeline, _wait_budget(pipeline, wait_s, show_wait), heartbeat),
                 )
                 return await act(admin, pipeline)
 
 
-def _wait_budget(pipeline: Pipeline, wait_s: float | None, tell: Callable[[str], None]) -> WaitBudget:
+def _wait_budget(pipeline: Pipeline, wait_s: float | None, report: Callable[[str], None]) -> WaitBudget:
     if wait_s is None:
-        return WaitBudget(pipeline, pipeline.settings.runtime_max_s + pipeline.settings.lease_s, tell)
-    return WaitBudget(pipeline, wait_s, tell, "wait longer with --wait")
+        return WaitBudget(pipeline, pipeline.settings.runtime_max_s + pipeline.settings.lease_s, report)
+    return WaitBudget(pipeline, wait_s, report, "wait longer with --wait")
 
 
-def audit_note(call: Call) -> AuditNote:
+def audit_note(options: AdminOptions) -> AuditNote:
     """Who acts and why: the user of this machine, unless something else was said."""
-    checked_text(call.who, "a name")
-    checked_text(call.why, "a reason")
-    return AuditNote(call.who or f"{_user()}@{socket.gethostname()}", call.why)
+    require_storable(options.who, "a name")
+    require_storable(options.why, "a reason")
+    return AuditNote(options.who or f"{_user()}@{socket.gethostname()}", options.why)
 
 
 def _user() -> str:
@@ -105,7 +107,7 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
-def the_one(app: App, name: str | None) -> str:
+def require_one_pipeline(app: App, name: str | None) -> str:
     """The pipeline that is meant; an act never guesses."""
     names = chosen(app, [name])
     if len(names) > 1:
@@ -113,21 +115,21 @@ def the_one(app: App, name: str | None) -> str:
     return names[0]
 
 
-def duration_of(text: str, option: str) -> float:
+def parse_duration(text: str, option: str) -> float:
     try:
         return seconds(text)
     except SettingsError as error:
         refuse(f"{option}: {error}")
 
 
-def checked_key(key: str) -> str:
+def require_valid_key(key: str) -> str:
     """A key that there can be."""
     if not key:
         refuse("the key is empty; name one, as in page-17")
-    return checked_text(key, "a key")
+    return require_storable(key, "a key")
 
 
-def checked_text(text: str, what: str) -> str:
+def require_storable(text: str, what: str) -> str:
     """Text that can be stored."""
     try:
         text.encode()
@@ -147,12 +149,12 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 @contextmanager
-def telling() -> Iterator[Callable[[str], None]]:
+def showing_wait() -> Iterator[Callable[[str], None]]:
     """Say on stderr what is waited for: with a clock in a terminal, and once each without one."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     bar, last = progress(*columns), ""
 
-    def tell(cause: str) -> None:
+    def show_wait(cause: str) -> None:
         nonlocal last
         if not bar.disable:
             # Not earlier: it hides the cursor and clears its line, and a question may be asked before.
@@ -164,12 +166,12 @@ def telling() -> Iterator[Callable[[str], None]]:
         last = cause
 
     try:
-        yield tell
+        yield show_wait
     finally:
         bar.stop()
 
 
-def written(change: Change[Any]) -> dict[str, Any]:
+def change_json(change: Change[Any]) -> dict[str, Any]:
     """What was written, for scripts."""
     era, _, generation = change.order
     return {

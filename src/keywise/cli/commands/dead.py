@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from keywise.app import App
-from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, audit_note, confirm
+from keywise.cli.admin_options import AdminOptions, WhoOption, WhyOption, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
 from keywise.cli.dead_letter_options import (
     CauseOption,
@@ -189,7 +189,7 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
       keywise dead replay --since 2h --cause Timeout --yes --app shop:app
     """
     wanted = _checked("replay", numbers, every, filter_of(since, until, cause))
-    by = audit_note(Call(app, pipeline, why, who))
+    by = audit_note(AdminOptions(app, pipeline, why, who))
 
     async def act(pipelines: list[Pipeline]) -> tuple[list[Found], list[tuple[Found, str]]]:
         letters = await meant(pipelines, numbers or [], wanted)
@@ -241,7 +241,7 @@ def drop(  # noqa: PLR0913 - all the words that the command understands
       keywise dead drop --until 30d --yes --app shop:app
     """
     wanted = _checked("drop", numbers, every, filter_of(since, until, cause))
-    by = audit_note(Call(app, pipeline, why, who))
+    by = audit_note(AdminOptions(app, pipeline, why, who))
 
     async def act(pipelines: list[Pipeline]) -> int:
         letters, dropped = await meant(pipelines, numbers or [], wanted), 0

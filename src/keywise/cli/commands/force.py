@@ -5,16 +5,16 @@ from typing import Annotated, Any
 import typer
 
 from keywise.cli.admin_options import (
-    WAIT,
-    Call,
+    WAIT_DEFAULT,
+    AdminOptions,
     KeyArgument,
     OneOption,
     WaitOption,
     WhoOption,
     WhyOption,
-    checked_key,
+    change_json,
     perform,
-    written,
+    require_valid_key,
 )
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import plain, print_json
@@ -27,7 +27,7 @@ def force(  # noqa: PLR0913 - all the words that the command understands
     key: KeyArgument,
     *,
     older: Annotated[bool, typer.Option("--older", help="Write even if it is older than the mark.")] = False,
-    wait: WaitOption = WAIT,
+    wait: WaitOption = WAIT_DEFAULT,
     app: AppOption = None,
     pipeline: OneOption = None,
     why: WhyOption = "",
@@ -45,11 +45,11 @@ def force(  # noqa: PLR0913 - all the words that the command understands
     """
 
     async def act(admin: PipelineAdmin, opened: Pipeline) -> tuple[str, Change[Any]]:
-        return opened.name, await admin.force(checked_key(key), older=older)
+        return opened.name, await admin.force(require_valid_key(key), older=older)
 
-    name, change = perform(Call(app, pipeline, why, who, wait), act)
+    name, change = perform(AdminOptions(app, pipeline, why, who, wait), act)
     if json:
-        print_json({"pipeline": name} | written(change))
+        print_json({"pipeline": name} | change_json(change))
     else:
         what = "its deletion, because refetch has no such key" if change.deleted else "what refetch returned"
         print(plain(f"forced {key!r} in {name}: wrote {what}, at {_order(change)}"))
@@ -58,7 +58,7 @@ def force(  # noqa: PLR0913 - all the words that the command understands
 def remove(  # noqa: PLR0913 - all the words that the command understands
     key: KeyArgument,
     *,
-    wait: WaitOption = WAIT,
+    wait: WaitOption = WAIT_DEFAULT,
     app: AppOption = None,
     pipeline: OneOption = None,
     why: WhyOption = "",
@@ -75,11 +75,11 @@ def remove(  # noqa: PLR0913 - all the words that the command understands
     """
 
     async def act(admin: PipelineAdmin, opened: Pipeline) -> tuple[str, Change[Any]]:
-        return opened.name, await admin.remove(checked_key(key))
+        return opened.name, await admin.remove(require_valid_key(key))
 
-    name, change = perform(Call(app, pipeline, why, who, wait), act)
+    name, change = perform(AdminOptions(app, pipeline, why, who, wait), act)
     if json:
-        print_json({"pipeline": name} | written(change))
+        print_json({"pipeline": name} | change_json(change))
         return
     next_one = "its next version brings it back"
     if is_unversioned(change.order) and change.order[1] != VERSION_MIN:

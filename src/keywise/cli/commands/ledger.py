@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 
 from keywise import adapters
 from keywise.app import App
-from keywise.cli.admin_options import Call, WhoOption, WhyOption, YesOption, audit_note, confirm
+from keywise.cli.admin_options import AdminOptions, WhoOption, WhyOption, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, load
 from keywise.cli.commands.pause import note_that
 from keywise.cli.output import (
@@ -120,7 +120,7 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
     if _is_same(source, target):
         refuse(f"FROM and TO are the same ledger, {redacted(source)}; name another one to copy to")
     loaded = load(app) if app else None
-    job = Copy(source, target, audit_note(Call(app, None, why, who)), replace=replace, yes=yes, dry_run=dry_run)
+    job = Copy(source, target, audit_note(AdminOptions(app, None, why, who)), replace=replace, yes=yes, dry_run=dry_run)
     try:
         reports = asyncio.run(job.run(loaded, pipeline or []))
     except KeyboardInterrupt:

@@ -5,7 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, YesOption, checked_key, confirm, perform
+from keywise.cli.admin_options import (
+    AdminOptions,
+    OneOption,
+    WhoOption,
+    WhyOption,
+    YesOption,
+    confirm,
+    perform,
+    require_valid_key,
+)
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import count, fail, plain, print_json, refuse
 from keywise.core.controls import EVERYTHING, Controls
@@ -56,7 +65,7 @@ def pause(  # noqa: PLR0913 - all the words that the command understands
         told = {"pipeline": opened.name, "paused": keys, "is_pattern": is_pattern, "was_paused": before is not None}
         return told | {"claims": 0} if wait else told
 
-    told = perform(Call(app, pipeline, why, who, None), act)
+    told = perform(AdminOptions(app, pipeline, why, who, None), act)
     if json:
         print_json(told)
     elif wait:
@@ -94,7 +103,7 @@ def resume(  # noqa: PLR0913 - all the words that the command understands
         ended = await admin.resume(keys, is_pattern=is_pattern)
         return opened.name, await opened.control_store.controls(), ended
 
-    name, controls, ended = perform(Call(app, pipeline, why, who), act)
+    name, controls, ended = perform(AdminOptions(app, pipeline, why, who), act)
     others = _others(controls, keys, is_pattern)
     if not ended:
         fail(f"{named(keys, is_pattern)} is not paused in {name}; {others or 'nothing is'}")
@@ -111,10 +120,10 @@ def meant(key: str | None, pattern: str | None, every: bool) -> tuple[str, bool]
     if (key is not None) + (pattern is not None) + every != 1:
         refuse("name a key, or say --pattern 'page-*', or --all")
     if key is not None:
-        return checked_key(key), False
+        return require_valid_key(key), False
     if every or (pattern is not None and set(pattern) == {EVERYTHING}):
         return EVERYTHING, True
-    return checked_key(pattern or ""), True
+    return require_valid_key(pattern or ""), True
 
 
 def named(keys: str, is_pattern: bool) -> str:

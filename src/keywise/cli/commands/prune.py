@@ -1,6 +1,6 @@
 """`keywise prune`: forget keys that no delivery can reach any more."""
 
-from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, perform
+from keywise.cli.admin_options import AdminOptions, OneOption, WhoOption, WhyOption, perform
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import count, duration, plain, print_json
 from keywise.flow.pipeline import Pipeline
@@ -28,7 +28,7 @@ def prune(
         pruned = await admin.prune()
         return opened.name, pruned, opened.settings.retention_s or 0.0
 
-    name, keys, retention_s = perform(Call(app, pipeline, why, who), act)
+    name, keys, retention_s = perform(AdminOptions(app, pipeline, why, who), act)
     if json:
         print_json({"pipeline": name, "pruned": keys, "retention_s": retention_s})
     else:

@@ -13,16 +13,16 @@ import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from keywise.cli.admin_options import (
-    WAIT,
-    Call,
+    WAIT_DEFAULT,
+    AdminOptions,
     OneOption,
     WaitOption,
     WhoOption,
     WhyOption,
     YesOption,
-    checked_key,
     confirm,
     perform,
+    require_valid_key,
 )
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import count, plain, print_error, progress, refuse
@@ -42,7 +42,7 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
         str | None,
         typer.Option("--keys-from", metavar="FILE", help="More keys, one per line or as JSON text; - for stdin."),
     ] = None,
-    wait: WaitOption = WAIT,
+    wait: WaitOption = WAIT_DEFAULT,
     yes: YesOption = False,
     app: AppOption = None,
     pipeline: OneOption = None,
@@ -76,7 +76,7 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
             confirm(f"Write {count(len(report.wrong), 'key')} of {opened.name} again?", yes=yes)
             await report.put_right(admin)
 
-    perform(Call(app, pipeline, why, who, wait), act)
+    perform(AdminOptions(app, pipeline, why, who, wait), act)
     report.sum_up()
     if report.is_wrong:
         raise typer.Exit(1)
@@ -164,7 +164,7 @@ def _keys(place: str | None) -> Iterator[str]:
     with nullcontext(sys.stdin) if place == "-" else Path(place).open(encoding="utf-8") as lines:
         for line in lines:
             if text := line.rstrip("\n"):
-                yield checked_key(_unquoted(text))
+                yield require_valid_key(_unquoted(text))
 
 
 def _unquoted(text: str) -> str:

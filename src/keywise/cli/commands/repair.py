@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.cli.admin_options import Call, OneOption, WhoOption, WhyOption, checked_key, perform
+from keywise.cli.admin_options import AdminOptions, OneOption, WhoOption, WhyOption, perform, require_valid_key
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import count, plain, print_error, print_json, refuse
 from keywise.flow.pipeline import Pipeline
@@ -34,11 +34,11 @@ def repair(  # noqa: PLR0913 - all the words that the command understands
       keywise repair page-17 page-18 --app shop:app
       keywise repair --resynced --why 'reconciled after the outage' --app shop:app
     """
-    wanted = [checked_key(key) for key in keys or []]
+    wanted = [require_valid_key(key) for key in keys or []]
     if resynced:
         if wanted:
             refuse("--resynced is about the whole pipeline; leave the keys out")
-        _take_back(Call(app, pipeline, why, who), json)
+        _take_back(AdminOptions(app, pipeline, why, who), json)
         return
 
     async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def repair(  # noqa: PLR0913 - all the words that the command understands
             "left": [{"key": k, "cause": c} for k, c in left.items()],
         }
 
-    told = perform(Call(app, pipeline, why, who), act)
+    told = perform(AdminOptions(app, pipeline, why, who), act)
     if json:
         print_json(told)
     elif not told["repaired"] and not told["left"]:
@@ -66,7 +66,7 @@ def repair(  # noqa: PLR0913 - all the words that the command understands
         raise typer.Exit(1)
 
 
-def _take_back(call: Call, json: bool) -> None:
+def _take_back(call: AdminOptions, json: bool) -> None:
     async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
         return {"pipeline": opened.name, "was_due": await admin.resynced()}
 

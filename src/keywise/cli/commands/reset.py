@@ -5,16 +5,16 @@ from typing import Annotated, Any
 import typer
 
 from keywise.cli.admin_options import (
-    WAIT,
-    Call,
+    WAIT_DEFAULT,
+    AdminOptions,
     OneOption,
     WaitOption,
     WhoOption,
     WhyOption,
     YesOption,
-    checked_key,
     confirm,
     perform,
+    require_valid_key,
 )
 from keywise.cli.app_loader import AppOption, JsonOption
 from keywise.cli.output import count, plain, print_json, refuse
@@ -26,7 +26,7 @@ def reset(  # noqa: PLR0913 - all the words that the command understands
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")] = None,
     *,
     era: Annotated[bool, typer.Option("--era", help="All keys; the whole pipeline has to be paused.")] = False,
-    wait: WaitOption = WAIT,
+    wait: WaitOption = WAIT_DEFAULT,
     yes: YesOption = False,
     app: AppOption = None,
     pipeline: OneOption = None,
@@ -51,14 +51,14 @@ def reset(  # noqa: PLR0913 - all the words that the command understands
 
     async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
         if key is not None:
-            return {"pipeline": opened.name, "key": key, "era": await admin.reset(checked_key(key))}
+            return {"pipeline": opened.name, "key": key, "era": await admin.reset(require_valid_key(key))}
         await admin.check_pause()
         known = count((await opened.admin.counts()).keys, "known key")
         queued = count(sum([await source.depth() for _, source in opened.sources]), "queued message")
         confirm(f"Begin a new era of {opened.name}, with {known}? The new numbering begins with {queued}.", yes=yes)
         return {"pipeline": opened.name, "key": None, "era": await admin.raise_era()}
 
-    told = perform(Call(app, pipeline, why, who, wait), act)
+    told = perform(AdminOptions(app, pipeline, why, who, wait), act)
     if json:
         print_json(told)
     else:

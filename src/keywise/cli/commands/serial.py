@@ -10,7 +10,15 @@ from typing import Annotated, Any, TypeVar
 import typer
 from msgspec.structs import replace
 
-from keywise.cli.admin_options import Call, WhoOption, WhyOption, audit_note, checked_key, checked_text, duration_of
+from keywise.cli.admin_options import (
+    AdminOptions,
+    WhoOption,
+    WhyOption,
+    audit_note,
+    parse_duration,
+    require_storable,
+    require_valid_key,
+)
 from keywise.cli.app_loader import AppOption, JsonOption, load, warn_of_memory
 from keywise.cli.commands.pause import AllOption, KeyOption, PatternOption, meant, named, note_that
 from keywise.cli.output import cell, count, duration, fail, iso, plain, print_json, print_table, refuse, stamp, table
@@ -116,8 +124,8 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
     keys, is_pattern = meant(key, pattern, every)
     if settle is not None and mode in (Choice.OFF, Choice.OBSERVE):
         refuse(f"--settle says how long keys are observed before they are on; {mode} is at once")
-    settle_s = None if settle is None else duration_of(settle, "--settle")
-    by = audit_note(Call(None, None, "", who)).who
+    settle_s = None if settle is None else parse_duration(settle, "--settle")
+    by = audit_note(AdminOptions(None, None, "", who)).who
     chosen = _chosen(app, function)
 
     async def act(operator: Any, turns: Any) -> tuple[float, Switch | None]:
@@ -163,7 +171,7 @@ def history(
     """
 
     if key is not None:
-        checked_key(key)
+        require_valid_key(key)
 
     async def look(operator: Any, turns: Any) -> list[Record]:
         found: list[Record] = await operator.history(key, limit)
@@ -204,8 +212,8 @@ def cancel(
       keywise serial cancel request-17 --why 'wrong market' --app clinic:app
     """
     for id in ids:
-        checked_text(id, "an id")
-    by = audit_note(Call(None, None, why, who))
+        require_storable(id, "an id")
+    by = audit_note(AdminOptions(None, None, why, who))
     cause = f"by {by.who}" + (f": {why}" if why else "")
 
     async def act(operator: Any, turns: Any) -> list[str]:
