@@ -14,7 +14,7 @@ import typer
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from keywise.app import App
-from keywise.cli.app_loader import chosen, load, warn_of_memory
+from keywise.cli.app_loader import choose_pipelines, load, warn_if_in_memory
 from keywise.cli.commands.run import leave
 from keywise.cli.output import ask_yes_no, fail, plain, print_error, progress, refuse
 from keywise.core.change import Change
@@ -58,7 +58,7 @@ def perform(options: AdminOptions, act: Callable[[PipelineAdmin, Pipeline], Coro
     loaded = load(options.app)
     name = require_one_pipeline(loaded, options.pipeline)
     wait_s = None if options.wait is None else parse_duration(options.wait, "--wait")
-    warn_of_memory(loaded)
+    warn_if_in_memory(loaded)
     try:
         return asyncio.run(_perform(loaded, name, options, wait_s, act))
     except KeywiseError as error:
@@ -109,7 +109,7 @@ def _user() -> str:
 
 def require_one_pipeline(app: App, name: str | None) -> str:
     """The pipeline that is meant; an act never guesses."""
-    names = chosen(app, [name])
+    names = choose_pipelines(app, [name])
     if len(names) > 1:
         refuse(f"this app has more than one pipeline; say which with --pipeline: {', '.join(names)}")
     return names[0]

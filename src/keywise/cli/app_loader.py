@@ -18,14 +18,14 @@ from keywise.cli.output import fail, print_error, refuse
 from keywise.config import load as from_toml
 from keywise.core.errors import KeywiseError
 
-VARIABLE = "KEYWISE_APP"
+APP_VARIABLE = "KEYWISE_APP"
 
 AppOption = Annotated[
     str | None,
     typer.Option(
         "--app",
         metavar="MODULE:NAME",
-        envvar=VARIABLE,
+        envvar=APP_VARIABLE,
         help="The app, as shop:app, path/to/shop.py:app or pipeline.toml.",
     ),
 ]
@@ -38,10 +38,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for script
 def load(target: str | None, example: str = "--app shop:app") -> App:
     """Find the app; exits with status 2 if the target names none, and with 1 if its module or file is broken."""
     if not target:
-        refuse(f"no app is named; say {example} (module:attribute, or a TOML file), or set {VARIABLE}=shop:app")
+        refuse(f"no app is named; say {example} (module:attribute, or a TOML file), or set {APP_VARIABLE}=shop:app")
     place, colon, name = target.rpartition(":")
     if target.endswith(".toml"):
-        return _configured(target)
+        return _load_config(target)
     if place.endswith(".toml"):
         refuse(f"a TOML file is one app, which needs no name; write {place}")
     if not colon or not place or not name:
@@ -49,7 +49,7 @@ def load(target: str | None, example: str = "--app shop:app") -> App:
             f"{target!r} names no app; write module:attribute, for example shop:app or path/to/shop.py:app, "
             "or the path of a TOML file"
         )
-    module = imported(place)
+    module = import_place(place)
     found = getattr(module, name, None)
     if isinstance(found, App):
         return found
@@ -58,7 +58,7 @@ def load(target: str | None, example: str = "--app shop:app") -> App:
     refuse(f"{place} has no app called {name!r}; {hint}")
 
 
-def chosen(app: App, names: Sequence[str | None]) -> list[str]:
+def choose_pipelines(app: App, names: Sequence[str | None]) -> list[str]:
     """The names of the pipelines to look at; all of them if none is given."""
     given = [name for name in names if name is not None]
     for name in given:
@@ -71,7 +71,7 @@ def chosen(app: App, names: Sequence[str | None]) -> list[str]:
     return given or list(app.pipelines)
 
 
-def warn_of_memory(app: App) -> None:
+def warn_if_in_memory(app: App) -> None:
     """A ledger in memory cannot be seen from here."""
     if app.ledger_url.startswith("memory:"):
         print(
@@ -81,7 +81,7 @@ def warn_of_memory(app: App) -> None:
         )
 
 
-def _configured(path: str) -> App:
+def _load_config(path: str) -> App:
     if not Path(path).is_file():
         refuse(f"there is no file {path!r}; write path/to/pipeline.toml, seen from {os.getcwd()}")
     # Its functions are found as apps are.
@@ -92,20 +92,20 @@ def _configured(path: str) -> App:
         fail(str(error))
 
 
-def imported(place: str) -> ModuleType:
+def import_place(place: str) -> ModuleType:
     """A module by its name or its file; exits with status 2 if there is none, and with 1 if it is broken."""
     try:
-        return _from_file(Path(place)) if place.endswith(".py") else _by_name(place)
+        return _import_file(Path(place)) if place.endswith(".py") else _import_by_name(place)
     except KeywiseError as error:
         print_error(f"{place}: {error}")
         raise typer.Exit(1) from None
     except (typer.Exit, KeyboardInterrupt):
         raise
     except BaseException as error:
-        _blame(place, error)
+        _exit_broken_module(place, error)
 
 
-def _by_name(place: str) -> ModuleType:
+def _import_by_name(place: str) -> ModuleType:
     sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(place)
@@ -118,7 +118,7 @@ def _by_name(place: str) -> ModuleType:
         )
 
 
-def _from_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         refuse(f"there is no file {str(path)!r}; write path/to/shop.py:app, seen from {os.getcwd()}")
     # As if Python had been started with the file, so that it can import its neighbours.
@@ -131,7 +131,7 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _blame(place: str, error: BaseException) -> NoReturn:
+def _exit_broken_module(place: str, error: BaseException) -> NoReturn:
     """Say where a module of the user's is broken; the frames of the import machinery would only hide it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 2 else ""

@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from keywise.cli.app_loader import chosen, imported, load
+from keywise.cli.app_loader import choose_pipelines, import_place, load
 from keywise.cli.output import cell, fail, plain_lines, print_json, progress, refuse, screen
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class _Loading:
         wanted = self._wanted
         app = load(wanted.target)
         sys.path[:] = dict.fromkeys(sys.path)
-        pipeline = chosen(app, [wanted.pipeline])[0] if wanted.pipeline is not None else None
+        pipeline = choose_pipelines(app, [wanted.pipeline])[0] if wanted.pipeline is not None else None
         return trial_of(
             app,
             pipeline=pipeline,
@@ -126,7 +126,7 @@ class _Loading:
     def _module(self, place: str) -> ModuleType | None:
         own = self._wanted.target.rpartition(":")[0]
         loaded = sys.modules.get(Path(own).stem if own.endswith(".py") else own)
-        return imported(place) if place and place != own else loaded
+        return import_place(place) if place and place != own else loaded
 
 
 def _told(report: "Report", wanted: Wanted) -> dict[str, Any]:

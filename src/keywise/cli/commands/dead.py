@@ -12,7 +12,7 @@ from rich.text import Text
 
 from keywise.app import App
 from keywise.cli.admin_options import AdminOptions, WhoOption, WhyOption, YesOption, audit_note, confirm
-from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
+from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
 from keywise.cli.dead_letter_options import (
     CauseOption,
     Filter,
@@ -278,8 +278,8 @@ async def _record(found: Found, what: str, by: AuditNote) -> None:
 def _with_pipelines(target: str | None, name: str | None, act: Callable[[list[Pipeline]], Coroutine[Any, Any, T]]) -> T:
     """Act on the opened pipelines that are meant."""
     loaded = load(target)
-    names = chosen(loaded, [name])
-    warn_of_memory(loaded)
+    names = choose_pipelines(loaded, [name])
+    warn_if_in_memory(loaded)
     return asyncio.run(_opened(loaded, names, act))
 
 

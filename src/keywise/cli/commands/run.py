@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from keywise.app import App
-from keywise.cli.app_loader import VARIABLE, JsonOption, chosen, load
+from keywise.cli.app_loader import APP_VARIABLE, JsonOption, choose_pipelines, load
 from keywise.cli.live.show import shown
 from keywise.cli.output import cell, plain, print_error, print_json, print_table, screen, table
 from keywise.core import events
@@ -39,7 +39,7 @@ PROMISES = {
 def run(
     app: Annotated[
         str | None,
-        typer.Argument(metavar="APP", envvar=VARIABLE, help="As shop:app, path/to/shop.py:app or pipeline.toml."),
+        typer.Argument(metavar="APP", envvar=APP_VARIABLE, help="As shop:app, path/to/shop.py:app or pipeline.toml."),
     ] = None,
     pipelines: Annotated[
         list[str] | None, typer.Argument(metavar="PIPELINE", help="Run these only; all of them without it.")
@@ -64,7 +64,7 @@ def run(
       keywise run pipeline.toml
     """
     loaded = load(app, "keywise run shop:app")
-    names, began_at = chosen(loaded, pipelines or ()), time.monotonic()
+    names, began_at = choose_pipelines(loaded, pipelines or ()), time.monotonic()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     view = View(names)
     loaded.observers[:] = [*map(_without_starts, loaded.observers), view, _announce]

@@ -11,7 +11,7 @@ import typer
 from rich.progress import TextColumn, TimeElapsedColumn
 
 from keywise.app import LANES, App
-from keywise.cli.app_loader import AppOption, JsonOption, chosen, load
+from keywise.cli.app_loader import AppOption, JsonOption, choose_pipelines, load
 from keywise.cli.output import count, fail, plain, print_error, print_json, progress, refuse
 from keywise.core.errors import SettingsError
 from keywise.core.settings import seconds
@@ -43,7 +43,7 @@ def send(
       keywise send pages --lane bulk --app shop:app < everything.jsonl
     """
     loaded = load(app)
-    chosen(loaded, [pipeline])
+    choose_pipelines(loaded, [pipeline])
     try:
         delay_s = seconds(delay)
     except SettingsError as error:

@@ -19,7 +19,7 @@ from keywise.cli.admin_options import (
     require_storable,
     require_valid_key,
 )
-from keywise.cli.app_loader import AppOption, JsonOption, load, warn_of_memory
+from keywise.cli.app_loader import AppOption, JsonOption, load, warn_if_in_memory
 from keywise.cli.commands.pause import AllOption, KeyOption, PatternOption, meant, named, note_that
 from keywise.cli.output import cell, count, duration, fail, iso, plain, print_json, print_table, refuse, stamp, table
 from keywise.core.serial.contract import Ending, KeyState, Mode, Record, Switch
@@ -247,7 +247,7 @@ def _chosen(target: str | None, name: str | None) -> SerialFunction:
         near = difflib.get_close_matches(name, loaded.serials, 1)
         known = f"this app has: {', '.join(loaded.serials)}"
         refuse(f"no serial function is called {name!r}; {f'did you mean {near[0]}?' if near else known}")
-    warn_of_memory(loaded)
+    warn_if_in_memory(loaded)
     return loaded.serials[name]
 
 

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from keywise.app import App
-from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
+from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
 from keywise.cli.live.watch import EveryOption, WatchOption, looking
 from keywise.cli.output import (
     cell,
@@ -49,8 +49,8 @@ def status(
       keywise status --app shop:app --watch --every 2s
     """
     loaded = load(app)
-    warn_of_memory(loaded)
-    names = chosen(loaded, [pipeline])
+    warn_if_in_memory(loaded)
+    names = choose_pipelines(loaded, [pipeline])
 
     def look() -> None:
         unreached = _look(loaded, names, json)

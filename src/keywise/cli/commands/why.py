@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keywise.app import App
-from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, chosen, load, warn_of_memory
+from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
 from keywise.cli.commands.status import told_pause
 from keywise.cli.output import (
     cell,
@@ -75,12 +75,12 @@ def why(
       keywise why page-17 --app shop:app
     """
     loaded = load(app)
-    names = chosen(loaded, [pipeline])
+    names = choose_pipelines(loaded, [pipeline])
     if not key:
         refuse("the key is empty; name one, as in keywise why page-17")
     if not _is_text(key):
         refuse(f"{key!r} is no UTF-8 text, so it cannot be a key")
-    warn_of_memory(loaded)
+    warn_if_in_memory(loaded)
     reports = asyncio.run(_reports(loaded, names, key, lines))
     if json:
         print_json(
