@@ -17,7 +17,7 @@ from examples.publishing_house.countdown import Countdown
 from examples.publishing_house.press import Event
 
 import keywise
-from keywise.cli.live.show import shown
+from keywise.cli.live.show import live_view
 from keywise.observe.run_view import View
 
 
@@ -40,7 +40,7 @@ async def _publish(console: Console, events: Sequence[Event], folder: Path) -> N
     view = View(["search"])
     async with house.house_in(folder) as app:
         app.observers += [view, Countdown(len(events), when_done=app.stop)]
-        with shown(view, console, partial(console.print, markup=False)):
+        with live_view(view, console, partial(console.print, markup=False)):
             async with asyncio.TaskGroup() as group:
                 group.create_task(app.run(handle_signals=False))
                 group.create_task(_send(app, events))

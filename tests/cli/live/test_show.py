@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from keywise.cli.live import show as showing
-from keywise.cli.live.show import Diversion, Lines, shown
+from keywise.cli.live.show import LineBuffer, StreamRedirect, live_view
 from keywise.core import events
 from keywise.core.change import Outcome
 from keywise.observe.run_view import View
@@ -51,7 +51,7 @@ def shown_on(terminal: Terminal, view: View) -> Iterator[None]:
     """Shown while both streams are the terminal; afterwards they are again."""
     with redirect_stdout(terminal), redirect_stderr(terminal):
         try:
-            with shown(view, console_on(terminal), never):
+            with live_view(view, console_on(terminal), never):
                 yield
         finally:
             assert sys.stdout is terminal and sys.stderr is terminal
@@ -122,7 +122,7 @@ def test_prints_and_logs_are_whole_lines_above_the_view(terminal, view):
 
 
 def test_the_view_goes_on_while_lines_come_all_the_time(terminal, view, monkeypatch):
-    monkeypatch.setattr(Lines, "taken", lambda self: ["again"])
+    monkeypatch.setattr(LineBuffer, "taken", lambda self: ["again"])
     with shown_on(terminal, view):
         terminal.wait_for(lambda text: "again" in text)
         settle(view, 5)
@@ -131,7 +131,7 @@ def test_the_view_goes_on_while_lines_come_all_the_time(terminal, view, monkeypa
 
 def test_a_console_that_would_write_to_its_own_stand_in_is_refused(terminal, view):
     refused = pytest.raises(AssertionError, match="file of its own")
-    with redirect_stdout(terminal), refused, shown(view, Console(force_terminal=True), never):
+    with redirect_stdout(terminal), refused, live_view(view, Console(force_terminal=True), never):
         pass
 
 
@@ -194,7 +194,7 @@ def test_without_a_terminal_there_are_lines_whatever_is_forced(view, monkeypatch
     for name, value in forced.items():
         monkeypatch.setenv(name, value)
     file, told = io.StringIO(), []
-    with shown(view, Console(file=file), told.append):
+    with live_view(view, Console(file=file), told.append):
         settle(view, 3)
     assert file.getvalue() == ""
     assert len(told) == 1 and told[0].startswith("p: 3 changes, ")
@@ -202,7 +202,7 @@ def test_without_a_terminal_there_are_lines_whatever_is_forced(view, monkeypatch
 
 def test_lines_can_be_asked_for_in_a_terminal(terminal, view):
     told: list[str] = []
-    with redirect_stdout(terminal), shown(view, console_on(terminal), told.append, plain=True):
+    with redirect_stdout(terminal), live_view(view, console_on(terminal), told.append, plain=True):
         print("as it is")
     assert (len(told), terminal.getvalue()) == (1, "as it is\n")
 
@@ -217,7 +217,7 @@ def test_a_pipeline_has_a_line_when_something_happened_and_none_while_it_is_idle
             return super().look()
 
     view.__class__ = Looked
-    with shown(view, Console(file=io.StringIO()), told.append):
+    with live_view(view, Console(file=io.StringIO()), told.append):
         for _ in range(20):
             assert looks.acquire(timeout=LIMIT_S)
         assert len(told) == 1, "that it runs"
@@ -229,7 +229,7 @@ def test_a_pipeline_has_a_line_when_something_happened_and_none_while_it_is_idle
 
 
 def test_lines_that_were_taken_are_no_news():
-    lines = Lines()
+    lines = LineBuffer()
     assert (lines.arrived.is_set(), lines.taken()) == (False, [])
     lines.add("a")
     assert (lines.arrived.is_set(), lines.taken()) == (True, ["a"])
@@ -238,7 +238,7 @@ def test_lines_that_were_taken_are_no_news():
 
 def test_a_stand_in_is_like_the_stream_it_stands_for():
     terminal = Terminal()
-    diversion = Diversion(terminal, Lines())
+    diversion = StreamRedirect(terminal, LineBuffer())
     assert diversion.isatty() and not diversion.closed
     diversion.writelines(["a\n", "b"])
     diversion.flush()

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from keywise.app import App
 from keywise.cli.app_loader import APP_VARIABLE, JsonOption, choose_pipelines, load
-from keywise.cli.live.show import shown
+from keywise.cli.live.show import live_view
 from keywise.cli.output import cell, plain, print_error, print_json, print_table, screen, table
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
@@ -68,7 +68,7 @@ def run(
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     view = View(names)
     loaded.observers[:] = [*map(_without_starts, loaded.observers), view, _announce]
-    showing = shown(view, screen(stderr=True), logging.getLogger("keywise").info, plain=is_plain)
+    showing = live_view(view, screen(stderr=True), logging.getLogger("keywise").info, plain=is_plain)
     status = _finish(_work(loaded, names, view, until_empty), showing)
     if view.sources:
         _tell(view, json, time.monotonic() - began_at)

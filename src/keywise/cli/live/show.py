@@ -20,7 +20,7 @@ from keywise.cli.live.draw import frame, line
 from keywise.observe.run_view import View
 
 DRAW_S = 0.25
-TOGETHER_S = 0.02
+GATHER_S = 0.02
 """Lines of others wait so long for more of them."""
 LINE_S = 5.0
 """In a log, a pipeline where something happens has a line so often."""
@@ -31,14 +31,16 @@ LINES_MAX = 10_000
 
 
 @contextmanager
-def shown(view: View, console: Console, tell: Callable[[str], None], *, plain: bool = False) -> Iterator[None]:
+def live_view(
+    view: View, console: Console, write_line: Callable[[str], None], *, plain: bool = False
+) -> Iterator[None]:
     """Show the view as long as this lasts: on the console if it is a terminal, else by telling lines."""
     over = awake = threading.Event()
     with ExitStack() as stack:
         if plain or not can_draw(console):
-            work = partial(_tell, view, tell, over)
+            work = partial(_write_lines, view, write_line, over)
         else:
-            lines = stack.enter_context(diverted(console))
+            lines = stack.enter_context(redirected_output(console))
             work, awake = partial(_draw, view, console, lines, over), lines.arrived
         thread = threading.Thread(target=_guarded, args=(work, stack.close), name="keywise-view", daemon=True)
         thread.start()
@@ -55,7 +57,7 @@ def can_draw(console: Console) -> bool:
     return console.file.isatty() and not console.is_dumb_terminal
 
 
-class Lines:
+class LineBuffer:
     """Lines that others wrote while the view is drawn; whoever writes never waits for the terminal."""
 
     def __init__(self) -> None:
@@ -82,10 +84,10 @@ class Lines:
         return [*kept, *([f"({left_out:,} lines were too many)"] if left_out else [])]
 
 
-class Diversion:
-    """Stands in for stdout or stderr: whole lines go to `Lines`, and everything else is as with the real stream."""
+class StreamRedirect:
+    """Stands in for stdout or stderr: whole lines go to `LineBuffer`, and everything else is as with the real stream."""
 
-    def __init__(self, stream: Any, lines: Lines) -> None:
+    def __init__(self, stream: Any, lines: LineBuffer) -> None:
         self._stream, self._lines = stream, lines
         self._lock = threading.Lock()
         self._rest = ""
@@ -122,15 +124,17 @@ class Diversion:
 
 
 @contextmanager
-def diverted(console: Console) -> Iterator[Lines]:
+def redirected_output(console: Console) -> Iterator[LineBuffer]:
     """Collect what is printed and logged to the terminal meanwhile, because it would tear the view."""
-    lines = Lines()
+    lines = LineBuffer()
     with ExitStack() as stack:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if stream is not None and stream.isatty():
-                stack.enter_context(_diversion(name, stream, lines))
-        assert not isinstance(console.file, Diversion), "the console needs a file of its own: Console(file=sys.stderr)"
+                stack.enter_context(_redirected_stream(name, stream, lines))
+        assert not isinstance(console.file, StreamRedirect), (
+            "the console needs a file of its own: Console(file=sys.stderr)"
+        )
         try:
             yield lines
         finally:
@@ -139,8 +143,8 @@ def diverted(console: Console) -> Iterator[Lines]:
 
 
 @contextmanager
-def _diversion(name: str, stream: Any, lines: Lines) -> Iterator[None]:
-    diversion = Diversion(stream, lines)
+def _redirected_stream(name: str, stream: Any, lines: LineBuffer) -> Iterator[None]:
+    diversion = StreamRedirect(stream, lines)
     handlers = [handler for handler in _stream_handlers() if handler.stream is stream]
     setattr(sys, name, diversion)
     for handler in handlers:
@@ -161,7 +165,7 @@ def _stream_handlers() -> list[Any]:
     return [one for logger in loggers for one in logger.handlers if isinstance(one, logging.StreamHandler)]
 
 
-def _draw(view: View, console: Console, lines: Lines, over: threading.Event) -> None:
+def _draw(view: View, console: Console, lines: LineBuffer, over: threading.Event) -> None:
     def look() -> Text:
         return frame(view.look(), console.width, console.height)
 
@@ -173,23 +177,23 @@ def _draw(view: View, console: Console, lines: Lines, over: threading.Event) -> 
         while not is_over:
             # A line is shown soon, because the process may not live long after it; many are shown together.
             lines.arrived.wait(DRAW_S)
-            is_over = over.wait(TOGETHER_S)
+            is_over = over.wait(GATHER_S)
             if texts := lines.taken():
                 console.print(Text.from_ansi("\n".join(texts)), soft_wrap=True)
             live.update(look(), refresh=True)
 
 
-def _tell(view: View, tell: Callable[[str], None], over: threading.Event) -> None:
-    told: dict[str, object] = {}
+def _write_lines(view: View, write_line: Callable[[str], None], over: threading.Event) -> None:
+    last_written: dict[str, object] = {}
     is_over = False
     while not is_over:
         is_over = over.wait(LINE_S)
         for sight in view.look():
             happened = (sight.changes, sight.failed_tries, sight.state, len(sight.alarms), sight.ledger_down)
             # An idle pipeline is no news, day after day.
-            if sight.sources and (is_over or told.get(sight.pipeline) != happened):
-                told[sight.pipeline] = happened
-                tell(line(sight))
+            if sight.sources and (is_over or last_written.get(sight.pipeline) != happened):
+                last_written[sight.pipeline] = happened
+                write_line(line(sight))
 
 
 def _guarded(work: Callable[[], None], give_up: Callable[[], None]) -> None:
