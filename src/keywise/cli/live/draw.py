@@ -74,13 +74,13 @@ def _block(view: PipelineView, width: int, *, brief: bool = False) -> Iterator[T
     if view.ledger_down is not None:
         yield from _labelled("ledger", [Text(_ledger_down(view.ledger_down), "bold red")], width)
     for alarm in view.alarms:
-        yield from _noticed("ALARM", alarm, view.now, width, "bold red")
+        yield from _format_notice("ALARM", alarm, view.now, width, "bold red")
     if brief:
         return
     if view.slowest:
         yield from _labelled("slowest", _slowest(view), width)
     for warning in view.warnings:
-        yield from _noticed("warning", warning, view.now, width, "yellow")
+        yield from _format_notice("warning", warning, view.now, width, "yellow")
 
 
 def _head(view: PipelineView) -> list[Text]:
@@ -97,10 +97,10 @@ def _rates(view: PipelineView) -> list[str]:
 
 
 def _outcomes(view: PipelineView) -> list[Text]:
-    told = [(outcome, number) for outcome, number in view.outcomes.items() if number or outcome != "ignored"]
+    shown = [(outcome, number) for outcome, number in view.outcomes.items() if number or outcome != "ignored"]
     if view.failed_tries:
-        told.append(("failed tries", view.failed_tries))
-    return [Text(f"{name} {number:,}", _style(name, number)) for name, number in told]
+        shown.append(("failed tries", view.failed_tries))
+    return [Text(f"{name} {number:,}", _style(name, number)) for name, number in shown]
 
 
 def _style(name: str, number: int) -> str:
@@ -130,21 +130,21 @@ def _slowest(view: PipelineView) -> list[str]:
     ]
 
 
-def _noticed(label: str, notice: Notice, now: float, width: int, style: str) -> Iterator[Text]:
+def _format_notice(label: str, notice: Notice, now: float, width: int, style: str) -> Iterator[Text]:
     times = f"{notice.times:,} times, last " if notice.times > 1 else ""
-    told = f"{times}{duration(round(now - notice.at))} ago: {_told(notice.event)}"
+    notice_text = f"{times}{duration(round(now - notice.at))} ago: {_format_event(notice.event)}"
     room = max(2, width - LABEL_WIDTH)
-    words = [Text(part) for word in told.split(" ") for part in chop_cells(word, room)]
+    words = [Text(part) for word in notice_text.split(" ") for part in chop_cells(word, room)]
     lines = _packed(words, room, " ")
     if len(lines) > NOTICE_LINES:
         lines = [*lines[: NOTICE_LINES - 1], Text(" ").join(lines[NOTICE_LINES - 1 :])]
         lines[-1].truncate(room, overflow="ellipsis")
     for text in lines:
         text.stylize(style)
-    yield from _beside(label, lines, style)
+    yield from _with_label(label, lines, style)
 
 
-def _told(event: events.Event) -> str:
+def _format_event(event: events.Event) -> str:
     match event:
         case events.Failed():
             again = f"again in {span(event.retry_s)}"
@@ -182,10 +182,10 @@ def _cut(text: str, limit: int) -> str:
 
 def _labelled(label: str, facts: Iterable[str | Text], width: int) -> Iterator[Text]:
     texts = [Text(fact) if isinstance(fact, str) else fact for fact in facts]
-    yield from _beside(label, _packed(texts, width - LABEL_WIDTH, "  "), "dim")
+    yield from _with_label(label, _packed(texts, width - LABEL_WIDTH, "  "), "dim")
 
 
-def _beside(label: str, lines: Iterable[Text], style: str) -> Iterator[Text]:
+def _with_label(label: str, lines: Iterable[Text], style: str) -> Iterator[Text]:
     """The label stands before the first line, and nothing before the others."""
     for number, text in enumerate(lines):
         yield Text().append(f"{'' if number else f'  {label}':<{LABEL_WIDTH}}", style).append_text(text)
