@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 import pytest
 import typer
 
-from keywise.cli.live.watch import looking
+from keywise.cli.live.watch import watch_or_once
 from keywise.core.errors import DatabaseError, UnavailableError
 
 
@@ -38,13 +38,13 @@ class Screen(io.StringIO):
 
 def watch(*pages: str | Exception, every: str | None = None, json: bool = False) -> list[float]:
     looks = Looks(*pages)
-    looking(looks.look, watch=True, every=every, json=json, wait=looks.wait)
+    watch_or_once(looks.look, watch=True, every=every, json=json, wait=looks.wait)
     return looks.waits
 
 
 def test_without_watch_there_is_one_look(capsys):
     looks = Looks("one", "two")
-    looking(looks.look, watch=False, every=None, json=False, wait=looks.wait)
+    watch_or_once(looks.look, watch=False, every=None, json=False, wait=looks.wait)
     assert (capsys.readouterr().out, looks.waits) == ("one\n", [])
 
 
@@ -59,7 +59,7 @@ def test_looks_are_as_often_as_said_and_ctrl_c_is_no_error(every, wait_s):
 )
 def test_what_cannot_be_meant_is_wrong_usage(capsys, every, watched, said):
     with pytest.raises(typer.Exit) as refused:
-        looking(Looks("one").look, watch=watched, every=every, json=False)
+        watch_or_once(Looks("one").look, watch=watched, every=every, json=False)
     assert refused.value.exit_code == 2
     assert said in capsys.readouterr().err
 
@@ -101,7 +101,9 @@ def test_a_look_prints_as_it_would_to_the_real_stream():
     shapes = []
     for stream in (Screen(), io.StringIO()):
         with redirect_stdout(stream):
-            looking(lambda: shapes.append(sys.stdout.isatty()), watch=True, every=None, json=False, wait=Looks().wait)
+            watch_or_once(
+                lambda: shapes.append(sys.stdout.isatty()), watch=True, every=None, json=False, wait=Looks().wait
+            )
     assert shapes == [True, False]
 
 

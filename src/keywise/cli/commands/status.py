@@ -9,7 +9,7 @@ import typer
 
 from keywise.app import App
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
-from keywise.cli.live.watch import EveryOption, WatchOption, looking
+from keywise.cli.live.watch import EveryOption, WatchOption, watch_or_once
 from keywise.cli.output import (
     cell,
     count,
@@ -58,7 +58,7 @@ def status(
             print_error(f"{', '.join(one.pipeline for one in unreached)} cannot be reached now; see the journal above")
             raise typer.Exit(1)
 
-    looking(look, watch=watch, every=every, json=json)
+    watch_or_once(look, watch=watch, every=every, json=json)
 
 
 def _look(app: App, names: list[str], json: bool) -> list[Unreached]:

@@ -28,7 +28,7 @@ EveryOption = Annotated[
 ]
 
 
-def looking(
+def watch_or_once(
     look: Callable[[], None],
     *,
     watch: bool,
@@ -40,30 +40,30 @@ def looking(
 
     In a terminal each look takes the place of the one before; elsewhere it follows, and JSON has a line for each.
     """
-    every_s = _checked(every, watch)
+    every_s = _parse_every(every, watch)
     if not watch:
         look()
         return
     show = _show_json if json else _show_screen if sys.stdout.isatty() else _show_text
     try:
-        found = _looked(look)
+        found = _captured(look)
         if show is _show_screen:
             # What stands there moves up and away, and is not written over.
             sys.stdout.write("\n" * Console().height)
         show(found, every_s)
         while True:
             wait(every_s)
-            _show_again(look, show, every_s)
+            _repeat(look, show, every_s)
     except KeyboardInterrupt:
         # That is how it is meant to end.
         print(file=sys.stderr)
 
 
-def _show_again(look: Callable[[], None], show: Callable[[str, float], None], every_s: float) -> None:
+def _repeat(look: Callable[[], None], show: Callable[[str, float], None], every_s: float) -> None:
     # Started in the background of a script, a process is deaf to Ctrl-C unless it asks for it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        found = _looked(look)
+        found = _captured(look)
     except UnavailableError as error:
         # It was there a moment ago, and whoever watches wants to see it come back.
         print_error(error)
@@ -71,7 +71,7 @@ def _show_again(look: Callable[[], None], show: Callable[[str, float], None], ev
         show(found, every_s)
 
 
-def _checked(every: str | None, watch: bool) -> float:
+def _parse_every(every: str | None, watch: bool) -> float:
     if every is None:
         return EVERY_S
     if not watch:
@@ -85,7 +85,7 @@ def _checked(every: str | None, watch: bool) -> float:
     return every_s
 
 
-class _Page(io.StringIO):
+class _CapturedOutput(io.StringIO):
     """What a look prints, in the shape that the real stream would have."""
 
     def __init__(self) -> None:
@@ -96,8 +96,8 @@ class _Page(io.StringIO):
         return self._is_terminal
 
 
-def _looked(look: Callable[[], None]) -> str:
-    with redirect_stdout(_Page()) as page:
+def _captured(look: Callable[[], None]) -> str:
+    with redirect_stdout(_CapturedOutput()) as page:
         look()
     return page.getvalue()
 
