@@ -33,7 +33,7 @@ Reset = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the fun
 Zombies = Annotated[bool, typer.Option("--zombies", help="Of APP: also stop workers just before the handler.")]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class TrialOptions(msgspec.Struct, frozen=True):
     """What the command line says about a trial."""
 
     target: str
@@ -44,32 +44,32 @@ class Wanted(msgspec.Struct, frozen=True):
     zombies: bool
 
 
-def simulate_own(wanted: Wanted, seeds: Sequence[int], json: bool) -> None:
+def simulate_handler(wanted: TrialOptions, seeds: Sequence[int], json: bool) -> None:
     """Simulate, tell, and exit with status 1 if something was found."""
     from keywise.testing.handlers.simulate import run_trials
 
-    loading = _Loading(wanted)
+    loading = _TrialLoader(wanted)
     loading.trial()
     bar = progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with bar:
         task = bar.add_task("seeds", total=len(seeds))
         report = run_trials(loading.trial, seeds, lambda seed: bar.advance(task))
     if json:
-        print_json(_told(report, wanted))
+        print_json(_report_json(report, wanted))
         if report.findings:
             raise typer.Exit(1)
         return
     for line in plain_lines(str(report)).splitlines():
         screen().print(cell(line))
     if report.findings:
-        again = _replay(report, wanted)
+        again = _replay_command(report, wanted)
         fail(f"the store of pipeline {report.pipeline!r} does not end up right; see it again with: {again}")
 
 
-class _Loading:
+class _TrialLoader:
     """Loads the app and what belongs to it; the modules of the user's own are imported anew each time."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: TrialOptions) -> None:
         self._wanted = wanted
         self._before = set(sys.modules)
 
@@ -129,12 +129,12 @@ class _Loading:
         return import_place(place) if place and place != own else loaded
 
 
-def _told(report: "Report", wanted: Wanted) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(report)
-    return told | {"ok": not report.findings, "replay": _replay(report, wanted) if report.findings else None}
+def _report_json(report: "Report", wanted: TrialOptions) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(report)
+    return fields | {"ok": not report.findings, "replay": _replay_command(report, wanted) if report.findings else None}
 
 
-def _replay(report: "Report", wanted: Wanted) -> str:
+def _replay_command(report: "Report", wanted: TrialOptions) -> str:
     """The command that shows the first finding again."""
     words = ["keywise simulate", wanted.target]
     options = {name: getattr(wanted, name) for name in ("pipeline", "messages", "state", "reset")}

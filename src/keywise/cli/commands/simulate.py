@@ -18,10 +18,10 @@ from keywise.cli.simulate_handler import (
     OneSeed,
     Reset,
     State,
-    Wanted,
+    TrialOptions,
     WhichPipeline,
     Zombies,
-    simulate_own,
+    simulate_handler,
 )
 from keywise.core.sink import Grade
 
@@ -85,8 +85,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
         if merge or replay is not None or jobs is not None or len(grades) == 1:
             refuse(WITHOUT)
         first, number = (first_seed, seeds or SEEDS_OF_OWN) if seed is None else (seed, 1)
-        wanted = Wanted(app, pipeline, messages, state, reset, zombies)
-        simulate_own(wanted, range(first, first + number), json)
+        wanted = TrialOptions(app, pipeline, messages, state, reset, zombies)
+        simulate_handler(wanted, range(first, first + number), json)
         return
     if zombies or any(one is not None for one in (pipeline, seed, messages, state, reset)):
         refuse("--pipeline, --seed, --messages, --state, --reset and --zombies need an APP: keywise simulate shop:app")
