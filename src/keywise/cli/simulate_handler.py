@@ -14,7 +14,7 @@ from keywise.cli.app_loader import choose_pipelines, import_place, load
 from keywise.cli.output import cell, fail, plain_lines, print_json, progress, refuse, screen
 
 if TYPE_CHECKING:
-    from keywise.testing.handlers.report import Report
+    from keywise.testing.handlers.report import SimulationReport
     from keywise.testing.handlers.world import Trial
 
 SEEDS = 100
@@ -129,12 +129,12 @@ class _TrialLoader:
         return import_place(place) if place and place != own else loaded
 
 
-def _report_json(report: "Report", wanted: TrialOptions) -> dict[str, Any]:
+def _report_json(report: "SimulationReport", wanted: TrialOptions) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(report)
     return fields | {"ok": not report.findings, "replay": _replay_command(report, wanted) if report.findings else None}
 
 
-def _replay_command(report: "Report", wanted: TrialOptions) -> str:
+def _replay_command(report: "SimulationReport", wanted: TrialOptions) -> str:
     """The command that shows the first finding again."""
     words = ["keywise simulate", wanted.target]
     options = {name: getattr(wanted, name) for name in ("pipeline", "messages", "state", "reset")}

@@ -18,7 +18,7 @@ from keywise.testing.conformance import (
     check_source,
     check_turns,
 )
-from keywise.testing.handlers.report import Difference, Finding, Report
+from keywise.testing.handlers.report import Finding, SimulationReport, StateDifference
 from keywise.testing.handlers.simulate import simulate
 from keywise.testing.simulator.faults import Faults
 from keywise.testing.simulator.seeds import Run, Tally, run_seed, run_seeds
@@ -29,12 +29,12 @@ __all__ = [
     "BrokenPromiseError",
     "Checked",
     "Conformance",
-    "Difference",
+    "StateDifference",
     "Faults",
     "Finding",
     "LedgerBench",
     "Process",
-    "Report",
+    "SimulationReport",
     "Run",
     "SinkBench",
     "SourceBench",

@@ -13,7 +13,7 @@ from keywise.testing.simulator.links import Session
 from keywise.testing.virtual_loop import Process
 
 
-class Line(msgspec.Struct, frozen=True):
+class TraceLine(msgspec.Struct, frozen=True):
     """One line of a story."""
 
     at: float
@@ -22,7 +22,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 @dataclass(eq=False, slots=True)
-class Worker:
+class SimulatedWorker:
     """One simulated worker process, and what it is about."""
 
     process: Process
@@ -45,7 +45,7 @@ class Watch:
     """Knows which handler runs where, what was written last, and everything that was worth a line."""
 
     def __init__(self, now: Callable[[], float], *, is_atomic: bool, zombies: bool) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[TraceLine] = []
         self.broken: list[tuple[str, str]] = []
         """Promises of keywise itself that were broken, by key."""
         self.failed: list[events.Failed] = []
@@ -54,13 +54,13 @@ class Watch:
         self._now = now
         self._is_atomic = is_atomic
         self._zombies = zombies
-        self._running: dict[str, Worker] = {}
+        self._running: dict[str, SimulatedWorker] = {}
         self._written: dict[str, Change[Any]] = {}
 
     def note(self, keys: Sequence[str], text: str) -> None:
-        self.lines.append(Line(self._now(), tuple(keys), text))
+        self.lines.append(TraceLine(self._now(), tuple(keys), text))
 
-    def story(self, key: str | None) -> list[Line]:
+    def story(self, key: str | None) -> list[TraceLine]:
         return [line for line in self.lines if key is None or key in line.keys]
 
     def is_at_work(self) -> bool:
@@ -68,7 +68,7 @@ class Watch:
 
     # Calls of the handler.
 
-    def begins(self, worker: Worker, changes: Sequence[Change[Any]]) -> None:
+    def begins(self, worker: SimulatedWorker, changes: Sequence[Change[Any]]) -> None:
         self.calls += 1
         for change in changes:
             other = self._running.get(change.key)
@@ -78,12 +78,17 @@ class Watch:
             worker.inside.append(change.key)
 
     def ends(
-        self, worker: Worker, changes: Sequence[Change[Any]], error: BaseException | None, *, is_snoozed: bool = False
+        self,
+        worker: SimulatedWorker,
+        changes: Sequence[Change[Any]],
+        error: BaseException | None,
+        *,
+        is_snoozed: bool = False,
     ) -> None:
         for change in changes:
             if error is not None:
-                told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                self.note([change.key], f"{worker.name} runs the handler for {label_of(change)}: it raises {told}")
+                text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                self.note([change.key], f"{worker.name} runs the handler for {label_of(change)}: it raises {text}")
                 continue
             self.note([change.key], f"{worker.name} runs the handler for {label_of(change)}")
             if is_snoozed:
@@ -93,13 +98,13 @@ class Watch:
             else:
                 self._write(change)
 
-    def leaves(self, worker: Worker, changes: Sequence[Change[Any]]) -> None:
+    def leaves(self, worker: SimulatedWorker, changes: Sequence[Change[Any]]) -> None:
         for change in changes:
             worker.inside.remove(change.key)
             if self._running.get(change.key) is worker:
                 del self._running[change.key]
 
-    def committed(self, worker: Worker) -> None:
+    def committed(self, worker: SimulatedWorker) -> None:
         """The transaction of a worker is there to stay, with what its handlers wrote."""
         for change in worker.effects:
             self._write(change)
@@ -120,13 +125,13 @@ class Watch:
 
     # What the consumer tells.
 
-    def observer(self, worker: Worker) -> events.Observer:
+    def observer(self, worker: SimulatedWorker) -> events.Observer:
         def observe(event: events.Event) -> None:
             self._observe(worker, event)
 
         return observe
 
-    def _observe(self, worker: Worker, event: events.Event) -> None:
+    def _observe(self, worker: SimulatedWorker, event: events.Event) -> None:
         match event:
             case events.Settled():
                 for header in event.headers:

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from keywise.testing.handlers.call_log import Worker
+from keywise.testing.handlers.call_log import SimulatedWorker
 
 if TYPE_CHECKING:
-    from keywise.testing.handlers.world import OwnWorld
+    from keywise.testing.handlers.world import HandlerWorld
 
 KINDS = {
     "sent twice": 0.4,
@@ -29,10 +29,10 @@ ALIVE = 0.4
 DEATHS_MAX, PAUSES_MAX, NO_ANSWERS_MAX = 6, 4, 2
 
 
-class Trouble:
+class HandlerFaults:
     """Draws faults until told to stop. It spares a change that one more fault would make a dead letter."""
 
-    def __init__(self, world: "OwnWorld", rng: random.Random, *, is_ideal: bool) -> None:
+    def __init__(self, world: "HandlerWorld", rng: random.Random, *, is_ideal: bool) -> None:
         self._world = world
         self._rng = rng
         self._rates = {
@@ -55,7 +55,7 @@ class Trouble:
     def latency_s(self) -> float:
         return self._rng.uniform(0.001, 0.02)
 
-    def meanwhile(self, worker: Worker) -> None:
+    def meanwhile(self, worker: SimulatedWorker) -> None:
         """A worker has sent a call: it may die before the answer comes, or stop for longer than its lease."""
         if worker.process.is_dead or worker.process.is_paused or not worker.handed:
             return
@@ -64,15 +64,15 @@ class Trouble:
         elif self._may_pause(worker, worker.inside) and self.happens("pause"):
             self._world.pause(worker)
 
-    def dies(self, worker: Worker, when: str) -> bool:
+    def dies(self, worker: SimulatedWorker, when: str) -> bool:
         return self._may_die(worker) and self.happens(f"death {when} the handler")
 
-    def pauses_after(self, worker: Worker, keys: Sequence[str]) -> bool:
+    def pauses_after(self, worker: SimulatedWorker, keys: Sequence[str]) -> bool:
         """Only where no other handler of the worker is at work: it would go on with a write that is too late."""
         others = [key for key in worker.inside if key not in keys]
         return self._may_pause(worker, others) and self.happens("pause")
 
-    def pauses_before(self, worker: Worker) -> bool:
+    def pauses_before(self, worker: SimulatedWorker) -> bool:
         """A worker that wakes up and writes, long after its claim has ended."""
         return self._world.zombies and self._may_pause(worker, ()) and self.happens("pause")
 
@@ -82,21 +82,21 @@ class Trouble:
         self._errors.update(keys)
         return True
 
-    def _may_die(self, worker: Worker) -> bool:
+    def _may_die(self, worker: SimulatedWorker) -> bool:
         deaths = sum(count for kind, count in self.injected.items() if kind.startswith("death"))
         return deaths < DEATHS_MAX and self._may_fall(worker)
 
-    def _may_pause(self, worker: Worker, at_work: Sequence[str]) -> bool:
+    def _may_pause(self, worker: SimulatedWorker, at_work: Sequence[str]) -> bool:
         is_late_write = bool(at_work) and not self._world.is_atomic and not self._world.zombies
         if is_late_write or self.injected["pause"] >= PAUSES_MAX or not self._may_err(worker.inside, NO_ANSWERS_MAX):
             return False
         return self._may_fall(worker)
 
-    def _may_fall(self, worker: Worker) -> bool:
+    def _may_fall(self, worker: SimulatedWorker) -> bool:
         """Whether a change that runs alone can bear one more death."""
         return worker.isolated is None or self._falls[worker.isolated] < self._world.settings.crashes_max - 1
 
-    def fell(self, worker: Worker) -> None:
+    def fell(self, worker: SimulatedWorker) -> None:
         """A worker died or stopped for long."""
         if worker.isolated is not None:
             self._falls[worker.isolated] += 1

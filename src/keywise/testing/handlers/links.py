@@ -19,8 +19,8 @@ from keywise.testing.simulator.links import Session
 from keywise.testing.virtual_loop import outside
 
 if TYPE_CHECKING:
-    from keywise.testing.handlers.call_log import Worker
-    from keywise.testing.handlers.world import OwnWorld
+    from keywise.testing.handlers.call_log import SimulatedWorker
+    from keywise.testing.handlers.world import HandlerWorld
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ ENDINGS = ("commit", "fail", "release", "dead_letter")
 class Wire:
     """The connections of one worker."""
 
-    def __init__(self, world: "OwnWorld", worker: "Worker") -> None:
+    def __init__(self, world: "HandlerWorld", worker: "SimulatedWorker") -> None:
         self.world = world
         self.worker = worker
 
@@ -39,26 +39,26 @@ class Wire:
         """Run `act` on a server. It may not run, or run without an answer, or after the caller has gone."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         outside(asyncio.get_running_loop(), self._serve(act, answer, lost or (lambda: None)))
-        self.world.trouble.meanwhile(self.worker)
+        self.world.faults.meanwhile(self.worker)
         return await answer
 
     async def _serve(
         self, act: Callable[[], Awaitable[T]], answer: asyncio.Future[T], lost: Callable[[], None]
     ) -> None:
-        trouble = self.world.trouble
-        await asyncio.sleep(trouble.latency_s())
-        if trouble.happens("lost before"):
+        faults = self.world.faults
+        await asyncio.sleep(faults.latency_s())
+        if faults.happens("lost before"):
             lost()
-            return await _stay_silent(answer, trouble.latency_s())
+            return await _stay_silent(answer, faults.latency_s())
         try:
             result = await act()
         except Exception as error:
             if not answer.done():
                 answer.set_exception(error)
             return
-        if trouble.happens("lost after"):
-            return await _stay_silent(answer, trouble.latency_s())
-        await asyncio.sleep(trouble.latency_s())
+        if faults.happens("lost after"):
+            return await _stay_silent(answer, faults.latency_s())
+        await asyncio.sleep(faults.latency_s())
         if not answer.done():
             answer.set_result(result)
 
@@ -80,7 +80,7 @@ class WiredSource:
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         deliveries = await self._wire.call(lambda: self._receive(limit, wait_s))
-        self._wire.world.tell_handed(self._wire.worker, deliveries)
+        self._wire.world.report_handed(self._wire.worker, deliveries)
         return deliveries
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
@@ -88,7 +88,7 @@ class WiredSource:
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         def lost() -> None:
-            self._wire.world.tell_of(self._wire.worker, deliveries, "the ack of {label} is lost")
+            self._wire.world.report_deliveries(self._wire.worker, deliveries, "the ack of {label} is lost")
 
         await self._wire.call(lambda: self._source.ack(deliveries), lost)
 
@@ -105,7 +105,7 @@ class WiredSource:
     async def _receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         limit = min(limit, self._wire.world.handed_max())
         deliveries = list(await self._source.receive(limit, wait_s))
-        again = [one for one in deliveries if self._wire.world.trouble.happens("handed over twice")]
+        again = [one for one in deliveries if self._wire.world.faults.happens("handed over twice")]
         await self._source.release(again, 0.0)
         return deliveries
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from keywise.testing.handlers.call_log import Line, Watch
+from keywise.testing.handlers.call_log import TraceLine, Watch
 
 LINES_MAX = 24
 DIFFERENCES_MAX = 5
@@ -47,7 +47,7 @@ REMEMBERED = (
 LEFT_OUT = "more lines are left out"
 
 
-class Difference(msgspec.Struct, frozen=True):
+class StateDifference(msgspec.Struct, frozen=True):
     """Where the store is not as it should be."""
 
     where: str
@@ -62,7 +62,7 @@ class Finding(msgspec.Struct, frozen=True):
     seed: int | None
     """None: nothing went wrong around the handler, and it failed all the same."""
     what: str
-    differences: list[Difference] = []
+    differences: list[StateDifference] = []
     key: str | None = None
     """Whose story it is."""
     story: list[str] = []
@@ -86,7 +86,7 @@ class Finding(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-class Report(msgspec.Struct):
+class SimulationReport(msgspec.Struct):
     """What a simulation found. It is true if it found nothing, and prints as a text for people."""
 
     pipeline: str
@@ -118,41 +118,41 @@ class Report(msgspec.Struct):
         first = self.findings[0]
         if first.seed is not None:
             wrong = sorted(one.seed for one in self.findings if one.seed is not None)
-            told = ", ".join(map(str, wrong[:10])) + (", …" if len(wrong) > 10 else "")
-            lines.append(f"The store does not end up right in {len(wrong)} of {seeds}: {told}")
+            named = ", ".join(map(str, wrong[:10])) + (", …" if len(wrong) > 10 else "")
+            lines.append(f"The store does not end up right in {len(wrong)} of {seeds}: {named}")
         return "\n".join([*lines, "", str(first)])
 
 
-def differences(wanted: Any, held: Any) -> list[Difference]:
+def differences(wanted: Any, held: Any) -> list[StateDifference]:
     """Where two states differ; key by key if they are mappings."""
     if not isinstance(wanted, Mapping) or not isinstance(held, Mapping):
-        return [Difference("", shortened(wanted), shortened(held))]
+        return [StateDifference("", shortened(wanted), shortened(held))]
     found = []
     for key in dict.fromkeys((*wanted, *held)):
         one, other = (shortened(state[key]) if key in state else "nothing" for state in (wanted, held))
         if key not in wanted or key not in held or wanted[key] != held[key]:
-            found.append(Difference(shortened(key), one, other))
+            found.append(StateDifference(shortened(key), one, other))
     return found[:DIFFERENCES_MAX]
 
 
-def told_of(wanted: Any, held: Any, keys: Sequence[str], watch: Watch) -> tuple[str | None, list[str], str]:
+def explain_difference(wanted: Any, held: Any, keys: Sequence[str], watch: Watch) -> tuple[str | None, list[str], str]:
     """Whose story explains a difference, the story, and advice."""
     key = _key_of(wanted, held, keys, watch)
     lines = watch.story(key)
     return key, _shortened_story(lines), _advice(lines)
 
 
-def _shortened_story(lines: Sequence[Line]) -> list[str]:
+def _shortened_story(lines: Sequence[TraceLine]) -> list[str]:
     """All lines, unless they are too many: then those that decide, then the first and the last of them."""
     kept = lines
     if len(kept) > LINES_MAX:
         kept = [line for line in lines if any(word in line.text for word in DECISIVE)]
-    told = [f"{line.at:8.3f} s  {line.text}" for line in kept]
-    if len(told) > LINES_MAX:
+    texts = [f"{line.at:8.3f} s  {line.text}" for line in kept]
+    if len(texts) > LINES_MAX:
         half = LINES_MAX // 2
-        told = [*told[:half], "…", *told[-half:]]
-    left_out = len(lines) - len(told)
-    return [*told, f"({left_out} {LEFT_OUT})"] if left_out > 0 else told
+        texts = [*texts[:half], "…", *texts[-half:]]
+    left_out = len(lines) - len(texts)
+    return [*texts, f"({left_out} {LEFT_OUT})"] if left_out > 0 else texts
 
 
 def shortened(value: object) -> str:
@@ -173,11 +173,11 @@ def _key_of(wanted: Any, held: Any, keys: Sequence[str], watch: Watch) -> str | 
     return min(eventful, key=lambda key: (_is_only_skipped(watch.story(key)), len(watch.story(key)), key), default=None)
 
 
-def _is_only_skipped(lines: Sequence[Line]) -> bool:
+def _is_only_skipped(lines: Sequence[TraceLine]) -> bool:
     return _advice(lines) is not REPEATED
 
 
-def _advice(lines: Sequence[Line]) -> str:
+def _advice(lines: Sequence[TraceLine]) -> str:
     if any(" is written over " in line.text for line in lines):
         return LATE
     runs = [line.text.partition(" runs the handler for ")[2] for line in lines if " runs the handler for " in line.text]

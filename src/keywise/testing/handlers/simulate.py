@@ -13,8 +13,8 @@ from keywise.app import App, PipelineDefinition
 from keywise.core.errors import SettingsError
 from keywise.core.sink import Grade
 from keywise.testing.handlers.messages import samples_of
-from keywise.testing.handlers.report import Finding, Report, differences, told_of
-from keywise.testing.handlers.world import OwnWorld, Trial
+from keywise.testing.handlers.report import Finding, SimulationReport, differences, explain_difference
+from keywise.testing.handlers.world import HandlerWorld, Trial
 from keywise.testing.simulator.seeds import quiet
 
 SEEDS = 100
@@ -34,8 +34,8 @@ def simulate(  # noqa: PLR0913 - all the words that a simulation is described wi
     reset: Callable[..., Any] | None = None,
     seeds: int | Sequence[int] = SEEDS,
     zombies: bool = False,
-    tell: Callable[[int], None] | None = None,
-) -> Report:
+    on_seed: Callable[[int], None] | None = None,
+) -> SimulationReport:
     """Run the handler of a pipeline on virtual time, first without faults and then once per seed with them.
 
     `messages` are sample bodies, or a function that makes them; without them some are made from `key=` and `version=`.
@@ -45,10 +45,10 @@ def simulate(  # noqa: PLR0913 - all the words that a simulation is described wi
     to create tables, `state` may take it too, and without `state` all its rows are compared.
     All workers share the memory of this process; give a function that makes the app, and each has an app of its own.
     `zombies` also stops workers just before the handler, until long after their claim has ended.
-    `tell` is called with each seed that is done.
+    `on_seed` is called with each seed that is done.
     """
     trial = trial_of(app, pipeline=pipeline, messages=messages, state=state, reset=reset, zombies=zombies)
-    return run_trials(lambda: trial, range(seeds) if isinstance(seeds, int) else seeds, tell)
+    return run_trials(lambda: trial, range(seeds) if isinstance(seeds, int) else seeds, on_seed)
 
 
 def trial_of(
@@ -74,11 +74,13 @@ def trial_of(
     )
 
 
-def run_trials(fresh: Callable[[], Trial], seeds: Sequence[int], tell: Callable[[int], None] | None = None) -> Report:
+def run_trials(
+    fresh: Callable[[], Trial], seeds: Sequence[int], on_seed: Callable[[int], None] | None = None
+) -> SimulationReport:
     """Simulate a trial. It is asked for before each run: whoever can load an app anew gives each run a fresh memory."""
     _refuse_inside_a_loop()
     with quiet():
-        return _Simulation(fresh).run(seeds, tell or (lambda seed: None))
+        return _Simulation(fresh).run(seeds, on_seed or (lambda seed: None))
 
 
 class _Simulation:
@@ -91,9 +93,11 @@ class _Simulation:
         handler = trial.definition()._handler
         assert handler is not None
         grade = Grade.ATOMIC if signature_of(handler).wants_transaction else Grade.PLAIN
-        self._report = Report(trial.pipeline, grade.value, len(self._samples.ordered), len(self._samples.keys))
+        self._report = SimulationReport(
+            trial.pipeline, grade.value, len(self._samples.ordered), len(self._samples.keys)
+        )
 
-    def run(self, seeds: Sequence[int], tell: Callable[[int], None]) -> Report:
+    def run(self, seeds: Sequence[int], on_seed: Callable[[int], None]) -> SimulationReport:
         report, faults = self._report, Counter[str]()
         wanted, finding = self._ideal()
         if finding is not None:
@@ -103,7 +107,7 @@ class _Simulation:
             if (finding := self._seed(seed, wanted, faults)) is not None:
                 report.findings.append(finding)
             report.seeds += 1
-            tell(seed)
+            on_seed(seed)
         report.faults = dict(faults)
         report.findings.sort(key=lambda one: (one.length, one.seed))
         return report
@@ -133,10 +137,10 @@ class _Simulation:
         held, world = self._run(seed)
         watch, keys = world.watch, self._samples.keys
         self._report.calls += watch.calls
-        faults.update(world.trouble.injected)
+        faults.update(world.faults.injected)
         if watch.broken:
             key, what = watch.broken[0]
-            _, story, _ = told_of({key: 1}, {key: 2}, [key], watch)
+            _, story, _ = explain_difference({key: 1}, {key: 2}, [key], watch)
             return Finding(seed, f"keywise itself broke a promise: {what}", key=key or None, story=story)
         if not world.is_drained:
             return Finding(seed, f"some changes never come to their end: {', '.join(map(repr, world.waiting()))}")
@@ -144,19 +148,19 @@ class _Simulation:
         expected = {line.partition(" version ")[0] for line in self._report.set_aside}
         for key, letter in dead.items():
             if repr(key) not in expected:
-                _, story, advice = told_of({key: 1}, {key: 2}, [key], watch)
+                _, story, advice = explain_difference({key: 1}, {key: 2}, [key], watch)
                 what = f"a change of {key!r} became a dead letter: {letter.cause}"
                 return Finding(seed, what, key=key, story=story, advice=advice)
         if _is_same(held, wanted):
             return None
-        whose, story, advice = told_of(wanted, held, keys, watch)
+        whose, story, advice = explain_difference(wanted, held, keys, watch)
         what = "the store does not hold what it holds without faults"
         return Finding(seed, what, differences(wanted, held), whose, story, advice)
 
-    def _run(self, seed: int | None) -> tuple[Any, OwnWorld]:
+    def _run(self, seed: int | None) -> tuple[Any, HandlerWorld]:
         # What is left of killed workers runs its cleanup when it is collected: before the store is emptied, not after.
         gc.collect()
-        world = OwnWorld(self._fresh(), seed)
+        world = HandlerWorld(self._fresh(), seed)
         return world.run(), world
 
 

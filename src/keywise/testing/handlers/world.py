@@ -21,8 +21,8 @@ from keywise.core.errors import SettingsError
 from keywise.core.limits import Snooze
 from keywise.flow.consumer import Consumer
 from keywise.flow.pipeline import Pipeline
-from keywise.testing.handlers.call_log import Watch, Worker
-from keywise.testing.handlers.faults import Trouble
+from keywise.testing.handlers.call_log import SimulatedWorker, Watch
+from keywise.testing.handlers.faults import HandlerFaults
 from keywise.testing.handlers.links import ScratchDatabase, Wire, WiredLedger, WiredSource
 from keywise.testing.handlers.messages import Sample, Samples
 from keywise.testing.virtual_loop import Process, VirtualLoop
@@ -57,7 +57,7 @@ class Trial:
         return self.make()._definition(self.pipeline)
 
 
-class OwnLoop(VirtualLoop):
+class HandlerLoop(VirtualLoop):
     """A virtual loop without threads: what is sent to one runs at once, in the process that asked for it."""
 
     def run_in_executor(  # type: ignore[override]
@@ -71,14 +71,14 @@ class OwnLoop(VirtualLoop):
         return future
 
 
-class OwnWorld:
+class HandlerWorld:
     """All that exists in one run; everything random comes from its seed. Without a seed nothing goes wrong."""
 
     def __init__(self, trial: Trial, seed: int | None) -> None:
         self.trial = trial
         self.is_ideal = seed is None
         self.rng = random.Random(f"own {seed}")
-        self.loop = OwnLoop()
+        self.loop = HandlerLoop()
         definition = trial.definition()
         assert definition._handler is not None, "only pipelines with a handler are simulated"
         self.is_atomic = signature_of(definition._handler).wants_transaction
@@ -97,11 +97,11 @@ class OwnWorld:
         self._messages = queue.queue("queue")
         policy = Policy(not self.is_atomic, self.settings.redelivery_s, None, definition.rate)
         self.ledger = MemoryLedger(self.database, trial.pipeline, policy)
-        self.trouble = Trouble(self, random.Random(self.rng.random()), is_ideal=self.is_ideal)
+        self.faults = HandlerFaults(self, random.Random(self.rng.random()), is_ideal=self.is_ideal)
         self.watch = Watch(self.loop.time, is_atomic=self.is_atomic, zombies=self.zombies)
         self.is_drained = True
-        self._workers: list[Worker] = []
-        self._fallen: list[Worker] = []
+        self._workers: list[SimulatedWorker] = []
+        self._fallen: list[SimulatedWorker] = []
         """Kept until the end: collecting the tasks of a killed process would run their cleanup."""
         self._started = 0
         self._outside = contextvars.copy_context()
@@ -149,14 +149,14 @@ class OwnWorld:
     async def _send_all(self) -> None:
         for at, sample in self._schedule():
             await asyncio.sleep(max(0.0, at - self.loop.time()))
-            copies = 2 if self.trouble.happens("sent twice") else 1
-            delay_s = self.rng.uniform(1.0, self.settings.lease_s) if self.trouble.happens("late") else 0.0
+            copies = 2 if self.faults.happens("sent twice") else 1
+            delay_s = self.rng.uniform(1.0, self.settings.lease_s) if self.faults.happens("late") else 0.0
             await self.source.send([sample.body] * copies, delay_s=delay_s)
 
     def _schedule(self) -> list[tuple[float, Sample]]:
         planned = []
         for number, sample in enumerate(self.trial.samples.ordered):
-            late_s = self.rng.uniform(0.0, 2.0) if self.trouble.happens("out of order") else 0.0
+            late_s = self.rng.uniform(0.0, 2.0) if self.faults.happens("out of order") else 0.0
             planned.append((number * SENDING_S + late_s, sample))
         return sorted(planned, key=lambda one: one[0])
 
@@ -167,7 +167,7 @@ class OwnWorld:
             if self.loop.time() > limit or self.loop.steps > STEPS_MAX:
                 self.is_drained = False
                 return
-            self.trouble.is_over = self.is_ideal or self.loop.time() > calm_at
+            self.faults.is_over = self.is_ideal or self.loop.time() > calm_at
             await asyncio.sleep(TICK_S if not self.is_ideal else TICK_S / 10)
 
     def _is_at_rest(self) -> bool:
@@ -183,11 +183,11 @@ class OwnWorld:
 
     def _start(self) -> None:
         self._started += 1
-        worker = Worker(Process(self.loop, f"worker {self._started}"))
+        worker = SimulatedWorker(Process(self.loop, f"worker {self._started}"))
         self._workers.append(worker)
         worker.process.spawn(self._work(worker))
 
-    async def _work(self, worker: Worker) -> None:
+    async def _work(self, worker: SimulatedWorker) -> None:
         wire = Wire(self, worker)
         definition = self.trial.definition()
         ledger: Any = WiredLedger(wire, self.ledger)
@@ -220,7 +220,7 @@ class OwnWorld:
         except Exception as error:
             self.watch.broken.append(("", f"{worker.name} ended with {error!r}"))
 
-    def _handler(self, worker: Worker, definition: PipelineDefinition) -> Callable[..., Any]:
+    def _handler(self, worker: SimulatedWorker, definition: PipelineDefinition) -> Callable[..., Any]:
         """The real handler, with trouble before and after it."""
         handler = definition._handler
         assert handler is not None
@@ -241,7 +241,7 @@ class OwnWorld:
 
         return troubled
 
-    async def _handle(self, worker: Worker, changes: Sequence[Change[Any]], call: Callable[[], Any]) -> Any:
+    async def _handle(self, worker: SimulatedWorker, changes: Sequence[Change[Any]], call: Callable[[], Any]) -> Any:
         try:
             result = call()
             result = await result if inspect.isawaitable(result) else result
@@ -255,30 +255,30 @@ class OwnWorld:
         self.watch.ends(worker, changes, None, is_snoozed=isinstance(result, Snooze))
         return result
 
-    async def _before(self, worker: Worker, keys: list[str]) -> None:
-        await asyncio.sleep(self.trouble.latency_s())
-        if self.trouble.dies(worker, "before"):
+    async def _before(self, worker: SimulatedWorker, keys: list[str]) -> None:
+        await asyncio.sleep(self.faults.latency_s())
+        if self.faults.dies(worker, "before"):
             self.kill(worker, keys, "dies before the handler runs")
             await asyncio.Event().wait()
-        if self.trouble.pauses_before(worker):
+        if self.faults.pauses_before(worker):
             self.pause(worker)
             await asyncio.sleep(0)
 
-    async def _after(self, worker: Worker, keys: list[str]) -> None:
-        if self.trouble.dies(worker, "after"):
-            told = "before the transaction is committed" if self.is_atomic else "before it is committed"
-            self.kill(worker, keys, f"dies after the handler has run, {told}")
+    async def _after(self, worker: SimulatedWorker, keys: list[str]) -> None:
+        if self.faults.dies(worker, "after"):
+            moment = "before the transaction is committed" if self.is_atomic else "before it is committed"
+            self.kill(worker, keys, f"dies after the handler has run, {moment}")
             await asyncio.Event().wait()
-        if self.trouble.pauses_after(worker, keys):
+        if self.faults.pauses_after(worker, keys):
             self.pause(worker)
             await asyncio.sleep(0)
-        if self.trouble.answer_is_lost(keys):
+        if self.faults.answer_is_lost(keys):
             self.watch.note(keys, f"the handler of {worker.name} has run, but the answer of its last call is lost")
             raise TimeoutError("no answer")
 
-    def kill(self, worker: Worker, keys: Sequence[str], how: str) -> None:
+    def kill(self, worker: SimulatedWorker, keys: Sequence[str], how: str) -> None:
         """As `kill -9`: its connections end, its leases do not."""
-        self.trouble.fell(worker)
+        self.faults.fell(worker)
         worker.process.kill()
         self._fallen.append(worker)
         self._workers.remove(worker)
@@ -288,9 +288,9 @@ class OwnWorld:
             session.end()
         self.loop.call_later(self.rng.uniform(0.1, 5.0), self._start, context=self._outside)
 
-    def pause(self, worker: Worker) -> None:
+    def pause(self, worker: SimulatedWorker) -> None:
         """As SIGSTOP, or a long collection of garbage: its lease runs out meanwhile."""
-        self.trouble.fell(worker)
+        self.faults.fell(worker)
         keys = list(worker.handed)
         pause_s = self.settings.lease_s * self.rng.uniform(1.2, 3.0)
         worker.process.pause()
@@ -307,26 +307,26 @@ class OwnWorld:
     def handed_max(self) -> int:
         return self.rng.randint(1, HANDED_MAX)
 
-    def tell_handed(self, worker: Worker, deliveries: Sequence[Delivery]) -> None:
+    def report_handed(self, worker: SimulatedWorker, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             sample = self.trial.samples.by_body[delivery.body]
             if sample.change is not None:
                 worker.handed[sample.change.key] = None
-        self.tell_of(worker, deliveries, "{worker} is handed {label}")
+        self.report_deliveries(worker, deliveries, "{worker} is handed {label}")
 
-    def given_back(self, worker: Worker, deliveries: Sequence[Delivery]) -> None:
+    def given_back(self, worker: SimulatedWorker, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             sample = self.trial.samples.by_body[delivery.body]
             if sample.change is not None:
                 worker.handed.pop(sample.change.key, None)
 
-    def tell_of(self, worker: Worker, deliveries: Sequence[Delivery], text: str) -> None:
+    def report_deliveries(self, worker: SimulatedWorker, deliveries: Sequence[Delivery], text: str) -> None:
         for delivery in deliveries:
             sample = self.trial.samples.by_body[delivery.body]
             if sample.change is not None:
                 again = ", again" if delivery.count > 1 else ""
-                told = text.format(worker=worker.name, label=sample.label)
-                self.watch.note([sample.change.key], f"{told}{again}")
+                line = text.format(worker=worker.name, label=sample.label)
+                self.watch.note([sample.change.key], f"{line}{again}")
 
     def _surprise(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or context["message"]
