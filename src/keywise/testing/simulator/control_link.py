@@ -10,7 +10,7 @@ from keywise.core.history import HistoryRecord
 from keywise.testing.simulator.links import Link
 
 
-class LinkedOffice:
+class LinkedControls:
     """Workers take turns and write the history; whatever else there is, an operator asks the ledger itself."""
 
     def __init__(self, link: Link, ledger: MemoryLedger) -> None:

@@ -56,4 +56,4 @@ class Letters:
         if letter.key:
             order = order_of(letter.version)
             self.dead.add((letter.key, order))
-            self._world.judge.death(letter.key, order, letter.cause)
+            self._world.final_checks.check_death(letter.key, order, letter.cause)

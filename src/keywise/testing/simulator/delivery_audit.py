@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Receipt = str | int
 
 
-class Custody:
+class DeliveryAudit:
     """Who has received which message, and when it was last asked for to stay hidden."""
 
     def __init__(self, world: "World") -> None:

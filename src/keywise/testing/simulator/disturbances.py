@@ -120,7 +120,7 @@ class Trouble:
             if not process.is_dead:
                 self._world.auditor.note(f"{process.name} goes on")
                 self._world.paused_at[process] = self._world.store_now()
-                self._world.custody.awake(process)
+                self._world.delivery_audit.awake(process)
                 process.resume()
 
         # Most of what goes wrong needs a pause that is longer than a lease, and than messages stay hidden.

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from keywise.testing.simulator.world import World
 
 
-class Judge:
+class FinalChecks:
     """Compares a world with its workload."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
 
-    def content(self) -> None:
+    def check_content(self) -> None:
         world = self._world
         stored = world.table.stored if world.grade is Grade.ATOMIC else world.sink.stored
         for key, sent in workload.truth(world.changes, world.auditor.letters.dead).items():
@@ -66,7 +66,7 @@ class Judge:
         )
         return 2 * (world.settings.crashes_max + 1) * copies * (1 + newer)
 
-    def death(self, key: str, order: Order, cause: str) -> None:
+    def check_death(self, key: str, order: Order, cause: str) -> None:
         """Nothing healthy may end as a dead letter."""
         world = self._world
         auditor, settings = world.auditor, world.settings

@@ -163,7 +163,7 @@ class Flow:
         """Nothing of it is on its way. An open transaction may have taken a message that comes back yet."""
         if world.database.is_dirty or world.queue_database._undo is not None:
             return False
-        if world.custody.is_in_hands(key) or world.blackout.excuses(key):
+        if world.delivery_audit.is_in_hands(key) or world.blackout.excuses(key):
             return False
         return not any(world.sent_by_body[message.body].key == key for message in world.messages().values())
 

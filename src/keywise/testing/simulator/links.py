@@ -113,23 +113,23 @@ class LinkedSource:
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         deliveries = await self._link.call(lambda: self._receive(limit, wait_s))
-        self._link.world.custody.received(self._link.process, list(deliveries))
+        self._link.world.delivery_audit.received(self._link.process, list(deliveries))
         return deliveries
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        custody, process = self._link.world.custody, self._link.process
-        custody.extending(process, list(deliveries))
+        audit, process = self._link.world.delivery_audit, self._link.process
+        audit.extending(process, list(deliveries))
         try:
             await self._link.call(lambda: self._source.extend(deliveries, visibility_s))
         finally:
-            custody.extended(process)
+            audit.extended(process)
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        self._link.world.custody.acking(self._link.process, list(deliveries))
+        self._link.world.delivery_audit.acking(self._link.process, list(deliveries))
         await self._link.call(lambda: self._source.ack(deliveries), lost="lost ack")
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
-        self._link.world.custody.giving_back(self._link.process, list(deliveries))
+        self._link.world.delivery_audit.giving_back(self._link.process, list(deliveries))
         await self._link.call(lambda: self._source.release(deliveries, delay_s))
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
@@ -157,7 +157,7 @@ class LinkedSource:
         faults = self._link.world.faults
         again = [d for d in deliveries if faults.happens("duplicate", faults.rates.duplicate * 0.3)]
         await self._source.release(again, 0.0)
-        self._link.world.custody.handed(self._link.process, deliveries)
+        self._link.world.delivery_audit.handed(self._link.process, deliveries)
         faults.rng.shuffle(deliveries)
         return deliveries
 

@@ -23,11 +23,11 @@ from keywise.flow.lanes import Lanes
 from keywise.flow.pipeline import Pipeline
 from keywise.testing.simulator import workload
 from keywise.testing.simulator.auditor import TICK_S, Auditor
-from keywise.testing.simulator.control_link import LinkedOffice
-from keywise.testing.simulator.delivery_audit import Custody
+from keywise.testing.simulator.control_link import LinkedControls
+from keywise.testing.simulator.delivery_audit import DeliveryAudit
 from keywise.testing.simulator.disturbances import Trouble
 from keywise.testing.simulator.faults import Faults
-from keywise.testing.simulator.final_checks import Judge
+from keywise.testing.simulator.final_checks import FinalChecks
 from keywise.testing.simulator.flow_control import Flow
 from keywise.testing.simulator.gateway import Gateway
 from keywise.testing.simulator.ledger_outages import Blackout
@@ -71,8 +71,8 @@ class World:
         self.runs_user_code = grade is not Grade.ATOMIC or self.rng.random() < 0.5
         self.ledger = MemoryLedger(self.database, "sim", self.policy)
         self.auditor = Auditor(self)
-        self.custody = Custody(self)
-        self.judge = Judge(self)
+        self.delivery_audit = DeliveryAudit(self)
+        self.final_checks = FinalChecks(self)
         self.trouble = Trouble(self)
         self.replays = Replays(self, seed)
         self.changes = workload.draw(self.faults)
@@ -166,13 +166,13 @@ class World:
         await operating
         await replaying
         for process in [p for p in self.workers if p.is_paused]:
-            self.custody.awake(process)
+            self.delivery_audit.awake(process)
             process.resume()
         await self._come_to_rest()
 
     def _tick(self) -> None:
         self.auditor.tick()
-        self.custody.tick()
+        self.delivery_audit.tick()
 
     async def _come_to_rest(self) -> None:
         deadline = self.now() + LIVENESS_MAX_S
@@ -183,7 +183,7 @@ class World:
             waiting = sorted(self.sent_by_body[m.body].key for m in self.messages().values())
             journals = [file.name for file in self.blackout.disk.files]
             self.auditor.violate(f"not drained: messages {waiting}, entries {self._unrest()}, journals {journals}")
-        self.judge.content()
+        self.final_checks.check_content()
 
     def _is_at_rest(self) -> bool:
         if self.messages() or self.blackout.disk.files:
@@ -217,7 +217,7 @@ class World:
             self.auditor.violate(f"{process.name} died of {error!r}")
         self.workers.pop(process, None)
         if self.now() - self.stopped_at.get(process, 0.0) < self.settings.drain_s - 0.1:
-            self.custody.left(process)
+            self.delivery_audit.left(process)
         self._restart_later()
 
     def pipeline(self, process: Process) -> Pipeline:
@@ -225,7 +225,7 @@ class World:
         link = Link(self, process)
         ledger_link = LedgerLink(self, process)
         ledger = LinkedLedger(ledger_link, self.ledger)
-        office = LinkedOffice(ledger_link, self.ledger)
+        controls = LinkedControls(ledger_link, self.ledger)
         sink: Any = LinkedSink(link, self.sink)
         if self.grade is Grade.ATOMIC:
             sink = LinkedTable(link, self.table, runs_user_code=self.runs_user_code)
@@ -238,8 +238,8 @@ class World:
             sources=sources,
             ledger=ledger,
             admin=ledger,
-            control_store=office,
-            history_store=office,
+            control_store=controls,
+            history_store=controls,
             sink=sink,
             reader=MessageReader(FunctionRoute(_read), body_max_bytes=1000),
             settings=self.settings,
@@ -320,7 +320,7 @@ class World:
             sent = self.sent_of(change)
             if sent is not None and sent.killer:
                 self.auditor.kills[change.key, change.order] += 1
-                if self.auditor.kills[change.key, change.order] > self.judge.kills_max(sent):
+                if self.auditor.kills[change.key, change.order] > self.final_checks.kills_max(sent):
                     self.auditor.violate(f"{change.key} v{sent.version} kills one worker after another")
                 self.loop.call_soon(self.kill, process, context=self.outside)
                 await asyncio.Event().wait()
