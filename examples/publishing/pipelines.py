@@ -38,4 +38,4 @@ def pipelines_at(place: Place) -> keywise.App:
     return app
 
 
-app = pipelines_at(Place.told())
+app = pipelines_at(Place.from_environment())

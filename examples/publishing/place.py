@@ -24,7 +24,7 @@ class Place(msgspec.Struct, frozen=True):
     """An index of OpenSearch, as `opensearch://…`; without it the search is a table in the folder."""
 
     @classmethod
-    def told(cls) -> "Place":
+    def from_environment(cls) -> "Place":
         """As the environment says."""
         given = {name: os.environ[_variable(name)] for name in cls.__struct_fields__ if _variable(name) in os.environ}
         return cls(**given)

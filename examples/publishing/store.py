@@ -27,7 +27,7 @@ class Store:
         application = web.Application()
         application.router.add_put("/documents/{key}", self.put)
         application.router.add_delete("/documents/{key}", self.delete)
-        application.router.add_get("/documents", self.tell)
+        application.router.add_get("/documents", self.show_content)
         return application
 
     async def put(self, request: web.Request) -> web.Response:
@@ -41,7 +41,7 @@ class Store:
         found = self._documents.pop(request.match_info["key"], None)
         return web.Response(status=204 if found is not None else 404)
 
-    async def tell(self, request: web.Request) -> web.Response:
+    async def show_content(self, request: web.Request) -> web.Response:
         versions = {key: body["payload_version"] for key, body in self._documents.items()}
         return web.json_response({"versions": versions, "updates": self._updates, "refusals": self._refusals})
 

@@ -30,7 +30,7 @@ def main() -> int:
     if not options.check:
         house.build(options.folder)
         asyncio.run(_publish(console, events, options.folder))
-    return 0 if report.tell(console, events, options.folder) else 1
+    return 0 if report.print_report(console, events, options.folder) else 1
 
 
 async def _publish(console: Console, events: Sequence[Event], folder: Path) -> None:

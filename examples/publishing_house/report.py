@@ -43,18 +43,18 @@ def find(folder: Path, words: str, limit: int) -> tuple[int, list[str]]:
         return count, [title for (title,) in connection.execute(best, (words, limit))]
 
 
-def tell(console: Console, events: Sequence[Event], folder: Path) -> bool:
+def print_report(console: Console, events: Sequence[Event], folder: Path) -> bool:
     """Print how the table compares with the truth and with the naive consumer; True if it is exact."""
     truth = press.truth(events)
     kept = faults_of(read_shelf(folder), truth)
     missed = _latest_first(faults_of(naive.shelf_of(events), truth), events)
     console.print("\nThe table beside the truth, and beside what a naive consumer makes of the same events:")
     console.print(f"naive: {len(missed):,} documents wrong, keywise: {len(kept):,}", style="bold")
-    _tell_examples(console, missed, events)
+    _print_examples(console, missed, events)
     for fault in kept[:5]:
         console.print(f"keywise got {fault.content_id} wrong: {fault.kind}", style="red")
-    _tell_search(console, folder, "passport")
-    _tell_commands(console, missed, folder)
+    _print_search(console, folder, "passport")
+    _print_commands(console, missed, folder)
     return not kept
 
 
@@ -74,28 +74,28 @@ def _latest_first(faults: Sequence[Fault], events: Sequence[Event]) -> list[Faul
     return sorted(faults, key=versions_late, reverse=True)
 
 
-def _tell_examples(console: Console, faults: Sequence[Fault], events: Sequence[Event]) -> None:
+def _print_examples(console: Console, faults: Sequence[Fault], events: Sequence[Event]) -> None:
     should, written = press.newest(events), naive.last_writes(events)
     for kind in ("resurrected", "lost", "stale"):
         some = [fault.content_id for fault in faults if fault.kind == kind]
         if some:
-            told = _told(should[some[0]], written[some[0]])
-            console.print(f"  {len(some):,} {kind}, for example {told}")
+            text = _format_example(should[some[0]], written[some[0]])
+            console.print(f"  {len(some):,} {kind}, for example {text}")
 
 
-def _told(new: Event, old: Event) -> str:
+def _format_example(new: Event, old: Event) -> str:
     return (
         f"“{new.title}”: its newest version is {new.payload_version} ({new.document_type}), "
         f"but {old.payload_version} ({old.document_type}) was written after that"
     )
 
 
-def _tell_search(console: Console, folder: Path, words: str) -> None:
+def _print_search(console: Console, folder: Path, words: str) -> None:
     count, titles = find(folder, words, 3)
     console.print(f"\nA search for “{words}” finds {count:,} documents: {'; '.join(titles)}")
 
 
-def _tell_commands(console: Console, missed: Sequence[Fault], folder: Path) -> None:
+def _print_commands(console: Console, missed: Sequence[Fault], folder: Path) -> None:
     saved = next((fault for fault in missed if fault.kind == "resurrected"), missed[0] if missed else None)
     place = "" if folder.resolve() == house.FOLDER else f"{house.FOLDER_VARIABLE}={shlex.quote(str(folder))} "
     app = "--app examples/publishing_house/house.py:app"

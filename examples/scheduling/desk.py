@@ -29,7 +29,7 @@ def file_in(folder: Path) -> str:
     return f"sqlite:///{quote(str(folder.resolve() / 'scheduling.db'))}"
 
 
-def store_told() -> str:
+def store_url() -> str:
     """The URL of the schedule, as the environment says."""
     return os.environ.get(STORE_VARIABLE) or file_in(FOLDER)
 
@@ -57,4 +57,4 @@ def desk_at(store: str, turns: str = "") -> keywise.App:
     return app
 
 
-app = desk_at(store_told(), os.environ.get(TURNS_VARIABLE, ""))
+app = desk_at(store_url(), os.environ.get(TURNS_VARIABLE, ""))

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from examples.scheduling import schedule
 from examples.scheduling.care import CareRequest, Decision, market_and_day
-from examples.scheduling.desk import STORE_VARIABLE, TURNS_VARIABLE, decide, desk_at, store_told
+from examples.scheduling.desk import STORE_VARIABLE, TURNS_VARIABLE, decide, desk_at, store_url
 
 from keywise import KeywiseError
 from keywise.core import errors
@@ -58,14 +58,14 @@ class Endpoint:
         try:
             request = msgspec.json.decode(await http.read(), type=CareRequest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            return _told(400, {"error": f"this is no care request: {error}; send for example {EXAMPLE}"})
+            return _json_response(400, {"error": f"this is no care request: {error}; send for example {EXAMPLE}"})
         try:
             decision = await self._accept(request)
         except KeywiseError as error:
             status, advice = ANSWERS.get(type(error), (500, "; tell whoever runs this desk"))
-            return _told(status, {"error": f"{error}{advice}"})
+            return _json_response(status, {"error": f"{error}{advice}"})
         # No is an answer, and not a failure: the caller can offer something else.
-        return _told(200 if decision.accepted else 409, decision)
+        return _json_response(200 if decision.accepted else 409, decision)
 
 
 @asynccontextmanager
@@ -94,7 +94,7 @@ async def naive_desk(store: str) -> AsyncIterator[Accept]:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    store = store_told()
+    store = store_url()
     async with schedule.connected(store):
         pass  # The table is there from now on.
     desk = naive_desk(store) if options.naive else serial_desk(store, os.environ.get(TURNS_VARIABLE, ""))
@@ -123,8 +123,8 @@ async def _until_ended(*, is_attached: bool) -> None:
     await ended.wait()
 
 
-def _told(status: int, told: Decision | dict[str, str]) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(told), content_type="application/json")
+def _json_response(status: int, body: Decision | dict[str, str]) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")
 
 
 def _options() -> argparse.Namespace:

@@ -50,9 +50,9 @@ async def _compare(console: Console, options: argparse.Namespace, store: str) ->
         f"twice, from {options.callers} callers to {options.desks} processes with one schedule"
     )
     runs = [await _booked(console, options, store, requests, is_naive=is_naive) for is_naive in (True, False)]
-    report.tell(console, runs)
+    report.print_report(console, runs)
     if store == file_in(options.folder):
-        _tell_commands(console, store)
+        _print_commands(console, store)
     return 0 if runs[1].is_right else 1
 
 
@@ -73,9 +73,9 @@ async def _hard_cases(console: Console, urls: Sequence[str]) -> list[Told]:
     told: list[Told] = []
     while len(told) < FILLING_MAX and all(one.status == report.ACCEPTED for one in told):
         told.append(await _asked(urls, load.whole_day(SMALL, DAYS[0])))
-    _tell_answer(console, "a fully booked market", told[-1])
+    _print_answer(console, "a fully booked market", told[-1])
     both = {**load.whole_day(SMALL, DAYS[0]), "latest": f"{DAYS[1]}T10:00:00"}
-    _tell_answer(console, "a window that spans two dates", await _asked(urls, both))
+    _print_answer(console, "a window that spans two dates", await _asked(urls, both))
     return told
 
 
@@ -83,12 +83,12 @@ async def _asked(urls: Sequence[str], request: Fields) -> Told:
     return (await load.ask_all(urls[:1], [request], 1))[0]
 
 
-def _tell_answer(console: Console, asked_for: str, told: Told) -> None:
+def _print_answer(console: Console, asked_for: str, told: Told) -> None:
     said = told.body.get("reason") or told.body.get("error")
     console.print(f"who asks for {asked_for} is told {told.status}: {said}", markup=False)
 
 
-def _tell_commands(console: Console, store: str) -> None:
+def _print_commands(console: Console, store: str) -> None:
     console.print("\nAsk in which order the requests of a market and day were answered, and by whom:")
     command = f".venv/bin/keywise serial history {SMALL}/{DAYS[0]} --app examples/scheduling/desk.py:app"
     place = "" if store == file_in(FOLDER) else f"{STORE_VARIABLE}={store} "

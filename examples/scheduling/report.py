@@ -65,7 +65,7 @@ class Run(msgspec.Struct, frozen=True):
         return not (self.overbooked or self.twice or self.misled or self.failed)
 
 
-def tell(console: Console, runs: Sequence[Run]) -> None:
+def print_report(console: Console, runs: Sequence[Run]) -> None:
     """Print what each run has made of each market and day, and then of all of them."""
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("market", "day"):

@@ -121,7 +121,7 @@ FLOWS = (
     ),
     Mutant("a holder does not see its deadline pass", 7, LeasedWorker, "_finish_job", _never_overdue),
     Mutant("a change that failed takes others along", 17, LeasedWorker, "_beside", _failed_together),
-    Mutant("new work begins after the stop", 18, LeasedWorker, "_work_until_told", _work_on_and_on),
+    Mutant("new work begins after the stop", 18, LeasedWorker, "_work_until_stopped", _work_on_and_on),
     Mutant("a repair goes below an unknown write", 6, Repairer, "_refetched", _nothing_is_unknown),
     Mutant("a repair begins unnoticed", 18, Heartbeat, "begin", _begin_unnoticed),
     Mutant("a drain gives nothing back", 15, Lanes, "drain", _keep_all),

@@ -62,7 +62,7 @@ def model_decoder(kind: Any) -> Callable[[bytes], Any]:
         try:
             return validate(body)
         except pydantic.ValidationError as error:
-            cause = _told(error, names)
+            cause = _format_faults(error, names)
         except Exception as error:
             cause = type(error).__name__
         # Neither the texts of the errors nor the errors themselves go on: they repeat what stands in the body.
@@ -82,12 +82,12 @@ def _dumped(value: Any) -> Any:
     return value.model_dump(mode="json", by_alias=True)
 
 
-def _told(error: Any, names: frozenset[str]) -> str:
+def _format_faults(error: Any, names: frozenset[str]) -> str:
     """The fields that are wrong, and pydantic's short word for what is wrong with each."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
-    told = [f"{_place(fault['loc'], names)} ({fault['type']})" for fault in faults[:FAULTS_SHOWN]]
-    more = len(faults) - len(told)
-    return ", ".join(told) + (f" and {more} more" if more else "")
+    texts = [f"{_place(fault['loc'], names)} ({fault['type']})" for fault in faults[:FAULTS_SHOWN]]
+    more = len(faults) - len(texts)
+    return ", ".join(texts) + (f" and {more} more" if more else "")
 
 
 def _place(path: tuple[int | str, ...], names: frozenset[str]) -> str:

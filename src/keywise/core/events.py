@@ -244,7 +244,7 @@ class Stopped(Event, frozen=True, kw_only=True):
 Observer: TypeAlias = Callable[[Event], None]
 
 
-def tell(observers: Iterable[Observer], event: Event) -> None:
+def notify(observers: Iterable[Observer], event: Event) -> None:
     """Whoever watches must not be able to stop what is watched."""
     for observer in observers:
         try:

@@ -184,7 +184,7 @@ class Consumer:
                 # A dead letter needs the ledger; until it is back, such a message comes again and again.
                 await pipeline.release_unread(index, [delivery for delivery, _ in read_batch.malformed])
                 read_batch = ReadBatch(ignored=read_batch.ignored)
-        pipeline.tell_unread(read_batch)
+        pipeline.report_unread(read_batch)
         await pipeline.ack(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
 
     async def _keep_looking(self) -> None:

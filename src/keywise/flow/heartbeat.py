@@ -143,10 +143,10 @@ class Heartbeat:
         for claim in lost:
             one = held.pop(claim.token)
             if self._held.pop(claim.token, None) is not None and not one.is_ending:
-                self._tell(self._lose, one)
+                self._notify(self._lose, one)
         for one in held.values():
             one.deadline = self._deadline(asked_at)
-            self._tell(self._move, one)
+            self._notify(self._move, one)
         return not lost
 
     def _is_young(self, one: HeldClaim, now: float) -> bool:
@@ -162,7 +162,7 @@ class Heartbeat:
     def _deadline(self, asked_at: float) -> float:
         return asked_at + self._lease_s - self._margin_s
 
-    def _tell(self, act: Callable[[HeldClaim], None], held: HeldClaim) -> None:
+    def _notify(self, act: Callable[[HeldClaim], None], held: HeldClaim) -> None:
         """Act on the consumer's loop: this may be another thread."""
         assert self._loop is not None, "nothing is held before a loop runs"
         if self._loop.is_closed():

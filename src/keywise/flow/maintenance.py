@@ -49,8 +49,10 @@ class Maintenance:
                 await self._trim_history()
                 await self._prune()
             except UnavailableError as error:
-                told = events.Unavailable(pipeline=pipeline.name, what="maintenance", cause=str(error), retry_s=every_s)
-                pipeline.emit(told)
+                event = events.Unavailable(
+                    pipeline=pipeline.name, what="maintenance", cause=str(error), retry_s=every_s
+                )
+                pipeline.emit(event)
             await asyncio.sleep(every_s)
 
     async def _trim_history(self) -> None:

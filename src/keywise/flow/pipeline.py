@@ -75,7 +75,9 @@ class Pipeline:
     outage: Outage = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outage = Outage(self.settings.ledger_grace_s, self.clock, self._tell_down, self._tell_back)
+        self.outage = Outage(
+            self.settings.ledger_grace_s, self.clock, self._report_ledger_down, self._report_ledger_back
+        )
 
     @property
     def grade(self) -> Grade:
@@ -106,7 +108,7 @@ class Pipeline:
                 database.enable_fair_writes()
 
     def emit(self, event: events.Event) -> None:
-        events.tell((*self.observers, *self.reporters), event)
+        events.notify((*self.observers, *self.reporters), event)
 
     @contextmanager
     def batch(self, changes: int) -> Iterator[None]:
@@ -149,22 +151,22 @@ class Pipeline:
             pipeline=self.name, key=ticket.change.key, version=ticket.change.version, cause=cause
         )
 
-    def tell_ended(self, settled: SettledByOutcome) -> None:
+    def report_settled(self, settled: SettledByOutcome) -> None:
         for outcome, tickets in settled.items():
             is_applied = outcome is Outcome.APPLIED
-            tells_all = not is_applied or self.settings.history == "all"
+            names_all = not is_applied or self.settings.history == "all"
             self.emit(
                 events.Settled(
                     pipeline=self.name,
                     outcome=outcome,
                     changes=len(tickets),
-                    headers=[ticket.change for ticket in tickets] if tells_all else (),
+                    headers=[ticket.change for ticket in tickets] if names_all else (),
                     firsts=len(tickets) if is_applied else sum(ticket.delivery.count == 1 for ticket in tickets),
                     sent_at=tickets[0].delivery.sent_at,
                 )
             )
 
-    def tell_unread(self, read_batch: ReadBatch) -> None:
+    def report_unread(self, read_batch: ReadBatch) -> None:
         for _, cause in read_batch.malformed:
             self.emit(events.DeadLettered(pipeline=self.name, key="", cause=cause))
         if read_batch.malformed:
@@ -213,7 +215,7 @@ class Pipeline:
 
     async def settle(self, settled: Sequence[SettledTicket]) -> None:
         """Ack what has ended. An ack that is lost does no harm: the message comes back as a duplicate."""
-        self.tell_ended(group_by_outcome(settled))
+        self.report_settled(group_by_outcome(settled))
         await self._each_source((ticket for ticket, _ in settled), lambda source, some: source.ack(some))
 
     async def release(self, tickets: Iterable[Ticket], delay_s: float) -> None:
@@ -228,11 +230,11 @@ class Pipeline:
             ticket.extended_at = now
         await self._each_source(due, lambda source, some: source.extend(some, source.visibility_s or 0.0))
 
-    def _tell_down(self, seconds: float, cause: str) -> None:
+    def _report_ledger_down(self, seconds: float, cause: str) -> None:
         mode = self.settings.on_ledger_down
         self.emit(events.LedgerDown(pipeline=self.name, since=self.wall() - seconds, cause=cause, mode=mode))
 
-    def _tell_back(self, seconds: float) -> None:
+    def _report_ledger_back(self, seconds: float) -> None:
         self.emit(events.LedgerBack(pipeline=self.name, since=self.wall() - seconds, seconds=seconds))
 
     async def _each_source(

@@ -86,7 +86,7 @@ class Repairer:
         if claim.crashes >= self._pipeline.settings.crashes_max:
             # It stays suspect, and is shown as such.
             cause = f"{claim.crashes} workers died while they repaired this key"
-            self._tell_failure(claim, cause)
+            self._report_failure(claim, cause)
             await self._pipeline.ledger.release([claim])
             return cause
         return await self._write_refetched(claim)
@@ -119,7 +119,7 @@ class Repairer:
             await pipeline.ledger.release([claim])
             return result.cause or "the sink is busy"
         if result.outcome not in (Outcome.APPLIED, Outcome.SUPERSEDED):
-            self._tell_failure(claim, result.cause)
+            self._report_failure(claim, result.cause)
             await pipeline.ledger.fail([Failure(claim, result.certainty, 0.0)])
             return result.cause
         written = truth if truth.order != _LOWEST else None
@@ -130,7 +130,7 @@ class Repairer:
 
     async def _give_up(self, claim: Claim, cause: str) -> str:
         """The write may have landed or not: the key stays suspect, or is so again if somebody else has repaired it."""
-        self._tell_failure(claim, cause)
+        self._report_failure(claim, cause)
         claim.overdue = self._heartbeat.left_s([claim]) <= 0
         await self._pipeline.ledger.fail([Failure(claim, Certainty.UNKNOWN, 0.0)])
         return cause
@@ -155,6 +155,6 @@ class Repairer:
         change.order = max([change.order, *forced])
         return change if all(change.order >= order for order in seen) else None
 
-    def _tell_failure(self, claim: Claim, cause: str) -> None:
+    def _report_failure(self, claim: Claim, cause: str) -> None:
         pipeline, retry_s = self._pipeline, self._pipeline.settings.repair_s
         pipeline.emit(events.Failed(pipeline=pipeline.name, key=claim.key, cause=cause, attempts=1, retry_s=retry_s))

@@ -166,8 +166,8 @@ class QueueTransactionWorker:
             await queue.ack(_gone(deliveries, settled, read_batch))
         for event in result.to_emit:
             pipeline.emit(event)
-        pipeline.tell_unread(read_batch)
-        pipeline.tell_ended(settled)
+        pipeline.report_unread(read_batch)
+        pipeline.report_settled(settled)
 
     def _limit(self, index: int) -> int:
         """Bulk batches are short where live changes may have to wait for them."""

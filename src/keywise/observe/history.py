@@ -23,7 +23,7 @@ WAIT_AGAIN_S = 60.0
 WAITS_MAX = 10_000
 LEFT_OUT_AGAIN_S = 10.0
 
-Told: TypeAlias = tuple[str, str, int | None, str]
+HistoryFields: TypeAlias = tuple[str, str, int | None, str]
 """What, key, version and detail."""
 
 
@@ -42,7 +42,7 @@ class History:
         self._owner = owner
         self._keeps = keeps
         self._clock = clock
-        self._lines: deque[tuple[float, Told]] = deque()
+        self._lines: deque[tuple[float, HistoryFields]] = deque()
         self._left_out = 0
         self._left_out_at = -LEFT_OUT_AGAIN_S
         self._allowance = float(REFUSALS_MAX)
@@ -56,8 +56,8 @@ class History:
             return
         elif isinstance(event, events.Refused):
             self._waits_for(event)
-        elif (tell := _TELL.get(type(event))) is not None:
-            self._add(self._clock(), tell(event))
+        elif (format_event := _FORMATTERS.get(type(event))) is not None:
+            self._add(self._clock(), format_event(event))
 
     def due(self, pipeline: str, now: float) -> list[events.Event]:
         """Alarms that begin or end now."""
@@ -67,13 +67,13 @@ class History:
 
     async def flush(self, history_store: HistoryStore, admin: LedgerAdmin, *, is_last: bool = False) -> None:
         """Write what has gathered, by the store's clock. What cannot be written waits for the next time."""
-        self._tell_left_out(is_last)
+        self._report_left_out(is_last)
         taken = [self._lines.popleft() for _ in range(len(self._lines))]
         if not taken:
             return
         try:
             ahead_s = await admin.now() - self._clock()
-            await history_store.record([HistoryRecord(at + ahead_s, *told, self._owner) for at, told in taken])
+            await history_store.record([HistoryRecord(at + ahead_s, *fields, self._owner) for at, fields in taken])
         except BaseException:
             self._lines.extendleft(reversed(taken))
             while len(self._lines) > LINES_MAX:
@@ -116,13 +116,13 @@ class History:
         self._allowance -= allowed
         return allowed
 
-    def _add(self, at: float, told: Told) -> None:
+    def _add(self, at: float, fields: HistoryFields) -> None:
         if len(self._lines) >= LINES_MAX:
             self._lines.popleft()
             self._left_out += 1
-        self._lines.append((at, told))
+        self._lines.append((at, fields))
 
-    def _tell_left_out(self, is_last: bool) -> None:
+    def _report_left_out(self, is_last: bool) -> None:
         now = self._clock()
         if self._left_out and (is_last or now >= self._left_out_at + LEFT_OUT_AGAIN_S):
             detail = f"{self._left_out:,} lines: more happened than the history tells one by one"
@@ -130,22 +130,22 @@ class History:
             self._add(now, ("left out", "", None, detail))
 
 
-def _outcome(outcome: Outcome, header: ChangeHeader) -> Told:
+def _outcome(outcome: Outcome, header: ChangeHeader) -> HistoryFields:
     version = None if header.order is None or is_unversioned(header.order) else header.order[1]
     return outcome.value, header.key, version, "a deletion" if header.deleted else ""
 
 
-def _failed(event: events.Failed) -> Told:
+def _failed(event: events.Failed) -> HistoryFields:
     detail = f"try {event.attempts}, again in {event.retry_s:.3g} s: {event.cause}"
     return "failed", event.key, event.version, storable(detail)
 
 
-def _took_over(event: events.TookOver) -> Told:
+def _took_over(event: events.TookOver) -> HistoryFields:
     detail = f"{event.crashes} workers died alone with it" if event.crashes else ""
     return "taken over", event.key, event.version, detail
 
 
-_TELL: dict[type[events.Event], Callable[[Any], Told]] = {
+_FORMATTERS: dict[type[events.Event], Callable[[Any], HistoryFields]] = {
     events.Failed: _failed,
     events.DeadLettered: lambda event: ("dead letter", event.key, event.version, storable(event.cause)),
     events.TookOver: _took_over,

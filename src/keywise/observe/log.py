@@ -61,6 +61,6 @@ class Log:
 
 def described(event: Event) -> str:
     """One line of text: the event's name and its fields; control characters of keys and causes are escaped."""
-    told = msgspec.structs.asdict(event)
-    parts = (f"{name}={value!r}" for name, value in told.items())
+    fields = msgspec.structs.asdict(event)
+    parts = (f"{name}={value!r}" for name, value in fields.items())
     return f"{type(event).__name__.lower()} {' '.join(parts)}"

@@ -145,12 +145,12 @@ class LedgerCopy:
     """One pipeline on its way from one ledger to another."""
 
     def __init__(
-        self, pipeline: str, source: LedgerHandle, target: LedgerHandle, tell: Callable[[str, int], None]
+        self, pipeline: str, source: LedgerHandle, target: LedgerHandle, report: Callable[[str, int], None]
     ) -> None:
         self._pipeline = pipeline
         self._source = source
         self._target = target
-        self._tell = tell
+        self._report = report
         """Called with what is done now, and how many keys and letters are through."""
 
     async def plan(self) -> Plan:
@@ -199,10 +199,10 @@ class LedgerCopy:
         await target.transfer.tokens_above(await self._source.ledger.transfer.tokens_above(0))
         copied = await self._copied(plan)
         await self._verify(plan, copied)
-        told = f"{copied.keys.count:,} keys, {copied.letters.count:,} dead letters"
-        await self._record(self._target, f"from {self._source.name}: {told}", audit_note)
+        figures = f"{copied.keys.count:,} keys, {copied.letters.count:,} dead letters"
+        await self._record(self._target, f"from {self._source.name}: {figures}", audit_note)
         await target.transfer.stand(there)
-        await self._record(self._source, f"to {self._target.name}: {told}", audit_note)
+        await self._record(self._source, f"to {self._target.name}: {figures}", audit_note)
         return copied
 
     async def _refuse_itself(self, before: Controls) -> None:
@@ -224,7 +224,7 @@ class LedgerCopy:
             there = carried(page, plan.since, plan.shift_s)
             await self._target.ledger.transfer.add(there)
             checksums.add(there)
-            self._tell("copying", checksums.keys.count + checksums.letters.count)
+            self._report("copying", checksums.keys.count + checksums.letters.count)
         return checksums
 
     async def _verify(self, plan: Plan, copied: Checksums) -> None:
@@ -259,7 +259,7 @@ class LedgerCopy:
         checksums = Checksums()
         async for page in _pages(handle):
             checksums.add(carried(page, since, shift_s))
-            self._tell(what, checksums.keys.count + checksums.letters.count)
+            self._report(what, checksums.keys.count + checksums.letters.count)
         return checksums
 
     async def _is_empty(self) -> bool:

@@ -134,7 +134,11 @@ class ForceWriter:
                 await ledger.release([claim])
             if isinstance(error, UnavailableError):
                 raise  # It may have arrived; the mark tells, and once more does no harm.
-            cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else _told(error)
+            cause = (
+                "the claim ended before the sink answered"
+                if isinstance(error, TimeoutError)
+                else _describe_error(error)
+            )
             raise AdminError(f"{change.key!r}: {cause}; nothing was written") from error
 
     async def _apply(self, claim: Claim, change: Change[Any]) -> SinkResult:
@@ -143,7 +147,11 @@ class ForceWriter:
             async with self._claimer.heartbeat.limit([claim]):
                 [result] = await sink.apply([change], [claim])
         except Exception as error:
-            cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else _told(error)
+            cause = (
+                "the claim ended before the sink answered"
+                if isinstance(error, TimeoutError)
+                else _describe_error(error)
+            )
             result = SinkResult(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
         claim.overdue = self._claimer.heartbeat.left_s([claim]) <= 0
         return result
@@ -199,5 +207,5 @@ def _version(order: Order) -> str:
     return "a state without a version" if is_unversioned(order) else f"version {order[1]}"
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return str(error) if isinstance(error, AdminError) else cause_of_error(error)

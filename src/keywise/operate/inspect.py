@@ -274,7 +274,7 @@ def forecast(
     if any(is_unversioned(order) for order in _named(entry)):
         return [meet(None), replace(meet(0), lowest=None, highest=None)]
     found: list[ForecastRange] = []
-    for version in _telling_versions(entry):
+    for version in _distinguishing_versions(entry):
         forecast_range = meet(version)
         last = found[-1] if found else None
         if last is not None and (last.answer, last.wait_s) == (forecast_range.answer, forecast_range.wait_s):
@@ -286,7 +286,7 @@ def forecast(
     return found
 
 
-def _telling_versions(entry: Entry) -> Sequence[int]:
+def _distinguishing_versions(entry: Entry) -> Sequence[int]:
     """Each version that the entry names, and its neighbours: between them nothing changes."""
     near = {order[1] + step for order in _named(entry) for step in (-1, 0, 1)} or {0}
     return sorted(version for version in near if VERSION_MIN <= version <= VERSION_MAX)

@@ -28,7 +28,7 @@ async def replay(pipeline: Pipeline, number: int, letter: DeadLetter, *, older: 
             "nobody can tell whether something newer was applied; it stays, --older sends it all the same"
         )
     if refusal is not None and refusal.mark is not None:
-        raise LetterError(_told(number, change.key, change.version, refusal.reason, refusal.mark[1]))
+        raise LetterError(_format_refusal(number, change.key, change.version, refusal.reason, refusal.mark[1]))
     [url, source], *_ = pipeline.sources
     if url.startswith("memory:"):
         raise LetterError(f"letter {number} would end with this command: {pipeline.name} reads from {url}; it stays")
@@ -42,7 +42,7 @@ async def _judge(pipeline: Pipeline, want: ChangeHeader) -> Refusal | None:
     return decide_under(controls, entry, want, now, Policy(retention_s=pipeline.settings.retention_s), terms)
 
 
-def _told(number: int, key: str, version: int | None, reason: RefusalReason, mark: int) -> str:
+def _format_refusal(number: int, key: str, version: int | None, reason: RefusalReason, mark: int) -> str:
     what = f"letter {number} has version {version} of {key!r}"
     if reason is RefusalReason.MIXED:
         return f"letter {number} of {key!r} cannot be ordered: some of its changes have a version and some have none"

@@ -18,11 +18,11 @@ FINAL = (RefusalReason.STALE, RefusalReason.DUPLICATE, RefusalReason.MIXED, Refu
 class WaitBudget:
     """How long an act waits in all, and who is told what for."""
 
-    def __init__(self, pipeline: Pipeline, wait_s: float, tell: Callable[[str], None], advice: str = "") -> None:
+    def __init__(self, pipeline: Pipeline, wait_s: float, report: Callable[[str], None], advice: str = "") -> None:
         self._clock = pipeline.clock
         self._wait_s = wait_s
         self._until: float | None = None
-        self._tell = tell
+        self._report = report
         self._advice = f"; {advice}" if advice else ""
 
     def renew(self) -> None:
@@ -36,7 +36,7 @@ class WaitBudget:
         left_s = self._until - self._clock()
         if left_s <= 0:
             raise AdminError(f"{cause}; waited {self._wait_s:g} s{self._advice}")
-        self._tell(cause)
+        self._report(cause)
         await asyncio.sleep(min(look_s, left_s))
 
 
@@ -65,7 +65,9 @@ class AdminClaimer:
             if refusal.reason in FINAL:
                 yield refusal
                 return
-            await self.wait_budget.wait(await self._told(header.key, refusal), look_again_s(refusal, pipeline.rng))
+            await self.wait_budget.wait(
+                await self._describe_wait(header.key, refusal), look_again_s(refusal, pipeline.rng)
+            )
             if refusal.reason is RefusalReason.DEFERRED and header.order is not None:
                 yield refusal
                 return
@@ -76,7 +78,7 @@ class AdminClaimer:
         finally:
             self.heartbeat.drop([claim])
 
-    async def _told(self, key: str, refusal: Refusal) -> str:
+    async def _describe_wait(self, key: str, refusal: Refusal) -> str:
         """What the key waits for, and who holds it."""
         entry = await self._pipeline.admin.inspect(key) or EMPTY
         if refusal.reason is RefusalReason.LIMITED:

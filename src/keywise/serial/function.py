@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from keywise.core.clock import Clock, boot_time
 from keywise.core.errors import ExpiredError, LostError, RefusedError, SettingsError
-from keywise.core.events import Alarmed, Event, Observer, tell
+from keywise.core.events import Alarmed, Event, Observer, notify
 from keywise.core.serial.contract import EVERY_RUN, Ending, Mode, Request, Switch, TurnPolicy
 from keywise.core.settings import SerialSettings, named_settings, seconds
 from keywise.core.transaction_context import open_transactions
@@ -186,7 +186,7 @@ class SerialFunction:
         self._emit(Alarmed(pipeline=self.name, cause=cause, advice=advice))
 
     def _emit(self, event: Event) -> None:
-        tell(self._wiring.observers, event)
+        notify(self._wiring.observers, event)
 
 
 class Worker:

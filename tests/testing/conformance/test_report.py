@@ -69,7 +69,7 @@ def mutate() -> Iterator:
 
 def test_all_promises_are_told_with_their_verdicts():
     told = []
-    report = run(check_sink(SINKS["memory.py"]["memory conditional"], tell=told.append))
+    report = run(check_sink(SINKS["memory.py"]["memory conditional"], on_checked=told.append))
     assert report
     assert report.checked == told
     assert {one.verdict for one in told} == {Verdict.KEPT}

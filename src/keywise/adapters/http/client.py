@@ -208,11 +208,11 @@ def one_line(text: str) -> str:
 
 def retry_after_s(answer: HttpResponse) -> float | None:
     """How long the server asks to be left alone, within bounds; None if it does not say so, or not clearly."""
-    told = answer.headers.get("retry-after", "").strip()
-    if told.isascii() and told.isdigit():
-        wait_s = float(told)
+    header = answer.headers.get("retry-after", "").strip()
+    if header.isascii() and header.isdigit():
+        wait_s = float(header)
     else:
-        until = _moment(told)
+        until = _moment(header)
         if until is None:
             return None
         # By the server's own clock, if it tells it.

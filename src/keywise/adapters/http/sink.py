@@ -180,34 +180,34 @@ def judged(answer: HttpResponse, asked: Asked, contract: Contract, discreet: Cal
     status = answer.status
     if 200 <= status < 300 or (asked.deleted and status in GONE):
         return APPLIED
-    told = _told(answer, discreet)
+    cause = _format_response(answer, discreet)
     if status == contract.superseded:
-        return _refused(answer, asked.order, told)
+        return _refused(answer, asked.order, cause)
     if 300 <= status < 400:
-        return _redirected(status, contract.method_of(asked), told)
+        return _redirected(status, contract.method_of(asked), cause)
     wait_s = retry_after_s(answer)
     if status in contract.busy or status in NOT_LET_IN:
-        return SinkResult(Outcome.BUSY, told, wait_s=wait_s)
+        return SinkResult(Outcome.BUSY, cause, wait_s=wait_s)
     if status == 503 and wait_s is not None and contract.undoes_nothing:
-        return SinkResult(Outcome.BUSY, told, wait_s=wait_s)
+        return SinkResult(Outcome.BUSY, cause, wait_s=wait_s)
     if status in UNREAD:
-        return SinkResult(Outcome.FAILED, told)
+        return SinkResult(Outcome.FAILED, cause)
     if status in OWN_FAILURES:
-        return SinkResult(Outcome.FAILED, told, certainty=Certainty.ENDED)
+        return SinkResult(Outcome.FAILED, cause, certainty=Certainty.ENDED)
     if status >= 500:
-        return SinkResult(Outcome.BUSY, told, certainty=Certainty.UNKNOWN, wait_s=wait_s)
-    return SinkResult(Outcome.FAILED, told, permanent=True)
+        return SinkResult(Outcome.BUSY, cause, certainty=Certainty.UNKNOWN, wait_s=wait_s)
+    return SinkResult(Outcome.FAILED, cause, permanent=True)
 
 
-def _redirected(status: int, method: str, told: str) -> SinkResult:
+def _redirected(status: int, method: str, cause: str) -> SinkResult:
     """Whoever wrote the URL can put that right; no change can."""
     if status not in ACTED[method]:
-        return SinkResult(Outcome.BUSY, told)
+        return SinkResult(Outcome.BUSY, cause)
     fix = "a service that takes a change has to answer 2xx itself"
-    return SinkResult(Outcome.BUSY, f"{told}; it may have been written: {fix}", certainty=Certainty.UNKNOWN)
+    return SinkResult(Outcome.BUSY, f"{cause}; it may have been written: {fix}", certainty=Certainty.UNKNOWN)
 
 
-def _refused(answer: HttpResponse, order: Order, told: str) -> SinkResult:
+def _refused(answer: HttpResponse, order: Order, cause: str) -> SinkResult:
     """The service holds something newer, if it tells the truth; if it says which, that is looked at."""
     held = held_order(answer, order)
     if held is None or held > order:
@@ -215,19 +215,19 @@ def _refused(answer: HttpResponse, order: Order, told: str) -> SinkResult:
     if held == order:
         # An earlier try arrived though its answer was lost.
         return APPLIED
-    return SinkResult(Outcome.FAILED, f"{told} (it holds version {held[1]}, which is older)", permanent=True)
+    return SinkResult(Outcome.FAILED, f"{cause} (it holds version {held[1]}, which is older)", permanent=True)
 
 
 def held_order(answer: HttpResponse, own: Order) -> Order | None:
     """The order that a service says it holds; what it leaves out is as in ours. None if it names no version."""
-    told = [answer.headers.get(name.lower(), "") for name in ORDER_HEADERS]
-    if not told[1] or not all(re.fullmatch(r"-?[0-9]{1,19}|", number) for number in told):
+    fields = [answer.headers.get(name.lower(), "") for name in ORDER_HEADERS]
+    if not fields[1] or not all(re.fullmatch(r"-?[0-9]{1,19}|", number) for number in fields):
         return None
-    era, version, generation = (int(number or ours) for number, ours in zip(told, own, strict=True))
+    era, version, generation = (int(number or ours) for number, ours in zip(fields, own, strict=True))
     return era, version, generation
 
 
-def _told(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
+def _format_response(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
     """The status, and what else the service says, on one short line without secrets."""
     if 300 <= answer.status < 400:
         return f"{answer.status}: it points to {_target(answer, discreet)}; name that URL, nothing is followed"

@@ -26,10 +26,10 @@ class MemoryLedgerTransfer:
         lines = [("lines", f"{number:020}", line) for number, line in sorted(self._scope.lines.items())]
         after = tuple(cursor.split(":", 1)) if cursor else ("", "")
         found = list(islice((one for one in (*entries, *letters, *lines) if one[:2] > after), limit))
-        told: dict[str, list[object]] = {"entries": [], "letters": [], "lines": []}
+        fields: dict[str, list[object]] = {"entries": [], "letters": [], "lines": []}
         for kind, _, thing in found:
-            told[kind].append(thing)
-        return TransferPage(**told, cursor=f"{found[-1][0]}:{found[-1][1]}" if found else "")  # type: ignore[arg-type]
+            fields[kind].append(thing)
+        return TransferPage(**fields, cursor=f"{found[-1][0]}:{found[-1][1]}" if found else "")  # type: ignore[arg-type]
 
     async def add(self, page: TransferPage) -> None:
         async with self._database.transaction():

@@ -218,10 +218,10 @@ def is_astray(item: Item) -> bool:
 
 def _conflicting(action: Action, reason: str) -> SinkResult | Conflict:
     # At the end, because the text begins with the key.
-    told = re.search(r"current version \[(\d+)\] is higher [a-z ]*the one provided \[\d+\]$", reason)
-    if told is None:
+    match = re.search(r"current version \[(\d+)\] is higher [a-z ]*the one provided \[\d+\]$", reason)
+    if match is None:
         return Conflict.UNCLEAR
-    current = int(told[1])
+    current = int(match[1])
     if current != action.version:
         return SUPERSEDED if current > action.version else Conflict.CONTRARY
     # An earlier try has arrived though its answer was lost. A put is looked for all the same: an operator who removes
@@ -251,8 +251,8 @@ def cause_of(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
     """Why a whole request was refused. `discreet` takes secrets out of what the server says."""
     words = str(_refusal_of(answer).error) or answer.body.decode("utf-8", "replace")
     # Hidden before it is cut, or a part of a secret might stay.
-    told = one_line(discreet(words))
-    return f"status {answer.status}{f', {told}' if told else ''}"
+    text = one_line(discreet(words))
+    return f"status {answer.status}{f', {text}' if text else ''}"
 
 
 def refused(answer: HttpResponse, cause: str) -> SinkResult:

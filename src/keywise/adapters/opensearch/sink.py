@@ -140,15 +140,15 @@ class OpenSearchSink:
 
     async def _judged(self, actions: Sequence[Action], answer: HttpResponse) -> list[SinkResult]:
         try:
-            told = read_items(answer.body)
+            reply = read_items(answer.body)
         except (msgspec.MsgspecError, UnicodeError) as error:
             return [_unknown(f"the answer cannot be read: {error}")] * len(actions)
-        if not told.errors:
+        if not reply.errors:
             self._adaptive_limit.record_success(len(actions))
             return [APPLIED] * len(actions)
-        if len(told.items) != len(actions):
-            return [_unknown(f"{len(told.items)} answers to {len(actions)} changes")] * len(actions)
-        items = [item for told_of_one in told.items for item in told_of_one.values()]
+        if len(reply.items) != len(actions):
+            return [_unknown(f"{len(reply.items)} answers to {len(actions)} changes")] * len(actions)
+        items = [item for told_of_one in reply.items for item in told_of_one.values()]
         verdicts = [judged(action, item) for action, item in zip(actions, items, strict=True)]
         if any(map(is_astray, items)):
             self._is_known = False  # It is looked for again, which says what is wrong.
@@ -258,17 +258,17 @@ class OpenSearchSink:
     def _check(self, answer: HttpResponse) -> None:
         if answer.status == 200:
             return
-        told = f"{self._client.name}: {self._cause(answer)}"
+        cause = f"{self._client.name}: {self._cause(answer)}"
         if answer.status == 404:
             raise DatabaseError(
                 f"{self._client.name} has no index {self._index}; make one with the types that you want, "
                 f"with a request such as PUT /{self._index}"
             )
         if answer.status in (401, 403):
-            raise DatabaseError(f"{told}; check user and password, and what they may do")
+            raise DatabaseError(f"{cause}; check user and password, and what they may do")
         if answer.status == TOO_MANY or answer.status >= 500:
-            raise UnavailableError(told)
-        raise DatabaseError(f"{told}; is this the address of OpenSearch or Elasticsearch?")
+            raise UnavailableError(cause)
+        raise DatabaseError(f"{cause}; is this the address of OpenSearch or Elasticsearch?")
 
     def _cause(self, answer: HttpResponse) -> str:
         return cause_of(answer, self._client.discreet)
@@ -295,10 +295,10 @@ def connect(address: Address) -> OpenSearchSink:
 
 
 def _count(options: Mapping[str, str], name: str, default: int) -> int:
-    told = options.get(name, str(default))
-    if not told.isascii() or not told.isdigit() or int(told) == 0:
-        raise AddressError(f"{name}={told} must be a whole number above zero")
-    return int(told)
+    text = options.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise AddressError(f"{name}={text} must be a whole number above zero")
+    return int(text)
 
 
 def _unknown(cause: str) -> SinkResult:

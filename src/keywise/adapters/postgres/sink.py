@@ -120,19 +120,19 @@ class PostgresSink:
         updates = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
         if self._columns:
             rows = f"select {', '.join(names)} from json_populate_recordset(null::{self._table}, $1::json)"  # noqa: S608
-            told = [f"to_json({name})::text" for name in names[2:]]
+            values = [f"to_json({name})::text" for name in names[2:]]
         else:
             casts = [f"one.{name}::{types[column]}" for name, column in zip("kvb", self._stored, strict=True)]
             kind = "bytea" if self._is_binary else "text"
             wanted = f"unnest($1::text[], $2::text::bigint[], $3::{kind}[]) as one (k, v, b)"
             rows = f"select {', '.join(casts)} from {wanted}"  # noqa: S608
-            told = names[2:] if self._is_binary else [f"{names[2]}::text"]
+            values = names[2:] if self._is_binary else [f"{names[2]}::text"]
         which = f"{names[0]} = any($1::text[]::{types[self._key]}[])"
         self._upsert = (
             f"insert into {self._table} ({', '.join(names)}) {rows} on conflict ({names[0]}) do update set {updates}"
         )
         self._delete = f"delete from {self._table} where {which}"  # noqa: S608
-        self._select = f"select {names[0]}::text, {names[1]}, {', '.join(told)} from {self._table} where {which}"  # noqa: S608
+        self._select = f"select {names[0]}::text, {names[1]}, {', '.join(values)} from {self._table} where {which}"  # noqa: S608
 
     def _misfit(self, why: str) -> str:
         return (

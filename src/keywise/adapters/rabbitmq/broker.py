@@ -133,7 +133,7 @@ class Link:
         if connection is None or connection.is_closed:
             return
         gone = asyncio.get_running_loop().create_future()
-        connection.add_on_close_callback(lambda *_: _tell(gone, None))
+        connection.add_on_close_callback(lambda *_: _resolve(gone, None))
         with suppress(AMQPError, TimeoutError):
             if not connection.is_closing:
                 connection.close()
@@ -150,7 +150,7 @@ class Link:
         with rabbit_errors(self.name):
             connection = Connection(
                 self._broker.parameters(self._purpose),
-                on_open_callback=lambda one: _tell(opened, one),
+                on_open_callback=lambda one: _resolve(opened, one),
                 on_open_error_callback=fail,
                 on_close_callback=fail,
                 custom_ioloop=asyncio.get_running_loop(),
@@ -166,9 +166,9 @@ class Link:
         return connection
 
     def _check(self, connection: Any) -> None:
-        told = connection.server_properties or {}
-        version = str(told.get("version", ""))
-        if told.get("product") == "RabbitMQ" and _version(version) < OLDEST:
+        properties = connection.server_properties or {}
+        version = str(properties.get("version", ""))
+        if properties.get("product") == "RabbitMQ" and _version(version) < OLDEST:
             connection.close()
             raise DatabaseError(f"{self.name} runs RabbitMQ {version}; keywise needs RabbitMQ 3.10 or newer")
 
@@ -227,7 +227,7 @@ class Channel:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._asked.add(answer)
         try:
-            take(call(lambda frame: _tell(answer, frame)))
+            take(call(lambda frame: _resolve(answer, frame)))
             async with asyncio.timeout(ANSWER_S):
                 return await answer
         finally:
@@ -291,8 +291,8 @@ def translated(error: Exception, name: str) -> Exception:
 
 def _not_let_in(cause: AMQPError, name: str) -> Exception:
     """The client library takes every end while somebody logs in for a refusal, but a broker that refuses says so."""
-    told = str(cause)
-    if "ConnectionClosedByBroker" not in told:
+    text = str(cause)
+    if "ConnectionClosedByBroker" not in text:
         return UnavailableError(f"{name}: the connection ended at the login; the broker may be starting or stopping")
     if isinstance(cause, ProbableAuthenticationError):
         return DatabaseError(f"{name}: the broker refused this user; {_CONNECTION_ADVICE[REFUSED]}")
@@ -347,7 +347,7 @@ _CHANNEL_ADVICE = {
 }
 
 
-def _tell(waiting: asyncio.Future[Any], what: Any) -> None:
+def _resolve(waiting: asyncio.Future[Any], what: Any) -> None:
     """Whoever waited may have gone."""
     if not waiting.done():
         waiting.set_result(what)

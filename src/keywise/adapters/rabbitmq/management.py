@@ -111,11 +111,11 @@ def _get(management: str, broker: str, what: str, context: ssl.SSLContext | None
         connection.close()
 
 
-def _limits(told: _Queue) -> QueueLimits:
-    policy = told.effective_policy_definition
+def _limits(queue: _Queue) -> QueueLimits:
+    policy = queue.effective_policy_definition
     settings = policy if isinstance(policy, dict) else {}
-    deliveries = _lowest(told.arguments.get("x-delivery-limit"), settings.get("delivery-limit"))
-    timeout_ms = _lowest(told.arguments.get("x-consumer-timeout"), settings.get("consumer-timeout"))
+    deliveries = _lowest(queue.arguments.get("x-delivery-limit"), settings.get("delivery-limit"))
+    timeout_ms = _lowest(queue.arguments.get("x-consumer-timeout"), settings.get("consumer-timeout"))
     return QueueLimits(deliveries, timeout_ms / 1000 if timeout_ms is not None else None)
 
 

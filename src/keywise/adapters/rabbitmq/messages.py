@@ -98,8 +98,8 @@ def sent_at(moment: Any) -> float:
 def shown_headers(headers: Mapping[Any, Any]) -> dict[str, str] | None:
     """Headers as text, for people who look at a dead letter; ours are left out."""
     kept = headers.get(KEPT)
-    told = {**headers, **(kept if isinstance(kept, dict) else {})}
-    shown = {_text(name): _text(value) for name, value in told.items() if not _is_ours(name, value)}
+    given = {**headers, **(kept if isinstance(kept, dict) else {})}
+    shown = {_text(name): _text(value) for name, value in given.items() if not _is_ours(name, value)}
     return shown or None
 
 

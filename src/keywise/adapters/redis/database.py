@@ -162,20 +162,20 @@ class RedisDatabase:
         """Refuse a server that would lose marks by its settings, or cannot run the scripts."""
         await self.run("PING")
         try:
-            told = _info(await self.run("INFO", "everything"))
+            info = _info(await self.run("INFO", "everything"))
         except DatabaseError:
             return  # Not everybody may ask; then it is believed to be set well.
-        version = told.get("redis_version", "")
+        version = info.get("redis_version", "")
         if _version(version) < OLDEST:
             raise DatabaseError(f"{self.name} runs Redis {version}; keywise needs Redis 7.0 or newer")
-        if told.get("cluster_enabled") == "1":
+        if info.get("cluster_enabled") == "1":
             raise DatabaseError(
                 f"{self.name} is part of a Redis Cluster, where a step over many keys is not one step; "
                 "use a server that is no cluster"
             )
-        if told.get("role", "master") != "master":
+        if info.get("role", "master") != "master":
             raise DatabaseError(f"{self.name} is a replica, which nobody can write to; name its master")
-        policy = told.get("maxmemory_policy", "noeviction")
+        policy = info.get("maxmemory_policy", "noeviction")
         if policy.startswith("allkeys"):
             raise DatabaseError(
                 f"{self.name} has maxmemory-policy {policy}: it would throw away what keywise has to remember; "
@@ -271,8 +271,8 @@ def in_pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _info(told: bytes) -> dict[str, str]:
-    lines = (line.partition(":") for line in told.decode().splitlines() if ":" in line)
+def _info(text: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in text.decode().splitlines() if ":" in line)
     return {name: value for name, _, value in lines}
 
 

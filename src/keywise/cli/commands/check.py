@@ -87,7 +87,7 @@ def _check(role: str, url: str, json: bool) -> None:
         print(plain(f"writes to {playground}"))
     report = _with_progress(playground, role, json)
     if json:
-        print_json(_told(report, playground))
+        print_json(_report_json(report, playground))
     else:
         print(report.summary)
     if broken := report.of(Verdict.BROKEN):
@@ -101,15 +101,15 @@ def _with_progress(playground: "Playground", role: str, json: bool) -> "Conforma
     with bar:
         task = bar.add_task("promises", total=None)
 
-        def tell(checked: "Checked", total: int) -> None:
+        def show_checked(checked: "Checked", total: int) -> None:
             bar.update(task, advance=1, total=total)
             if not json:
                 screen().print(cell(str(checked)))
 
-        return asyncio.run(_checked(playground, role, tell))
+        return asyncio.run(_checked(playground, role, show_checked))
 
 
-async def _checked(playground: "Playground", role: str, tell: "Callable[[Checked, int], None]") -> "Conformance":
+async def _checked(playground: "Playground", role: str, on_checked: "Callable[[Checked, int], None]") -> "Conformance":
     from keywise.testing import conformance
     from keywise.testing.conformance.report import NotConformingError, hold
 
@@ -122,14 +122,14 @@ async def _checked(playground: "Playground", role: str, tell: "Callable[[Checked
     called, bench, of_role = checks[role]
     try:
         promises = await of_role(bench)
-        return await hold(called, promises, bench, lambda checked: tell(checked, len(promises)))
+        return await hold(called, promises, bench, lambda checked: on_checked(checked, len(promises)))
     except NotConformingError as error:
         return error.report
     finally:
         await playground.clean()
 
 
-def _told(report: "Conformance", playground: "Playground") -> dict[str, Any]:
+def _report_json(report: "Conformance", playground: "Playground") -> dict[str, Any]:
     from keywise.testing.conformance import Verdict
 
     counts = {verdict.value: len(report.of(verdict)) for verdict in Verdict}

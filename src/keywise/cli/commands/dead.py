@@ -212,8 +212,8 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
         print_json({"replayed": [found.number for found in replayed], "refused": stay})
     else:
         print(f"replayed {count(len(replayed), 'letter')}")
-        for _, told in refused:
-            print_error(told)
+        for _, result in refused:
+            print_error(result)
     if refused:
         raise typer.Exit(1)
 
@@ -290,15 +290,15 @@ async def _opened(app: App, names: list[str], act: Callable[[list[Pipeline]], Co
 
 def _whole(found: Found) -> dict[str, Any]:
     letter = found.letter
-    told = summary(found) | {
+    fields = summary(found) | {
         "source": letter.source,
         "sent_at": iso(letter.sent_at),
         "headers": dict(letter.headers or {}),
         "body": _text(letter.body),
     }
     if not _is_utf8(letter.body):
-        told["body_base64"] = base64.b64encode(letter.body).decode()
-    return told
+        fields["body_base64"] = base64.b64encode(letter.body).decode()
+    return fields
 
 
 def _text(body: bytes) -> str:

@@ -129,8 +129,8 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
         print_error(error)
         raise typer.Exit(1) from None
     if json:
-        told = [msgspec.to_builtins(report) for report in reports]
-        print_json({"from": redacted(source), "to": redacted(target), "dry_run": dry_run, "pipelines": told})
+        pipelines = [msgspec.to_builtins(report) for report in reports]
+        print_json({"from": redacted(source), "to": redacted(target), "dry_run": dry_run, "pipelines": pipelines})
         return
     for report in reports:
         print(plain(str(report)))
@@ -159,10 +159,10 @@ class Report(msgspec.Struct):
         if self.clock_shift_s:
             ahead = "ahead" if self.clock_shift_s > 0 else "behind"
             figures += f"; the clock of TO is {duration(abs(self.clock_shift_s))} {ahead}, and moments were shifted"
-        return f"{_TOLD[self.outcome]} {self.pipeline}: {figures}"
+        return f"{_OUTCOME_TEXTS[self.outcome]} {self.pipeline}: {figures}"
 
 
-_TOLD = {"copied": "copied", "same": "nothing to do, both sides agree on", "to copy": "would copy"}
+_OUTCOME_TEXTS = {"copied": "copied", "same": "nothing to do, both sides agree on", "to copy": "would copy"}
 
 
 class Copy:
@@ -204,12 +204,12 @@ class Copy:
             target = await stack.enter_async_context(_opened(there, name, policy, self._shared))
             task = self._bar.add_task(plain(name), total=(await source.admin.counts()).keys or None)
 
-            def tell(what: str, done: int) -> None:
+            def show_progress(what: str, done: int) -> None:
                 if not self._bar.disable:
                     self._bar.start()
                     self._bar.update(task, description=plain(f"{name}: {what}"), completed=done)
 
-            yield LedgerCopy(name, original, LedgerHandle(redacted(self._target), target), tell)
+            yield LedgerCopy(name, original, LedgerHandle(redacted(self._target), target), show_progress)
 
     async def _check(self, move: LedgerCopy, plan: Plan) -> None:
         if plan.found is not Found.OTHER:
@@ -237,15 +237,15 @@ class Copy:
 
 def _chosen(known: Sequence[str], loaded: App | None, names: Sequence[str], place: str) -> list[str]:
     """Which pipelines are meant: those that were named, else those of the app, else all."""
-    told = f"it has: {', '.join(known)}" if known else "it holds nothing of any pipeline"
+    known_text = f"it has: {', '.join(known)}" if known else "it holds nothing of any pipeline"
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            refuse(f"{place} knows no pipeline {name!r}; {f'did you mean {near[0]}?' if near else told}")
+            refuse(f"{place} knows no pipeline {name!r}; {f'did you mean {near[0]}?' if near else known_text}")
     wanted = list(dict.fromkeys(names)) or list(loaded.pipelines if loaded else known)
     found = [name for name in wanted if name in known]
     if not found:
-        fail(f"there is nothing to copy: {place} knows no pipeline{' of this app' if loaded else ''}; {told}")
+        fail(f"there is nothing to copy: {place} knows no pipeline{' of this app' if loaded else ''}; {known_text}")
     if missing := [name for name in wanted if name not in known]:
         note_that(f"{place} holds nothing of {', '.join(missing)}, so there is nothing to copy of it")
     if others := [name for name in known if name not in found and not names]:

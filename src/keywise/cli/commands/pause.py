@@ -62,12 +62,12 @@ def pause(  # noqa: PLR0913 - all the words that the command understands
             print(plain(f"paused {named(keys, is_pattern)} in {opened.name}{again}"), flush=True)
         if wait:
             await admin.until_free(keys, is_pattern=is_pattern)
-        told = {"pipeline": opened.name, "paused": keys, "is_pattern": is_pattern, "was_paused": before is not None}
-        return told | {"claims": 0} if wait else told
+        result = {"pipeline": opened.name, "paused": keys, "is_pattern": is_pattern, "was_paused": before is not None}
+        return result | {"claims": 0} if wait else result
 
-    told = perform(AdminOptions(app, pipeline, why, who, None), act)
+    result = perform(AdminOptions(app, pipeline, why, who, None), act)
     if json:
-        print_json(told)
+        print_json(result)
     elif wait:
         print("no claim is held any more")
 
@@ -143,9 +143,9 @@ async def _ask(verb: str, keys: str, opened: Pipeline, *, every: bool, yes: bool
         return
     known = await keys_like(opened, keys)
     if known is not None and (known or every or keys == EVERYTHING):
-        told = named(keys, True)
-        told = f"{told}, which is every key" if keys != EVERYTHING else told
-        confirm(f"{verb} {told} of {opened.name} ({count(known, 'known key')})?", yes=yes)
+        named_keys = named(keys, True)
+        named_keys = f"{named_keys}, which is every key" if keys != EVERYTHING else named_keys
+        confirm(f"{verb} {named_keys} of {opened.name} ({count(known, 'known key')})?", yes=yes)
 
 
 def _others(controls: Controls, keys: str, is_pattern: bool) -> str:
@@ -156,5 +156,5 @@ def _others(controls: Controls, keys: str, is_pattern: bool) -> str:
         meant = tuple(one for one in controls.pauses if one.covers(keys))
     patterns = [named(one.keys, True) for one in meant if one.is_pattern]
     count_of_keys = sum(not one.is_pattern for one in meant)
-    told = [*patterns[:5], *([count(count_of_keys, "key")] if count_of_keys else [])]
-    return f"still paused: {', '.join(told)}" if told else ""
+    texts = [*patterns[:5], *([count(count_of_keys, "key")] if count_of_keys else [])]
+    return f"still paused: {', '.join(texts)}" if texts else ""

@@ -69,7 +69,7 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
         with progress(TextColumn("{task.completed:,} keys"), BarColumn(), TimeElapsedColumn()) as bar:
             task = bar.add_task("", total=known)
             async for found in walk.differences(_keys(place)):
-                report.tell(found)
+                report.report(found)
                 bar.update(task, completed=walk.keys_compared)
         report.looked, report.changing = walk.keys_compared, walk.keys_changing
         if repair and report.wrong:
@@ -97,28 +97,28 @@ class Report:
     def is_wrong(self) -> bool:
         return sum(self._kinds.values()) > self._repaired
 
-    def tell(self, found: Difference) -> None:
+    def report(self, found: Difference) -> None:
         self._kinds[found.kind] += 1
         if found.kind is not Kind.FAILED and len(self.wrong) < REPAIRS_MAX:
             self.wrong.append(found.key)
-        self._say(msgspec.to_builtins(found), _told(found))
+        self._print(msgspec.to_builtins(found), _format_difference(found))
 
     async def put_right(self, admin: PipelineAdmin) -> None:
         for key in self.wrong:
             try:
                 await admin.force(key)
             except AdminError as error:
-                self._say({"key": key, "kind": "left", "detail": str(error)}, f"left: {error}")
+                self._print({"key": key, "kind": "left", "detail": str(error)}, f"left: {error}")
             else:
                 self._repaired += 1
-                self._say({"key": key, "kind": "repaired"}, f"repaired {key!r}")
+                self._print({"key": key, "kind": "repaired"}, f"repaired {key!r}")
 
     def sum_up(self) -> None:
         kinds = {kind.value: number for kind, number in sorted(self._kinds.items())}
         summary = {"looked": self.looked, "changing": self.changing, "repaired": self._repaired, "differences": kinds}
         found = sum(kinds.values())
         repaired = f", {self._repaired:,} repaired" if self._repaired else ""
-        self._say(summary, f"looked at {count(self.looked, 'key')}: {count(found, 'difference')}{repaired}")
+        self._print(summary, f"looked at {count(self.looked, 'key')}: {count(found, 'difference')}{repaired}")
         if self.changing and not self._json:
             print(f"{count(self.changing, 'key')} changed all the time; look again")
         if self.is_wrong and not self._json:
@@ -127,11 +127,11 @@ class Report:
                 f"{left} left" if self._repaired else f"{left}; --repair writes these keys again from the truth"
             )
 
-    def _say(self, told: dict[str, Any], text: str) -> None:
-        print(json_lines.dumps(told) if self._json else plain(text), flush=True)
+    def _print(self, fields: dict[str, Any], text: str) -> None:
+        print(json_lines.dumps(fields) if self._json else plain(text), flush=True)
 
 
-def _told(found: Difference) -> str:
+def _format_difference(found: Difference) -> str:
     versions = [
         f"{name} version {version}"
         for name, version in (("the truth has", found.truth), ("the sink holds", found.held))

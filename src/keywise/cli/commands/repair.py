@@ -56,13 +56,13 @@ def repair(  # noqa: PLR0913 - all the words that the command understands
             "left": [{"key": k, "cause": c} for k, c in left.items()],
         }
 
-    told = perform(AdminOptions(app, pipeline, why, who), act)
+    result = perform(AdminOptions(app, pipeline, why, who), act)
     if json:
-        print_json(told)
-    elif not told["repaired"] and not told["left"]:
-        print(plain(f"no key of {told['pipeline']} is suspect"))
-    if told["left"]:
-        print_error(f"{count(len(told['left']), 'key')} could not be repaired")
+        print_json(result)
+    elif not result["repaired"] and not result["left"]:
+        print(plain(f"no key of {result['pipeline']} is suspect"))
+    if result["left"]:
+        print_error(f"{count(len(result['left']), 'key')} could not be repaired")
         raise typer.Exit(1)
 
 
@@ -70,9 +70,9 @@ def _take_back(call: AdminOptions, json: bool) -> None:
     async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
         return {"pipeline": opened.name, "was_due": await admin.resynced()}
 
-    told = perform(call, act)
+    result = perform(call, act)
     if json:
-        print_json(told)
+        print_json(result)
     else:
-        said = "no full resync is due any more" if told["was_due"] else "no full resync was due"
-        print(plain(f"{told['pipeline']}: {said}"))
+        said = "no full resync is due any more" if result["was_due"] else "no full resync was due"
+        print(plain(f"{result['pipeline']}: {said}"))

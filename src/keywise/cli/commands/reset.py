@@ -58,9 +58,9 @@ def reset(  # noqa: PLR0913 - all the words that the command understands
         confirm(f"Begin a new era of {opened.name}, with {known}? The new numbering begins with {queued}.", yes=yes)
         return {"pipeline": opened.name, "key": None, "era": await admin.raise_era()}
 
-    told = perform(AdminOptions(app, pipeline, why, who, wait), act)
+    result = perform(AdminOptions(app, pipeline, why, who, wait), act)
     if json:
-        print_json(told)
+        print_json(result)
     else:
         what = repr(key) if key is not None else "every key"
-        print(plain(f"{what} of {told['pipeline']} is in era {told['era']}: whatever comes next wins"))
+        print(plain(f"{what} of {result['pipeline']} is in era {result['era']}: whatever comes next wins"))

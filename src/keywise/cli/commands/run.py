@@ -71,7 +71,7 @@ def run(
     showing = live_view(view, screen(stderr=True), logging.getLogger("keywise").info, plain=is_plain)
     status = _finish(_work(loaded, names, view, until_empty), showing)
     if view.sources:
-        _tell(view, json, time.monotonic() - began_at)
+        _print_totals(view, json, time.monotonic() - began_at)
     leave(status)
 
 
@@ -154,12 +154,12 @@ def _announce(event: events.Event) -> None:
         print(plain(line), file=sys.stderr, flush=True)
 
 
-def _tell(view: View, json: bool, seconds: float) -> None:
-    told = {sight.pipeline: _told(sight) for sight in view.look()}
+def _print_totals(view: View, json: bool, seconds: float) -> None:
+    by_pipeline = {sight.pipeline: _totals_json(sight) for sight in view.look()}
     if json:
-        print_json({"pipelines": told, "seconds": round(seconds, 3)})
+        print_json({"pipelines": by_pipeline, "seconds": round(seconds, 3)})
         return
-    counts = {name: one["outcomes"] | {"failed tries": one["failed_tries"]} for name, one in told.items()}
+    counts = {name: one["outcomes"] | {"failed tries": one["failed_tries"]} for name, one in by_pipeline.items()}
     print_table(_summary(counts) if screen().width >= WIDE else _upright_summary(counts))
 
 
@@ -180,7 +180,7 @@ def _upright_summary(counts: dict[str, dict[str, int]]) -> Table:
     return summary
 
 
-def _told(sight: PipelineView) -> dict[str, Any]:
+def _totals_json(sight: PipelineView) -> dict[str, Any]:
     return {
         "grade": sight.grade,
         "sources": sight.sources,

@@ -70,11 +70,11 @@ def status(
 
     name, (now, states, switches, losses) = _with(app, function, look)
     if json:
-        told = {
-            "keys": [_state_told(state) for state in states],
-            "switches": [_switch_told(one, now) for one in switches],
+        result = {
+            "keys": [_state_json(state) for state in states],
+            "switches": [_switch_json(one, now) for one in switches],
         }
-        print_json({"function": name, **told, "sessions_lost": losses})
+        print_json({"function": name, **result, "sessions_lost": losses})
         return
     print(plain(f"{name}: {count(sum(state.waiting for state in states), 'request')} waiting"))
     if states:
@@ -144,7 +144,7 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
     now, made = _opened(chosen, act)
     name = chosen.name
     if json:
-        print_json({"function": name, "switch": None if made is None else _switch_told(made, now)})
+        print_json({"function": name, "switch": None if made is None else _switch_json(made, now)})
     elif made is None:
         print(plain(f"{named(keys, is_pattern)} of {name} is not switched any more"))
     else:
@@ -179,7 +179,7 @@ def history(
 
     name, records = _with(app, function, look)
     if json:
-        print_json({"function": name, "requests": [_record_told(record) for record in records]})
+        print_json({"function": name, "requests": [_record_json(record) for record in records]})
         return
     if not records:
         print(plain(f"{name}: no request is kept" + (f" of {key!r}" if key is not None else "")))
@@ -266,10 +266,10 @@ def _opened(chosen: SerialFunction, act: Callable[[Any, Any], Coroutine[Any, Any
 
 
 def _switched(switch: Switch, now: float) -> str:
-    told = f"{named(switch.keys, switch.is_pattern)}: {switch.mode}"
+    text = f"{named(switch.keys, switch.is_pattern)}: {switch.mode}"
     if switch.mode_at(now) is not switch.mode:
-        told = f"{told}, and until {stamp(switch.observe_until)} only observed"
-    return f"{told} (by {switch.by or 'somebody'}, {stamp(switch.at)})"
+        text = f"{text}, and until {stamp(switch.observe_until)} only observed"
+    return f"{text} (by {switch.by or 'somebody'}, {stamp(switch.at)})"
 
 
 def _spans(record: Record) -> tuple[str, str]:
@@ -290,18 +290,18 @@ def _end(record: Record) -> str:
     return f"{record.reply.outcome}: {record.reply.cause}" if record.reply.cause else record.reply.outcome.value
 
 
-def _state_told(state: KeyState) -> dict[str, Any]:
-    told = {"key": state.key, "waiting": state.waiting, "running": state.running, "owner": state.owner or None}
-    return told | {"since": iso(state.since), "overlaps": state.overlaps}
+def _state_json(state: KeyState) -> dict[str, Any]:
+    fields = {"key": state.key, "waiting": state.waiting, "running": state.running, "owner": state.owner or None}
+    return fields | {"since": iso(state.since), "overlaps": state.overlaps}
 
 
-def _switch_told(switch: Switch, now: float) -> dict[str, Any]:
-    told = {"keys": switch.keys, "is_pattern": switch.is_pattern, "mode": switch.mode.value, "by": switch.by}
+def _switch_json(switch: Switch, now: float) -> dict[str, Any]:
+    fields = {"keys": switch.keys, "is_pattern": switch.is_pattern, "mode": switch.mode.value, "by": switch.by}
     until = switch.observe_until if switch.mode is Mode.ON and switch.observe_until > now else None
-    return told | {"at": iso(switch.at), "observe_until": iso(until)}
+    return fields | {"at": iso(switch.at), "observe_until": iso(until)}
 
 
-def _record_told(record: Record) -> dict[str, Any]:
+def _record_json(record: Record) -> dict[str, Any]:
     request, reply = record.request, record.reply
     return {
         "id": request.id,

@@ -112,8 +112,8 @@ def _replay(seed: int, grade: Grade, json: bool, merge: bool) -> None:
     with quiet():
         run = run_merge_seed(seed, grade) if merge else run_seed(seed, grade)
     if json:
-        told = {"violations": run.violations, "variant": run.variant, "faults": run.faults, "trace": run.trace}
-        print_json({"grade": grade.value, "seed": seed} | told)
+        result = {"violations": run.violations, "variant": run.variant, "faults": run.faults, "trace": run.trace}
+        print_json({"grade": grade.value, "seed": seed} | result)
     else:
         for line in run.trace:
             print(line)
@@ -136,14 +136,14 @@ def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: boo
             bar.advance(task, part.seeds)
     tallies = list(by_grade.values())
     if json:
-        print_json(_told(tallies, time.monotonic() - started, merge))
+        print_json(_tallies_json(tallies, time.monotonic() - started, merge))
     else:
-        _tell(tallies, time.monotonic() - started, merge)
+        _print_tallies(tallies, time.monotonic() - started, merge)
     if any(tally.violations for tally in tallies):
         raise typer.Exit(1)
 
 
-def _tell(tallies: Sequence["Tally"], seconds: float, merge: bool) -> None:
+def _print_tallies(tallies: Sequence["Tally"], seconds: float, merge: bool) -> None:
     out = screen()
     made = table(
         "grade",
@@ -171,7 +171,7 @@ def _tell(tallies: Sequence["Tally"], seconds: float, merge: bool) -> None:
         )
 
 
-def _told(tallies: Sequence["Tally"], seconds: float, merge: bool) -> dict[str, Any]:
+def _tallies_json(tallies: Sequence["Tally"], seconds: float, merge: bool) -> dict[str, Any]:
     failures = [failure for tally in tallies for failure in tally.failures]
     return {
         "violations": sum(tally.violations for tally in tallies),

@@ -64,11 +64,11 @@ def status(
 def _look(app: App, names: list[str], json: bool) -> list[Unreached]:
     found, unreached = asyncio.run(_gathered(app, names))
     if json:
-        told = {"ledger": redacted(app.ledger_url), "pipelines": msgspec.to_builtins(found)}
-        told |= {"unreached": msgspec.to_builtins(unreached)} if unreached else {}
-        print_json(with_iso_moments(told, {"at", "since", "resync_since"}))
+        result = {"ledger": redacted(app.ledger_url), "pipelines": msgspec.to_builtins(found)}
+        result |= {"unreached": msgspec.to_builtins(unreached)} if unreached else {}
+        print_json(with_iso_moments(result, {"at", "since", "resync_since"}))
     else:
-        _tell(found, unreached, time.time())
+        _print_status(found, unreached, time.time())
     return unreached
 
 
@@ -86,18 +86,18 @@ async def _gathered(app: App, names: list[str]) -> tuple[list[Figures], list[Unr
     return found, unreached
 
 
-def _tell(found: list[Figures], unreached: list[Unreached], now: float) -> None:
+def _print_status(found: list[Figures], unreached: list[Unreached], now: float) -> None:
     if found:
-        _tell_figures(found)
+        _print_figures(found)
     for figures in found:
         for note in _notes(figures, now):
             screen().print(cell(f"{figures.pipeline}: {note}"))
     for one in unreached:
-        noted = "; ".join(told_journals(one.journal, now)) or "nothing is noted in its journal here"
+        noted = "; ".join(format_journals(one.journal, now)) or "nothing is noted in its journal here"
         screen().print(cell(f"{one.pipeline}: cannot be reached: {one.cause}; {noted}"))
 
 
-def _tell_figures(found: list[Figures]) -> None:
+def _print_figures(found: list[Figures]) -> None:
     keys = table("pipeline", "grade", *NUMBERS, numbers=NUMBERS)
     queues = table("pipeline", "depth", "strategy", "source", numbers=("depth",), fold=("source",))
     for figures in found:
@@ -110,7 +110,7 @@ def _tell_figures(found: list[Figures]) -> None:
     print_table(queues)
 
 
-def told_journals(journal: JournalSummary | None, now: float, advice: str = "") -> Iterator[str]:
+def format_journals(journal: JournalSummary | None, now: float, advice: str = "") -> Iterator[str]:
     """How many keys were written without the ledger since when, whether that were too many, and what is not known."""
     if journal is not None and journal.journals:
         keys = f"{count(journal.keys, 'key')} {'is' if journal.keys == 1 else 'are'} noted"
@@ -121,7 +121,7 @@ def told_journals(journal: JournalSummary | None, now: float, advice: str = "") 
         yield f"a journal cannot be read: {trouble}"
 
 
-def told_pause(pause: Pause, now: float) -> str:
+def format_pause(pause: Pause, now: float) -> str:
     """What is paused since when, by whom, and why."""
     keys = repr(pause.keys) if not pause.is_pattern else f"keys like {pause.keys!r}"
     if pause.is_pattern and pause.keys == EVERYTHING:
@@ -136,13 +136,13 @@ def _notes(figures: Figures, now: float) -> Iterator[str]:
         yield f"era {figures.era}"
     for pause in figures.pauses:
         if pause.is_pattern:
-            yield f"paused: {told_pause(pause, now)}"
+            yield f"paused: {format_pause(pause, now)}"
     keys = [pause for pause in figures.pauses if not pause.is_pattern]
     if keys:
         named = ", ".join(repr(pause.keys) for pause in keys[:PAUSES_SHOWN])
         more = f" and {len(keys) - PAUSES_SHOWN:,} more" if len(keys) > PAUSES_SHOWN else ""
         yield f"paused: {count(len(keys), 'key')}: {named}{more}"
-    yield from told_journals(figures.journal, now, "; a worker with this journal makes them suspect")
+    yield from format_journals(figures.journal, now, "; a worker with this journal makes them suspect")
     if figures.resync_since is not None:
         yield (
             f"A FULL RESYNC IS DUE, since {moment(figures.resync_since, now)}: more keys are in doubt than the "

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from keywise.app import App
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
-from keywise.cli.commands.status import told_pause
+from keywise.cli.commands.status import format_pause
 from keywise.cli.output import (
     cell,
     count,
@@ -87,7 +87,7 @@ def why(
             {"key": key, "pipelines": [with_iso_moments(msgspec.to_builtins(report), MOMENTS) for report in reports]}
         )
     for report in reports if not json else ():
-        _tell(report)
+        _print_story(report)
     if not reports:
         fail(
             f"no change to {key!r} was committed, tried or set aside in {', '.join(names)}; it may still be queued "
@@ -105,7 +105,7 @@ async def _reports(app: App, names: list[str], key: str, lines: int) -> list[Key
     return reports
 
 
-def _tell(report: KeyReport) -> None:
+def _print_story(report: KeyReport) -> None:
     facts = table("", "", fold=("",))
     facts.show_header = False
     for name, fact in _facts(report):
@@ -154,7 +154,7 @@ def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
     if not report.pauses:
         yield "paused", "no"
     for pause in report.pauses:
-        yield "paused", told_pause(pause, report.now)
+        yield "paused", format_pause(pause, report.now)
     limit = report.limit
     if limit is not None:
         due = "now" if limit.next_at is None else f"not before {moment(limit.next_at, report.now)}"
@@ -164,11 +164,11 @@ def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
 
 def _history(report: KeyReport) -> Table:
     """What happened, newest first."""
-    told = table("history", "what", "version", "by", "detail", numbers=("version",), fold=("detail",))
+    lines_table = table("history", "what", "version", "by", "detail", numbers=("version",), fold=("detail",))
     for line in report.history:
         version = "" if line.version is None else str(line.version)
-        told.add_row(stamp(line.at), cell(line.what), version, cell(line.by), cell(_reason(line)))
-    return told
+        lines_table.add_row(stamp(line.at), cell(line.what), version, cell(line.by), cell(_reason(line)))
+    return lines_table
 
 
 def _reason(line: HistoryRecord) -> str:

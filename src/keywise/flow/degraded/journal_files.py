@@ -58,7 +58,7 @@ class JournalDirectory:
                         found.append(file)
                 except OSError as error:
                     # One that cannot be had keeps nobody from the others.
-                    troubles.append(_told(path, error))
+                    troubles.append(_format_error(path, error))
             return Orphans(found, troubles)
 
         return await _in_thread(self._folder, look)
@@ -222,8 +222,8 @@ async def _in_thread(path: Path, act: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(act)
     except OSError as error:
-        raise UnavailableError(_told(path, error)) from error
+        raise UnavailableError(_format_error(path, error)) from error
 
 
-def _told(path: Path, error: OSError) -> str:
+def _format_error(path: Path, error: OSError) -> str:
     return f"the journal {path} cannot be used: {error.strerror}"

@@ -249,9 +249,9 @@ class DegradedWorker:
         try:
             await self._journal.find()
         except UnavailableError as error:
-            self._tell_trouble(error)
+            self._report_trouble(error)
 
-    def _tell_trouble(self, error: UnavailableError) -> None:
+    def _report_trouble(self, error: UnavailableError) -> None:
         """Now and then: a journal that cannot be used is seen again with every batch."""
         now, retry_s = self._pipeline.clock(), self._pipeline.settings.maintenance_s
         if now >= self._trouble_due:
@@ -279,7 +279,7 @@ class DegradedWorker:
         try:
             await self._journal.tidy()
         except UnavailableError as error:
-            self._tell_trouble(error)
+            self._report_trouble(error)
 
     async def _mark_suspect(self, contents: JournalContents) -> None:
         headers = contents.suspects()

@@ -92,7 +92,7 @@ class SinkExecutor:
             is_cut_off = isinstance(error, TimeoutError) and self._heartbeat.is_cut_off(claims)
             for job in jobs:
                 job.cut_off = is_cut_off
-        tell_handled(self._pipeline, jobs, started)
+        report_handled(self._pipeline, jobs, started)
         for job, result in zip(jobs, results, strict=True):
             self._judge(job, result)
         rest_s = self._rest_s(results)
@@ -146,7 +146,7 @@ class SinkHealth:
         return seen == self._taken
 
 
-def tell_handled(pipeline: Pipeline, jobs: Sequence[Job], started: float) -> None:
+def report_handled(pipeline: Pipeline, jobs: Sequence[Job], started: float) -> None:
     keys = [job.claim.key for job in jobs]
     pipeline.emit(events.Handled(pipeline=pipeline.name, keys=keys, seconds=pipeline.clock() - started))
 
@@ -186,7 +186,7 @@ class TransactionExecutor:
             await self._do_some(some)
             is_quick = self._pipeline.clock() - started < SLICE_S
             self._slice = min(2 * self._slice, self.batch_max) if is_quick else max(1, self._slice // 2)
-        tell_handled(self._pipeline, jobs, begun)
+        report_handled(self._pipeline, jobs, begun)
         return 0.0
 
     async def _do_some(self, pending: list[Job]) -> None:

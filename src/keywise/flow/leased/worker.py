@@ -71,9 +71,9 @@ class LeasedWorker:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            committing = group.create_task(self._commit_until_told())
+            committing = group.create_task(self._commit_until_stopped())
             workers = [
-                group.create_task(self._work_until_told(live_only=number < self._live_workers))
+                group.create_task(self._work_until_stopped(live_only=number < self._live_workers))
                 for number in range(self._executor.side_by_side)
             ]
             await self._claim_until_stopped()
@@ -205,7 +205,7 @@ class LeasedWorker:
 
     # Work.
 
-    async def _work_until_told(self, *, live_only: bool) -> None:
+    async def _work_until_stopped(self, *, live_only: bool) -> None:
         while (job := await self._claimed.get(live_only=live_only)) is not None:
             jobs = [job, *self._beside(job)]
             rest_s = 0.0
@@ -259,7 +259,7 @@ class LeasedWorker:
 
     # Commit.
 
-    async def _commit_until_told(self) -> None:
+    async def _commit_until_stopped(self) -> None:
         while True:
             await self._done_wakeup.wait()
             if jobs := self._done:

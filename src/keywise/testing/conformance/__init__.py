@@ -75,36 +75,40 @@ __all__ = [
 ]
 
 
-async def check_source(connect: MakeSource | str, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
+async def check_source(
+    connect: MakeSource | str, *, on_checked: Callable[[Checked], None] | None = None
+) -> Conformance:
     """Hold a source to all its promises; raise `BrokenPromiseError` in the end if one is broken."""
     if isinstance(connect, str):
         async with _played("sources", connect) as playground:
-            return await check_source(playground.source, tell=tell)
-    return await hold("source", await source_promises(connect), connect, tell)
+            return await check_source(playground.source, on_checked=on_checked)
+    return await hold("source", await source_promises(connect), connect, on_checked)
 
 
-async def check_ledger(connect: MakeLedger | str, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
+async def check_ledger(
+    connect: MakeLedger | str, *, on_checked: Callable[[Checked], None] | None = None
+) -> Conformance:
     """Hold a ledger to all its promises; raise `BrokenPromiseError` in the end if one is broken."""
     if isinstance(connect, str):
         async with _played("ledgers", connect) as playground:
-            return await check_ledger(playground.ledger, tell=tell)
-    return await hold("ledger", await promises_of_ledger(connect), connect, tell)
+            return await check_ledger(playground.ledger, on_checked=on_checked)
+    return await hold("ledger", await promises_of_ledger(connect), connect, on_checked)
 
 
-async def check_sink(connect: MakeSink | str, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
+async def check_sink(connect: MakeSink | str, *, on_checked: Callable[[Checked], None] | None = None) -> Conformance:
     """Hold a sink to the promises of its grade; raise `BrokenPromiseError` in the end if one is broken."""
     if isinstance(connect, str):
         async with _played("sinks", connect) as playground:
-            return await check_sink(playground.sink, tell=tell)
-    return await hold("sink", await sink_promises(connect), connect, tell)
+            return await check_sink(playground.sink, on_checked=on_checked)
+    return await hold("sink", await sink_promises(connect), connect, on_checked)
 
 
-async def check_turns(connect: MakeTurns | str, *, tell: Callable[[Checked], None] | None = None) -> Conformance:
+async def check_turns(connect: MakeTurns | str, *, on_checked: Callable[[Checked], None] | None = None) -> Conformance:
     """Hold a backend of turns to all its promises; raise `BrokenPromiseError` in the end if one is broken."""
     if isinstance(connect, str):
         async with _played("turns", connect) as playground:
-            return await check_turns(playground.turns, tell=tell)
-    return await hold("turns", await promises_of_turns(connect), connect, tell)
+            return await check_turns(playground.turns, on_checked=on_checked)
+    return await hold("turns", await promises_of_turns(connect), connect, on_checked)
 
 
 async def promises_of_turns(make: MakeTurns) -> list[Promise[TurnsBench]]:

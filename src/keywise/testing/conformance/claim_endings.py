@@ -96,7 +96,7 @@ async def the_mark_never_falls(bench: LedgerBench) -> None:
 
 
 @ENDING_PROMISES.add(PLAIN)
-async def a_failure_that_is_told_twice_counts_once(bench: LedgerBench) -> None:
+async def a_failure_that_is_reported_twice_counts_once(bench: LedgerBench) -> None:
     """After a lost answer the same failure is told again, and costs one attempt, whatever is known of the outcome."""
     for version, certainty in enumerate(Certainty):
         claim = await bench.take(version, key=certainty.value)

@@ -242,18 +242,18 @@ async def a_transaction_is_charged_at_its_mark(bench: LedgerBench) -> None:
 
 
 @CONTROL_STORE_PROMISES.add(SAFE)
-async def known_keys_are_told_page_by_page(bench: LedgerBench) -> None:
+async def known_keys_are_listed_page_by_page(bench: LedgerBench) -> None:
     """Keys that have a mark or are worked on are told in an order of the ledger's own, each once."""
     for key in KEYS:
         await bench.committed(1, key=key)
     await bench.take(2, key="a")
     await bench.take(1, key="only tried")
-    wanted, told, after = sorted([*KEYS, "only tried"]), [], ""
+    wanted, listed, after = sorted([*KEYS, "only tried"]), [], ""
     while page := await bench.another.control_store.keys(after, 5):
         same("the length of a page", len(page) <= 5, True)
-        told += page
+        listed += page
         after = page[-1]
-    same("all keys", sorted(told), wanted)
+    same("all keys", sorted(listed), wanted)
 
 
 @CONTROL_STORE_PROMISES.add(SAFE)
@@ -280,7 +280,7 @@ LINES = [
 
 
 @HISTORY_PROMISES.add(SAFE)
-async def lines_are_told_newest_first(bench: LedgerBench) -> None:
+async def lines_are_listed_newest_first(bench: LedgerBench) -> None:
     """The history tells what was recorded last first, of all keys, of one, or of none."""
     same("a new history", await bench.another.history_store.history(None, 10), [])
     await bench.ledger.history_store.record(LINES[:3])

@@ -178,7 +178,7 @@ async def charges_of_a_rate_are_carried_too(bench: LedgerBench) -> None:
 
 
 @TRANSFER_PROMISES.add(SAFE)
-async def many_keys_are_told_each_once(bench: LedgerBench) -> None:
+async def many_keys_are_listed_each_once(bench: LedgerBench) -> None:
     """However many keys there are, parts tell each of them once, and are not longer than asked for."""
     entries = [(f"k{number}", Entry(order_of(number), updated_at=float(number))) for number in range(2500)]
     await transfer_of(bench).add(TransferPage(entries=entries[:2000]))
@@ -207,7 +207,7 @@ async def the_controls_are_replaced_as_a_whole(bench: LedgerBench) -> None:
 
 
 @TRANSFER_PROMISES.add(SAFE)
-async def scopes_are_told_that_hold_something(bench: LedgerBench) -> None:
+async def scopes_are_listed_that_hold_something(bench: LedgerBench) -> None:
     """A scope is listed once something is in it, a pause included, and no more after it was cleared."""
     transfer = transfer_of(bench)
     others = set(await transfer.scopes())
@@ -235,8 +235,8 @@ async def tokens_are_granted_above_a_floor(bench: LedgerBench) -> None:
     ceiling = await transfer_of(bench).tokens_above(0)
     same("whether the earlier token is at or below what is told", first <= ceiling, True)
     floor = ceiling + 2**44 + 12345
-    told = await transfer_of(bench, another=True).tokens_above(floor)
-    same("whether what is told is at or above the floor", told >= floor, True)
+    found = await transfer_of(bench, another=True).tokens_above(floor)
+    same("whether what is told is at or above the floor", found >= floor, True)
     tokens = [(await bench.take(1, owner, key=f"{owner} {n}")).token for n in range(3) for owner in ("w1", "w2")]
     same("whether all tokens are above the floor", min(tokens) > floor, True)
     same("the number of different tokens", len(set(tokens)), len(tokens))

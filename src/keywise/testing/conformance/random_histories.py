@@ -165,9 +165,9 @@ class History:
         headers = self._rng.choice((None, {"a": "b"}))
         return DeadLetter(f"cause {self._rng.random()}", self._rng.randbytes(4), key, version, headers, 1.5, "source")
 
-    async def _ask(self, told: object, act: Callable[[Any, Callable[[Any], Any]], Awaitable[Any]]) -> Any:
+    async def _ask(self, step: object, act: Callable[[Any, Callable[[Any], Any]], Awaitable[Any]]) -> Any:
         """Do it on both sides; answers with claims in them are compared by whoever asked."""
-        self.steps.append(repr(told))
+        self.steps.append(repr(step))
         bench = self._twins.bench
         return await self._twins.ask(self._rng.choice((bench.ledger, bench.another)), act)
 
@@ -194,29 +194,29 @@ class History:
         claims = self._some_claims()
         for claim, twin in claims:
             claim.overdue = twin.overdue = self._rng.random() < 0.15
-        told = ("commit", [twin for _, twin in claims])
-        seen, twin = await self._ask(told, lambda ledger, mine: ledger.commit([mine(pair) for pair in claims]))
+        step = ("commit", [twin for _, twin in claims])
+        seen, twin = await self._ask(step, lambda ledger, mine: ledger.commit([mine(pair) for pair in claims]))
         self._agree_on_claims("the refused commits", seen, twin)
 
     async def _renew(self) -> None:
         claims = self._some_claims()
-        told = ("renew", [twin for _, twin in claims])
-        seen, twin = await self._ask(told, lambda ledger, mine: ledger.renew([mine(pair) for pair in claims], LEASE_S))
+        step = ("renew", [twin for _, twin in claims])
+        seen, twin = await self._ask(step, lambda ledger, mine: ledger.renew([mine(pair) for pair in claims], LEASE_S))
         self._agree_on_claims("the lost claims", seen, twin)
 
     async def _fail(self) -> None:
         rng = self._rng
         failures = [(pair, rng.choice(list(Certainty)), rng.choice(RETRY_S)) for pair in self._some_claims()]
-        told = ("fail", [(pair[1], certainty, retry_s) for pair, certainty, retry_s in failures])
+        step = ("fail", [(pair[1], certainty, retry_s) for pair, certainty, retry_s in failures])
         await self._ask(
-            told,
+            step,
             lambda ledger, mine: ledger.fail([Failure(mine(pair), sure, retry_s) for pair, sure, retry_s in failures]),
         )
 
     async def _release(self) -> None:
         claims = self._some_claims() + self._exclusions[-1:]
-        told = ("release", [twin for _, twin in claims])
-        await self._ask(told, lambda ledger, mine: ledger.release([mine(pair) for pair in claims]))
+        step = ("release", [twin for _, twin in claims])
+        await self._ask(step, lambda ledger, mine: ledger.release([mine(pair) for pair in claims]))
 
     async def _dead_letter(self) -> None:
         requests: list[tuple[Any, Certainty, DeadLetter]] = [
@@ -224,9 +224,9 @@ class History:
         ]
         if self._rng.random() < 0.3:
             requests.append((None, Certainty.CLEAN, self._letter("")))
-        told = ("dead_letter", [(pair and pair[1], certainty) for pair, certainty, _ in requests])
+        step = ("dead_letter", [(pair and pair[1], certainty) for pair, certainty, _ in requests])
         seen, twin = await self._ask(
-            told,
+            step,
             lambda ledger, mine: ledger.dead_letter(
                 [DeadLetterRequest(letter, pair and mine(pair), sure) for pair, sure, letter in requests]
             ),
@@ -254,8 +254,8 @@ class History:
 
     async def _resume(self) -> None:
         keys, is_pattern = self._pausable()
-        told = ("resume", keys, is_pattern)
-        seen, twin = await self._ask(told, lambda ledger, _: ledger.control_store.resume(keys, is_pattern))
+        step = ("resume", keys, is_pattern)
+        seen, twin = await self._ask(step, lambda ledger, _: ledger.control_store.resume(keys, is_pattern))
         agree("whether there was a pause", seen, twin)
         await self._controls()
 
@@ -294,7 +294,7 @@ class History:
         """A few steps in one transaction that may be rolled back, each perhaps in a savepoint that may be."""
         parts = [self._part() for _ in range(self._rng.randint(1, 3))]
         rolls_back = self._rng.random() < 0.25
-        told = ("transact", [part[0] for part in parts], "rolled back" if rolls_back else "committed")
+        step = ("transact", [part[0] for part in parts], "rolled back" if rolls_back else "committed")
 
         async def act(ledger: Any, mine: Callable[[Any], Any]) -> list[Any]:
             answers: list[Any] = []
@@ -308,7 +308,7 @@ class History:
                 pass
             return answers
 
-        seen, twin = await self._ask(told, act)
+        seen, twin = await self._ask(step, act)
         agree("the answers inside", seen, twin)
 
     def _part(self) -> tuple[str, Any, str]:

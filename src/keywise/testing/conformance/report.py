@@ -54,8 +54,8 @@ class Conformance(msgspec.Struct):
     @property
     def summary(self) -> str:
         kept, broken, unchecked = (len(self.of(verdict)) for verdict in Verdict)
-        told = f"{kept} promises kept, {broken} broken"
-        return f"{told}, {unchecked} not checked" if unchecked else told
+        text = f"{kept} promises kept, {broken} broken"
+        return f"{text}, {unchecked} not checked" if unchecked else text
 
     def of(self, verdict: Verdict) -> list[Checked]:
         return [one for one in self.checked if one.verdict is verdict]
@@ -74,15 +74,15 @@ async def hold(
     role: str,
     promises: Sequence[Promise[Bench]],
     make: Callable[..., AbstractAsyncContextManager[Bench]],
-    tell: Callable[[Checked], None] | None,
+    on_checked: Callable[[Checked], None] | None,
 ) -> Conformance:
     """Check all promises, one after another, each on a bench of its own; raise in the end if one is broken."""
     report = Conformance(role)
     for promise in promises:
         checked = await _checked(promise, make)
         report.checked.append(checked)
-        if tell is not None:
-            tell(checked)
+        if on_checked is not None:
+            on_checked(checked)
     if not report:
         raise NotConformingError(report)
     return report

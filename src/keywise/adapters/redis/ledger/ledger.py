@@ -72,24 +72,26 @@ class RedisLedger:
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         by_key = {header.key: header for header in sorted(headers, key=lambda header: header.key)}
-        told: dict[str, Claim | Refusal] = {}
+        results: dict[str, Claim | Refusal] = {}
         after: dict[str, Entry] = {}
 
         def act(snapshot: Snapshot, key: str) -> Entry | None:
             header, entry = by_key[key], snapshot.entries[key]
             refusal = rules.decide_under(snapshot.controls, entry, header, snapshot.now, self._policy, terms)
             if refusal is not None:
-                told[key] = refusal
+                results[key] = refusal
                 return entry
             lifted = rules.in_era(header, entry, snapshot.controls)
-            after[key], told[key] = rules.grant(entry, lifted, snapshot.tokens[key], snapshot.now, terms, self._policy)
+            after[key], results[key] = rules.grant(
+                entry, lifted, snapshot.tokens[key], snapshot.now, terms, self._policy
+            )
             return after[key]
 
         snapshot = await self._working_set.read(by_key, tokens=True)
         await self._working_set.work(snapshot, act, frees=False, under_controls=True)
         results = ClaimResults()
         for key in by_key:
-            answer = told[key]
+            answer = results[key]
             if isinstance(answer, Refusal):
                 results.refused[key] = answer
             else:
