@@ -19,7 +19,7 @@ import pika
 import keywise
 from benchmarks import keywise_sqlite, workload
 from benchmarks.drain import Drained, Job, add_job_arguments
-from keywise.adapters.rabbitmq.broker import Broker, Channel, Link
+from keywise.adapters.rabbitmq.broker import Broker, BrokerLink, Channel
 from keywise.adapters.rabbitmq.publisher import Publisher
 from keywise.adapters.rabbitmq.source import PREFETCH, RabbitSource
 from keywise.core.events import Settled
@@ -45,7 +45,7 @@ def main() -> None:
 
 async def drain_bare(job: Job, bodies: list[bytes], url: str) -> Timed:
     """Only pika: count what comes, and ack it in batches."""
-    link = Link(Broker(url), "bench")
+    link = BrokerLink(Broker(url), "bench")
     channel: Channel = await link.channel()
     await channel.ask("basic_qos", prefetch_count=PREFETCH)
     done: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
@@ -98,7 +98,7 @@ async def drain_keywise(job: Job, bodies: list[bytes], url: str) -> Timed:
 async def _drained(
     drain: Callable[[Job, list[bytes], str], Coroutine[Any, Any, Timed]], job: Job, bodies: list[bytes], url: str
 ) -> Timed:
-    link = Link(Broker(url), "filling")
+    link = BrokerLink(Broker(url), "filling")
     channel = await link.channel()
     await channel.ask("queue_declare", queue=QUEUE, durable=True)
     outlet = Publisher(Broker(url))

@@ -57,7 +57,7 @@ async def drain(
     app: keywise.App, changes: int, *more: Observer, counted: type[BatchClosed | Settled] = BatchClosed
 ) -> Finish:
     """Run until so many changes are committed; all of them must have been settled."""
-    figures, finish = keywise.Figures(), Finish(changes, app.stop, counted=counted)
+    figures, finish = keywise.Counters(), Finish(changes, app.stop, counted=counted)
     app.observers += [figures, finish, *more]
     await app.run(handle_signals=False)
     settled = figures.outcomes.total()

@@ -110,7 +110,7 @@ async def _drain_watched(job: Job, bodies: list[bytes], folder: Path, stopwatch:
                         profiles.append(_profile(stopwatch, bodies, route))
                         consumer.stop()
 
-            pipeline.observers = [*pipeline.observers, keywise.Figures(), finish]
+            pipeline.observers = [*pipeline.observers, keywise.Counters(), finish]
             await consumer.run()
     return profiles[0]
 

@@ -12,7 +12,7 @@ from benchmarks.machine import ROOT
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Entry, LeaseTerms, Policy
+from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
 from keywise.core.transfer import TransferPage
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -44,7 +44,7 @@ def measure(scale: Scale) -> list[Figure]:
 
 async def _measure(server: RedisServer, count: int) -> list[Figure]:
     keys = [str(uuid.uuid4()) for _ in range(count)]
-    async with RedisLedger(RedisDatabase(server.url), f"bench {count}", Policy()) as ledger:
+    async with RedisLedger(RedisDatabase(server.url), f"bench {count}", LedgerPolicy()) as ledger:
         await _marked(ledger, ["warm"], 1)
         before = _used(server)
         for batch in _batches(keys, ADD_AT_ONCE):

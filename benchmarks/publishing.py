@@ -18,7 +18,7 @@ from benchmarks.drain import Drained
 from benchmarks.latency import READY, Schedule
 from benchmarks.peers.locks import Locks
 from benchmarks.peers.store import UPSERT
-from keywise.adapters.rabbitmq.broker import Broker, Link
+from keywise.adapters.rabbitmq.broker import Broker, BrokerLink
 from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.core.events import Event, Settled, Started
 
@@ -159,7 +159,7 @@ async def fill(place: Place) -> None:
 
 
 async def _declare(place: Place, *queues: str) -> None:
-    link = Link(Broker(place.broker), "declaring")
+    link = BrokerLink(Broker(place.broker), "declaring")
     channel = await link.channel()
     for queue in queues:
         await channel.ask("queue_declare", queue=queue, durable=True)

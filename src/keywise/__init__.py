@@ -9,7 +9,7 @@ from keywise.core.limits import Debounce, Rate, Snooze
 from keywise.core.settings import Settings
 from keywise.core.sink import Grade
 from keywise.core.transaction import Transaction
-from keywise.observe.counters import Figures
+from keywise.observe.counters import Counters
 from keywise.observe.log import Log
 from keywise.options import Retry
 
@@ -21,7 +21,7 @@ __all__ = [
     "Claim",
     "Debounce",
     "Delete",
-    "Figures",
+    "Counters",
     "Grade",
     "Ignore",
     "KeywiseError",

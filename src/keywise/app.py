@@ -13,7 +13,7 @@ from keywise import adapters
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
 from keywise.core.bodies import decoder, encoded
 from keywise.core.clock import boot_time
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
 from keywise.core.events import Observer
 from keywise.core.ledger import Ledger, LosesWrites
@@ -29,7 +29,7 @@ from keywise.flow.degraded.lazy_ledger import LazyLedger
 from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, MessageReader, Read
 from keywise.flow.pipeline import Pipeline, is_atomic, may_show_older
 from keywise.flow.strategy import CommitStrategy, choose_strategy
-from keywise.observe.history import History
+from keywise.observe.history import HistoryRecorder
 from keywise.observe.log import Log
 from keywise.options import Retry, check_limits, check_types, settings_from
 from keywise.serial.function import SerialFunction, Wiring, Worker, define
@@ -309,11 +309,11 @@ class App:
         """How the batches of each source go."""
         return [(name, choose_strategy(pipeline, source)) for name, source in pipeline.sources]
 
-    def _plugs(self, definition: PipelineDefinition) -> tuple[Policy, Ledger, Sink | AtomicSink]:
+    def _plugs(self, definition: PipelineDefinition) -> tuple[LedgerPolicy, Ledger, Sink | AtomicSink]:
         """The ledger and the sink, which decide together what can be promised."""
         sink = self._sink(definition)
         settings = definition.settings
-        policy = Policy(may_show_older(sink), settings.redelivery_s, settings.retention_s, definition.rate)
+        policy = LedgerPolicy(may_show_older(sink), settings.redelivery_s, settings.retention_s, definition.rate)
         ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), policy)
         if is_atomic(sink) and ledger.database is None:
             raise SettingsError(
@@ -356,10 +356,10 @@ class App:
             )
         if not signature_of(handler).wants_transaction:
             return FunctionSink(handler, threads=definition.settings.concurrency)
-        ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), Policy())
+        ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), LedgerPolicy())
         return TransactedFunctionSink(handler, ledger.database)
 
-    def _connect_heartbeat(self, name: str, policy: Policy) -> Callable[[], Ledger] | None:
+    def _connect_heartbeat(self, name: str, policy: LedgerPolicy) -> Callable[[], Ledger] | None:
         """A second connection to the ledger, in another thread; a ledger in memory has only one."""
         if self.ledger_url.startswith("memory:"):
             return None
@@ -396,8 +396,8 @@ class App:
         return self.pipelines[name]
 
 
-def _history(settings: Settings, owner: str, ledger: Ledger) -> History:
-    return History(owner, keeps=settings.history, ledger=ledger if isinstance(ledger, LosesWrites) else None)
+def _history(settings: Settings, owner: str, ledger: Ledger) -> HistoryRecorder:
+    return HistoryRecorder(owner, keeps=settings.history, ledger=ledger if isinstance(ledger, LosesWrites) else None)
 
 
 def _itself(plug: Any) -> Any:

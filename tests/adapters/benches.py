@@ -15,7 +15,7 @@ from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import Change
 from keywise.core.clock import boot_time
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import PermanentError
 from keywise.core.sink import Grade
 from keywise.core.transaction import Transaction
@@ -91,7 +91,7 @@ async def sqlite_source() -> AsyncIterator[SourceBench]:
 
 
 @asynccontextmanager
-async def memory_ledger(policy: Policy) -> AsyncIterator[LedgerBench]:
+async def memory_ledger(policy: LedgerPolicy) -> AsyncIterator[LedgerBench]:
     clock = MovingClock()
     database = MemoryDatabase(clock=clock)
     ledger, again = (MemoryLedger(database, "scope", policy) for _ in range(2))
@@ -99,7 +99,7 @@ async def memory_ledger(policy: Policy) -> AsyncIterator[LedgerBench]:
 
 
 @asynccontextmanager
-async def sqlite_ledger(policy: Policy) -> AsyncIterator[LedgerBench]:
+async def sqlite_ledger(policy: LedgerPolicy) -> AsyncIterator[LedgerBench]:
     async with (
         two_databases() as (one, other),
         SqliteLedger(one, "scope", policy) as ledger,
@@ -132,14 +132,14 @@ async def memory_table() -> AsyncIterator[SinkBench]:
     async def content() -> dict[str, bytes]:
         return {key: stored.body for key, stored in sink.stored.items() if not stored.deleted}
 
-    ledger = MemoryLedger(database, "scope", Policy())
+    ledger = MemoryLedger(database, "scope", LedgerPolicy())
     yield SinkBench(sink=sink, content=content, transaction=ledger.transaction)
 
 
 def sqlite_sink(columns: tuple[str, ...] = ()):
     @asynccontextmanager
     async def make() -> AsyncIterator[SinkBench]:
-        async with two_databases() as (database, other), SqliteLedger(database, "scope", Policy()) as ledger:
+        async with two_databases() as (database, other), SqliteLedger(database, "scope", LedgerPolicy()) as ledger:
             await database.write(lambda connection: connection.execute(_TABLE))
             if columns:
                 sink = SqliteSink(database, "stock", columns=columns)
@@ -218,7 +218,7 @@ def transacted_sink(kind: str):
                 keep(change, transaction)
 
         handlers = {"plain": keep, "async": keep_async, "async batch": keep_all_async}
-        async with two_databases() as (database, other), SqliteLedger(database, "scope", Policy()) as ledger:
+        async with two_databases() as (database, other), SqliteLedger(database, "scope", LedgerPolicy()) as ledger:
             await database.write(lambda connection: connection.execute(_TABLE))
 
             async def content() -> dict[str, bytes]:

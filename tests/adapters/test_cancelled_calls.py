@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 from adapters.test_nine_failures import on_every_ledger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import LeaseTerms, Policy
+from keywise.core.entry import LeaseTerms, LedgerPolicy
 from running import run
 
 TURNS = 60
@@ -28,7 +28,7 @@ def test_a_worker_that_is_cancelled_in_a_call_of_the_ledger_ends(make):
             await Turn()
 
     async def main() -> None:
-        async with make(Policy()) as bench:
+        async with make(LedgerPolicy()) as bench:
             for turns in range(1, TURNS):
                 task = asyncio.create_task(work(bench.ledger))
                 for _ in range(turns):

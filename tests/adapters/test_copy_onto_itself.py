@@ -11,7 +11,7 @@ from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import AdminError
 from keywise.operate.admin import AuditNote
-from keywise.operate.copy_ledger import Found, LedgerCopy, LedgerHandle
+from keywise.operate.copy_ledger import LedgerCopy, LedgerHandle, TargetState
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
 from keywise.testing.conformance.dumps import filled, joined, pages_of
 from running import run
@@ -35,9 +35,9 @@ def test_a_ledger_is_not_replaced_by_itself_under_another_spelling_of_its_host(s
             before, controls = joined(await pages_of(one.transfer, 100)), await one.control_store.controls()
             move = LedgerCopy(scope, LedgerHandle("here", one), LedgerHandle("there", other), lambda what, done: None)
             plan = await move.plan()
-            assert plan.found is Found.SAME
+            assert plan.found is TargetState.SAME
             with pytest.raises(AdminError, match="here and there are the same ledger"):
-                await move.run(replace(plan, found=Found.OTHER), AuditNote("ada"))
+                await move.run(replace(plan, found=TargetState.OTHER), AuditNote("ada"))
             assert joined(await pages_of(one.transfer, 100)) == before
             assert await other.control_store.controls() == controls
 

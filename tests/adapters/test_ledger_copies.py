@@ -15,15 +15,15 @@ from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Entry, LeaseTerms, Policy
+from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
 from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
 from keywise.operate.admin import AuditNote
-from keywise.operate.copy_ledger import Found, LedgerCopy, LedgerHandle, carried
+from keywise.operate.copy_ledger import LedgerCopy, LedgerHandle, TargetState, carried
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
 from keywise.testing.conformance.dumps import filled, joined, pages_of
-from keywise.testing.conformance.random_histories import LEASE_S, REDELIVERY_S, RETENTION_S, History, Twins
+from keywise.testing.conformance.random_histories import LEASE_S, REDELIVERY_S, RETENTION_S, RandomHistory, Twins
 from running import run
 
 MAKERS = {
@@ -39,7 +39,7 @@ PAIRS = [
     for one in MAKERS
     for other in MAKERS
 ]
-POLICY = Policy(True, REDELIVERY_S, RETENTION_S)
+POLICY = LedgerPolicy(True, REDELIVERY_S, RETENTION_S)
 TERMS = LeaseTerms("w1", 60.0)
 
 
@@ -53,12 +53,12 @@ async def moved(one: LedgerBench, other: LedgerBench) -> None:
     """Pause, copy, and go on at the other place."""
     await one.ledger.control_store.pause(Pause(EVERYTHING, True))
     await move(one, other).run(await move(one, other).plan(), AuditNote("ada"))
-    assert (await move(one, other).plan()).found is Found.SAME
+    assert (await move(one, other).plan()).found is TargetState.SAME
     await other.another.control_store.resume(EVERYTHING, True)
 
 
 @asynccontextmanager
-async def both(one: str, other: str, policy: Policy):
+async def both(one: str, other: str, policy: LedgerPolicy):
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(MAKERS[name](policy)) for name in (one, other)]
 
@@ -80,7 +80,7 @@ def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
             assert theirs.entries == mine.entries and copied.keys.count == len(mine.entries) == 14
             assert theirs.dead_letters == mine.dead_letters
             assert theirs.records[:-1] == mine.records[:-1]
-            assert (await move(here, there).plan()).found is Found.SAME
+            assert (await move(here, there).plan()).found is TargetState.SAME
             await there.ledger.control_store.resume(EVERYTHING, True)
             assert sorted(await there.ledger.suspects(100, -1e9)) == sorted(await here.ledger.suspects(100, -1e9)) != []
             headers = [ChangeHeader(key, order_of(version)) for key, _ in mine.entries for version in (1, 2**41)]
@@ -96,7 +96,7 @@ def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_a_key_that_has_used_up_its_rate_is_limited_where_it_comes_to(one, other):
     async def main() -> None:
-        async with both(one, other, Policy(rate=Rate(1, per=600.0))) as (here, there):
+        async with both(one, other, LedgerPolicy(rate=Rate(1, per=600.0))) as (here, there):
             await here.ledger.release((await here.ledger.claim([ChangeHeader("a", order_of(1))], TERMS)).granted)
             await moved(here, there)
             refused = (await there.ledger.claim([ChangeHeader("a", order_of(1))], TERMS)).refused
@@ -111,7 +111,7 @@ def test_what_random_histories_leave_behind_is_carried_as_it_is(one, other):
         async with both(one, other, POLICY) as (here, there):
             twins = Twins(here, POLICY)
             for seed in range(12):
-                await History(twins, seed).run()
+                await RandomHistory(twins, seed).run()
             here.advance(LEASE_S)
             await moved(here, there)
             assert await there.ledger.counts() == await here.ledger.counts()

@@ -12,7 +12,7 @@ from adapters import two_workers
 from adapters.benches import memory_ledger
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Outcome
-from keywise.core.entry import Entry, LeaseTerms, Policy, Refusal, RefusalReason
+from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
 from keywise.core.sink import Grade
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Lane, Lanes, State, Ticket
@@ -24,13 +24,13 @@ _decide, _work_on, _take_in = rules.decide, LeasedWorker._work_on, Consumer._tak
 
 
 def _held_for_ever(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Any:
     return _decide(replace(entry, lease_until=math.inf) if entry else None, header, now, policy, terms)
 
 
 def _tried_is_done(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     if entry is not None and entry.tried == header.order and entry.token == 0:
         return Refusal(RefusalReason.DUPLICATE, mark=header.order)
@@ -38,7 +38,7 @@ def _tried_is_done(
 
 
 def _nothing_before_the_retry(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     if entry is not None and now < entry.not_before:
         return Refusal(RefusalReason.BUSY, entry.not_before - now)

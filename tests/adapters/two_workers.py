@@ -13,7 +13,7 @@ from keywise.adapters.memory.sink import Stored, Write
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, Entry, Policy
+from keywise.core.entry import Claim, Entry, LedgerPolicy
 from keywise.core.events import Event
 from keywise.core.limits import Debounce
 from keywise.core.settings import Settings
@@ -31,8 +31,8 @@ HOPELESS, HOPELESS_S = "", 1.0
 LOOK_S = 0.002
 
 POLICIES = {
-    Grade.CONDITIONAL: Policy(redelivery_s=REDELIVERY_S),
-    Grade.PLAIN: Policy(intents=True, redelivery_s=REDELIVERY_S),
+    Grade.CONDITIONAL: LedgerPolicy(redelivery_s=REDELIVERY_S),
+    Grade.PLAIN: LedgerPolicy(intents=True, redelivery_s=REDELIVERY_S),
 }
 
 

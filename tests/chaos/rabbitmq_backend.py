@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from chaos.sqlite_backend import SqliteShelf
-from keywise.adapters.rabbitmq.broker import Broker, Link
+from keywise.adapters.rabbitmq.broker import Broker, BrokerLink
 from keywise.core.errors import KeywiseError
 from servers.rabbitmq import RabbitServer
 
@@ -33,7 +33,7 @@ class RabbitShelf:
         self.ledger, self.url = beside.ledger, beside.url
         self.queue = f"{server.url}?queue={QUEUE}"
         self._runner = asyncio.Runner()
-        self._link: Link | None = None
+        self._link: BrokerLink | None = None
         self._runner.run(self._declare(GRAVEYARD, {"x-queue-type": "quorum"}))
         self._runner.run(self._declare(QUEUE, ARGUMENTS))
 
@@ -87,7 +87,7 @@ class RabbitShelf:
         await channel.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
         channel.close()
 
-    def _opened(self) -> Link:
+    def _opened(self) -> BrokerLink:
         if self._link is None:
-            self._link = Link(Broker(self._server.url), "looking")
+            self._link = BrokerLink(Broker(self._server.url), "looking")
         return self._link

@@ -10,7 +10,7 @@ from chaos.postgres_backend import PostgresShelf
 from chaos.witness import Witness
 from keywise import Change, adapters
 from keywise.core import events
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import UnavailableError
 from keywise.core.url import Address
 from servers.redis import RedisServer
@@ -56,7 +56,7 @@ class Handlers:
 
     def __init__(self, url: str, ledger: str, witness: Witness) -> None:
         self._store = PostgresHandlers(url, witness)
-        self._ledger: Any = adapters.connect("ledgers", Address(ledger, "stock", {}), Policy())
+        self._ledger: Any = adapters.connect("ledgers", Address(ledger, "stock", {}), LedgerPolicy())
         self._is_open = False
         self._opening = asyncio.Lock()
         self._looks: set[asyncio.Task[None]] = set()

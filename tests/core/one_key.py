@@ -2,21 +2,21 @@
 
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
 
 LEASE_S = 10.0
 REDELIVERY_S = 100.0
 RETENTION_S = 200.0
-PLAIN = Policy(intents=True, redelivery_s=REDELIVERY_S, retention_s=RETENTION_S)
+PLAIN = LedgerPolicy(intents=True, redelivery_s=REDELIVERY_S, retention_s=RETENTION_S)
 """A sink that would show stale state if an older write followed a newer one."""
-SAFE = Policy(intents=False, redelivery_s=REDELIVERY_S, retention_s=RETENTION_S)
+SAFE = LedgerPolicy(intents=False, redelivery_s=REDELIVERY_S, retention_s=RETENTION_S)
 """A sink that refuses older writes by itself, or shares the ledger's transaction."""
 
 
 class OneKey:
     """An entry, a clock and a sequence of tokens."""
 
-    def __init__(self, policy: Policy = PLAIN, entry: Entry | None = None) -> None:
+    def __init__(self, policy: LedgerPolicy = PLAIN, entry: Entry | None = None) -> None:
         self.policy = policy
         self.entry = entry
         self.now = 1000.0
@@ -110,7 +110,7 @@ class OneKey:
         return self.entry.suspicions if self.entry else 0
 
 
-def committed(version: int | None, policy: Policy = PLAIN, *, deleted: bool = False) -> OneKey:
+def committed(version: int | None, policy: LedgerPolicy = PLAIN, *, deleted: bool = False) -> OneKey:
     """A key whose mark is at a version."""
     key = OneKey(policy)
     key.commit(key.take(version, deleted=deleted))

@@ -3,7 +3,7 @@
 from core.one_key import LEASE_S, REDELIVERY_S, RETENTION_S, OneKey
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order, is_unversioned, order_of
-from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Policy, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy, Refusal, RefusalReason
 
 NOTHING = (0, -(2**63) - 1, 0)
 """Below every order."""
@@ -12,7 +12,7 @@ NOTHING = (0, -(2**63) - 1, 0)
 class SecondBook:
     """One key, some workers, and what must be true of them."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: LedgerPolicy) -> None:
         self.key = OneKey(policy)
         self.claims: list[Claim] = []
         """All that were ever granted."""

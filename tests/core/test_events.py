@@ -6,7 +6,7 @@ import pytest
 
 from keywise.core import events
 from keywise.core.change import Outcome
-from keywise.observe.counters import Figures
+from keywise.observe.counters import Counters
 from keywise.observe.log import Log, described
 
 LEVELS = {
@@ -84,7 +84,7 @@ def test_a_percent_sign_in_a_cause_is_no_format(caplog: pytest.LogCaptureFixture
 
 
 def test_figures_count_events_and_the_changes_of_each_outcome():
-    figures = Figures()
+    figures = Counters()
     figures(events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=3))
     figures(events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=2))
     figures(events.Settled(pipeline="p", outcome=Outcome.DEAD, changes=1))

@@ -5,7 +5,7 @@ import pytest
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Policy, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy, Refusal, RefusalReason
 
 
 def test_an_unknown_key_is_granted_with_a_fresh_deadline():
@@ -131,7 +131,7 @@ def test_a_late_change_that_was_tried_before_goes_on():
 
 def test_nothing_is_late_where_nothing_is_forgotten():
     """Rule 14: without a declared retention no key is pruned, so every change can be judged."""
-    key = OneKey(Policy(intents=True))
+    key = OneKey(LedgerPolicy(intents=True))
     assert isinstance(key.ask_for(ChangeHeader("a", order_of(5), sent_at=0.0)), Claim)
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from keywise.core import rules
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, PLAIN, Controls, Pause
-from keywise.core.entry import Certainty, CommitResult, Entry, LeaseTerms, Policy, RefusalReason
+from keywise.core.entry import Certainty, CommitResult, Entry, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.limits import Rate
 
 TERMS = LeaseTerms("w1", 30.0)
@@ -20,7 +20,7 @@ rates = st.builds(Rate, st.integers(1, 5), st.just(PER_S))
 def dispatched(rate: Rate, waits: list[float]) -> list[float]:
     """When a key is dispatched that is asked for after each wait: every time the rate allows it."""
     entry, now, found = rules.EMPTY, 0.0, []
-    policy = Policy(rate=rate)
+    policy = LedgerPolicy(rate=rate)
     for version, wait_s in enumerate(waits):
         now += wait_s
         header = ChangeHeader("a", order_of(version))
@@ -48,7 +48,7 @@ def test_a_burst_is_as_large_as_the_rate_and_comes_back_after_the_whole_stretch(
 
 @given(rate=rates, waits=st.lists(st.floats(0.0, PER_S), max_size=20))
 def test_after_the_wait_that_was_told_a_dispatch_is_allowed(rate, waits):
-    entry, now, policy = rules.EMPTY, 0.0, Policy(rate=rate)
+    entry, now, policy = rules.EMPTY, 0.0, LedgerPolicy(rate=rate)
     for wait_s in waits:
         now += wait_s
         entry = rules.charged(entry, now, policy)
@@ -61,7 +61,7 @@ def test_after_the_wait_that_was_told_a_dispatch_is_allowed(rate, waits):
 
 @pytest.mark.parametrize("ending", ["commit", "fail", "release", "dead_letter"])
 def test_a_dispatch_stays_charged_whatever_becomes_of_it(ending):
-    policy = Policy(rate=Rate(1, per=PER_S))
+    policy = LedgerPolicy(rate=Rate(1, per=PER_S))
     entry, claim = rules.grant(None, ChangeHeader("a", order_of(1)), 1, 0.0, TERMS, policy)
     after = {
         "commit": lambda: rules.commit(entry, claim, 1.0, policy)[0],
@@ -74,20 +74,22 @@ def test_a_dispatch_stays_charged_whatever_becomes_of_it(ending):
 
 
 def test_without_a_rate_nothing_is_charged():
-    assert rules.charged(rules.EMPTY, 5.0, Policy()) == rules.EMPTY
+    assert rules.charged(rules.EMPTY, 5.0, LedgerPolicy()) == rules.EMPTY
 
 
 @given(mark=versions, next_one=versions, key_era=st.integers(0, 3), era=st.integers(0, 3))
 def test_after_a_reset_any_version_is_granted_and_marks_in_the_new_era(mark, next_one, key_era, era):
     controls, before = Controls(era=era), Entry((key_era, mark, 0), token=7)
-    [held] = [rules.grant(replace(before, token=0), ChangeHeader("a", None), 9, 0.0, TERMS, Policy())]
+    [held] = [rules.grant(replace(before, token=0), ChangeHeader("a", None), 9, 0.0, TERMS, LedgerPolicy())]
     entry = rules.reset(*held, controls)
     assert entry is not None
     assert entry.mark == before.mark and entry.token == 0
     header = rules.in_era(ChangeHeader("a", order_of(next_one)), entry, controls)
-    assert rules.decide_under(controls, entry, ChangeHeader("a", order_of(next_one)), 0.0, Policy(), TERMS) is None
-    entry, claim = rules.grant(entry, header, 10, 0.0, TERMS, Policy())
-    entry, result = rules.commit(entry, claim, 0.0, Policy())
+    assert (
+        rules.decide_under(controls, entry, ChangeHeader("a", order_of(next_one)), 0.0, LedgerPolicy(), TERMS) is None
+    )
+    entry, claim = rules.grant(entry, header, 10, 0.0, TERMS, LedgerPolicy())
+    entry, result = rules.commit(entry, claim, 0.0, LedgerPolicy())
     assert result is CommitResult.COMMITTED
     assert entry is not None and entry.mark == (1 + max(era, key_era), next_one, 0)
     assert entry.era == 0, "the mark says it now, so an idle entry stays small"
@@ -97,10 +99,13 @@ def test_after_a_reset_any_version_is_granted_and_marks_in_the_new_era(mark, nex
 def test_an_era_of_all_keys_puts_all_that_was_behind_it(mark, version, era):
     controls = Controls(era=era)
     assert (
-        rules.decide_under(controls, Entry((0, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy()) is None
+        rules.decide_under(controls, Entry((0, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, LedgerPolicy())
+        is None
     )
-    within = rules.decide_under(controls, Entry((era, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy())
-    plain = rules.decide(Entry((0, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, Policy())
+    within = rules.decide_under(
+        controls, Entry((era, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, LedgerPolicy()
+    )
+    plain = rules.decide(Entry((0, mark, 0)), ChangeHeader("a", order_of(version)), 0.0, LedgerPolicy())
     assert within == plain, "upstream, which knows no era, is told the mark as it knows it"
 
 
@@ -116,9 +121,9 @@ def test_a_pause_refuses_what_would_be_granted_and_nothing_else(pause):
     paused, entry = Controls(pauses=(pause,)), Entry((0, 5, 0))
     for version in (4, 5, 6):
         header = ChangeHeader("a", order_of(version))
-        plain = rules.decide_under(PLAIN, entry, header, 0.0, Policy(), TERMS)
-        found = rules.decide_under(paused, entry, header, 0.0, Policy(), TERMS)
+        plain = rules.decide_under(PLAIN, entry, header, 0.0, LedgerPolicy(), TERMS)
+        found = rules.decide_under(paused, entry, header, 0.0, LedgerPolicy(), TERMS)
         assert found is not None
         assert found.reason is (RefusalReason.PAUSED if plain is None else plain.reason)
     despite = replace(TERMS, despite_pause=True)
-    assert rules.decide_under(paused, entry, ChangeHeader("a", order_of(6)), 0.0, Policy(), despite) is None
+    assert rules.decide_under(paused, entry, ChangeHeader("a", order_of(6)), 0.0, LedgerPolicy(), despite) is None

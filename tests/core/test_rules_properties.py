@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE
 from core.reference_model import SecondBook
-from keywise.core.entry import Certainty, Policy
+from keywise.core.entry import Certainty, LedgerPolicy
 
 VERSIONS = st.sampled_from([3, 2, 1, 4, 3, 2, 1, None])
 OWNERS = st.sampled_from(["w1", "w2", "w3"])
@@ -44,7 +44,7 @@ STEPS = st.one_of(
 class History:
     """Plays the steps of one history into the second book."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: LedgerPolicy) -> None:
         self.book = SecondBook(policy)
 
     def play(self, step: tuple[Any, ...]) -> None:
@@ -126,7 +126,7 @@ class History:
 @pytest.mark.parametrize("policy", [PLAIN, SAFE], ids=["plain", "safe"])
 @settings(max_examples=300)
 @given(steps=st.lists(STEPS, min_size=5, max_size=40))
-def test_every_history_of_a_key_keeps_the_invariants(policy: Policy, steps: list[tuple[Any, ...]]):
+def test_every_history_of_a_key_keeps_the_invariants(policy: LedgerPolicy, steps: list[tuple[Any, ...]]):
     """The mark never falls, a grant is above it, nobody holds a key twice, and a doubt defers what is older."""
     history = History(policy)
     for step in steps:

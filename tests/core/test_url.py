@@ -3,7 +3,7 @@
 import pytest
 
 from keywise import adapters
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AddressError, SettingsError
 from keywise.core.url import Address, EnvFilledUrl, redacted
 
@@ -74,12 +74,12 @@ def test_a_password_that_ends_its_url_too_early_is_refused_and_no_part_of_it_tol
 @pytest.mark.parametrize("hosts", ["host:port", "host:70000", "one:5432,other:port", "u:s3cret@host:-1"])
 def test_a_port_that_is_no_number_is_refused_as_an_address(scheme: str, hosts: str):
     with pytest.raises(AddressError, match="a port that is no number") as error:
-        adapters.connect("ledgers", Address(f"{scheme}://{hosts}/0", "shop", {}), Policy())
+        adapters.connect("ledgers", Address(f"{scheme}://{hosts}/0", "shop", {}), LedgerPolicy())
     assert SECRET not in str(error.value)
 
 
 def test_several_hosts_with_ports_are_no_mistake():
-    adapters.connect("ledgers", Address("postgresql://u:p@one:5432,[::1]:5433,other/shop", "shop", {}), Policy())
+    adapters.connect("ledgers", Address("postgresql://u:p@one:5432,[::1]:5433,other/shop", "shop", {}), LedgerPolicy())
 
 
 def test_a_file_may_have_an_at_in_its_name():

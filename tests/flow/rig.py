@@ -13,7 +13,7 @@ from keywise.adapters.memory.source import MemorySource
 from keywise.core import events
 from keywise.core.change import Change, Outcome
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Certainty, Claim, Entry, Policy
+from keywise.core.entry import Certainty, Claim, Entry, LedgerPolicy
 from keywise.core.errors import TransientError
 from keywise.core.events import Event
 from keywise.core.failures import cause_of_error, is_permanent
@@ -23,7 +23,7 @@ from keywise.core.transaction import Transaction
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import FieldRoute, Fields, MessageReader
 from keywise.flow.pipeline import Pipeline
-from keywise.observe.counters import Figures
+from keywise.observe.counters import Counters
 from keywise.testing.virtual_loop import VirtualLoop
 
 QUEUE_TRANSACTION = "queue_transaction"
@@ -106,13 +106,13 @@ class Rig:
         self.source = MemorySource(queues, "queue", visibility_s=60.0)
         self.queue = queues.queue("queue")
         plain = way == LEASED
-        self.policy = Policy(intents=plain, redelivery_s=self.settings.redelivery_s, retention_s=retention_s)
+        self.policy = LedgerPolicy(intents=plain, redelivery_s=self.settings.redelivery_s, retention_s=retention_s)
         self.ledger = MemoryLedger(self.database, "test", self.policy)
         self.sink: Any = Store(Grade.PLAIN if plain else Grade.CONDITIONAL, clock)
         if not way.startswith(LEASED):
             self.sink = Table(self.database, runs_user_code=way == CLAIMED_TRANSACTION)
         self.events: list[Event] = []
-        self.figures = Figures()
+        self.figures = Counters()
         self.refetch: Callable[[str], Any] | None = None
         self.reader = MessageReader(FieldRoute(Fields("id", "v", {"gone": [True]})), body_max_bytes=10_000)
         self.more: dict[str, Any] = {}

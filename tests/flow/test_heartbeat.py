@@ -10,7 +10,7 @@ import pytest
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Claim, LeaseTerms, Policy
+from keywise.core.entry import Claim, LeaseTerms, LedgerPolicy
 from keywise.core.errors import UnavailableError
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.testing.virtual_loop import VirtualLoop
@@ -22,7 +22,7 @@ class CountingLedger(MemoryLedger):
     """A ledger that notes when it was asked to renew, and may be out of reach."""
 
     def __init__(self, database: MemoryDatabase) -> None:
-        super().__init__(database, "test", Policy(intents=True))
+        super().__init__(database, "test", LedgerPolicy(intents=True))
         self.renewals: list[tuple[float, list[str]]] = []
         self.is_away = False
 

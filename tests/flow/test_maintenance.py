@@ -8,12 +8,12 @@ import pytest
 from flow.rig import WAYS, Rig, Running
 from keywise.core import events
 from keywise.core.errors import UnavailableError
-from keywise.observe.history import History
+from keywise.observe.history import HistoryRecorder
 
 
 def rig_with_history(way: str = "leased", **settings: Any) -> Rig:
     rig = Rig(way, **settings)
-    rig.more["reporters"] = [History("w1", keeps=rig.settings.history, clock=rig.loop.time)]
+    rig.more["reporters"] = [HistoryRecorder("w1", keeps=rig.settings.history, clock=rig.loop.time)]
     return rig
 
 

@@ -9,7 +9,7 @@ from keywise.adapters.memory.database import TOKEN_NONCE_BITS, MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core import rules
 from keywise.core.change import ChangeHeader
-from keywise.core.entry import Claim, Entry, LeaseTerms, Policy, Refusal, RefusalReason
+from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
 from keywise.core.ledger import ClaimResults
 from keywise.core.sink import Grade
 from mutants.mutant import Mutant
@@ -34,7 +34,7 @@ async def _look_then_take(self: MemoryLedger, headers: Sequence[ChangeHeader], t
 
 
 def _ignore_mark(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     return _decide(replace(entry, mark=None) if entry else None, header, now, policy, terms)
 
@@ -44,49 +44,49 @@ def _without(reason: RefusalReason, refusal: Refusal | None) -> Refusal | None:
 
 
 def _allow_equal(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     return _without(RefusalReason.DUPLICATE, _decide(entry, header, now, policy, terms))
 
 
 def _never_defer(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     return _without(RefusalReason.DEFERRED, _decide(entry, header, now, policy, terms))
 
 
 def _never_isolated(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     return _without(RefusalReason.ISOLATED, _decide(entry, header, now, policy, terms))
 
 
 def _judge_by_a_fast_clock(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     return _decide(entry, header, now + 5.0, policy, terms)
 
 
 def _wait_for_ever(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     return _decide(entry, header, now, replace(policy, redelivery_s=1e9), terms)
 
 
 def _never_late(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     return _decide(entry, ChangeHeader(header.key, header.order, header.deleted), now, policy, terms)
 
 
 def _mixed(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     return _without(RefusalReason.MIXED, _decide(entry, header, now, policy, terms))
 
 
 def _keep_deadline(
-    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
     after, claim = _grant(entry, header, token, now, terms, policy)
     took_over = entry is not None and entry.token != 0
@@ -94,47 +94,47 @@ def _keep_deadline(
 
 
 def _forget_unknown(
-    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
     after, claim = _grant(entry, header, token, now, terms, policy)
     return replace(after, unknown=None), claim
 
 
 def _never_suspect(
-    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
     after, claim = _grant(entry, header, token, now, terms, policy)
     return replace(after, suspicions=entry.suspicions if entry else 0), claim
 
 
 def _no_intent(
-    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
     after, claim = _grant(entry, header, token, now, terms, policy)
     return replace(after, intent=None), claim
 
 
 def _claims_cost_attempts(
-    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
     after, claim = _grant(entry, header, token, now, terms, policy)
     return replace(after, attempts=after.attempts + 1), claim
 
 
 def _every_death_counts(
-    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
     return _grant(replace(entry, isolated=True, begun=True) if entry else None, header, token, now, terms, policy)
 
 
 def _no_death_counts(
-    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
     return _grant(replace(entry, isolated=False) if entry else None, header, token, now, terms, policy)
 
 
 def _same_token(
-    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
     return _grant(entry, header, entry.token if entry and entry.token else token, now, terms, policy)
 

@@ -8,7 +8,7 @@ from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.core import rules
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Policy
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy
 from keywise.core.sink import Grade
 from mutants.mutant import Mutant
 
@@ -16,15 +16,21 @@ _commit, _mark, _fail, _release = rules.commit, rules.mark, rules.fail, rules.re
 _dead_letter, _finish_repair, _is_prunable = rules.dead_letter, rules.finish_repair, rules.is_prunable
 
 
-def _any_token(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, CommitResult]:
+def _any_token(
+    entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy
+) -> tuple[Entry | None, CommitResult]:
     return _commit(entry, replace(claim, token=entry.token) if entry else claim, now, policy)
 
 
-def _any_order(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, CommitResult]:
+def _any_order(
+    entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy
+) -> tuple[Entry | None, CommitResult]:
     return _mark(entry, ChangeHeader(claim.key, claim.order, claim.deleted), now), CommitResult.COMMITTED
 
 
-def _no_tombstone(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, CommitResult]:
+def _no_tombstone(
+    entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy
+) -> tuple[Entry | None, CommitResult]:
     after, result = _commit(entry, claim, now, policy)
     return (None if claim.deleted else after), result
 
@@ -34,14 +40,14 @@ def _no_tombstone_for_strangers(entry: Entry | None, header: ChangeHeader, now: 
 
 
 def _refusal_unnoticed(
-    entry: Entry | None, claim: Claim, now: float, policy: Policy
+    entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy
 ) -> tuple[Entry | None, CommitResult]:
     after, result = _commit(entry, claim, now, policy)
     return (entry if result is CommitResult.REFUSED else after), result
 
 
 def _already_though_overdue(
-    entry: Entry | None, claim: Claim, now: float, policy: Policy
+    entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy
 ) -> tuple[Entry | None, CommitResult]:
     return _commit(entry, replace(claim, overdue=False), now, policy)
 
@@ -51,13 +57,13 @@ async def _twice_in_a_transaction(self: MemoryTransaction, claims: Sequence[Clai
 
 
 def _clean(
-    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: Policy
+    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: LedgerPolicy
 ) -> Entry | None:
     return _fail(entry, claim, Certainty.CLEAN, retry_s, now, policy)
 
 
 def _uncounted(
-    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: Policy
+    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: LedgerPolicy
 ) -> Entry | None:
     after = _fail(entry, claim, certainty, retry_s, now, policy)
     return replace(after, attempts=entry.attempts) if after is not None and entry is not None else after
@@ -72,7 +78,9 @@ def _release_drops_unknown(entry: Entry | None, claim: Claim) -> Entry | None:
     return replace(after, unknown=None) if after is not None else None
 
 
-def _unsuspected(entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: Policy) -> Entry | None:
+def _unsuspected(
+    entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: LedgerPolicy
+) -> Entry | None:
     after = _dead_letter(entry, claim, certainty, now, policy)
     return replace(after, suspicions=entry.suspicions) if after is not None and entry is not None else after
 
@@ -82,15 +90,15 @@ async def _no_letter(self: MemoryLedger, requests: Sequence[DeadLetterRequest]) 
     return []
 
 
-def _too_early(entry: Entry, now: float, retention_s: float, policy: Policy) -> bool:
+def _too_early(entry: Entry, now: float, retention_s: float, policy: LedgerPolicy) -> bool:
     return _is_prunable(entry, now, retention_s / 5, replace(policy, redelivery_s=0.0))
 
 
-def _after_retention_only(entry: Entry, now: float, retention_s: float, policy: Policy) -> bool:
+def _after_retention_only(entry: Entry, now: float, retention_s: float, policy: LedgerPolicy) -> bool:
     return _is_prunable(entry, now, retention_s, replace(policy, redelivery_s=0.0))
 
 
-def _though_busy(entry: Entry, now: float, retention_s: float, policy: Policy) -> bool:
+def _though_busy(entry: Entry, now: float, retention_s: float, policy: LedgerPolicy) -> bool:
     return _is_prunable(replace(entry, token=0, unknown=None, suspicions=0), now, retention_s, policy)
 
 

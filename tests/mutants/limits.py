@@ -9,7 +9,7 @@ from keywise.adapters.memory.ledger import MemoryTransaction
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order, Outcome
 from keywise.core.controls import Controls
-from keywise.core.entry import Claim, Entry, Policy, Refusal
+from keywise.core.entry import Claim, Entry, LedgerPolicy, Refusal
 from keywise.core.sink import Grade
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import SettledTicket
@@ -19,7 +19,7 @@ from mutants.mutant import Mutant
 _decide_under, _take_in = rules.decide_under, Consumer._take_in
 
 
-def _never_limited(entry: Entry, now: float, policy: Policy) -> Refusal | None:
+def _never_limited(entry: Entry, now: float, policy: LedgerPolicy) -> Refusal | None:
     return None
 
 

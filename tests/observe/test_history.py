@@ -10,10 +10,10 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core import events
 from keywise.core.change import Change, Outcome, order_of
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import UnavailableError
 from keywise.core.history import HistoryRecord
-from keywise.observe.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, History
+from keywise.observe.history import LINES_MAX, REFUSALS_MAX, REFUSALS_PER_S, WAIT_AGAIN_S, HistoryRecorder
 from keywise.operate.inspect import active_alarm
 
 STORE_AHEAD_S = 1000.0
@@ -24,8 +24,8 @@ class Bench:
 
     def __init__(self, keeps: str = "events") -> None:
         self.now = 50.0
-        self.history = History("w1", keeps=keeps, clock=lambda: self.now)
-        self.ledger = Reachable(MemoryDatabase(clock=lambda: self.now + STORE_AHEAD_S), "test", Policy())
+        self.history = HistoryRecorder("w1", keeps=keeps, clock=lambda: self.now)
+        self.ledger = Reachable(MemoryDatabase(clock=lambda: self.now + STORE_AHEAD_S), "test", LedgerPolicy())
 
     def settle(self, outcome: Outcome, *versions: int | None, key: str = "a", deleted: bool = False) -> None:
         headers = [Change(key, order_of(version), deleted) for version in versions]

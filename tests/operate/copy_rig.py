@@ -8,7 +8,7 @@ from adapters.benches import MovingClock
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import LeaseTerms, Policy
+from keywise.core.entry import LeaseTerms, LedgerPolicy
 from keywise.core.errors import AdminError
 from keywise.core.transfer import TransferPage
 from keywise.operate.admin import AuditNote
@@ -25,7 +25,7 @@ EVERY_KEY = Pause(EVERYTHING, True, 5.0, "ada@desk", "moving")
 class Road:
     """Two ledgers in memory, each with a clock of its own, and a move between them."""
 
-    def __init__(self, *, ahead_s: float = 0.0, policy: Policy = PLAIN) -> None:
+    def __init__(self, *, ahead_s: float = 0.0, policy: LedgerPolicy = PLAIN) -> None:
         self.clock, self.there = MovingClock(), MovingClock()
         self.there.advance(ahead_s)
         self.source = MemoryLedger(MemoryDatabase(clock=self.clock), "pages", policy)

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Entry, Policy
+from keywise.core.entry import Entry, LedgerPolicy
 from keywise.core.errors import AdminError
 from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
-from keywise.operate.copy_ledger import Checksum, Checksums, Found, Plan
+from keywise.operate.copy_ledger import Checksum, Checksums, Plan, TargetState
 from keywise.testing.conformance.dumps import joined, pages_of
 from operate.copy_rig import EVERY_KEY, TERMS, Road
 from running import run
@@ -123,7 +123,7 @@ def test_clocks_that_nearly_agree_count_as_one():
 
 
 def test_only_charges_that_still_limit_a_key_are_carried():
-    road = Road(policy=Policy(rate=Rate(1, per=100.0)))
+    road = Road(policy=LedgerPolicy(rate=Rate(1, per=100.0)))
 
     async def main() -> None:
         for key in ("old", "new"):
@@ -180,7 +180,7 @@ def test_a_claim_that_is_held_is_refused():
     run(main())
     assert "\"it's\" of pipeline 'pages' is still held by w1 in old://" in road.refusal()
     road.clock.advance(61.0)
-    assert run(road.move.plan()).found is Found.NOTHING, "a lease that ran out is carried as it is"
+    assert run(road.move.plan()).found is TargetState.NOTHING, "a lease that ran out is carried as it is"
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 100.0])
@@ -194,7 +194,7 @@ def test_the_same_content_is_not_copied_again(ahead_s):
         road.there.advance(1.5)
         return await road.move.plan()
 
-    assert run(main()).found is Found.SAME, "also if the clocks have drifted since"
+    assert run(main()).found is TargetState.SAME, "also if the clocks have drifted since"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_what_the_target_holds_besides_is_told_and_replaced_only_while_nobody_us
         await road.copy()
         await road.target.transfer.add(change)
         plan = await road.move.plan()
-        assert (plan.found, plan.difference) == (Found.OTHER, told)
+        assert (plan.found, plan.difference) == (TargetState.OTHER, told)
         await road.move.check_replaceable()
         await road.target.control_store.resume(EVERYTHING, True)
         with pytest.raises(AdminError, match="is not paused in new://, so it may be in use"):
@@ -225,7 +225,7 @@ def test_what_the_target_holds_besides_is_told_and_replaced_only_while_nobody_us
             await road.move.check_replaceable()
         await road.target.release([claim])
         await road.copy()
-        assert (await road.move.plan()).found is Found.SAME
+        assert (await road.move.plan()).found is TargetState.SAME
 
     run(main())
 

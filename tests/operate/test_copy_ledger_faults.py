@@ -9,7 +9,7 @@ from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.entry import Entry
 from keywise.core.errors import AdminError
 from keywise.core.transfer import TransferPage
-from keywise.operate.copy_ledger import UNFINISHED, Found
+from keywise.operate.copy_ledger import UNFINISHED, TargetState
 from operate.copy_rig import EVERY_KEY, TERMS, WHO, Road
 from running import run
 
@@ -39,9 +39,9 @@ def test_a_copy_that_was_cut_off_is_begun_anew(stage):
             "a resume does not end it"
         )
         road.meanwhile = lambda what: None
-        assert (await road.move.plan()).found is Found.UNFINISHED
+        assert (await road.move.plan()).found is TargetState.UNFINISHED
         await road.copy()
-        assert (await road.move.plan()).found is Found.SAME
+        assert (await road.move.plan()).found is TargetState.SAME
         assert UNFINISHED not in [pause.keys for pause in (await road.target.controls()).pauses]
 
     run(main())
@@ -55,7 +55,7 @@ def test_a_copy_that_was_cut_off_is_neither_copied_from_nor_mixed_with_another()
         await road.fill()
         await road.target.control_store.pause(mark)
         plan = await road.move.plan()
-        assert (plan.found, plan.difference) == (Found.OTHER, f"a copy that was cut off: {mark.why}")
+        assert (plan.found, plan.difference) == (TargetState.OTHER, f"a copy that was cut off: {mark.why}")
         await road.move.check_replaceable()
         await road.source.control_store.pause(mark)
 
@@ -113,7 +113,7 @@ def test_a_target_that_holds_something_else_after_the_copy_is_noticed():
         road.meanwhile = change
         with pytest.raises(AdminError, match="new:// does not hold what was copied to it: 15 keys instead of 14"):
             await road.copy()
-        assert (await road.move.plan()).found is Found.UNFINISHED
+        assert (await road.move.plan()).found is TargetState.UNFINISHED
 
     run(main())
 
@@ -149,7 +149,7 @@ def test_what_a_ledger_counts_and_does_not_tell_is_noticed():
             await road.copy()
         await road.target.transfer.stand(Controls(0, (EVERY_KEY,)))
         plan = await road.move.plan()
-        assert (plan.found, plan.difference) == (Found.OTHER, "keys: 9 instead of 10")
+        assert (plan.found, plan.difference) == (TargetState.OTHER, "keys: 9 instead of 10")
 
     run(main())
 
@@ -168,7 +168,7 @@ def test_a_ledger_that_is_known_by_two_names_is_not_replaced_by_itself():
         road.meanwhile = write
         move, (before, _) = road.move, await road.content()
         plan = await move.plan()
-        assert plan.found is Found.OTHER
+        assert plan.found is TargetState.OTHER
         with pytest.raises(AdminError, match="old:// and new:// are the same ledger"):
             await move.run(plan, WHO)
         after, _ = await road.content()

@@ -10,7 +10,7 @@ from flow.rig import CLAIMED_TRANSACTION, LEASED, QUEUE_TRANSACTION, WAYS, Rig, 
 from flow.test_consumer import page
 from keywise.core.change import VERSION_MIN, ChangeHeader, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import LeaseTerms, Policy
+from keywise.core.entry import LeaseTerms, LedgerPolicy
 from keywise.core.errors import AdminError
 from keywise.core.limits import Rate
 from keywise.flow.intake import FieldRoute, Fields, MessageReader
@@ -178,7 +178,7 @@ def test_no_handler_runs_beside_an_act_on_the_same_key():
 
 def test_the_rate_of_a_key_holds_for_operators_too():
     desk = desk_with(truth={"id": "a", "v": 5})
-    desk.rig.ledger._policy = Policy(intents=True, rate=Rate(1, per="10s"))
+    desk.rig.ledger._policy = LedgerPolicy(intents=True, rate=Rate(1, per="10s"))
     desk.do("force", "a")
     before = desk.rig.loop.time()
     desk.do("force", "a")

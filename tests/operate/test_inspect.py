@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from keywise import App, Change, Grade
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Entry, LeaseTerms, Policy
+from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
 from keywise.core.rules import decide
 from keywise.operate.inspect import (
-    Figures,
     ForecastRange,
     JournalSummary,
     KeyReport,
+    PipelineFigures,
     SourceFigures,
     figures_of,
     forecast,
@@ -25,7 +25,7 @@ from running import run
 
 WALL = 1_700_000_000.0
 TERMS = LeaseTerms("somebody", 30.0)
-POLICY = Policy(intents=True, redelivery_s=100.0)
+POLICY = LedgerPolicy(intents=True, redelivery_s=100.0)
 
 
 def tell(
@@ -61,19 +61,19 @@ def answers(found: list[ForecastRange]) -> list[tuple[int | None, int | None, st
 
 
 def test_a_fresh_pipeline_has_only_a_grade_and_a_way():
-    async def act() -> Figures:
+    async def act() -> PipelineFigures:
         app = App("memory://")
         app.pipeline("pages", key="id", version="v").source("memory://").sink("memory://")
         async with app.open("pages", work=False) as pipeline:
             return await figures_of(pipeline, WALL)
 
     source = SourceFigures("memory://", "queue_transaction", 0)
-    expected = Figures("pages", Grade.ATOMIC, [source], keys=0, tombstones=0, claims=0, suspects=0, dead=0)
+    expected = PipelineFigures("pages", Grade.ATOMIC, [source], keys=0, tombstones=0, claims=0, suspects=0, dead=0)
     assert run(act()) == expected
 
 
 def test_figures_count_what_is_queued_remembered_and_set_aside():
-    async def act() -> Figures:
+    async def act() -> PipelineFigures:
         app = App("memory://")
         pages = app.pipeline("pages", key="id", version="v")
         pages.source("memory://").source("memory://?queue=bulk")
@@ -256,7 +256,7 @@ def test_figures_tell_what_is_noted_here_and_that_a_resync_is_due(tmp_path):
     app = App("memory://")
     app.pipeline("pages", key="id", journal=str(tmp_path)).source("memory://").sink("memory://?grade=plain")
 
-    async def act() -> Figures:
+    async def act() -> PipelineFigures:
         async with app.open("pages", work=False) as pipeline:
             await pipeline.admin.mark_suspect([], True)
             return await figures_of(pipeline, WALL)

@@ -7,7 +7,7 @@ from keywise.core.change import VERSION_MAX
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry
 from keywise.core.history import HistoryRecord
-from keywise.operate.inspect import ALARM_S, Figures, KeyReport, Limit, figures_of, key_report_of
+from keywise.operate.inspect import ALARM_S, KeyReport, Limit, PipelineFigures, figures_of, key_report_of
 from running import run
 
 WALL = 1_700_000_000.0
@@ -34,7 +34,7 @@ class Scene:
         assert story is not None
         return story
 
-    def figures(self) -> Figures:
+    def figures(self) -> PipelineFigures:
         return run(self._ask(lambda pipeline: figures_of(pipeline, WALL)))
 
     async def _ask(self, question: Any) -> Any:

@@ -26,7 +26,7 @@ UntilOption = Annotated[
 CauseOption = Annotated[str, typer.Option("--cause", metavar="TEXT", help="With this in their cause.")]
 
 
-class Found(msgspec.Struct):
+class FoundLetter(msgspec.Struct):
     """A dead letter, and where it lies."""
 
     pipeline: Pipeline
@@ -75,25 +75,25 @@ def _moment(text: str | None, option: str, now: float) -> float | None:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
-async def newest(pipeline: Pipeline, limit: int, wanted: Filter) -> list[Found]:
+async def newest(pipeline: Pipeline, limit: int, wanted: Filter) -> list[FoundLetter]:
     """The newest letters of a pipeline that are wanted."""
     ahead_s = time.time() - await pipeline.admin.now()
     letters = await pipeline.admin.dead_letters(limit, wanted.dead_letter_filter(ahead_s))
-    return [Found(pipeline, number, buried_at + ahead_s, letter) for number, buried_at, letter in letters]
+    return [FoundLetter(pipeline, number, buried_at + ahead_s, letter) for number, buried_at, letter in letters]
 
 
-async def meant(pipelines: list[Pipeline], numbers: list[int], wanted: Filter) -> list[Found]:
+async def meant(pipelines: list[Pipeline], numbers: list[int], wanted: Filter) -> list[FoundLetter]:
     """The letters with these numbers, or all that are wanted; the oldest first."""
     found = await by_number(pipelines, numbers) if numbers else await _all(pipelines, wanted)
     return sorted(found, key=lambda one: one.number)
 
 
-async def _all(pipelines: Iterable[Pipeline], wanted: Filter) -> list[Found]:
+async def _all(pipelines: Iterable[Pipeline], wanted: Filter) -> list[FoundLetter]:
     counted = [(opened, (await opened.admin.counts()).dead) for opened in pipelines]
     return [one for opened, dead in counted if dead for one in await newest(opened, dead, wanted)]
 
 
-async def by_number(pipelines: list[Pipeline], numbers: list[int]) -> list[Found]:
+async def by_number(pipelines: list[Pipeline], numbers: list[int]) -> list[FoundLetter]:
     """The letters with these numbers; one that does not exist, or exists twice, ends the command."""
     found = [one for opened in pipelines for one in await _search(opened, set(numbers))]
     known = [one.number for one in found]
@@ -105,7 +105,7 @@ async def by_number(pipelines: list[Pipeline], numbers: list[int]) -> list[Found
     return found
 
 
-async def _search(pipeline: Pipeline, numbers: set[int]) -> list[Found]:
+async def _search(pipeline: Pipeline, numbers: set[int]) -> list[FoundLetter]:
     limit = PAGE
     while True:
         letters = await newest(pipeline, limit, Filter())
@@ -115,7 +115,7 @@ async def _search(pipeline: Pipeline, numbers: set[int]) -> list[Found]:
         limit *= 2
 
 
-def summary(found: Found) -> dict[str, Any]:
+def summary(found: FoundLetter) -> dict[str, Any]:
     """A letter in a few words, for scripts."""
     letter = found.letter
     return {

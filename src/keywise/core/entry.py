@@ -51,7 +51,7 @@ class CommitResult(enum.StrEnum):
     REFUSED = "refused"
 
 
-class Policy(msgspec.Struct, frozen=True):
+class LedgerPolicy(msgspec.Struct, frozen=True):
     """How a ledger treats the keys of one pipeline."""
 
     intents: bool = False

@@ -10,7 +10,7 @@ from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
+from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
 from keywise.core.ledger import ClaimResults, Failure
 
 EVEN_IF_REPEATED = (CommitResult.COMMITTED, CommitResult.ALREADY)
@@ -21,7 +21,7 @@ class WorkingSet(Protocol):
     """Entries of one ledger scope that nobody else can change meanwhile, or not without being noticed."""
 
     @property
-    def policy(self) -> Policy: ...
+    def policy(self) -> LedgerPolicy: ...
 
     @property
     def now(self) -> float:

@@ -15,7 +15,7 @@ from keywise.core.entry import (
     CommitResult,
     Entry,
     LeaseTerms,
-    Policy,
+    LedgerPolicy,
     Refusal,
     RefusalReason,
 )
@@ -25,7 +25,7 @@ PAUSE_LOOK_S = 2.0
 
 
 def decide(
-    entry: Entry | None, header: ChangeHeader, now: float, policy: Policy, terms: LeaseTerms | None = None
+    entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
     """Say why a claim cannot be granted; None grants it. Without terms, a transaction asks that takes no claim."""
     entry = entry or EMPTY
@@ -42,7 +42,7 @@ def decide_under(
     entry: Entry | None,
     header: ChangeHeader,
     now: float,
-    policy: Policy,
+    policy: LedgerPolicy,
     terms: LeaseTerms | None = None,
 ) -> Refusal | None:
     """As `decide`, under what an operator has set."""
@@ -69,7 +69,7 @@ def era_of(entry: Entry, controls: Controls) -> int:
 
 
 def grant(
-    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: Policy
+    entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
     """Take the key, after `decide` found nothing against it; the header is in the key's era."""
     entry = charged(entry or EMPTY, now, policy)
@@ -116,7 +116,7 @@ def renew(entry: Entry | None, claim: Claim, now: float, lease_s: float) -> Entr
     return replace(entry, lease_until=now + lease_s, begun=True)
 
 
-def commit(entry: Entry | None, claim: Claim, now: float, policy: Policy) -> tuple[Entry | None, CommitResult]:
+def commit(entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy) -> tuple[Entry | None, CommitResult]:
     """Raise the mark, where the token is the holder's and the order is above the mark."""
     assert claim.order is not None, "an exclusion has nothing to commit"
     mine = entry is not None and entry.token == claim.token
@@ -134,7 +134,7 @@ def mark(entry: Entry | None, header: ChangeHeader, now: float) -> Entry:
     return _marked(entry or EMPTY, header.order, header.deleted, now)
 
 
-def charged(entry: Entry, now: float, policy: Policy) -> Entry:
+def charged(entry: Entry, now: float, policy: LedgerPolicy) -> Entry:
     """Every dispatch is charged, whatever becomes of it."""
     if policy.rate is None:
         return entry
@@ -142,7 +142,7 @@ def charged(entry: Entry, now: float, policy: Policy) -> Entry:
 
 
 def fail(
-    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: Policy
+    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: LedgerPolicy
 ) -> Entry | None:
     """Count a failed try; only where the token is the holder's, and only once if it is told twice.
 
@@ -178,7 +178,9 @@ def release(entry: Entry | None, claim: Claim) -> Entry | None:
     return kept(_free(entry))
 
 
-def dead_letter(entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: Policy) -> Entry | None:
+def dead_letter(
+    entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: LedgerPolicy
+) -> Entry | None:
     """Set the claimed change aside; older ones are eligible again."""
     assert entry is not None and entry.token == claim.token, "only its holder may dead-letter a change"
     if certainty is not Certainty.CLEAN:
@@ -211,7 +213,7 @@ def finish_repair(entry: Entry | None, claim: Claim, written: ChangeHeader | Non
     return kept(_free(entry))
 
 
-def mark_suspect(entry: Entry | None, header: ChangeHeader, now: float, policy: Policy) -> Entry | None:
+def mark_suspect(entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy) -> Entry | None:
     """A key was written without a claim: it is suspect, and older changes wait as for any write that is not committed.
 
     A sink that refuses what is older itself is right all the same. The header is in the key's era.
@@ -237,7 +239,7 @@ def reset(entry: Entry | None, claim: Claim, controls: Controls) -> Entry | None
     return replace(_idle(entry), era=era_of(entry, controls) + 1)
 
 
-def suspect_since(entry: Entry, policy: Policy) -> float | None:
+def suspect_since(entry: Entry, policy: LedgerPolicy) -> float | None:
     """From when on the sink's content of a key is in doubt and should be repaired; None while it is not.
 
     A write of unknown outcome becomes doubtful once its message can no longer arrive to settle it.
@@ -251,7 +253,7 @@ def suspect_since(entry: Entry, policy: Policy) -> float | None:
     return None
 
 
-def is_prunable(entry: Entry, now: float, retention_s: float, policy: Policy) -> bool:
+def is_prunable(entry: Entry, now: float, retention_s: float, policy: LedgerPolicy) -> bool:
     """Nothing is going on, and no delivery can reach the key any more.
 
     An older version may have been sent a while after a newer one was committed; it has to be late before the key
@@ -273,7 +275,7 @@ def kept(entry: Entry | None) -> Entry | None:
     return entry if replace(entry, updated_at=0.0, not_before=0.0, tried=None, tried_at=0.0) != EMPTY else None
 
 
-def _against_mark(entry: Entry, header: ChangeHeader, now: float, policy: Policy) -> Refusal | None:
+def _against_mark(entry: Entry, header: ChangeHeader, now: float, policy: LedgerPolicy) -> Refusal | None:
     mark, order = entry.mark, header.order
     if order is None:
         return None
@@ -289,7 +291,7 @@ def _against_mark(entry: Entry, header: ChangeHeader, now: float, policy: Policy
     return Refusal(RefusalReason.STALE, mark=mark) if order < mark else None
 
 
-def _against_rate(entry: Entry, now: float, policy: Policy) -> Refusal | None:
+def _against_rate(entry: Entry, now: float, policy: LedgerPolicy) -> Refusal | None:
     if policy.rate is None:
         return None
     wait_s = entry.rate_at - policy.rate.burst_s - now
@@ -297,7 +299,7 @@ def _against_rate(entry: Entry, now: float, policy: Policy) -> Refusal | None:
 
 
 def _against_holder(
-    entry: Entry, header: ChangeHeader, now: float, terms: LeaseTerms | None, policy: Policy
+    entry: Entry, header: ChangeHeader, now: float, terms: LeaseTerms | None, policy: LedgerPolicy
 ) -> Refusal | None:
     if entry.token == 0:
         return None
@@ -312,7 +314,7 @@ def _against_holder(
     return Refusal(RefusalReason.ISOLATED) if not terms.isolated else None
 
 
-def _against_history(entry: Entry, header: ChangeHeader, now: float, policy: Policy) -> Refusal | None:
+def _against_history(entry: Entry, header: ChangeHeader, now: float, policy: LedgerPolicy) -> Refusal | None:
     if header.order is None:
         return None
     if entry.token != 0:
@@ -334,7 +336,7 @@ def _died(entry: Entry, terms: LeaseTerms) -> bool:
     return not entry.abandoned and entry.owner != terms.owner
 
 
-def _without_dead_holder(entry: Entry, policy: Policy, now: float) -> Entry:
+def _without_dead_holder(entry: Entry, policy: LedgerPolicy, now: float) -> Entry:
     """What a takeover inherits: the unknown write of the holder before."""
     if entry.token == 0:
         return entry
@@ -366,7 +368,7 @@ def _marked(entry: Entry, order: Order, deleted: bool, now: float) -> Entry:
     return replace(entry, era=0) if order[0] >= entry.era else entry
 
 
-def _suspected(entry: Entry | None, policy: Policy, now: float) -> Entry | None:
+def _suspected(entry: Entry | None, policy: LedgerPolicy, now: float) -> Entry | None:
     if not policy.intents:
         return entry
     entry = entry or EMPTY

@@ -5,7 +5,7 @@ from collections import Counter
 from keywise.core.events import Event, Settled
 
 
-class Figures:
+class Counters:
     """An observer that counts outcomes."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ HistoryFields: TypeAlias = tuple[str, str, int | None, str]
 """What, key, version and detail."""
 
 
-class History:
+class HistoryRecorder:
     """Gathers lines of one worker; `flush` writes them.
 
     `keeps` is the setting `history`. Refusals and waits are told within an allowance, unless all is kept.

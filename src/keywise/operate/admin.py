@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from keywise.core.change import VERSION_MIN, Change, ChangeHeader
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import EMPTY, Policy, Refusal
+from keywise.core.entry import EMPTY, LedgerPolicy, Refusal
 from keywise.core.errors import AdminError, UnavailableError
 from keywise.core.failures import storable
 from keywise.core.history import HistoryRecord
@@ -213,7 +213,7 @@ class PipelineAdmin:
         """Why a key is not to be repaired now."""
         settings, admin = self._pipeline.settings, self._pipeline.admin
         entry = await admin.inspect(key) or EMPTY
-        since = suspect_since(entry, Policy(redelivery_s=settings.redelivery_s))
+        since = suspect_since(entry, LedgerPolicy(redelivery_s=settings.redelivery_s))
         if since is None:
             return "it is not suspect"
         wait_s = since + settings.horizon_s - await admin.now()

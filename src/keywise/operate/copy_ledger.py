@@ -86,7 +86,7 @@ class Checksums(msgspec.Struct):
         return ""
 
 
-class Found(enum.StrEnum):
+class TargetState(enum.StrEnum):
     """What a target holds before the copy."""
 
     NOTHING = "nothing"
@@ -100,7 +100,7 @@ class Plan(msgspec.Struct, frozen=True):
     """What there is to do."""
 
     pipeline: str
-    found: Found
+    found: TargetState
     counts: LedgerCounts
     controls: Controls
     """Of the source."""
@@ -159,19 +159,19 @@ class LedgerCopy:
         counts, since = await self._source.ledger.admin.counts(), await self._source.ledger.admin.now()
         ahead_s = await self._target.ledger.admin.now() - since
         shift_s = 0.0 if abs(ahead_s) < SAME_CLOCK_S else float(math.ceil(ahead_s))
-        plan = Plan(self._pipeline, Found.NOTHING, counts, controls, since, shift_s)
+        plan = Plan(self._pipeline, TargetState.NOTHING, counts, controls, since, shift_s)
         there = await self._target.ledger.control_store.controls()
         if (mark := _mark_of(there)) is not None:
             if mark.why == self._why:
-                return replace(plan, found=Found.UNFINISHED)
-            return replace(plan, found=Found.OTHER, difference=f"a copy that was cut off: {mark.why}")
+                return replace(plan, found=TargetState.UNFINISHED)
+            return replace(plan, found=TargetState.OTHER, difference=f"a copy that was cut off: {mark.why}")
         if there == PLAIN and await self._is_empty():
             return plan
         shift_s = _shift_of(controls, there, plan.shift_s)
         mine = await self._checksummed(self._source, "comparing", since, shift_s)
         theirs = await self._checksummed(self._target, "comparing", since + shift_s)
         difference = mine.difference(theirs) or await self._miscount()
-        return replace(plan, found=Found.OTHER if difference else Found.SAME, difference=difference)
+        return replace(plan, found=TargetState.OTHER if difference else TargetState.SAME, difference=difference)
 
     async def check_replaceable(self) -> None:
         """Refuse to replace what is worked with."""
@@ -190,7 +190,7 @@ class LedgerCopy:
         mark = Pause(UNFINISHED, True, await target.admin.now(), storable(audit_note.who), self._why)
         await target.transfer.stand(replace(there, pauses=(*there.pauses, mark)))
         await self._refuse_itself(before)
-        if plan.found is not Found.NOTHING:
+        if plan.found is not TargetState.NOTHING:
             await target.transfer.clear()
         if not await self._is_empty():
             await target.transfer.stand(before)

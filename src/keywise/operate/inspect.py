@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, is_unversioned, order_of
 from keywise.core.controls import PLAIN, Controls, Pause
-from keywise.core.entry import Entry, LeaseTerms, Policy
+from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
 from keywise.core.history import ALARM, ENDS_ALARM, HistoryRecord
 from keywise.core.rules import decide_under, era_of
 from keywise.core.settings import Settings
@@ -49,7 +49,7 @@ class JournalSummary(msgspec.Struct, frozen=True):
     """Which journals cannot be read, and why."""
 
 
-class Figures(msgspec.Struct, frozen=True):
+class PipelineFigures(msgspec.Struct, frozen=True):
     """A pipeline in figures."""
 
     pipeline: str
@@ -188,7 +188,7 @@ class KeyReport(msgspec.Struct, frozen=True):
     """Newest first, and not more than were asked for."""
 
 
-async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
+async def figures_of(pipeline: Pipeline, wall: float) -> PipelineFigures:
     """Count what is queued, remembered and set aside. `wall` is the time now."""
     sources = [
         SourceFigures(name, choose_strategy(pipeline, source).value, await source.depth())
@@ -197,7 +197,7 @@ async def figures_of(pipeline: Pipeline, wall: float) -> Figures:
     counts, controls = await pipeline.admin.counts(), await pipeline.control_store.controls()
     now = await pipeline.admin.now()
     alarm = active_alarm(await pipeline.history_store.history("", ALARM_LINES), now - ALARM_S)
-    return Figures(
+    return PipelineFigures(
         pipeline=pipeline.name,
         grade=pipeline.grade,
         sources=sources,
@@ -240,7 +240,7 @@ async def key_report_of(pipeline: Pipeline, key: str, wall: float, lines: int = 
     if entry is None and not letters and not history and all(pause.is_pattern for pause in pauses):
         return None
     entry = entry or Entry()
-    policy = Policy(redelivery_s=pipeline.settings.redelivery_s, rate=pipeline.rate)
+    policy = LedgerPolicy(redelivery_s=pipeline.settings.redelivery_s, rate=pipeline.rate)
     return KeyReport(
         pipeline=pipeline.name,
         grade=pipeline.grade,
@@ -262,7 +262,7 @@ async def key_report_of(pipeline: Pipeline, key: str, wall: float, lines: int = 
 
 
 def forecast(
-    entry: Entry, now: float, policy: Policy, terms: LeaseTerms | None, controls: Controls = PLAIN, key: str = ""
+    entry: Entry, now: float, policy: LedgerPolicy, terms: LeaseTerms | None, controls: Controls = PLAIN, key: str = ""
 ) -> list[ForecastRange]:
     """What a change would meet now, from the lowest version to the highest; equal answers are told together."""
 

@@ -4,7 +4,7 @@ import math
 
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import LeaseTerms, Policy, Refusal, RefusalReason
+from keywise.core.entry import LeaseTerms, LedgerPolicy, Refusal, RefusalReason
 from keywise.core.errors import LetterError, MalformedError
 from keywise.core.rules import decide_under
 from keywise.flow.pipeline import Pipeline
@@ -39,7 +39,7 @@ async def replay(pipeline: Pipeline, number: int, letter: DeadLetter, *, older: 
 async def _judge(pipeline: Pipeline, want: ChangeHeader) -> Refusal | None:
     entry, now = await pipeline.admin.inspect(want.key), await pipeline.admin.now()
     controls, terms = await pipeline.control_store.controls(), LeaseTerms("", 1.0, despite_pause=True)
-    return decide_under(controls, entry, want, now, Policy(retention_s=pipeline.settings.retention_s), terms)
+    return decide_under(controls, entry, want, now, LedgerPolicy(retention_s=pipeline.settings.retention_s), terms)
 
 
 def _format_refusal(number: int, key: str, version: int | None, reason: RefusalReason, mark: int) -> str:

@@ -17,7 +17,7 @@ from keywise.adapters.memory.source import MemorySource
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, LeaseTerms, Policy, RefusalReason
+from keywise.core.entry import Certainty, Claim, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.errors import AddressError
 from keywise.core.ledger import Failure
 from keywise.core.sink import APPLIED, SUPERSEDED, Grade
@@ -34,7 +34,7 @@ class Shop:
         self.loop = loop
         self.database = MemoryDatabase(clock=loop.time, rng=random.Random(1))
         self.source = MemorySource(self.database, "queue", visibility_s=30.0)
-        self.ledger = MemoryLedger(self.database, "shop", Policy(intents=True, redelivery_s=60.0))
+        self.ledger = MemoryLedger(self.database, "shop", LedgerPolicy(intents=True, redelivery_s=60.0))
         self.table = MemoryTable(self.database, "pages")
 
     async def pass_s(self, seconds: float) -> None:
@@ -354,7 +354,7 @@ def test_a_store_that_forgets_deletions_takes_an_old_version_again():
 def test_addresses_of_one_app_share_a_database():
     shared: dict[Any, Any] = {}
     source = sources.connect(Address("memory://?queue=q&visibility=5s", "shop", shared))
-    ledger = ledgers.connect(Address("memory://", "shop", shared), Policy())
+    ledger = ledgers.connect(Address("memory://", "shop", shared), LedgerPolicy())
     table = sinks.connect(Address("memory://", "shop", shared))
     assert source.database is ledger.database is table.database
     assert source.visibility_s == 5.0

@@ -11,7 +11,7 @@ from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
 from servers import shared
 
@@ -54,7 +54,7 @@ async def postgres_source() -> AsyncIterator[SourceBench]:
 
 
 @asynccontextmanager
-async def postgres_ledger(policy: Policy) -> AsyncIterator[LedgerBench]:
+async def postgres_ledger(policy: LedgerPolicy) -> AsyncIterator[LedgerBench]:
     name = fresh("scope")
     async with (
         two_openings() as (one, other),
@@ -70,7 +70,7 @@ def postgres_sink(body: str, columns: tuple[str, ...] = ()):
     @asynccontextmanager
     async def make() -> AsyncIterator[SinkBench]:
         table = fresh("stock")
-        async with two_openings() as (database, other), PostgresLedger(database, table, Policy()) as ledger:
+        async with two_openings() as (database, other), PostgresLedger(database, table, LedgerPolicy()) as ledger:
             await database.write(
                 f"create table {table} (key text primary key check (key != 'bad'), version bigint, "
                 f"body {body}, text text)"

@@ -9,7 +9,7 @@ from adapters.postgres.benches import fresh
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.source import PostgresSource
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from running import run
 from servers import shared
 
@@ -22,7 +22,7 @@ def test_connections_that_work_on_the_same_keys_agree_on_one_history(works):
 
     async def opened(stack) -> PostgresLedger:
         database = await stack.enter_async_context(PostgresDatabase(shared.postgres().url))
-        return await stack.enter_async_context(PostgresLedger(database, name, Policy()))
+        return await stack.enter_async_context(PostgresLedger(database, name, LedgerPolicy()))
 
     run(agree(opened, *works), limit_s=100)
 

@@ -17,7 +17,7 @@ from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import POLL_S, PostgresSource
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.serial.contract import TurnPolicy
@@ -106,9 +106,9 @@ def test_what_is_wrong_with_an_address_is_told_without_its_password(url):
 def test_plugs_of_one_app_share_the_database_that_their_addresses_name(url):
     shared_by_app: dict = {}
     source = adapters.connect("sources", Address(f"{url}?queue=a&visibility=5s", "shop", shared_by_app))
-    ledger = adapters.connect("ledgers", Address(url, "shop", shared_by_app), Policy())
+    ledger = adapters.connect("ledgers", Address(url, "shop", shared_by_app), LedgerPolicy())
     sink = adapters.connect("sinks", Address(f"{url}?table=stock", "shop", shared_by_app))
-    other = adapters.connect("ledgers", Address(f"{url}?sslmode=disable", "shop", shared_by_app), Policy())
+    other = adapters.connect("ledgers", Address(f"{url}?sslmode=disable", "shop", shared_by_app), LedgerPolicy())
     assert source.database is ledger.database is sink.database
     assert other.database is not ledger.database
     assert source.visibility_s == 5.0
@@ -118,7 +118,7 @@ def test_plugs_of_one_app_share_the_database_that_their_addresses_name(url):
 
 def test_a_lost_connection_is_told_as_unavailable_and_the_next_try_works(url):
     async def main() -> None:
-        async with PostgresLedger(PostgresDatabase(url), "shop", Policy()) as ledger:
+        async with PostgresLedger(PostgresDatabase(url), "shop", LedgerPolicy()) as ledger:
             with pytest.raises(UnavailableError):
                 async with ledger.transaction() as transaction:
                     await transaction.decide([ChangeHeader("a", order_of(1))])
@@ -153,7 +153,7 @@ async def _patient(act, *arguments):
 
 def test_a_statement_that_takes_too_long_is_told_as_unavailable(url):
     async def main() -> None:
-        async with PostgresLedger(PostgresDatabase(url), "shop", Policy()) as ledger:
+        async with PostgresLedger(PostgresDatabase(url), "shop", LedgerPolicy()) as ledger:
             with pytest.raises(UnavailableError, match="statement timeout"):
                 async with ledger.transaction() as transaction:
                     await transaction.connection.execute("set local statement_timeout = 10")
@@ -165,7 +165,7 @@ def test_a_statement_that_takes_too_long_is_told_as_unavailable(url):
 
 def test_a_transaction_that_ended_does_not_count_as_committed(url):
     async def main() -> None:
-        async with PostgresLedger(PostgresDatabase(url), "shop", Policy()) as ledger:
+        async with PostgresLedger(PostgresDatabase(url), "shop", LedgerPolicy()) as ledger:
             header = ChangeHeader("a", order_of(1))
             with pytest.raises(UnavailableError, match="rolled back"):
                 async with ledger.transaction() as transaction:
@@ -265,7 +265,7 @@ def test_an_idle_entry_takes_at_most_150_bytes(url):
     async def main() -> float:
         rng = random.Random(1)
         keys = [str(uuid.UUID(int=rng.getrandbits(128))) for _ in range(20_000)]
-        async with PostgresLedger(PostgresDatabase(url), "shop", Policy()) as ledger:
+        async with PostgresLedger(PostgresDatabase(url), "shop", LedgerPolicy()) as ledger:
             for start in range(0, len(keys), 1000):
                 headers = [ChangeHeader(key, order_of(1)) for key in keys[start : start + 1000]]
                 async with ledger.transaction() as transaction:
@@ -299,7 +299,7 @@ def test_a_table_has_types_of_its_own(url):
         )
         database = PostgresDatabase(url)
         sink = PostgresSink(database, "public.typed", key="id", version="v", columns=["price", "tags", "at"])
-        async with PostgresLedger(database, "typed", Policy()) as ledger, sink:
+        async with PostgresLedger(database, "typed", LedgerPolicy()) as ledger, sink:
             body = b'{"price": 1.5, "tags": ["a"], "at": "2026-01-01T00:00:00Z"}'
             change = put(UUID, 3)
             change.body = body

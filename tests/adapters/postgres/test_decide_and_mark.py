@@ -7,7 +7,7 @@ import pytest
 from adapters.postgres.benches import postgres_ledger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.testing.conformance.random_histories import RANDOM_HISTORY_PROMISES, agree
 from running import run
 
@@ -61,7 +61,7 @@ class MarkingLedger:
 
 
 @asynccontextmanager
-async def marking(policy: Policy):
+async def marking(policy: LedgerPolicy):
     async with postgres_ledger(policy) as bench:
         bench.ledger, bench.another = MarkingLedger(bench.ledger), MarkingLedger(bench.another)
         yield bench
@@ -74,7 +74,7 @@ def test_random_histories_answer_as_memory_does_also_at_once(promise):
 
 def test_what_an_operator_set_is_heeded_at_once():
     async def main() -> None:
-        async with postgres_ledger(Policy()) as bench:
+        async with postgres_ledger(LedgerPolicy()) as bench:
             await bench.ledger.control_store.pause(Pause("a"))
             async with bench.ledger.transaction() as transaction:
                 refusals = await transaction.decide_and_mark(
@@ -90,7 +90,7 @@ def test_what_an_operator_set_is_heeded_at_once():
 
 def test_deletions_and_late_changes_are_judged_at_once():
     async def main() -> None:
-        async with postgres_ledger(Policy(retention_s=100.0)) as bench:
+        async with postgres_ledger(LedgerPolicy(retention_s=100.0)) as bench:
             now = await bench.ledger.now()
             headers = [
                 ChangeHeader("a", order_of(1), True, now),

@@ -16,7 +16,7 @@ from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, Entry, LeaseTerms, Policy
+from keywise.core.entry import Certainty, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.ledger import Failure
 from keywise.core.transfer import TransferPage
 from keywise.testing.conformance.sinks import gone, put
@@ -88,7 +88,7 @@ async def opened(url: str):
     async with AsyncExitStack() as stack:
         database = await stack.enter_async_context(PostgresDatabase(url))
         source = await stack.enter_async_context(PostgresSource(database, fresh("queue")))
-        ledger = await stack.enter_async_context(PostgresLedger(database, fresh("scope"), Policy(intents=True)))
+        ledger = await stack.enter_async_context(PostgresLedger(database, fresh("scope"), LedgerPolicy(intents=True)))
         sink = await stack.enter_async_context(PostgresSink(database, fresh("stock")))
         yield Parts(database, source, ledger, sink)
 
@@ -167,7 +167,7 @@ def test_a_part_of_a_scope_is_read_without_the_rest_of_it(is_analyzed):
     """Else a copy would take longer for each key the more keys there are."""
 
     async def main() -> list[tuple[int, int]]:
-        async with PostgresLedger(PostgresDatabase(shared.postgres().url), fresh("scope"), Policy()) as ledger:
+        async with PostgresLedger(PostgresDatabase(shared.postgres().url), fresh("scope"), LedgerPolicy()) as ledger:
             entries = [(f"k{number:06}", Entry(order_of(1), suspicions=number % 9)) for number in range(20_000)]
             await ledger.transfer.add(TransferPage(entries=entries))
             if is_analyzed:

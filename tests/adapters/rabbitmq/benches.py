@@ -9,7 +9,7 @@ from typing import Any
 
 from adapters.rabbitmq.waiting import until
 from chaos.fleet import pause
-from keywise.adapters.rabbitmq.broker import Broker, Link
+from keywise.adapters.rabbitmq.broker import Broker, BrokerLink
 from keywise.adapters.rabbitmq.messages import DELAYS
 from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.testing.conformance import SourceBench
@@ -32,7 +32,7 @@ def fresh(thing: str) -> str:
 
 async def declared(url: str, queue: str, **arguments: Any) -> None:
     """Make a queue as its owner does."""
-    link = Link(Broker(url), "declaring")
+    link = BrokerLink(Broker(url), "declaring")
     channel = await link.channel()
     await channel.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
     await link.close()

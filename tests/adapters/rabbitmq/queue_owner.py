@@ -6,13 +6,13 @@ from typing import Any
 
 import pika
 
-from keywise.adapters.rabbitmq.broker import Broker, Channel, Link
+from keywise.adapters.rabbitmq.broker import Broker, BrokerLink, Channel
 
 
 class Owner:
     """Somebody else's hand on a broker, who knows nothing of keywise."""
 
-    def __init__(self, channel: Channel, link: Link) -> None:
+    def __init__(self, channel: Channel, link: BrokerLink) -> None:
         self._channel = channel
         self._link = link
 
@@ -54,7 +54,7 @@ class Owner:
 
 @asynccontextmanager
 async def owner(url: str) -> AsyncIterator[Owner]:
-    link = Link(Broker(url), "owner")
+    link = BrokerLink(Broker(url), "owner")
     try:
         yield Owner(await link.channel(), link)
     finally:

@@ -9,7 +9,7 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, ConnectionClosedByBroker, StreamLostError
 
-from keywise.adapters.rabbitmq.broker import Broker, Link, broker_at, refusal_code, translated
+from keywise.adapters.rabbitmq.broker import Broker, BrokerLink, broker_at, refusal_code, translated
 from keywise.adapters.rabbitmq.connection import Connection
 from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, DAY_S, wait_of, waits_of
 from keywise.adapters.rabbitmq.messages import (
@@ -163,7 +163,7 @@ def test_a_broker_that_is_too_old_is_refused(version, is_refused):
             self.is_closed = True
 
     connection = Opened(server_properties={"product": "RabbitMQ", "version": version}, is_closed=False)
-    link = Link(Broker("amqp://host/"), "testing")
+    link = BrokerLink(Broker("amqp://host/"), "testing")
     if is_refused:
         with pytest.raises(DatabaseError, match="needs RabbitMQ"):
             link._check(connection)
@@ -184,7 +184,7 @@ def test_the_parts_of_a_url_reach_the_client_library(tmp_path):
 
 
 def test_a_link_that_was_never_opened_can_be_closed():
-    run(Link(Broker("amqp://host/"), "testing").close())
+    run(BrokerLink(Broker("amqp://host/"), "testing").close())
 
 
 def test_only_headers_of_messages_may_be_unreadable():

@@ -15,7 +15,7 @@ from adapters.rabbitmq.queue_owner import bodies_of, owner
 from adapters.rabbitmq.waiting import left_in, opened, received, until
 from keywise.adapters.rabbitmq import broker as keywise_rabbitmq
 from keywise.adapters.rabbitmq import source as rabbitmq_source
-from keywise.adapters.rabbitmq.broker import Broker, Link
+from keywise.adapters.rabbitmq.broker import Broker, BrokerLink
 from keywise.adapters.rabbitmq.messages import fresh_properties
 from keywise.adapters.rabbitmq.publisher import Publisher
 from keywise.adapters.rabbitmq.source import RabbitSource
@@ -327,7 +327,7 @@ async def test_what_cannot_even_be_sent_spoils_no_confirmation():
 
 @awaited
 async def test_a_channel_that_is_over_answers_with_its_end():
-    link = Link(Broker(shared.rabbitmq().url), "testing")
+    link = BrokerLink(Broker(shared.rabbitmq().url), "testing")
     channel = await link.channel()
     with pytest.raises(DatabaseError, match="declare it first"):
         await channel.ask("queue_declare", queue=fresh("nowhere"), passive=True)
@@ -341,7 +341,7 @@ async def test_a_channel_that_is_over_answers_with_its_end():
 async def test_whoever_gives_up_connecting_leaves_nothing_behind():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        connecting = asyncio.create_task(Link(Broker(f"amqp://127.0.0.1:{port}/"), "testing").channel())
+        connecting = asyncio.create_task(BrokerLink(Broker(f"amqp://127.0.0.1:{port}/"), "testing").channel())
         await asyncio.wait([connecting], timeout=0.2)
         connecting.cancel()
         await asyncio.wait([connecting], timeout=10.0)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.testing.conformance import LedgerBench
 from servers import shared
 
@@ -19,7 +19,7 @@ def fresh(thing: str) -> str:
 
 def redis_ledger(buckets: int | None):
     @asynccontextmanager
-    async def make(policy: Policy) -> AsyncIterator[LedgerBench]:
+    async def make(policy: LedgerPolicy) -> AsyncIterator[LedgerBench]:
         name, url = fresh("scope"), shared.redis().url
         one, other = RedisDatabase(url), RedisDatabase(url)
 

@@ -6,14 +6,14 @@ from adapters.linearizability import agree, claimed
 from adapters.redis.benches import fresh
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from running import run
 from servers import shared
 
 pytestmark = pytest.mark.server("redis")
 
 
-@pytest.mark.parametrize("policy", [Policy(), Policy(intents=True)], ids=["safe", "plain"])
+@pytest.mark.parametrize("policy", [LedgerPolicy(), LedgerPolicy(intents=True)], ids=["safe", "plain"])
 def test_connections_that_work_on_the_same_keys_agree_on_one_history(policy):
     name = fresh("scope")
 

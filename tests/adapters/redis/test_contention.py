@@ -15,7 +15,7 @@ from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import LeaseTerms, Policy
+from keywise.core.entry import LeaseTerms, LedgerPolicy
 from keywise.core.errors import UnavailableError
 from running import run
 from servers import shared
@@ -29,8 +29,8 @@ TERMS = LeaseTerms("w1", 60.0)
 async def two_ledgers() -> AsyncIterator[tuple[RedisLedger, RedisLedger]]:
     name, url = fresh("crowd"), shared.redis().url
     async with (
-        RedisLedger(RedisDatabase(url), name, Policy()) as one,
-        RedisLedger(RedisDatabase(url), name, Policy()) as other,
+        RedisLedger(RedisDatabase(url), name, LedgerPolicy()) as one,
+        RedisLedger(RedisDatabase(url), name, LedgerPolicy()) as other,
     ):
         yield one, other
 

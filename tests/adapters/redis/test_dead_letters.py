@@ -12,7 +12,7 @@ from keywise.adapters.redis.ledger import working_set as redis_book
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import LeaseTerms, Policy
+from keywise.core.entry import LeaseTerms, LedgerPolicy
 from keywise.core.transfer import TransferPage
 from running import run
 from servers import shared
@@ -34,7 +34,7 @@ def narrow(monkeypatch) -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def ledger_on(server: RedisServer, name: str = "shop") -> AsyncIterator[RedisLedger]:
-    async with RedisLedger(RedisDatabase(server.url), name, Policy()) as ledger:
+    async with RedisLedger(RedisDatabase(server.url), name, LedgerPolicy()) as ledger:
         yield ledger
 
 

@@ -11,7 +11,7 @@ from keywise.adapters.redis import database as redis_module
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import LeaseTerms, Policy
+from keywise.core.entry import LeaseTerms, LedgerPolicy
 from keywise.core.errors import UnavailableError
 from running import run
 from servers.redis import RedisServer, redis_server
@@ -56,7 +56,7 @@ def test_after_a_failover_the_first_refusal_leads_to_the_new_master(monkeypatch)
 
     async def story(old: RedisServer, new: RedisServer) -> None:
         new.command("REPLICAOF", "127.0.0.1", str(old.port))
-        async with Name(old).known() as name, RedisLedger(RedisDatabase(name.url), "shop", Policy()) as ledger:
+        async with Name(old).known() as name, RedisLedger(RedisDatabase(name.url), "shop", LedgerPolicy()) as ledger:
             together = [ledger.claim([ChangeHeader(key, order_of(1))], TERMS) for key in "abcd"]
             for results in await asyncio.gather(*together):
                 await ledger.commit(results.granted)
@@ -76,7 +76,7 @@ def test_after_a_failover_the_first_refusal_leads_to_the_new_master(monkeypatch)
 
 def test_connections_that_were_cut_off_while_nobody_used_them_are_not_noticed(monkeypatch):
     async def story(server: RedisServer) -> None:
-        async with RedisLedger(RedisDatabase(server.url), "shop", Policy()) as ledger:
+        async with RedisLedger(RedisDatabase(server.url), "shop", LedgerPolicy()) as ledger:
             await asyncio.gather(*(ledger.counts() for _ in range(4)))
             assert server.command("CLIENT", "KILL", "TYPE", "normal") != ":0\r\n"
             monkeypatch.setattr(redis_module, "IDLE_S", -1.0)

@@ -10,7 +10,7 @@ from chaos.fleet import until
 from cli.command import Folder
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import UnavailableError
 from running import run
 from servers.redis import RedisServer, redis_server
@@ -75,7 +75,7 @@ def test_a_pipeline_that_is_new_can_be_opened(server):
     server.command("CONFIG", "SET", "maxmemory", "1kb")
 
     async def story() -> None:
-        async with RedisLedger(RedisDatabase(server.url), "new", Policy()) as ledger:
+        async with RedisLedger(RedisDatabase(server.url), "new", LedgerPolicy()) as ledger:
             assert (await ledger.counts()).keys == 0
 
     run(story())
@@ -85,7 +85,7 @@ def test_a_chore_that_frees_memory_has_its_turn_and_a_probe_does_not_get_through
     """Else a ledger that refuses claims would count as being back."""
 
     async def story() -> None:
-        async with RedisLedger(RedisDatabase(server.url), "new", Policy()) as ledger:
+        async with RedisLedger(RedisDatabase(server.url), "new", LedgerPolicy()) as ledger:
             assert await ledger.control_store.acquire("probe", 0.0) and await ledger.control_store.acquire("probe", 0.0)
             server.command("CONFIG", "SET", "maxmemory", "1kb")
             assert await ledger.control_store.acquire("prune", 60.0)

@@ -13,7 +13,7 @@ from keywise.adapters.redis.ledger import working_set as redis_book
 from keywise.adapters.redis.ledger.ledger import RedisLedger, connect
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import LeaseTerms, Policy, RefusalReason
+from keywise.core.entry import LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.history import HistoryRecord
 from keywise.core.url import Address
@@ -24,7 +24,7 @@ from servers.redis import RedisServer, redis_server
 pytestmark = pytest.mark.server("redis")
 
 TERMS = LeaseTerms("w1", 60.0)
-PLAIN = Policy(intents=True)
+PLAIN = LedgerPolicy(intents=True)
 
 
 class Step:
@@ -41,7 +41,7 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-def ledger_on(server: RedisServer, name: str = "shop", policy: Policy = PLAIN, **options) -> RedisLedger:
+def ledger_on(server: RedisServer, name: str = "shop", policy: LedgerPolicy = PLAIN, **options) -> RedisLedger:
     return RedisLedger(RedisDatabase(server.url), name, policy, **options)
 
 
@@ -336,7 +336,7 @@ def test_what_was_decided_before_a_key_may_have_come_and_gone_is_decided_again()
     """Where keys are forgotten soon, one that is not there may have had a newer mark meanwhile."""
 
     async def story() -> None:
-        async with on_shared(policy=Policy(redelivery_s=2.0, retention_s=3.0)) as ledger:
+        async with on_shared(policy=LedgerPolicy(redelivery_s=2.0, retention_s=3.0)) as ledger:
             for seconds, times in ((4.0, 1), (6.0, 2)):
                 snapshot = await ledger._working_set.read(["a"], tokens=True)
                 ledger.advance(seconds)

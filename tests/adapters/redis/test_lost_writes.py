@@ -12,7 +12,7 @@ from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import Entry, LeaseTerms, Policy
+from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
 from keywise.core.errors import UnavailableError
 from running import run
 from servers.redis import RedisServer, redis_server
@@ -31,7 +31,7 @@ def server() -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def ledger_on(server: RedisServer, name: str = "shop", **options) -> AsyncIterator[RedisLedger]:
-    async with RedisLedger(RedisDatabase(server.url), name, Policy(intents=True), **options) as ledger:
+    async with RedisLedger(RedisDatabase(server.url), name, LedgerPolicy(intents=True), **options) as ledger:
         yield ledger
 
 

@@ -11,7 +11,7 @@ from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import LeaseTerms, Policy
+from keywise.core.entry import LeaseTerms, LedgerPolicy
 
 KEYS, ROUNDS, LEASE_S = 20, 25, 60.0
 
@@ -39,7 +39,7 @@ class Witness:
 
 async def work(path: Path, owner: str, witness: Witness) -> None:
     """Claim all keys at each version; commit what was granted."""
-    async with SqliteDatabase(str(path)) as database, SqliteLedger(database, "scope", Policy()) as ledger:
+    async with SqliteDatabase(str(path)) as database, SqliteLedger(database, "scope", LedgerPolicy()) as ledger:
         for version in range(1, ROUNDS + 1):
             headers = [ChangeHeader(f"k{number}", order_of(version)) for number in range(KEYS)]
             results = await ledger.claim(headers, LeaseTerms(owner, LEASE_S))

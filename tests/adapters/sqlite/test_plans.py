@@ -14,7 +14,7 @@ from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, LeaseTerms, Policy
+from keywise.core.entry import Certainty, LeaseTerms, LedgerPolicy
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.sinks import gone, put
 from running import run
@@ -78,7 +78,7 @@ class Parts:
 async def opened():
     async with two_databases() as (database, _), AsyncExitStack() as stack:
         source = await stack.enter_async_context(SqliteSource(database, "queue"))
-        ledger = await stack.enter_async_context(SqliteLedger(database, "scope", Policy(intents=True)))
+        ledger = await stack.enter_async_context(SqliteLedger(database, "scope", LedgerPolicy(intents=True)))
         sink = await stack.enter_async_context(SqliteSink(database, "stock"))
         yield Parts(database, source, ledger, sink)
 

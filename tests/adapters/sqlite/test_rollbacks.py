@@ -8,13 +8,13 @@ import pytest
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import UnavailableError
 
 
 def run(scenario, tmp_path):
     async def main() -> None:
-        async with SqliteLedger(SqliteDatabase(str(tmp_path / "shop.db")), "shop", Policy()) as ledger:
+        async with SqliteLedger(SqliteDatabase(str(tmp_path / "shop.db")), "shop", LedgerPolicy()) as ledger:
             await scenario(ledger)
 
     asyncio.run(main())

@@ -12,7 +12,7 @@ from cli.command import LIMIT_S, Answer, Folder, command, environment
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.controls import EVERYTHING, Pause
-from keywise.core.entry import Entry, Policy
+from keywise.core.entry import Entry, LedgerPolicy
 from keywise.core.transfer import TransferPage
 from running import run
 
@@ -84,7 +84,7 @@ class Mover(Folder):
         """Let the old ledger know so many keys, and pause it."""
 
         async def main() -> None:
-            async with SqliteLedger(SqliteDatabase(str(self.path / "old.db")), "pages", Policy()) as ledger:
+            async with SqliteLedger(SqliteDatabase(str(self.path / "old.db")), "pages", LedgerPolicy()) as ledger:
                 entries = [(f"k{number:06}", Entry((0, number, 0), number % 7 == 0, 5.0)) for number in range(keys)]
                 await ledger.transfer.add(TransferPage(entries=entries))
                 await ledger.control_store.pause(Pause(EVERYTHING, True, await ledger.now(), "ada"))

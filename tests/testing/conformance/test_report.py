@@ -15,7 +15,7 @@ from keywise.adapters.memory.sink import MemorySink
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Delivery
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
 from keywise.core.sink import APPLIED
 from keywise.testing import (
@@ -172,7 +172,7 @@ def test_a_bench_of_a_ledger_leaves_nothing_of_its_scope(tmp_path: Path):
     playground = Playground("ledgers", f"sqlite:///{path}")
 
     async def use() -> None:
-        async with playground.ledger(Policy(intents=True)) as bench:
+        async with playground.ledger(LedgerPolicy(intents=True)) as bench:
             await bench.committed(1)
             await bench.take(2, key="held")
             await bench.ledger.dead_letter([DeadLetterRequest(DeadLetter("bad", b""))])

@@ -28,7 +28,7 @@ class Message(msgspec.Struct, frozen=True):
     receipt: int = 0
 
 
-class Scope(msgspec.Struct):
+class MemoryScope(msgspec.Struct):
     """What a ledger keeps for one pipeline."""
 
     entries: dict[str, Entry] = {}
@@ -46,7 +46,7 @@ class MemoryDatabase:
     def __init__(self, *, clock: Clock | None = None, rng: random.Random | None = None) -> None:
         offset_s = time.time() - boot_time()
         self.clock = clock or (lambda: offset_s + boot_time())
-        self.scopes: dict[str, Scope] = {}
+        self.scopes: dict[str, MemoryScope] = {}
         self.queues: dict[str, dict[int, Message]] = {}
         self.bells: dict[str, asyncio.Event] = {}
         self.tables: dict[str, dict[str, Any]] = {}
@@ -59,8 +59,8 @@ class MemoryDatabase:
         self._writer = asyncio.Lock()
         self._undo: list[tuple[dict[Any, Any], Any, Any]] | None = None
 
-    def scope(self, name: str) -> Scope:
-        return self.scopes.setdefault(name, Scope())
+    def scope(self, name: str) -> MemoryScope:
+        return self.scopes.setdefault(name, MemoryScope())
 
     def queue(self, name: str) -> dict[int, Message]:
         return self.queues.setdefault(name, {})

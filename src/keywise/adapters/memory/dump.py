@@ -5,7 +5,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from keywise.adapters.memory.database import MemoryDatabase, Scope
+from keywise.adapters.memory.database import MemoryDatabase, MemoryScope
 from keywise.core.controls import PLAIN, Controls
 from keywise.core.transfer import TransferPage
 
@@ -13,7 +13,7 @@ from keywise.core.transfer import TransferPage
 class MemoryLedgerTransfer:
     """The transfer of one scope of a memory database."""
 
-    def __init__(self, database: MemoryDatabase, scope: Scope) -> None:
+    def __init__(self, database: MemoryDatabase, scope: MemoryScope) -> None:
         self._database = database
         self._scope = scope
 
@@ -54,5 +54,5 @@ class MemoryLedgerTransfer:
         return self._database.tokens_above(floor)
 
 
-def _holds_something(scope: Scope) -> bool:
+def _holds_something(scope: MemoryScope) -> bool:
     return bool(scope.entries or scope.letters or scope.lines or scope.controls.get("", PLAIN) != PLAIN)

@@ -13,7 +13,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
+from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
 from keywise.core.history import HistoryRecord
 from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.transaction import Transaction
@@ -23,7 +23,7 @@ from keywise.core.url import Address
 class MemoryLedger:
     """The ledger of one pipeline in a memory database. It is also its own operator, control_store and history store."""
 
-    def __init__(self, database: MemoryDatabase, scope: str, policy: Policy) -> None:
+    def __init__(self, database: MemoryDatabase, scope: str, policy: LedgerPolicy) -> None:
         self.database = database
         self._scope = database.scope(scope)
         self._policy = policy
@@ -254,7 +254,7 @@ class MemoryLedger:
         self.database.set(self._scope.entries, key, entry)
 
 
-def connect(address: Address, policy: Policy) -> MemoryLedger:
+def connect(address: Address, policy: LedgerPolicy) -> MemoryLedger:
     """`memory://`: lives and dies with the process."""
     address.take()
     return MemoryLedger(address.shared(MemoryDatabase), address.name, policy)

@@ -20,7 +20,7 @@ from pika.exceptions import (
 
 from keywise.adapters.rabbitmq.connection import Connection, Taker
 from keywise.adapters.rabbitmq.frames import settlement
-from keywise.adapters.rabbitmq.management import Policy, QueueLimits, policies_for, queue_limits
+from keywise.adapters.rabbitmq.management import BrokerPolicy, QueueLimits, policies_for, queue_limits
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
 from keywise.core.settings import seconds
 from keywise.core.url import Address, redacted
@@ -81,7 +81,7 @@ class Broker:
         """What the management API tells of a queue; it blocks."""
         return queue_limits(management, self._url, queue, self._tls() if management.startswith("https:") else None)
 
-    def policies_for(self, queue: str, management: str) -> list[Policy]:
+    def policies_for(self, queue: str, management: str) -> list[BrokerPolicy]:
         """What is set for a quorum queue of this name, by the management API; it blocks."""
         return policies_for(management, self._url, queue, self._tls() if management.startswith("https:") else None)
 
@@ -97,7 +97,7 @@ class Broker:
         return context
 
 
-class Link:
+class BrokerLink:
     """One connection; it is made when somebody needs it, and anew by whoever needs it after it was lost."""
 
     def __init__(self, broker: Broker, purpose: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from keywise.adapters.rabbitmq.broker import NOT_FOUND, Link, refusal_code
+from keywise.adapters.rabbitmq.broker import NOT_FOUND, BrokerLink, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import Wait, wait_of, waits_of
 from keywise.adapters.rabbitmq.publisher import Message, Publisher, Rejection
 from keywise.core.errors import DatabaseError, UnavailableError
@@ -20,7 +20,7 @@ PREPARED_DELAYS_S = (1.0, 5.0)
 class DelayQueues:
     """All delay queues of one queue."""
 
-    def __init__(self, link: Link, publisher: Publisher, queue: str, second_s: float) -> None:
+    def __init__(self, link: BrokerLink, publisher: Publisher, queue: str, second_s: float) -> None:
         self._link = link
         self._publisher = publisher
         self._queue = queue

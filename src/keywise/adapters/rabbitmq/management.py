@@ -34,7 +34,7 @@ class _Queue(msgspec.Struct):
     effective_policy_definition: dict[str, Any] | list[Any] | None = None
 
 
-class Policy(msgspec.Struct, frozen=True, rename="kebab"):
+class BrokerPolicy(msgspec.Struct, frozen=True, rename="kebab"):
     """What an administrator has set for all queues whose names match."""
 
     name: str
@@ -63,14 +63,14 @@ def queue_limits(management: str, broker: str, queue: str, context: ssl.SSLConte
     return _limits(_decoded(name, status, answer, _Queue))
 
 
-def policies_for(management: str, broker: str, queue: str, context: ssl.SSLContext | None = None) -> list[Policy]:
+def policies_for(management: str, broker: str, queue: str, context: ssl.SSLContext | None = None) -> list[BrokerPolicy]:
     """Those that a quorum queue of this name has or would have, as far as this user may see them; it blocks."""
     found = []
     for kind in ("policies", "operator-policies"):
         status, answer = _get(management, broker, f"{kind}/{quote(_vhost(broker), safe='')}", context)
         if status in FORBIDDEN:
             continue
-        policies = _decoded(redacted(management), status, answer, list[Policy])
+        policies = _decoded(redacted(management), status, answer, list[BrokerPolicy])
         # Of each kind, one alone counts.
         matching = [one for one in policies if one.matches(queue)]
         found += sorted(matching, key=lambda one: one.priority)[-1:]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from keywise.adapters.rabbitmq.broker import ANSWER_S, Broker, Channel, Link, rabbit_errors
+from keywise.adapters.rabbitmq.broker import ANSWER_S, Broker, BrokerLink, Channel, rabbit_errors
 
 MESSAGES_IN_FLIGHT_MAX = 1_000
 BYTES_IN_FLIGHT_MAX = 8 * 1024 * 1024
@@ -96,7 +96,7 @@ class Publisher:
     """A connection for publishing alone: a broker that is short of memory stops reading it, and acks have to go on."""
 
     def __init__(self, broker: Broker) -> None:
-        self._link = Link(broker, "publishing")
+        self._link = BrokerLink(broker, "publishing")
         self._opening = asyncio.Lock()
         self._confirm_channel: ConfirmChannel | None = None
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, Link, broker_at, refusal_code
+from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, BrokerLink, broker_at, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
@@ -69,7 +69,7 @@ class RabbitSource:
         self._prefetch = prefetch
         self._second_s = second_s
         """How long a second of a delay takes, to check what time does."""
-        self._link = Link(broker, f"taking from {queue}")
+        self._link = BrokerLink(broker, f"taking from {queue}")
         self._publisher = Publisher(broker)
         self._opening = asyncio.Lock()
         self._subscription: Subscription | None = None

@@ -16,7 +16,7 @@ from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose
 from keywise.cli.dead_letter_options import (
     CauseOption,
     Filter,
-    Found,
+    FoundLetter,
     SinceOption,
     UntilOption,
     by_number,
@@ -74,7 +74,7 @@ def list_letters(  # noqa: PLR0913 - all the words that the command understands
     """
     wanted = filter_of(since, until, cause)
 
-    async def look(pipelines: list[Pipeline]) -> tuple[list[Found], int]:
+    async def look(pipelines: list[Pipeline]) -> tuple[list[FoundLetter], int]:
         found = [one for opened in pipelines for one in await newest(opened, limit, wanted)]
         found = sorted(found, key=lambda one: one.at, reverse=True)[:limit]
         return found, sum([(await opened.admin.counts()).dead for opened in pipelines])
@@ -125,7 +125,7 @@ def show(  # noqa: PLR0913 - all the words that the command understands
     if number is not None and wanted:
         refuse("a number names one letter; leave out --since, --until and --cause")
 
-    async def look(pipelines: list[Pipeline]) -> Found:
+    async def look(pipelines: list[Pipeline]) -> FoundLetter:
         if number is not None:
             [found] = await by_number(pipelines, [number])
             return found
@@ -141,7 +141,7 @@ def show(  # noqa: PLR0913 - all the words that the command understands
         _show(found)
 
 
-def _show(found: Found) -> None:
+def _show(found: FoundLetter) -> None:
     letter, now = found.letter, time.time()
     facts = table("", "", fold=("",))
     facts.show_header = False
@@ -191,7 +191,7 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
     wanted = _checked("replay", numbers, every, filter_of(since, until, cause))
     by = audit_note(AdminOptions(app, pipeline, why, who))
 
-    async def act(pipelines: list[Pipeline]) -> tuple[list[Found], list[tuple[Found, str]]]:
+    async def act(pipelines: list[Pipeline]) -> tuple[list[FoundLetter], list[tuple[FoundLetter, str]]]:
         letters = await meant(pipelines, numbers or [], wanted)
         if len(letters) > 1:
             confirm(f"Send {count(len(letters), 'letter')} again?", yes=yes)
@@ -270,7 +270,7 @@ def _checked(verb: str, numbers: list[int] | None, every: bool, wanted: Filter) 
     return wanted
 
 
-async def _record(found: Found, what: str, by: AuditNote) -> None:
+async def _record(found: FoundLetter, what: str, by: AuditNote) -> None:
     letter = found.letter
     await record(found.pipeline, by, HistoryRecord(0.0, what, letter.key, letter.version, f"letter {found.number}"))
 
@@ -288,7 +288,7 @@ async def _opened(app: App, names: list[str], act: Callable[[list[Pipeline]], Co
         return await act([await stack.enter_async_context(app.open(name, work=False)) for name in names])
 
 
-def _whole(found: Found) -> dict[str, Any]:
+def _whole(found: FoundLetter) -> dict[str, Any]:
     letter = found.letter
     fields = summary(found) | {
         "source": letter.source,

@@ -33,11 +33,11 @@ from keywise.cli.output import (
 )
 from keywise.core.admin import LedgerCounts
 from keywise.core.controls import Controls
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AdminError, KeywiseError
 from keywise.core.url import Address, redacted
 from keywise.operate.admin import AuditNote
-from keywise.operate.copy_ledger import Checksums, Found, LedgerCopy, LedgerHandle, Plan, resting
+from keywise.operate.copy_ledger import Checksums, LedgerCopy, LedgerHandle, Plan, TargetState, resting
 
 app = typer.Typer(help="Look into a ledger, or move it to another server.", no_args_is_help=True)
 
@@ -80,7 +80,7 @@ def listed(
 async def _listed(url: str) -> list[tuple[str, LedgerCounts, Controls]]:
     found, shared = [], Shared()
     for name in await _scopes(url, shared):
-        async with _opened(url, name, Policy(), shared) as ledger:
+        async with _opened(url, name, LedgerPolicy(), shared) as ledger:
             found.append((name, await ledger.admin.counts(), await ledger.control_store.controls()))
     return found
 
@@ -139,7 +139,7 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
             print(plain(f"it stays paused; start its workers with the new ledger, then: {resume}"))
 
 
-class Report(msgspec.Struct):
+class CopyReport(msgspec.Struct):
     """What became of one pipeline."""
 
     pipeline: str
@@ -180,7 +180,7 @@ class Copy:
             TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
         )
 
-    async def run(self, loaded: App | None, names: Sequence[str]) -> list[Report]:
+    async def run(self, loaded: App | None, names: Sequence[str]) -> list[CopyReport]:
         """Look at all pipelines first, so that nothing is copied if one of them cannot be."""
         chosen = _chosen(await _scopes(self._source, self._shared), loaded, names, redacted(self._source))
         async with AsyncExitStack() as stack:
@@ -192,7 +192,7 @@ class Copy:
             return [await self._copied(move, plan) for move, plan in zip(moves, plans, strict=True)]
 
     @asynccontextmanager
-    async def _ledger_copy(self, name: str, policy: Policy) -> AsyncIterator[LedgerCopy]:
+    async def _ledger_copy(self, name: str, policy: LedgerPolicy) -> AsyncIterator[LedgerCopy]:
         is_new = self._dry_run and (file := _file_of(self._target)) is not None and not file.exists()
         # A dry run leaves no new file behind.
         there = "memory://" if is_new else self._target
@@ -212,7 +212,7 @@ class Copy:
             yield LedgerCopy(name, original, LedgerHandle(redacted(self._target), target), show_progress)
 
     async def _check(self, move: LedgerCopy, plan: Plan) -> None:
-        if plan.found is not Found.OTHER:
+        if plan.found is not TargetState.OTHER:
             return
         target, name = redacted(self._target), plan.pipeline
         if not self._replace:
@@ -225,14 +225,14 @@ class Copy:
             self._bar.stop()
             confirm(f"Replace what {target} holds of {name} ({plan.difference})?", yes=self._yes)
 
-    async def _copied(self, move: LedgerCopy, plan: Plan) -> Report:
-        if plan.found is Found.SAME or self._dry_run:
-            outcome = "same" if plan.found is Found.SAME else "to copy"
-            return Report(plan.pipeline, outcome, plan.counts.keys, plan.counts.dead, clock_shift_s=plan.shift_s)
+    async def _copied(self, move: LedgerCopy, plan: Plan) -> CopyReport:
+        if plan.found is TargetState.SAME or self._dry_run:
+            outcome = "same" if plan.found is TargetState.SAME else "to copy"
+            return CopyReport(plan.pipeline, outcome, plan.counts.keys, plan.counts.dead, clock_shift_s=plan.shift_s)
         done: Checksums = await move.run(plan, self._audit_note)
         digests = {"keys": str(done.keys), "letters": str(done.letters), "lines": str(done.lines)}
         counts = (done.keys.count, done.letters.count, done.lines.count)
-        return Report(plan.pipeline, "copied", *counts, digests, plan.shift_s)
+        return CopyReport(plan.pipeline, "copied", *counts, digests, plan.shift_s)
 
 
 def _chosen(known: Sequence[str], loaded: App | None, names: Sequence[str], place: str) -> list[str]:
@@ -253,23 +253,23 @@ def _chosen(known: Sequence[str], loaded: App | None, names: Sequence[str], plac
     return found
 
 
-def _policy(loaded: App | None, name: str) -> Policy:
+def _policy(loaded: App | None, name: str) -> LedgerPolicy:
     """What the app says of a pipeline, as far as a ledger keeps it."""
     if loaded is None or name not in loaded.pipelines:
-        return Policy()
+        return LedgerPolicy()
     definition = loaded.pipelines[name]
     settings = definition.settings
-    return Policy(redelivery_s=settings.redelivery_s, retention_s=settings.retention_s, rate=definition.rate)
+    return LedgerPolicy(redelivery_s=settings.redelivery_s, retention_s=settings.retention_s, rate=definition.rate)
 
 
 async def _scopes(url: str, shared: Shared) -> list[str]:
-    async with _opened(url, "", Policy(), shared) as ledger:
+    async with _opened(url, "", LedgerPolicy(), shared) as ledger:
         scopes: list[str] = await ledger.transfer.scopes()
         return scopes
 
 
 @asynccontextmanager
-async def _opened(url: str, name: str, policy: Policy, shared: Shared) -> AsyncIterator[Any]:
+async def _opened(url: str, name: str, policy: LedgerPolicy, shared: Shared) -> AsyncIterator[Any]:
     ledger = adapters.connect("ledgers", Address(url, name, shared), policy)
     if getattr(ledger, "transfer", None) is None:
         raise AdminError(f"the ledger {redacted(url)} cannot be copied: its adapter has no `transfer`")

@@ -61,7 +61,7 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
       keywise reconcile --repair --yes --why 'after the outage' --app shop:app
       keywise reconcile --keys-from ids.txt --json --app shop:app
     """
-    report, place = Report(json), _checked_place(keys_from)
+    report, place = ReconcileReport(json), _checked_place(keys_from)
 
     async def act(admin: PipelineAdmin, opened: Pipeline) -> None:
         walk = Reconciler(opened)
@@ -82,7 +82,7 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
         raise typer.Exit(1)
 
 
-class Report:
+class ReconcileReport:
     """What was found, and what became of it."""
 
     def __init__(self, json: bool) -> None:

@@ -24,7 +24,7 @@ from keywise.cli.output import (
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import UnavailableError
 from keywise.core.url import redacted
-from keywise.operate.inspect import Figures, JournalSummary, Unreached, figures_of, journal_summary_of
+from keywise.operate.inspect import JournalSummary, PipelineFigures, Unreached, figures_of, journal_summary_of
 
 PAUSES_SHOWN = 5
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
@@ -72,8 +72,8 @@ def _look(app: App, names: list[str], json: bool) -> list[Unreached]:
     return unreached
 
 
-async def _gathered(app: App, names: list[str]) -> tuple[list[Figures], list[Unreached]]:
-    found, unreached = list[Figures](), list[Unreached]()
+async def _gathered(app: App, names: list[str]) -> tuple[list[PipelineFigures], list[Unreached]]:
+    found, unreached = list[PipelineFigures](), list[Unreached]()
     for name in names:
         try:
             async with app.open(name, work=False) as pipeline:
@@ -86,7 +86,7 @@ async def _gathered(app: App, names: list[str]) -> tuple[list[Figures], list[Unr
     return found, unreached
 
 
-def _print_status(found: list[Figures], unreached: list[Unreached], now: float) -> None:
+def _print_status(found: list[PipelineFigures], unreached: list[Unreached], now: float) -> None:
     if found:
         _print_figures(found)
     for figures in found:
@@ -97,7 +97,7 @@ def _print_status(found: list[Figures], unreached: list[Unreached], now: float) 
         screen().print(cell(f"{one.pipeline}: cannot be reached: {one.cause}; {noted}"))
 
 
-def _print_figures(found: list[Figures]) -> None:
+def _print_figures(found: list[PipelineFigures]) -> None:
     keys = table("pipeline", "grade", *NUMBERS, numbers=NUMBERS)
     queues = table("pipeline", "depth", "strategy", "source", numbers=("depth",), fold=("source",))
     for figures in found:
@@ -130,7 +130,7 @@ def format_pause(pause: Pause, now: float) -> str:
     return f"{keys}{by}, {moment(pause.at, now)}{': ' + pause.why if pause.why else ''}"
 
 
-def _notes(figures: Figures, now: float) -> Iterator[str]:
+def _notes(figures: PipelineFigures, now: float) -> Iterator[str]:
     """What an operator has set, and what is wrong; nothing for most pipelines."""
     if figures.era:
         yield f"era {figures.era}"

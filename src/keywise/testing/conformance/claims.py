@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, order_of
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, Policy, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.promise import Promises, near, same
 
@@ -17,11 +17,11 @@ REDELIVERY_S = 600.0
 RETENTION_S = 1000.0
 CLOCK_S = 5.0
 """How far a store's clock may go on by itself during one check."""
-PLAIN = Policy(intents=True, redelivery_s=REDELIVERY_S)
+PLAIN = LedgerPolicy(intents=True, redelivery_s=REDELIVERY_S)
 """For a sink that would show stale state if an older write followed a newer one."""
-SAFE = Policy(intents=False, redelivery_s=REDELIVERY_S)
+SAFE = LedgerPolicy(intents=False, redelivery_s=REDELIVERY_S)
 """For a sink that refuses older writes by itself, or shares the ledger's transaction."""
-FORGETTING = Policy(redelivery_s=REDELIVERY_S, retention_s=RETENTION_S)
+FORGETTING = LedgerPolicy(redelivery_s=REDELIVERY_S, retention_s=RETENTION_S)
 """For a pipeline that forgets keys."""
 
 
@@ -71,7 +71,7 @@ class LedgerBench:
         self.advance(LEASE_S + 1.0)
 
 
-MakeLedger: TypeAlias = Callable[[Policy], AbstractAsyncContextManager[LedgerBench]]
+MakeLedger: TypeAlias = Callable[[LedgerPolicy], AbstractAsyncContextManager[LedgerBench]]
 
 CLAIM_PROMISES: Promises[LedgerBench] = Promises()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
-from keywise.core.entry import Certainty, Claim, LeaseTerms, Policy, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
 from keywise.core.history import HistoryRecord
 from keywise.core.ledger import Failure
 from keywise.core.limits import Rate
@@ -28,7 +28,7 @@ HISTORY_PROMISES: Promises[LedgerBench] = Promises()
 
 EVERY_S = 60.0
 PER_S = 300.0
-LIMITED = Policy(redelivery_s=REDELIVERY_S, rate=Rate(3, per=PER_S))
+LIMITED = LedgerPolicy(redelivery_s=REDELIVERY_S, rate=Rate(3, per=PER_S))
 """Three dispatches of a key in five minutes: a burst of three, then one every hundred seconds."""
 BY_OPERATOR = LeaseTerms("operator", LEASE_S, despite_pause=True)
 

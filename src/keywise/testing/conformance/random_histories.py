@@ -12,7 +12,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, ChangeHeader, Order
 from keywise.core.controls import Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, Policy, Refusal
+from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Refusal
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.promise import Promises
@@ -37,8 +37,8 @@ class _RolledBack(Exception):
     """Leaves a transaction or a savepoint on purpose."""
 
 
-PLAIN = Policy(True, REDELIVERY_S, RETENTION_S)
-SAFE = Policy(False, REDELIVERY_S)
+PLAIN = LedgerPolicy(True, REDELIVERY_S, RETENTION_S)
+SAFE = LedgerPolicy(False, REDELIVERY_S)
 
 
 @RANDOM_HISTORY_PROMISES.add(PLAIN)
@@ -53,11 +53,11 @@ async def random_histories_answer_as_memory_does_for_a_safe_sink(bench: LedgerBe
     await compare(bench, SAFE, range(1000, 1000 + HISTORIES))
 
 
-async def compare(bench: LedgerBench, policy: Policy, seeds: range) -> None:
+async def compare(bench: LedgerBench, policy: LedgerPolicy, seeds: range) -> None:
     """Run histories on the ledger under test and on one in memory, side by side."""
     twins = Twins(bench, policy)
     for seed in seeds:
-        history = History(twins, seed)
+        history = RandomHistory(twins, seed)
         try:
             await history.run()
         except AssertionError as error:
@@ -68,7 +68,7 @@ async def compare(bench: LedgerBench, policy: Policy, seeds: range) -> None:
 class Twins:
     """The ledger under test and one in memory that gets the same calls at the same time."""
 
-    def __init__(self, bench: LedgerBench, policy: Policy) -> None:
+    def __init__(self, bench: LedgerBench, policy: LedgerPolicy) -> None:
         self.bench = bench
         self.now = 0.0
         self._memory = MemoryLedger(MemoryDatabase(clock=lambda: self.now), "twin", policy)
@@ -96,7 +96,7 @@ class Twins:
         agree(f"the entry of {key!r}", seen, await self._memory.inspect(key))
 
 
-class History:
+class RandomHistory:
     """One seeded history on keys of its own."""
 
     def __init__(self, twins: Twins, seed: int) -> None:

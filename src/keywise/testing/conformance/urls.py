@@ -12,7 +12,7 @@ from typing import Any
 from keywise import adapters
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.sqlite.database import SqliteDatabase
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address, redacted
@@ -25,7 +25,7 @@ from keywise.testing.conformance.sources import SourceBench
 
 THINGS = {"sources": "queue", "ledgers": "scope", "sinks": "table", "turns": "serial function"}
 CHECKS = {"sources": "check_source", "ledgers": "check_ledger", "sinks": "check_sink", "turns": "check_turns"}
-ARGUMENTS: dict[str, tuple[Any, ...]] = {"ledgers": (Policy(),), "turns": ("w1", TurnPolicy())}
+ARGUMENTS: dict[str, tuple[Any, ...]] = {"ledgers": (LedgerPolicy(),), "turns": ("w1", TurnPolicy())}
 """What a plug is made with besides its address."""
 OWN_NAMES = ("queue", "table", "index", "topic", "stream", "collection", "exchange")
 """Options with which a URL names something that may hold what somebody needs."""
@@ -82,7 +82,7 @@ class Playground:
             )
 
     @asynccontextmanager
-    async def ledger(self, policy: Policy) -> AsyncIterator[LedgerBench]:
+    async def ledger(self, policy: LedgerPolicy) -> AsyncIterator[LedgerBench]:
         name, shared = self._name(), dict[tuple[Any, ...], Any]()
         async with AsyncExitStack() as stack:
             ledger = await stack.enter_async_context(self._connect("ledgers", name, shared, policy))
@@ -146,7 +146,7 @@ class Playground:
         return plug
 
     def _ledger(self, name: str, shared: dict[tuple[Any, ...], Any]) -> Any:
-        return adapters.connect("ledgers", Address(self.url.partition("?")[0], name, shared), Policy())
+        return adapters.connect("ledgers", Address(self.url.partition("?")[0], name, shared), LedgerPolicy())
 
     def _check_names(self) -> None:
         options = Address(self.url, "", {})._options

@@ -16,7 +16,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.source import MemorySource
 from keywise.app import App, PipelineDefinition
 from keywise.core.change import Change, Delivery
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Snooze
 from keywise.flow.consumer import Consumer
@@ -95,7 +95,7 @@ class HandlerWorld:
         queue = MemoryDatabase(clock=self._store_now)
         self.source = MemorySource(queue, "queue", visibility_s=2 * self.settings.lease_s)
         self._messages = queue.queue("queue")
-        policy = Policy(not self.is_atomic, self.settings.redelivery_s, None, definition.rate)
+        policy = LedgerPolicy(not self.is_atomic, self.settings.redelivery_s, None, definition.rate)
         self.ledger = MemoryLedger(self.database, trial.pipeline, policy)
         self.faults = HandlerFaults(self, random.Random(self.rng.random()), is_ideal=self.is_ideal)
         self.watch = Watch(self.loop.time, is_atomic=self.is_atomic, zombies=self.zombies)

@@ -42,7 +42,7 @@ class Run(msgspec.Struct, frozen=True):
     trace: list[str]
 
 
-class Failure(msgspec.Struct, frozen=True):
+class SeedFailure(msgspec.Struct, frozen=True):
     """A seed that broke a promise: its first violation, and the end of its trace."""
 
     grade: Grade
@@ -62,7 +62,7 @@ class Tally(msgspec.Struct):
     """Of the processor, so it is more than the clock shows when seeds ran side by side."""
     variants: dict[str, int] = {}
     faults: dict[str, int] = {}
-    failures: list[Failure] = []
+    failures: list[SeedFailure] = []
     """The first few of them."""
 
     def add(self, other: "Tally") -> None:
@@ -155,7 +155,7 @@ def _tally_of(run: Run) -> Tally:
     tally = Tally(run.grade, seeds=1, violations=len(run.violations), variants={run.variant: 1}, faults=run.faults)
     if run.violations:
         tally.failing_seeds = [run.seed]
-        tally.failures = [Failure(run.grade, run.seed, run.violations[0], run.trace[-TRACE_LINES_KEPT:])]
+        tally.failures = [SeedFailure(run.grade, run.seed, run.violations[0], run.trace[-TRACE_LINES_KEPT:])]
     return tally
 
 

@@ -13,7 +13,7 @@ from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change, Delete, Order, Put
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, Entry, Policy
+from keywise.core.entry import Claim, Entry, LedgerPolicy
 from keywise.core.rules import suspect_since
 from keywise.core.settings import Settings
 from keywise.core.sink import APPLIED, Grade, SinkResult
@@ -65,7 +65,7 @@ class World:
         forgets = grade is Grade.CONDITIONAL and self.rng.random() < 0.5
         self.has_suspects = grade is Grade.PLAIN or forgets
         settings = self.settings
-        self.policy = Policy(self.has_suspects, settings.redelivery_s, settings.retention_s, self.flow.rate)
+        self.policy = LedgerPolicy(self.has_suspects, settings.redelivery_s, settings.retention_s, self.flow.rate)
         self.sink = MemorySink(grade, forget_deletions_s=FORGET_DELETIONS_S if forgets else None, clock=self.store_now)
         self.table = MemoryTable(self.database, "sink")
         self.runs_user_code = grade is not Grade.ATOMIC or self.rng.random() < 0.5

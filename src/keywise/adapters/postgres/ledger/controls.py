@@ -5,17 +5,17 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
-from keywise.adapters.postgres.ledger.working_set import PostgresWorkingSet, Scope, controls_of, text_of
+from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, controls_of, text_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.controls import Controls, Pause
-from keywise.core.entry import Claim, Policy
+from keywise.core.entry import Claim, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
 
 
 class PostgresControlStore:
     """The control store of one scope of a Postgres database."""
 
-    def __init__(self, database: PostgresDatabase, scope: Scope, policy: Policy) -> None:
+    def __init__(self, database: PostgresDatabase, scope: PostgresScope, policy: LedgerPolicy) -> None:
         self._database = database
         self._scope = scope
         self._policy = policy

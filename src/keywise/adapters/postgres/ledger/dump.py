@@ -11,8 +11,8 @@ from keywise.adapters.postgres.ledger.history import ADD, columns_of
 from keywise.adapters.postgres.ledger.working_set import (
     KEEP,
     TOKEN_NONCE_BITS,
+    PostgresScope,
     PostgresWorkingSet,
-    Scope,
     entry_of,
     headers_of,
     letter_row,
@@ -20,7 +20,7 @@ from keywise.adapters.postgres.ledger.working_set import (
 )
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Entry, Policy
+from keywise.core.entry import Entry, LedgerPolicy
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded
 from keywise.core.limits import Rate
@@ -43,7 +43,7 @@ CLEARED = {
 class PostgresLedgerTransfer:
     """The transfer of one scope of a Postgres database."""
 
-    def __init__(self, database: PostgresDatabase, scope: Scope, policy: Policy) -> None:
+    def __init__(self, database: PostgresDatabase, scope: PostgresScope, policy: LedgerPolicy) -> None:
         self._database = database
         self._scope = scope
         # Whatever the pipeline says of rates now, moments that were charged are kept.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keywise.adapters.postgres.database import PostgresDatabase
-from keywise.adapters.postgres.ledger.working_set import Scope
+from keywise.adapters.postgres.ledger.working_set import PostgresScope
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
 
@@ -12,7 +12,7 @@ from keywise.core.key_encoding import decoded, encoded
 class PostgresHistoryStore:
     """Lines of one scope, in the order in which they were written."""
 
-    def __init__(self, database: PostgresDatabase, scope: Scope) -> None:
+    def __init__(self, database: PostgresDatabase, scope: PostgresScope) -> None:
         self._database = database
         self._scope = scope
 

@@ -15,12 +15,12 @@ from keywise.adapters.postgres.ledger.controls import PostgresControlStore
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
-from keywise.adapters.postgres.ledger.working_set import PostgresWorkingSet, Scope, entry_of, headers_of
+from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, entry_of, headers_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, Entry, LeaseTerms, Policy
+from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.transaction import Transaction
@@ -35,9 +35,9 @@ PRUNE_AT_ONCE = 2_000
 class PostgresLedger:
     """The ledger of one pipeline in a Postgres database. It is also its own operator."""
 
-    def __init__(self, database: PostgresDatabase, scope: str, policy: Policy) -> None:
+    def __init__(self, database: PostgresDatabase, scope: str, policy: LedgerPolicy) -> None:
         self.database = database
-        self.scope = Scope(scope)
+        self.scope = PostgresScope(scope)
         self._policy = policy
         self.admin = self
         self.control_store = PostgresControlStore(database, self.scope, policy)
@@ -153,7 +153,7 @@ class PostgresLedger:
             await transaction.tidy()
 
 
-def connect(address: Address, policy: Policy) -> PostgresLedger:
+def connect(address: Address, policy: LedgerPolicy) -> PostgresLedger:
     """`postgresql://user@host/database`; the scope is the pipeline's name."""
     return PostgresLedger(database_at(address, address.take(*OPTIONS)), address.name, policy)
 

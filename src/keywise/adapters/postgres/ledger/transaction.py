@@ -18,14 +18,14 @@ from keywise.adapters.postgres.savepoints import Savepoints
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, CommitResult, Entry, Policy, Refusal
+from keywise.core.entry import Claim, CommitResult, Entry, LedgerPolicy, Refusal
 from keywise.core.key_encoding import encoded
 
 
 class PostgresTransaction:
     """A transaction of the database, seen by the consumer."""
 
-    def __init__(self, database: PostgresDatabase, scope: int, policy: Policy, connection: Any) -> None:
+    def __init__(self, database: PostgresDatabase, scope: int, policy: LedgerPolicy, connection: Any) -> None:
         self.connection = connection
         self._database = database
         self._scope = scope

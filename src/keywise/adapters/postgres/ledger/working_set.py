@@ -18,13 +18,13 @@ from keywise.core import rules
 from keywise.core.change import Order
 from keywise.core.controls import PLAIN, Controls
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import EMPTY, Entry, Policy
+from keywise.core.entry import EMPTY, Entry, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
 
 TOKEN_NONCE_BITS = 24
 
 
-class Scope(msgspec.Struct):
+class PostgresScope(msgspec.Struct):
     """A pipeline's part of the database; the ledger looks its number up when it is opened."""
 
     name: str
@@ -34,7 +34,7 @@ class Scope(msgspec.Struct):
 class PostgresWorkingSet:
     """Some entries of one scope, read and written back inside one transaction."""
 
-    def __init__(self, connection: Any, scope: int, policy: Policy, ahead_s: float) -> None:
+    def __init__(self, connection: Any, scope: int, policy: LedgerPolicy, ahead_s: float) -> None:
         self._connection = connection
         self._scope = scope
         self.policy = policy

@@ -15,7 +15,7 @@ from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS, RedisWor
 from keywise.adapters.redis.scripts import FLOOR, HOLDING, KEEP
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.key_encoding import decoded
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
@@ -28,7 +28,11 @@ class RedisLedgerTransfer:
     """The transfer of one scope of a Redis server."""
 
     def __init__(
-        self, scope: RedisScope, policy: Policy, control_store: RedisControlStore, history_store: RedisHistoryStore
+        self,
+        scope: RedisScope,
+        policy: LedgerPolicy,
+        control_store: RedisControlStore,
+        history_store: RedisHistoryStore,
     ) -> None:
         self._scope = scope
         self._control_store = control_store

@@ -22,7 +22,7 @@ from keywise.core import rules
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, Policy, Refusal
+from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
 from keywise.core.errors import AddressError, SettingsError
 from keywise.core.key_encoding import decoded
 from keywise.core.ledger import ClaimResults, Failure
@@ -45,7 +45,7 @@ class RedisLedger:
     database = None
     """No sink or source can share it."""
 
-    def __init__(self, server: RedisDatabase, scope: str, policy: Policy, buckets: int | None = None) -> None:
+    def __init__(self, server: RedisDatabase, scope: str, policy: LedgerPolicy, buckets: int | None = None) -> None:
         self._server = server
         self._policy = policy
         self._scope = RedisScope(server, scope, buckets)
@@ -315,7 +315,7 @@ class RedisLedger:
         return len(gone)
 
 
-def connect(address: Address, policy: Policy) -> RedisLedger:
+def connect(address: Address, policy: LedgerPolicy) -> RedisLedger:
     """`redis://host:6379/0`, or `rediss://` if it is encrypted; the scope is the pipeline's name."""
     options = address.take("buckets", *OPTIONS)
     buckets = options.pop("buckets", None)

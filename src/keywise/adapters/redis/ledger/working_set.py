@@ -21,7 +21,7 @@ from keywise.adapters.redis.scripts import READ, SWAP, SWAP_FREEING
 from keywise.core import rules
 from keywise.core.controls import PLAIN, Controls
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import EMPTY, Entry, Policy
+from keywise.core.entry import EMPTY, Entry, LedgerPolicy
 from keywise.core.errors import UnavailableError
 from keywise.core.key_encoding import encoded
 
@@ -68,7 +68,7 @@ Act: TypeAlias = Callable[[Snapshot, str], Entry | None]
 class RedisWorkingSet:
     """Reads and writes the entries of one scope."""
 
-    def __init__(self, scope: RedisScope, policy: Policy, *, keeps_rates: bool = False) -> None:
+    def __init__(self, scope: RedisScope, policy: LedgerPolicy, *, keeps_rates: bool = False) -> None:
         self._scope = scope
         self._policy = policy
         self._keeps_rates = keeps_rates

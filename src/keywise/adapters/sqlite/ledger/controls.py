@@ -7,10 +7,16 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
-from keywise.adapters.sqlite.ledger.working_set import KEYS, Scope, SqliteWorkingSet, load_controls, store_controls
+from keywise.adapters.sqlite.ledger.working_set import (
+    KEYS,
+    SqliteScope,
+    SqliteWorkingSet,
+    load_controls,
+    store_controls,
+)
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.controls import Controls, Pause
-from keywise.core.entry import Claim, Policy
+from keywise.core.entry import Claim, LedgerPolicy
 
 T = TypeVar("T")
 
@@ -18,7 +24,7 @@ T = TypeVar("T")
 class SqliteControlStore:
     """The control store of one scope of a SQLite database."""
 
-    def __init__(self, database: SqliteDatabase, scope: Scope, policy: Policy) -> None:
+    def __init__(self, database: SqliteDatabase, scope: SqliteScope, policy: LedgerPolicy) -> None:
         self._database = database
         self._scope = scope
         self._policy = policy

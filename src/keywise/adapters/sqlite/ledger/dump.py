@@ -9,7 +9,7 @@ from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.history import ADD
 from keywise.adapters.sqlite.ledger.working_set import (
     TOKEN_NONCE_BITS,
-    Scope,
+    SqliteScope,
     SqliteWorkingSet,
     entry_of,
     headers_of,
@@ -17,7 +17,7 @@ from keywise.adapters.sqlite.ledger.working_set import (
 )
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import EMPTY, Policy
+from keywise.core.entry import EMPTY, LedgerPolicy
 from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
@@ -37,7 +37,7 @@ CLEARED = {
 class SqliteLedgerTransfer:
     """The transfer of one scope of a SQLite database."""
 
-    def __init__(self, database: SqliteDatabase, scope: Scope, policy: Policy) -> None:
+    def __init__(self, database: SqliteDatabase, scope: SqliteScope, policy: LedgerPolicy) -> None:
         self._database = database
         self._scope = scope
         # Whatever the pipeline says of rates now, moments that were charged are kept.

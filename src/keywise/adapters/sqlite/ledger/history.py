@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from keywise.adapters.sqlite.database import SqliteDatabase
-from keywise.adapters.sqlite.ledger.working_set import Scope
+from keywise.adapters.sqlite.ledger.working_set import SqliteScope
 from keywise.core.history import HistoryRecord
 
 
 class SqliteHistoryStore:
     """Lines of one scope, in the order in which they were written."""
 
-    def __init__(self, database: SqliteDatabase, scope: Scope) -> None:
+    def __init__(self, database: SqliteDatabase, scope: SqliteScope) -> None:
         self._database = database
         self._scope = scope
 

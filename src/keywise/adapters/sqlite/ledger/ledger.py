@@ -13,12 +13,12 @@ from keywise.adapters.sqlite.ledger.controls import SqliteControlStore
 from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
 from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
-from keywise.adapters.sqlite.ledger.working_set import Scope, SqliteWorkingSet, headers_of
+from keywise.adapters.sqlite.ledger.working_set import SqliteScope, SqliteWorkingSet, headers_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, Entry, LeaseTerms, Policy
+from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.ledger import ClaimResults, Failure
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
@@ -29,9 +29,9 @@ T = TypeVar("T")
 class SqliteLedger:
     """The ledger of one pipeline in a SQLite database. It is also its own operator."""
 
-    def __init__(self, database: SqliteDatabase, scope: str, policy: Policy) -> None:
+    def __init__(self, database: SqliteDatabase, scope: str, policy: LedgerPolicy) -> None:
         self.database = database
-        self.scope = Scope(scope)
+        self.scope = SqliteScope(scope)
         self._policy = policy
         self.admin = self
         self.control_store = SqliteControlStore(database, self.scope, policy)
@@ -141,7 +141,7 @@ class SqliteLedger:
             yield SqliteTransaction(self.database, self.scope.number, self._policy, connection)
 
 
-def connect(address: Address, policy: Policy) -> SqliteLedger:
+def connect(address: Address, policy: LedgerPolicy) -> SqliteLedger:
     """`sqlite:///file.db`; the scope is the pipeline's name."""
     address.take()
     return SqliteLedger(address.shared(SqliteDatabase, address.file()), address.name, policy)

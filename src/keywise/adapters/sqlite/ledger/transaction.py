@@ -13,14 +13,16 @@ from keywise.adapters.sqlite.ledger.working_set import MARK, SELECTED, SqliteWor
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, CommitResult, Entry, Policy, Refusal
+from keywise.core.entry import Claim, CommitResult, Entry, LedgerPolicy, Refusal
 from keywise.core.errors import UnavailableError
 
 
 class SqliteTransaction:
     """A transaction of the file, seen by the consumer."""
 
-    def __init__(self, database: SqliteDatabase, scope: int, policy: Policy, connection: sqlite3.Connection) -> None:
+    def __init__(
+        self, database: SqliteDatabase, scope: int, policy: LedgerPolicy, connection: sqlite3.Connection
+    ) -> None:
         self.connection = connection
         self._database = database
         self._scope = scope

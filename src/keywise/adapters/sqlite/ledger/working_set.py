@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from keywise.core import rules
 from keywise.core.controls import PLAIN, Controls
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import EMPTY, Entry, Policy
+from keywise.core.entry import EMPTY, Entry, LedgerPolicy
 
 TOKEN_NONCE_BITS = 24
 PRUNE_AT_ONCE = 10_000
 """Nobody has to wait for longer than such a stretch takes."""
 
 
-class Scope(msgspec.Struct):
+class SqliteScope(msgspec.Struct):
     """A pipeline's part of the file; the ledger looks its number up when it is opened."""
 
     name: str
@@ -30,7 +30,7 @@ class Scope(msgspec.Struct):
 class SqliteWorkingSet:
     """Some entries of one scope, read and written back inside one transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, scope: int, policy: Policy, now: float) -> None:
+    def __init__(self, connection: sqlite3.Connection, scope: int, policy: LedgerPolicy, now: float) -> None:
         self._connection = connection
         self._scope = scope
         self.policy = policy

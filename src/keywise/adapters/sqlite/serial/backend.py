@@ -8,9 +8,9 @@ from typing import Self, TypeVar
 
 from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
-from keywise.adapters.sqlite.ledger.working_set import Scope
+from keywise.adapters.sqlite.ledger.working_set import SqliteScope
 from keywise.adapters.sqlite.serial.book import SqliteTurnBook, last_news, replies
-from keywise.core.entry import Policy
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import UnavailableError
 from keywise.core.serial import rules
 from keywise.core.serial import steps as turnkeeping
@@ -43,7 +43,7 @@ class SqliteTurns:
         self.owner = owner
         self.operator = self
         self.is_shared = False
-        self._scope = Scope(function)
+        self._scope = SqliteScope(function)
         self._policy = policy
         self._news = 0
         """The number of the last news that this owner has seen."""
@@ -147,7 +147,7 @@ class _Transaction:
     def __init__(self, turns: SqliteTurns, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self._turns = turns
-        self._inner = SqliteTransaction(turns.database, turns._scope.number, Policy(), connection)
+        self._inner = SqliteTransaction(turns.database, turns._scope.number, LedgerPolicy(), connection)
 
     async def answer(self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1) -> Answered:
         turns, first = self._turns, (rules.Word.ENDS,)

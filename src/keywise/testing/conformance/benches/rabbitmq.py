@@ -2,7 +2,7 @@
 
 import time
 
-from keywise.adapters.rabbitmq.broker import Broker, Link
+from keywise.adapters.rabbitmq.broker import Broker, BrokerLink
 from keywise.adapters.rabbitmq.delay_classes import waits_of
 
 
@@ -18,7 +18,7 @@ async def delete_queues(broker: Broker, queue: str) -> None:
 
 
 async def _run_on_channel(broker: Broker, act: str, queues: list[str], **options: bool) -> None:
-    link = Link(broker, "checking")
+    link = BrokerLink(broker, "checking")
     try:
         channel = await link.channel()
         for queue in queues:

@@ -42,13 +42,13 @@ async def a_random_history_of_atomic_work_has_the_answers_of_memory(bench: Turns
 
 
 async def _play(bench: TurnsBench, policy: TurnPolicy) -> None:
-    history = History(bench, policy)
+    history = RandomSerialHistory(bench, policy)
     for _ in range(STEPS):
         await history.step()
     await history.compare_all()
 
 
-class History:
+class RandomSerialHistory:
     """One random history, on the store under test and in memory at once."""
 
     def __init__(self, bench: TurnsBench, policy: TurnPolicy) -> None:
