@@ -32,7 +32,7 @@ from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.observe.history import HistoryRecorder
 from keywise.observe.log import Log
 from keywise.options import Retry, check_limits, check_types, settings_from
-from keywise.serial.function import SerialFunction, Wiring, Worker, define
+from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
 SAME_WISH_S = 0.2
@@ -137,7 +137,7 @@ class App:
         self._shared: dict[tuple[Any, ...], Any] = {}
         self._stack = AsyncExitStack()
         self._senders: dict[tuple[str, str], Source] = {}
-        self._consumers: list[Consumer | Worker] = []
+        self._consumers: list[Consumer | SerialWorker] = []
         self._is_stopping = False
         self._address(ledger, "")
 
@@ -240,7 +240,7 @@ class App:
             opened = [await stack.enter_async_context(self.open(name)) for name in names or self.pipelines]
             if not opened and not self.serials:
                 raise SettingsError("this app has no pipeline; define one with app.pipeline(...)")
-            self._consumers = [*map(Consumer, opened), *map(Worker, () if names else self.serials.values())]
+            self._consumers = [*map(Consumer, opened), *map(SerialWorker, () if names else self.serials.values())]
             if handle_signals:
                 self._listen(stack)
             if self._is_stopping:

@@ -8,7 +8,7 @@ from keywise import Claim
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.serial import MemoryTurns
 from keywise.core.errors import ExpiredError, LostError, UnansweredError
-from keywise.serial.function import SerialFunction, Wiring, Worker, define
+from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 from running import awaited
 
 
@@ -34,7 +34,7 @@ def process(database: MemoryDatabase, ran: list, go_on: asyncio.Event | None = N
 async def test_a_worker_runs_what_others_ask_for():
     database, here, there = MemoryDatabase(), [], []
     caller, serving = process(database, here), process(database, there)
-    worker = Worker(serving)
+    worker = SerialWorker(serving)
     working = asyncio.ensure_future(worker.run())
     assert await asyncio.gather(*(caller({"n": n}) for n in range(20))) == list(range(20))
     assert (here, there) == ([], list(range(20)))
@@ -49,7 +49,7 @@ async def test_without_a_worker_a_call_expires_and_is_never_run():
     caller = process(database, ran)
     with pytest.raises(ExpiredError):
         await caller({"n": 1}, timeout="1s")
-    worker = Worker(process(database, ran))
+    worker = SerialWorker(process(database, ran))
     working = asyncio.ensure_future(worker.run())
     patient = process(database, ran)
     assert await patient({"n": 2}) == 2
@@ -63,7 +63,7 @@ async def test_without_a_worker_a_call_expires_and_is_never_run():
 @awaited
 async def test_a_call_that_runs_for_too_long_elsewhere_is_broken_off_there():
     database, ran, go_on = MemoryDatabase(), [], asyncio.Event()
-    caller, worker = process(database, ran), Worker(process(database, ran, go_on))
+    caller, worker = process(database, ran), SerialWorker(process(database, ran, go_on))
     working = asyncio.ensure_future(worker.run())
     with pytest.raises((UnansweredError, LostError)):
         await caller({"n": 1}, id="1", timeout="1s")

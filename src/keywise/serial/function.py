@@ -189,7 +189,7 @@ class SerialFunction:
         notify(self._wiring.observers, event)
 
 
-class Worker:
+class SerialWorker:
     """Runs what others ask of a serial function, until it is told to stop; ends at once where only callers run."""
 
     def __init__(self, serial: SerialFunction) -> None:

@@ -51,18 +51,18 @@ def send(
     if lane not in (None, *LANES):
         refuse(f"--lane: {lane!r} is not known; write one of {', '.join(LANES)}")
     _check_place(loaded, pipeline, lane)
-    sending = Sending(loaded, pipeline, delay_s, lane)
+    sender = MessageSender(loaded, pipeline, delay_s, lane)
     if bodies and bodies != ["-"]:
-        asyncio.run(sending.all([_checked_argument(body) for body in bodies]))
+        asyncio.run(sender.send_all([_checked_argument(body) for body in bodies]))
     else:
-        asyncio.run(sending.lines(sys.stdin.buffer))
+        asyncio.run(sender.send_lines(sys.stdin.buffer))
     if json:
-        print_json({"pipeline": pipeline, "sent": sending.sent})
+        print_json({"pipeline": pipeline, "sent": sender.sent})
     else:
-        print(plain(f"sent {count(sending.sent, 'message')} to {pipeline}"))
+        print(plain(f"sent {count(sender.sent, 'message')} to {pipeline}"))
 
 
-class Sending:
+class MessageSender:
     """Messages on their way to one pipeline, counted once they are durable."""
 
     def __init__(self, app: App, pipeline: str, delay_s: float, lane: str | None = None) -> None:
@@ -73,12 +73,12 @@ class Sending:
         self._lane = lane
         self._body_max_bytes = app.pipelines[pipeline].settings.body_max_bytes
 
-    async def all(self, bodies: list[bytes]) -> None:
+    async def send_all(self, bodies: list[bytes]) -> None:
         async with self._app:
             for start in range(0, len(bodies), BATCH):
                 await self._send(bodies[start : start + BATCH])
 
-    async def lines(self, stream: BinaryIO) -> None:
+    async def send_lines(self, stream: BinaryIO) -> None:
         """One document per line. What arrives slowly is sent at once, and not held until a batch is full."""
         if stream.isatty():
             print("Reading one JSON document per line; end with Ctrl-D.", file=sys.stderr)

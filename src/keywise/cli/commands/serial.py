@@ -40,7 +40,7 @@ ASKER_MAX = 40
 """Characters of who asked, in a table."""
 
 
-class Choice(enum.StrEnum):
+class ModeChoice(enum.StrEnum):
     """What a key can be switched to."""
 
     ON = "on"
@@ -49,7 +49,7 @@ class Choice(enum.StrEnum):
     DEFAULT = "default"
 
 
-_MODES = {Choice.ON: Mode.ON, Choice.OBSERVE: Mode.OBSERVE, Choice.OFF: Mode.OFF}
+_MODES = {ModeChoice.ON: Mode.ON, ModeChoice.OBSERVE: Mode.OBSERVE, ModeChoice.OFF: Mode.OFF}
 
 
 @app.command()
@@ -95,7 +95,7 @@ def status(
 
 @app.command()
 def switch(  # noqa: PLR0913 - all the words that the command understands
-    mode: Annotated[Choice, typer.Argument(help="What these keys are switched to; default removes the switch.")],
+    mode: Annotated[ModeChoice, typer.Argument(help="What these keys are switched to; default removes the switch.")],
     key: KeyOption = None,
     *,
     pattern: PatternOption = None,
@@ -122,7 +122,7 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
       keywise serial switch default --all --app clinic:app
     """
     keys, is_pattern = meant(key, pattern, every)
-    if settle is not None and mode in (Choice.OFF, Choice.OBSERVE):
+    if settle is not None and mode in (ModeChoice.OFF, ModeChoice.OBSERVE):
         refuse(f"--settle says how long keys are observed before they are on; {mode} is at once")
     settle_s = None if settle is None else parse_duration(settle, "--settle")
     by = audit_note(AdminOptions(None, None, "", who)).who
@@ -132,12 +132,12 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
         now, before = await operator.now(), await operator.switches()
         wanted = Switch(keys=keys, is_pattern=is_pattern, mode=_MODES.get(mode, Mode.ON), at=now, by=by)
         is_set = any((one.keys, one.is_pattern) == (keys, is_pattern) for one in before)
-        if mode is Choice.DEFAULT and not is_set:
+        if mode is ModeChoice.DEFAULT and not is_set:
             fail(f"{named(keys, is_pattern)} is not switched")
-        rule = removed if mode is Choice.DEFAULT else settled
+        rule = removed if mode is ModeChoice.DEFAULT else settled
         made = rule(wanted, before, chosen.mode, chosen.settings.view_s + LOOK_S + chosen.settings.timeout_s)
         if made is not None and settle_s is not None:
-            made = replace(made, observe_until=now + settle_s) if settle_s or mode is Choice.ON else None
+            made = replace(made, observe_until=now + settle_s) if settle_s or mode is ModeChoice.ON else None
         await operator.switch(made, keys, is_pattern)
         return now, made
 
@@ -149,7 +149,7 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
         print(plain(f"{named(keys, is_pattern)} of {name} is not switched any more"))
     else:
         print(plain(_switched(made, now)))
-        if mode is Choice.DEFAULT:
+        if mode is ModeChoice.DEFAULT:
             note_that("some calls may still run off; to remove the switch, type this again when they are over")
 
 

@@ -34,7 +34,7 @@ SEEDS = 200
 WITHOUT = "a handler is simulated without --merge, --replay, --jobs and --grade; --seed 17 shows one seed"
 
 
-class Choice(enum.StrEnum):
+class GradeChoice(enum.StrEnum):
     """The grades to simulate."""
 
     ATOMIC = "atomic"
@@ -50,7 +50,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
         typer.Option(min=1, help=f"Per grade ({SEEDS}), or of a handler ({SEEDS_OF_OWN})."),
     ] = None,
     first_seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="Where to begin.")] = 0,
-    grade: Annotated[Choice, typer.Option(help="What the simulated sink can promise.")] = Choice.ALL,
+    grade: Annotated[GradeChoice, typer.Option(help="What the simulated sink can promise.")] = GradeChoice.ALL,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores without it.")] = None,
     replay: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="Print the trace of one seed; needs --grade.")
@@ -98,11 +98,11 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
         _simulate(grades, range(first_seed, first_seed + (seeds or SEEDS)), jobs, json, merge)
 
 
-def _grades(grade: Choice, merge: bool) -> list[Grade]:
-    if merge and grade is Choice.CONDITIONAL:
+def _grades(grade: GradeChoice, merge: bool) -> list[Grade]:
+    if merge and grade is GradeChoice.CONDITIONAL:
         refuse("the merge queue has the grades plain and atomic; write --grade plain, or --grade atomic")
     known = [one for one in Grade if not merge or one is not Grade.CONDITIONAL]
-    return [one for one in known if grade in (Choice.ALL, one.value)]
+    return [one for one in known if grade in (GradeChoice.ALL, one.value)]
 
 
 def _replay(seed: int, grade: Grade, json: bool, merge: bool) -> None:

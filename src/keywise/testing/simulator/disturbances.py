@@ -14,7 +14,7 @@ PAUSE_MAX_S = 25.0
 JUMP_MAX_S = 20.0
 
 
-class Trouble:
+class Disturbances:
     """Draws its moments from the rates of the world."""
 
     def __init__(self, world: "World") -> None:

@@ -39,7 +39,7 @@ KINDS = (
 )
 
 
-class Rates(msgspec.Struct, frozen=True):
+class FaultRates(msgspec.Struct, frozen=True):
     """How likely each kind of fault is in one run."""
 
     duplicate: float
@@ -92,13 +92,13 @@ class Faults:
         return self.rng.uniform(0.5, 14.0) if self.happens("slow begin", self.rates.slow_begin) else 0.0
 
 
-def _draw(rng: random.Random) -> Rates:
+def _draw(rng: random.Random) -> FaultRates:
     def often(most: float, never: float = 0.3) -> float:
         return 0.0 if rng.random() < never else rng.random() * most
 
     zombies = rng.random() < 0.15
 
-    return Rates(
+    return FaultRates(
         duplicate=often(0.4),
         reorder=often(1.0),
         delay=often(0.3),

@@ -53,7 +53,7 @@ class Link:
         """Run `act` on a server. It may not run, or run without an answer, or long after the caller has gone."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         outside(asyncio.get_running_loop(), self._serve(act, answer, lost))
-        self.world.trouble.meanwhile(self.process)
+        self.world.disturbances.meanwhile(self.process)
         return await answer
 
     async def hop(self) -> None:
@@ -204,7 +204,7 @@ class LinkedLedger:
 
         world, process = self._link.world, self._link.process
         world.blackout.renewing(process)
-        if world.trouble.loses_renewal(process):
+        if world.disturbances.loses_renewal(process):
             raise UnavailableError("the heartbeat's connection was lost")
         lost = await self._link.call(act)
         world.blackout.renewed(process)
@@ -293,7 +293,7 @@ class LinkedLedger:
         session = Session(database)
 
         async def begin() -> None:
-            await asyncio.sleep(world.trouble.begin_late_s(process))
+            await asyncio.sleep(world.disturbances.begin_late_s(process))
             await database.begin()
             session.is_open = True
             if process.is_dead:

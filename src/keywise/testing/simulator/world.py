@@ -25,7 +25,7 @@ from keywise.testing.simulator import workload
 from keywise.testing.simulator.auditor import TICK_S, Auditor
 from keywise.testing.simulator.control_link import LinkedControls
 from keywise.testing.simulator.delivery_audit import DeliveryAudit
-from keywise.testing.simulator.disturbances import Trouble
+from keywise.testing.simulator.disturbances import Disturbances
 from keywise.testing.simulator.faults import Faults
 from keywise.testing.simulator.final_checks import FinalChecks
 from keywise.testing.simulator.flow_control import Flow
@@ -73,7 +73,7 @@ class World:
         self.auditor = Auditor(self)
         self.delivery_audit = DeliveryAudit(self)
         self.final_checks = FinalChecks(self)
-        self.trouble = Trouble(self)
+        self.disturbances = Disturbances(self)
         self.replays = Replays(self, seed)
         self.changes = workload.draw(self.faults)
         self.sent_by_body = {sent.body: sent for sent in self.changes}
@@ -159,7 +159,7 @@ class World:
         replaying = asyncio.get_running_loop().create_task(self.replays.operate())
         while self.now() < SAFETY_S:
             await asyncio.sleep(TICK_S)
-            self.trouble.disturb()
+            self.disturbances.disturb()
             self._tick()
         await sending
         self.faults.is_over = True

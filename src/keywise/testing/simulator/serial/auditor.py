@@ -29,7 +29,7 @@ class Active(msgspec.Struct):
     mode: Mode
 
 
-class Auditor:
+class SerialAuditor:
     """What was seen from outside: what began, what was accepted, and what callers were told."""
 
     def __init__(self, world: "MergeWorld") -> None:

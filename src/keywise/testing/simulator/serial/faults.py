@@ -33,7 +33,7 @@ KINDS = (
 )
 
 
-class Rates(msgspec.Struct, frozen=True):
+class SerialFaultRates(msgspec.Struct, frozen=True):
     """How likely each kind is in one run."""
 
     crash: float
@@ -69,7 +69,7 @@ def meet(kind: str, id: str, tries: Counter[str]) -> None:
         raise TransientError(id)
 
 
-class Faults:
+class SerialFaults:
     """Draws faults from one seeded generator until told to stop."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -90,11 +90,11 @@ class Faults:
         return self.rng.uniform(0.0005, 0.01)
 
 
-def _draw(rng: random.Random) -> Rates:
+def _draw(rng: random.Random) -> SerialFaultRates:
     def often(most: float, never: float = 0.3) -> float:
         return 0.0 if rng.random() < never else rng.random() * most
 
-    return Rates(
+    return SerialFaultRates(
         crash=often(0.04),
         pause=often(0.06),
         lost=often(0.12),

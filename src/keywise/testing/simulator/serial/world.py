@@ -19,8 +19,8 @@ from keywise.core.sink import Grade
 from keywise.core.transaction import Transaction
 from keywise.serial.function import SerialFunction, Wiring, define
 from keywise.testing.simulator.links import Session
-from keywise.testing.simulator.serial.auditor import Auditor
-from keywise.testing.simulator.serial.faults import SLOW_MAX_S, Faults, meet
+from keywise.testing.simulator.serial.auditor import SerialAuditor
+from keywise.testing.simulator.serial.faults import SLOW_MAX_S, SerialFaults, meet
 from keywise.testing.simulator.serial.links import BROKEN, LinkedTurns
 from keywise.testing.virtual_loop import Process, VirtualLoop, current_process
 
@@ -69,7 +69,7 @@ class MergeWorld:
         self.rng = random.Random(f"merge {grade.value} {seed}")
         self.grade = grade
         self.loop = VirtualLoop()
-        self.faults = Faults(self.rng)
+        self.faults = SerialFaults(self.rng)
         self.store_ahead_s = 0.0
         self.is_down = False
         self.paces = {"run_s": self.rng.choice((0.005, 3.0)), "transaction_s": self.rng.choice((0.005, 30.0))}
@@ -77,7 +77,7 @@ class MergeWorld:
         self.database = MemoryDatabase(clock=self.store_now, rng=random.Random(self.rng.random()))
         self.lines: Lines = lines_of(self.database, "sim")
         self.turns = MemoryTurns(self.database, "sim", "operator", TurnPolicy(lease_s=LEASE_S))
-        self.auditor = Auditor(self)
+        self.auditor = SerialAuditor(self)
         self.sessions: dict[Process, list[Session]] = {}
         self.functions: dict[Process, SerialFunction] = {}
         self.outside = contextvars.copy_context()
