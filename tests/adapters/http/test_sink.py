@@ -15,8 +15,8 @@ from keywise.adapters.http.client import (
 )
 from keywise.adapters.http.sink import (
     PAUSE_AFTER_KEYS,
-    Asked,
     Contract,
+    DesiredState,
     HttpSink,
     ServicePause,
     held_order,
@@ -29,8 +29,8 @@ from keywise.core.errors import AddressError
 from keywise.core.sink import APPLIED, SUPERSEDED, Grade, SinkResult
 from keywise.core.url import Address
 
-PUT = Asked(order_of(5), deleted=False)
-DELETION = Asked(order_of(5), deleted=True)
+PUT = DesiredState(order_of(5), deleted=False)
+DELETION = DesiredState(order_of(5), deleted=True)
 PLAIN = Contract(("/documents/", ""))
 CONDITIONAL = Contract(("/documents/", ""), superseded=412)
 BASE = "http://host/documents/{key}"
@@ -40,7 +40,7 @@ def said(status: int, body: str = "", **headers: str) -> HttpResponse:
     return HttpResponse(status, {name.replace("_", "-"): value for name, value in headers.items()}, body.encode())
 
 
-def result_of(answer: HttpResponse, asked: Asked = PUT, contract: Contract = PLAIN) -> SinkResult:
+def result_of(answer: HttpResponse, asked: DesiredState = PUT, contract: Contract = PLAIN) -> SinkResult:
     return judged(answer, asked, contract, lambda message: message.replace("hunter2", "***"))
 
 

@@ -58,8 +58,8 @@ class Contract(msgspec.Struct, frozen=True):
     busy: frozenset[int] = frozenset({429})
     """With these the service says that it has done nothing, and may do so later."""
 
-    def method_of(self, asked: "Asked") -> str:
-        return self.delete if asked.deleted else self.put
+    def method_of(self, desired: "DesiredState") -> str:
+        return self.delete if desired.deleted else self.put
 
     @property
     def undoes_nothing(self) -> bool:
@@ -67,7 +67,7 @@ class Contract(msgspec.Struct, frozen=True):
         return self.superseded is not None and not self.forgets_deletions
 
 
-class Asked(msgspec.Struct, frozen=True):
+class DesiredState(msgspec.Struct, frozen=True):
     """What a service is to hold: something at an order, or nothing."""
 
     order: Order
@@ -98,22 +98,22 @@ class HttpSink:
 
     async def _apply(self, change: Change[Any], claim: Claim) -> SinkResult:
         # The claim knows the era; that of a repair has no order of its own.
-        asked = Asked(claim.order or change.order, change.deleted)
+        desired = DesiredState(claim.order or change.order, change.deleted)
         if (misfit := misfit_of(change.key)) is not None:
             return SinkResult(Outcome.FAILED, misfit, permanent=True)
         if (waits := self._service_pause.busy_result()) is not None:
             return waits
         result = None
         try:
-            result = await self._ask(change, asked, claim)
+            result = await self._ask(change, desired, claim)
             # Its claim has to run out, however long the service asks for: so the worker is told that it is away.
             return replace(result, wait_s=None) if result.certainty is Certainty.UNKNOWN else result
         finally:
             self._service_pause.record(change.key, result)
 
-    async def _ask(self, change: Change[Any], asked: Asked, claim: Claim) -> SinkResult:
+    async def _ask(self, change: Change[Any], desired: DesiredState, claim: Claim) -> SinkResult:
         contract = self._contract
-        method = contract.method_of(asked)
+        method = contract.method_of(desired)
         # To send a body with DELETE means nothing, and some servers refuse it.
         body = b"" if method == "DELETE" else change.body
         try:
@@ -121,18 +121,18 @@ class HttpSink:
                 method,
                 quote(change.key, safe="").join(contract.place),
                 body=body,
-                headers=self._headers(asked, claim, has_body=method != "DELETE"),
+                headers=self._headers(desired, claim, has_body=method != "DELETE"),
                 timeout_s=contract.timeout_s,
             )
         except UnavailableError as error:
             return SinkResult(Outcome.BUSY, str(error))
         except OutcomeUnknownError as error:
             return SinkResult(Outcome.FAILED, str(error), certainty=Certainty.UNKNOWN)
-        return judged(answer, asked, contract, self._client.discreet)
+        return judged(answer, desired, contract, self._client.discreet)
 
-    def _headers(self, asked: Asked, claim: Claim, *, has_body: bool) -> dict[str, str]:
-        headers = dict(zip(ORDER_HEADERS, map(str, asked.order), strict=True))
-        headers["Keywise-Deleted"] = "true" if asked.deleted else "false"
+    def _headers(self, desired: DesiredState, claim: Claim, *, has_body: bool) -> dict[str, str]:
+        headers = dict(zip(ORDER_HEADERS, map(str, desired.order), strict=True))
+        headers["Keywise-Deleted"] = "true" if desired.deleted else "false"
         if claim.token:
             # There is none while the ledger is down.
             headers["Keywise-Token"] = str(claim.token)
@@ -175,16 +175,18 @@ class ServicePause:
             self._refused_keys.clear()
 
 
-def judged(answer: HttpResponse, asked: Asked, contract: Contract, discreet: Callable[[str], str]) -> SinkResult:
+def judged(
+    answer: HttpResponse, desired: DesiredState, contract: Contract, discreet: Callable[[str], str]
+) -> SinkResult:
     """What an answer says about a change. `discreet` takes secrets out of what the service says."""
     status = answer.status
-    if 200 <= status < 300 or (asked.deleted and status in GONE):
+    if 200 <= status < 300 or (desired.deleted and status in GONE):
         return APPLIED
     cause = _format_response(answer, discreet)
     if status == contract.superseded:
-        return _refused(answer, asked.order, cause)
+        return _refused(answer, desired.order, cause)
     if 300 <= status < 400:
-        return _redirected(status, contract.method_of(asked), cause)
+        return _redirected(status, contract.method_of(desired), cause)
     wait_s = retry_after_s(answer)
     if status in contract.busy or status in NOT_LET_IN:
         return SinkResult(Outcome.BUSY, cause, wait_s=wait_s)

@@ -194,7 +194,7 @@ class TransactionExecutor:
             try:
                 await self._transact(pending)
                 return
-            except _RefusedError as refused:
+            except _CommitsRefusedError as refused:
                 # Their keys are somebody else's; the others are tried again without them.
                 tokens = {claim.token for claim in refused.claims}
                 for job in pending:
@@ -225,7 +225,7 @@ class TransactionExecutor:
         errors = await write_all(transaction, self._sink, [job.ticket.change for job in jobs])
         good = [job for index, job in enumerate(jobs) if index not in errors]
         if refused := await transaction.commit([job.claim for job in good]):
-            raise _RefusedError(refused)
+            raise _CommitsRefusedError(refused)
         for job in good:
             job.result, job.committed = APPLIED, True
         for index, error in errors.items():
@@ -236,7 +236,7 @@ class TransactionExecutor:
             jobs[index].result = SinkResult(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
 
 
-class _RefusedError(Exception):
+class _CommitsRefusedError(Exception):
     """Some commits were refused inside a transaction, which has to be rolled back."""
 
     def __init__(self, claims: Sequence[Claim]) -> None:

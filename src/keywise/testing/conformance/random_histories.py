@@ -33,7 +33,7 @@ TOLERANCE_S = 4.0
 RANDOM_HISTORY_PROMISES: Promises[LedgerBench] = Promises()
 
 
-class _RolledBack(Exception):
+class _HistoryRolledBack(Exception):
     """Leaves a transaction or a savepoint on purpose."""
 
 
@@ -303,8 +303,8 @@ class RandomHistory:
                     for name, arguments, savepoint in parts:
                         await _within(savepoint, transaction, name, arguments, mine, answers)
                     if rolls_back:
-                        raise _RolledBack
-            except _RolledBack:
+                        raise _HistoryRolledBack
+            except _HistoryRolledBack:
                 pass
             return answers
 
@@ -337,8 +337,8 @@ async def _within(
         async with transaction.savepoint():
             await _step(transaction, name, arguments, mine, answers)
             if savepoint == "undone":
-                raise _RolledBack
-    except _RolledBack:
+                raise _HistoryRolledBack
+    except _HistoryRolledBack:
         pass
 
 

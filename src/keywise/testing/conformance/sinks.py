@@ -204,8 +204,8 @@ async def a_rollback_leaves_the_store_as_it_was(bench: SinkBench) -> None:
             await bench.sink.write(transaction, [put("a", 2)])
             await bench.sink.write(transaction, [gone("b", 2)])
             await bench.sink.write(transaction, [put("c", 2)])
-            raise _RolledBack
-    except _RolledBack:
+            raise _SinkRolledBack
+    except _SinkRolledBack:
         pass
     same("the content", dict(await bench.content()), shown(put("a", 1), put("b", 1)))
 
@@ -218,8 +218,8 @@ async def a_savepoint_takes_back_its_part_only(bench: SinkBench) -> None:
         try:
             async with transaction.savepoint():
                 await bench.sink.write(transaction, [put("b", 1)])
-                raise _RolledBack
-        except _RolledBack:
+                raise _SinkRolledBack
+        except _SinkRolledBack:
             pass
         await bench.sink.write(transaction, [put("c", 1)])
     same("the content", dict(await bench.content()), shown(put("a", 1), put("c", 1)))
@@ -235,8 +235,8 @@ async def effect_and_mark_are_there_together(bench: SinkBench) -> None:
                 await bench.sink.write(transaction, [put("a", 5)])
                 await transaction.mark([put("a", 5)])
                 if rolls_back:
-                    raise _RolledBack
-        except _RolledBack:
+                    raise _SinkRolledBack
+        except _SinkRolledBack:
             same("the content after a rollback", dict(await bench.content()), {})
     same("the content", dict(await bench.content()), shown(put("a", 5)))
     async with bench.opened() as transaction:
@@ -270,7 +270,7 @@ async def a_bad_change_raises_and_its_savepoint_takes_it_back(bench: SinkBench) 
     same("the content", dict(await bench.content()), shown(put("a", 1), put("b", 1)))
 
 
-class _RolledBack(Exception):
+class _SinkRolledBack(Exception):
     """Leaves a transaction or a savepoint on purpose."""
 
 

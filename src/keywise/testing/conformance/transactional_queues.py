@@ -14,7 +14,7 @@ TRANSACTIONAL_QUEUE_PROMISES: Promises[SourceBench] = Promises()
 """Kept by sources that live in a database which can hold a ledger too."""
 
 
-class _RolledBack(Exception):
+class _InletRolledBack(Exception):
     """Leaves a transaction on purpose."""
 
 
@@ -37,8 +37,8 @@ async def rolled_back(bench: SourceBench, *, delay_s: float | None) -> list[Deli
                 await queue.ack(received)
             else:
                 await queue.release(received, delay_s)
-            raise _RolledBack
-    except _RolledBack:
+            raise _InletRolledBack
+    except _InletRolledBack:
         return received
 
 

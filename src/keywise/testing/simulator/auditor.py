@@ -20,7 +20,7 @@ SLOW_RATE = 0.06
 """A receive that is slow both ways takes so long, and room is made between receives."""
 
 
-class Call(msgspec.Struct, eq=False):
+class RunningCall(msgspec.Struct, eq=False):
     """A sink call that a process believes to be running."""
 
     process: Process
@@ -68,7 +68,7 @@ class Auditor:
         """Tokens under which a call ended after the lease had."""
         self._repairs_killed: Counter[str] = Counter()
         """Deaths at the repair of a key, since a change of it was claimed last."""
-        self._calls: list[Call] = []
+        self._calls: list[RunningCall] = []
         self._blocked_ticks: Counter[str] = Counter()
 
     def note(self, what: str) -> None:
@@ -182,7 +182,7 @@ class Auditor:
 
     # The sink.
 
-    def call_started(self, process: Process, changes: list[Change[Any]], claims: list[Claim]) -> Call:
+    def call_started(self, process: Process, changes: list[Change[Any]], claims: list[Claim]) -> RunningCall:
         world, now = self._world, self._world.store_now()
         keys = tuple(change.key for change in changes)
         self.asked(list(keys))
@@ -200,7 +200,7 @@ class Auditor:
                 self.violate(f"{claim.key} does not run alone")
         for call in self._calls:
             self._overlap(call, process, keys)
-        call = Call(process, keys, list(claims) if is_claimed else [], now)
+        call = RunningCall(process, keys, list(claims) if is_claimed else [], now)
         self._calls.append(call)
         if len(claims) > 1 and any(claim.attempts for claim in claims):
             self.violate(f"one of {', '.join(keys)} failed before, and takes others along")
@@ -212,7 +212,7 @@ class Auditor:
             self.violate("a call carries more changes than the sink takes")
         return call
 
-    def call_ended(self, call: Call) -> None:
+    def call_ended(self, call: RunningCall) -> None:
         if call in self._calls:
             self._calls.remove(call)
         ended = self._world.now()
@@ -349,7 +349,7 @@ class Auditor:
                 self.violate(f"{sent.key} {sent.version} acked before anything at or above it was committed")
         self._queued = queued
 
-    def _overlap(self, call: Call, process: Process, keys: tuple[str, ...]) -> None:
+    def _overlap(self, call: RunningCall, process: Process, keys: tuple[str, ...]) -> None:
         if call.process is process:
             same = set(call.keys) & set(keys)
         else:
