@@ -67,7 +67,7 @@ async def _reads_ahead_blindly(
         return await _end(self, *arguments)
 
     if prefetched.deliveries:
-        vars(self).update(_read=lambda *_: ahead.read_batch, _end=end)
+        vars(self).update(_read=lambda *_: prefetched.read_batch, _end=end)
     try:
         await _transact(self, index, prefetched, batch, careful=careful)
     finally:

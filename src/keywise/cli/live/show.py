@@ -85,7 +85,7 @@ class LineBuffer:
 
 
 class StreamRedirect:
-    """Stands in for stdout or stderr: whole lines go to `LineBuffer`, and everything else is as with the real stream."""
+    """Stands in for stdout or stderr: whole lines go to `LineBuffer`, the rest is as with the real stream."""
 
     def __init__(self, stream: Any, lines: LineBuffer) -> None:
         self._stream, self._lines = stream, lines

@@ -117,8 +117,10 @@ class RandomHistory:
             for key in self._keys:
                 await self._twins.agree_on(key)
         for pause in (await self._twins.bench.ledger.control_store.controls()).pauses:
-            named = (pause.keys, pause.is_pattern)
-            await self._ask(("resume", pause), lambda ledger, _, named=named: ledger.control_store.resume(*named))
+            await self._ask(
+                ("resume", pause),
+                lambda ledger, _: ledger.control_store.resume(pause.keys, pause.is_pattern),  # noqa: B023 - awaited here
+            )
         await self._counts()
 
     def _acts(self) -> list[tuple[Callable[[], Awaitable[None]], int]]:
@@ -271,7 +273,8 @@ class RandomHistory:
     async def _reset(self) -> None:
         for pair in self._exclusions[-1:]:
             seen, twin = await self._ask(
-                ("reset", pair[1]), lambda ledger, mine, pair=pair: ledger.control_store.reset(mine(pair))
+                ("reset", pair[1]),
+                lambda ledger, mine: ledger.control_store.reset(mine(pair)),  # noqa: B023 - it is awaited here
             )
             agree("the era", seen, twin)
 

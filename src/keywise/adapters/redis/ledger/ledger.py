@@ -72,17 +72,17 @@ class RedisLedger:
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         by_key = {header.key: header for header in sorted(headers, key=lambda header: header.key)}
-        results: dict[str, Claim | Refusal] = {}
+        answers: dict[str, Claim | Refusal] = {}
         after: dict[str, Entry] = {}
 
         def act(snapshot: Snapshot, key: str) -> Entry | None:
             header, entry = by_key[key], snapshot.entries[key]
             refusal = rules.decide_under(snapshot.controls, entry, header, snapshot.now, self._policy, terms)
             if refusal is not None:
-                results[key] = refusal
+                answers[key] = refusal
                 return entry
             lifted = rules.in_era(header, entry, snapshot.controls)
-            after[key], results[key] = rules.grant(
+            after[key], answers[key] = rules.grant(
                 entry, lifted, snapshot.tokens[key], snapshot.now, terms, self._policy
             )
             return after[key]
@@ -91,7 +91,7 @@ class RedisLedger:
         await self._working_set.work(snapshot, act, frees=False, under_controls=True)
         results = ClaimResults()
         for key in by_key:
-            answer = results[key]
+            answer = answers[key]
             if isinstance(answer, Refusal):
                 results.refused[key] = answer
             else:
@@ -208,8 +208,8 @@ class RedisLedger:
         since = repr(matching.since) if math.isfinite(matching.since) else "-inf"
         while len(found) < limit:
             stretch = (self._scope.key("buried"), until, since, "WITHSCORES", "LIMIT", start, LETTERS_AT_ONCE)
-            found = await self._server.run("ZREVRANGEBYSCORE", *stretch)
-            numbers = [(int(member), float(at)) for member, at in in_pairs(found)]
+            listed = await self._server.run("ZREVRANGEBYSCORE", *stretch)
+            numbers = [(int(member), float(at)) for member, at in in_pairs(listed)]
             if not numbers:
                 break
             packed = await self._server.run("HMGET", self._scope.key("letters"), *(number for number, _ in numbers))
