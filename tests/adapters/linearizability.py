@@ -20,7 +20,7 @@ class Told:
 
     key: str
     version: int
-    answer: str
+    reason: str
     begun: int
     ended: int
     mark: int | None = None

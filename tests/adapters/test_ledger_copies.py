@@ -147,7 +147,7 @@ def test_pipelines_in_one_store_are_copied_and_cleared_each_for_itself(kind):
                 entries.append(("c", Entry(rate_at=2.0**40)))
                 contents.append(TransferPage(entries=entries, dead_letters=[(1.0, letter)], records=[line]))
                 await ledger.transfer.add(contents[-1])
-                await ledger.transfer.stand(Controls(version))
+                await ledger.transfer.set_controls(Controls(version))
             for ledger, content in ((one, contents[0]), (other, contents[1])):
                 assert joined(await pages_of(ledger.transfer)) == content
             await one.transfer.clear()

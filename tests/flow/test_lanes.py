@@ -88,7 +88,7 @@ def test_a_redelivered_message_only_brings_its_newer_receipt():
     lanes.add([ticket("a", 1, receipt=2, at=9.0)])
     assert len(lanes) == 1
     [(settled, _)] = lanes.finish(taken, Outcome.APPLIED, taken.change.order)
-    assert (settled.delivery.receipt, settled.extsettled_at) == (2, 9.0)
+    assert (settled.delivery.receipt, settled.extended_at) == (2, 9.0)
 
 
 def test_messages_of_two_sources_may_have_the_same_number():

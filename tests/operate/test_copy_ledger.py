@@ -24,7 +24,7 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
 
     async def main() -> None:
         await road.fill()
-        await road.source.transfer.stand(Controls(2, (EVERY_KEY, Pause("a")), 7.0))
+        await road.source.transfer.set_controls(Controls(2, (EVERY_KEY, Pause("a")), 7.0))
         before = joined(await pages_of(road.source.transfer, 100))
         checksums = await road.copy()
         mine, theirs = await road.content()

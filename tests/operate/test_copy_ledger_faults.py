@@ -147,7 +147,7 @@ def test_what_a_ledger_counts_and_does_not_tell_is_noticed():
         road.source.transfer = Forgetful(road.source.database, road.source.database.scope("pages"))
         with pytest.raises(AdminError, match=r"counts was told to new:// \(keys: 9 instead of 10"):
             await road.copy()
-        await road.target.transfer.stand(Controls(0, (EVERY_KEY,)))
+        await road.target.transfer.set_controls(Controls(0, (EVERY_KEY,)))
         plan = await road.move.plan()
         assert (plan.found, plan.difference) == (TargetState.OTHER, "keys: 9 instead of 10")
 

@@ -57,7 +57,7 @@ def test_keys_that_the_ledger_does_not_know_can_be_given():
     archive.run(page("a", 1))
     archive.truth |= {"a": page("a", 1), "b": page("b", 1)}
     walk, found = archive.play(archive.walk("a", "b", "b", "c"))
-    assert (list(found), found["b"].kind, walk.looked) == (["b"], Kind.MISSING, 3)
+    assert (list(found), found["b"].kind, walk.keys_compared) == (["b"], Kind.MISSING, 3)
 
 
 def test_there_may_be_more_keys_than_fit_into_one_page():
@@ -66,7 +66,7 @@ def test_there_may_be_more_keys_than_fit_into_one_page():
     archive.run(*(page(key, 1) for key in keys))
     archive.truth |= {key: page(key, 1) for key in keys[:-1]}
     walk, found = archive.play(archive.walk())
-    assert (list(found), walk.looked) == ([keys[-1]], len(keys))
+    assert (list(found), walk.keys_compared) == ([keys[-1]], len(keys))
 
 
 def test_no_more_keys_are_looked_at_side_by_side_than_handlers_run():
@@ -103,7 +103,7 @@ def test_a_change_that_is_applied_during_a_look_is_no_difference():
 
     archive.more["lookup"] = lookup
     walk, found = archive.play(archive.walk())
-    assert (found, looks, walk.changing) == ({}, [1, 2], 0)
+    assert (found, looks, walk.keys_changing) == ({}, [1, 2], 0)
 
 
 def test_a_deletion_that_is_applied_during_a_look_is_no_difference():
@@ -120,7 +120,7 @@ def test_a_deletion_that_is_applied_during_a_look_is_no_difference():
 
     archive.more["lookup"] = lookup
     walk, found = archive.play(archive.walk())
-    assert (found, looks, walk.changing) == ({}, [False, True], 0)
+    assert (found, looks, walk.keys_changing) == ({}, [False, True], 0)
 
 
 def test_a_key_that_somebody_is_at_work_on_is_looked_at_again():

@@ -188,12 +188,12 @@ class LedgerCopy:
         target, before = self._target.ledger, await self._target.ledger.control_store.controls()
         there = shifted_controls(plan.controls, plan.shift_s)
         mark = Pause(UNFINISHED, True, await target.admin.now(), storable(audit_note.who), self._why)
-        await target.transfer.stand(replace(there, pauses=(*there.pauses, mark)))
+        await target.transfer.set_controls(replace(there, pauses=(*there.pauses, mark)))
         await self._refuse_itself(before)
         if plan.found is not TargetState.NOTHING:
             await target.transfer.clear()
         if not await self._is_empty():
-            await target.transfer.stand(before)
+            await target.transfer.set_controls(before)
             raise AdminError(f"{self._target.name} is being worked with; stop its workers, and run it again")
         # A store that compares tokens has seen those of the source.
         await target.transfer.tokens_above(await self._source.ledger.transfer.tokens_above(0))
@@ -201,14 +201,14 @@ class LedgerCopy:
         await self._verify(plan, copied)
         figures = f"{copied.keys.count:,} keys, {copied.letters.count:,} dead letters"
         await self._record(self._target, f"from {self._source.name}: {figures}", audit_note)
-        await target.transfer.stand(there)
+        await target.transfer.set_controls(there)
         await self._record(self._source, f"to {self._target.name}: {figures}", audit_note)
         return copied
 
     async def _refuse_itself(self, before: Controls) -> None:
         """One ledger may have two names. Then the mark of the target is found in the source, which had none."""
         if _mark_of(await self._source.ledger.control_store.controls()) is not None:
-            await self._target.ledger.transfer.stand(before)
+            await self._target.ledger.transfer.set_controls(before)
             raise AdminError(
                 f"{self._source.name} and {self._target.name} are the same ledger; nothing was changed, "
                 "name another one to copy to"

@@ -2,12 +2,16 @@
 
 import math
 from itertools import islice
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
 from keywise.adapters.memory.database import MemoryDatabase, MemoryScope
 from keywise.core.controls import PLAIN, Controls
 from keywise.core.transfer import TransferPage
+
+Row: TypeAlias = tuple[str, str, Any]
+"""Kind, position inside its kind, and what is kept there."""
 
 
 class MemoryLedgerTransfer:
@@ -21,15 +25,18 @@ class MemoryLedgerTransfer:
         return sorted(name for name, scope in self._database.scopes.items() if _holds_something(scope))
 
     async def page(self, cursor: str, limit: int) -> TransferPage:
-        entries = [("entries", key, (key, entry)) for key, entry in sorted(self._scope.entries.items())]
-        letters = [("letters", f"{number:020}", kept) for number, kept in sorted(self._scope.letters.items())]
-        lines = [("lines", f"{number:020}", line) for number, line in sorted(self._scope.lines.items())]
+        entries: list[Row] = [("1", key, (key, entry)) for key, entry in sorted(self._scope.entries.items())]
+        letters: list[Row] = [("2", f"{n:020}", kept) for n, kept in sorted(self._scope.letters.items())]
+        lines: list[Row] = [("3", f"{n:020}", line) for n, line in sorted(self._scope.lines.items())]
         after = tuple(cursor.split(":", 1)) if cursor else ("", "")
-        found = list(islice((one for one in (*entries, *letters, *lines) if one[:2] > after), limit))
-        fields: dict[str, list[object]] = {"entries": [], "letters": [], "lines": []}
-        for kind, _, thing in found:
-            fields[kind].append(thing)
-        return TransferPage(**fields, cursor=f"{found[-1][0]}:{found[-1][1]}" if found else "")  # type: ignore[arg-type]
+        found = list(islice((row for row in (*entries, *letters, *lines) if row[:2] > after), limit))
+        by_kind = {kind: [thing for one, _, thing in found if one == kind] for kind in "123"}
+        return TransferPage(
+            entries=by_kind["1"],
+            dead_letters=by_kind["2"],
+            records=by_kind["3"],
+            cursor=":".join(found[-1][:2]) if found else "",
+        )
 
     async def add(self, page: TransferPage) -> None:
         async with self._database.transaction():
