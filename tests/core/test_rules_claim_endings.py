@@ -331,11 +331,11 @@ def test_a_burial_without_a_claim_forgets_the_tries():
     """Rule 13: the change is a dead letter now, and a replay begins afresh."""
     key = OneKey(SAFE)
     key.fail_unclaimed(5)
-    assert rules.bury_unclaimed(key.entry) is None
-    assert rules.bury_unclaimed(None) is None
+    assert rules.dead_letter_unclaimed(key.entry) is None
+    assert rules.dead_letter_unclaimed(None) is None
     marked = committed(4, SAFE)
     marked.fail_unclaimed(5)
-    assert Entry(mark=order_of(4), updated_at=marked.now) == rules.bury_unclaimed(marked.entry)
+    assert Entry(mark=order_of(4), updated_at=marked.now) == rules.dead_letter_unclaimed(marked.entry)
 
 
 def test_a_try_that_was_cut_off_costs_no_attempt_and_is_not_forgotten():

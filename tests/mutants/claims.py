@@ -18,17 +18,19 @@ _decide, _grant = rules.decide, rules.grant
 
 
 async def _look_then_take(self: MemoryLedger, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
-    seen = {header.key: self._entry(header.key) for header in headers}
+    seen = {header.key: self.working_set.entry(header.key) for header in headers}
     await asyncio.sleep(0.01)
     results = ClaimResults()
     for header in headers:
-        refusal = rules.decide(seen[header.key], header, self._now(), self._policy, terms)
+        refusal = rules.decide(seen[header.key], header, self.working_set.now, self.working_set.policy, terms)
         if refusal is not None:
             results.refused[header.key] = refusal
             continue
         token = self.database.token()
-        entry, claim = rules.grant(self._entry(header.key), header, token, self._now(), terms, self._policy)
-        self._set(header.key, entry)
+        entry, claim = rules.grant(
+            self.working_set.entry(header.key), header, token, self.working_set.now, terms, self.working_set.policy
+        )
+        self.working_set.set(header.key, entry)
         results.granted.append(claim)
     return results
 

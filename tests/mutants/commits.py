@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
-from keywise.core import rules
+from keywise.core import ledger_steps, rules
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy
@@ -53,7 +53,7 @@ def _already_though_overdue(
 
 
 async def _twice_in_a_transaction(self: MemoryTransaction, claims: Sequence[Claim]) -> list[Claim]:
-    return self._ledger._commit(claims, allowed=(CommitResult.COMMITTED, CommitResult.ALREADY))
+    return ledger_steps.commit(self._working_set, claims, allowed=(CommitResult.COMMITTED, CommitResult.ALREADY))
 
 
 def _clean(

@@ -24,10 +24,10 @@ def _never_limited(entry: Entry, now: float, policy: LedgerPolicy) -> Refusal | 
 
 
 async def _charges_nothing(self: MemoryTransaction, headers: Sequence[ChangeHeader]) -> None:
-    ledger, now, controls = self._ledger, self._ledger._now(), self._ledger._controls()
+    some = self._working_set
     for header in headers:
-        entry = ledger._entry(header.key)
-        ledger._set(header.key, rules.mark(entry, rules.in_era(header, entry, controls), now))
+        entry = some.entry(header.key)
+        some.set(header.key, rules.mark(entry, rules.in_era(header, entry, some.controls), some.now))
 
 
 async def _gathered_are_acked(self: Consumer, index: int, deliveries: Any) -> None:

@@ -52,6 +52,15 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
     def pauses_key(self, key: str) -> bool:
         return key in self._keys or any(pause.covers(key) for pause in self._patterns)
 
+    def with_pause(self, pause: Pause) -> "Controls":
+        """The same with a pause; one of the same keys is replaced."""
+        others = self.without(pause.keys, pause.is_pattern)
+        return msgspec.structs.replace(others, pauses=(*others.pauses, pause))
+
+    def with_era_above(self, highest: int) -> "Controls":
+        """The same with an era above its own and above the highest that a key has."""
+        return msgspec.structs.replace(self, era=1 + max(self.era, highest))
+
     def without(self, keys: str, is_pattern: bool) -> "Controls":
         """The same without one pause, named as it was made."""
         others = tuple(pause for pause in self.pauses if (pause.keys, pause.is_pattern) != (keys, is_pattern))

@@ -1,9 +1,9 @@
 """What a ledger does with a working set: the entries of some keys, read together and written back together.
 
-The ledger in memory does without, so that it can show whether these steps are right.
+Every ledger runs these steps; it differs from the others in how it loads and stores a working set.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from keywise.core import rules
@@ -39,17 +39,18 @@ class WorkingSet(Protocol):
 
 
 def claim(
-    working_set: WorkingSet, headers: Sequence[ChangeHeader], terms: LeaseTerms, tokens: Sequence[int]
+    working_set: WorkingSet, headers: Sequence[ChangeHeader], terms: LeaseTerms, tokens: Iterator[int]
 ) -> ClaimResults:
+    """Grant or refuse a claim for each header; each claim takes a token that was never used before."""
     results = ClaimResults()
-    for header, token in zip(sorted(headers, key=lambda header: header.key), tokens, strict=True):
+    for header in sorted(headers, key=lambda header: header.key):
         entry = working_set.entry(header.key)
         refusal = rules.decide_under(working_set.controls, entry, header, working_set.now, working_set.policy, terms)
         if refusal is not None:
             results.refused[header.key] = refusal
             continue
         lifted = rules.in_era(header, entry, working_set.controls)
-        after, granted = rules.grant(entry, lifted, token, working_set.now, terms, working_set.policy)
+        after, granted = rules.grant(entry, lifted, next(tokens), working_set.now, terms, working_set.policy)
         working_set.set(header.key, after)
         results.granted.append(granted)
     return results
@@ -167,10 +168,10 @@ def fail_unclaimed(working_set: WorkingSet, headers: Sequence[ChangeHeader]) -> 
     return counts
 
 
-def bury_unclaimed(working_set: WorkingSet, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
+def dead_letter_unclaimed(working_set: WorkingSet, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
     for header, letter in letters:
         if header is not None:
-            working_set.set(header.key, rules.bury_unclaimed(working_set.entry(header.key)))
+            working_set.set(header.key, rules.dead_letter_unclaimed(working_set.entry(header.key)))
         working_set.keep(letter)
 
 

@@ -192,7 +192,7 @@ def dead_letter(
     return kept(entry)
 
 
-def bury_unclaimed(entry: Entry | None) -> Entry | None:
+def dead_letter_unclaimed(entry: Entry | None) -> Entry | None:
     """Set a change aside inside a transaction that took no claim: its tries are forgotten."""
     return kept(_idle(entry)) if entry is not None else None
 

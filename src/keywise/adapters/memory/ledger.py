@@ -4,11 +4,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self
 
-from msgspec.structs import replace
-
-from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.database import MemoryDatabase, MemoryScope
 from keywise.adapters.memory.dump import MemoryLedgerTransfer
-from keywise.core import rules
+from keywise.core import ledger_steps, rules
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import PLAIN, Controls, Pause
@@ -26,7 +24,7 @@ class MemoryLedger:
     def __init__(self, database: MemoryDatabase, scope: str, policy: LedgerPolicy) -> None:
         self.database = database
         self._scope = database.scope(scope)
-        self._policy = policy
+        self.working_set = MemoryWorkingSet(database, self._scope, policy)
         self.admin = self.control_store = self.history_store = self
         self.transfer = MemoryLedgerTransfer(database, self._scope)
 
@@ -38,106 +36,68 @@ class MemoryLedger:
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         async with self.database.exclusive():
-            results = ClaimResults()
-            for header in sorted(headers, key=lambda header: header.key):
-                entry = self._entry(header.key)
-                refusal = rules.decide_under(self._controls(), entry, header, self._now(), self._policy, terms)
-                if refusal is not None:
-                    results.refused[header.key] = refusal
-                    continue
-                token = self.database.token()
-                lifted = rules.in_era(header, entry, self._controls())
-                entry, claim = rules.grant(entry, lifted, token, self._now(), terms, self._policy)
-                self._set(header.key, entry)
-                results.granted.append(claim)
-            return results
+            return ledger_steps.claim(self.working_set, headers, terms, iter(self.database.token, None))
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         async with self.database.exclusive():
-            lost = []
-            for claim in claims:
-                entry = rules.renew(self._entry(claim.key), claim, self._now(), lease_s)
-                if entry is None:
-                    lost.append(claim)
-                else:
-                    self._set(claim.key, entry)
-            return lost
+            return ledger_steps.renew(self.working_set, claims, lease_s)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         async with self.database.exclusive():
-            return self._commit(claims, allowed=(CommitResult.COMMITTED, CommitResult.ALREADY))
+            return ledger_steps.commit(self.working_set, claims)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         async with self.database.exclusive():
-            for failure in failures:
-                claim = failure.claim
-                entry = self._entry(claim.key)
-                self._set(
-                    claim.key,
-                    rules.fail(entry, claim, failure.certainty, failure.retry_s, self._now(), self._policy),
-                )
+            ledger_steps.fail(self.working_set, failures)
 
     async def release(self, claims: Sequence[Claim]) -> None:
         async with self.database.exclusive():
-            for claim in claims:
-                self._set(claim.key, rules.release(self._entry(claim.key), claim))
+            ledger_steps.release(self.working_set, claims)
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         async with self.database.exclusive():
-            lost = []
-            for request in requests:
-                if (claim := request.claim) is not None:
-                    entry = self._entry(claim.key)
-                    if entry is None or entry.token != claim.token:
-                        lost.append(claim)
-                        continue
-                    self._set(claim.key, rules.dead_letter(entry, claim, request.certainty, self._now(), self._policy))
-                self._keep(request.letter)
-            return lost
+            return ledger_steps.dead_letter(self.working_set, requests)
 
     async def prune(self, retention_s: float) -> int:
         async with self.database.exclusive():
-            entries = self._scope.entries
-            now, policy = self._now(), self._policy
+            entries, now, policy = self._scope.entries, self.working_set.now, self.working_set.policy
             gone = [key for key, entry in entries.items() if rules.is_prunable(entry, now, retention_s, policy)]
             known = sum(rules.is_known(entries[key]) for key in gone)
             for key in gone:
-                self._set(key, None)
+                self.working_set.set(key, None)
             return known
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transaction()
 
     async def inspect(self, key: str) -> Entry | None:
-        return self._entry(key)
+        return self.working_set.entry(key)
 
     async def counts(self) -> LedgerCounts:
         entries = self._scope.entries.values()
         return LedgerCounts(
             keys=sum(entry.mark is not None for entry in entries),
             tombstones=sum(entry.deleted for entry in entries),
-            claims=sum(entry.token != 0 and entry.lease_until > self._now() for entry in entries),
+            claims=sum(entry.token != 0 and entry.lease_until > self.working_set.now for entry in entries),
             suspects=sum(entry.suspicions > 0 for entry in entries),
             dead=len(self._scope.letters),
         )
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
-        until = self._now() - quiet_s
-        suspects = [(rules.suspect_since(entry, self._policy), key) for key, entry in self._scope.entries.items()]
+        until = self.working_set.now - quiet_s
+        suspects = [
+            (rules.suspect_since(entry, self.working_set.policy), key) for key, entry in self._scope.entries.items()
+        ]
         return [key for since, key in sorted((s, key) for s, key in suspects if s is not None and s <= until)][:limit]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
         async with self.database.exclusive():
-            self._set(claim.key, rules.finish_repair(self._entry(claim.key), claim, written, self._now()))
+            ledger_steps.finish_repair(self.working_set, claim, written)
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         async with self.database.exclusive():
-            now, controls = self._now(), self._controls()
-            for header in headers:
-                entry = self._entry(header.key)
-                lifted = rules.in_era(header, entry, controls)
-                self._set(header.key, rules.mark_suspect(entry, lifted, now, self._policy))
-            self._set_controls(controls.with_resync(resync_due, now))
+            ledger_steps.mark_suspect(self.working_set, headers)
+            self._set_controls(self.working_set.controls.with_resync(resync_due, self.working_set.now))
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
@@ -153,38 +113,33 @@ class MemoryLedger:
         return len(known)
 
     async def now(self) -> float:
-        return self._now()
+        return self.working_set.now
 
     async def controls(self) -> Controls:
-        return self._controls()
+        return self.working_set.controls
 
     async def pause(self, pause: Pause) -> None:
         async with self.database.exclusive():
-            others = self._controls().without(pause.keys, pause.is_pattern)
-            self._set_controls(replace(others, pauses=(*others.pauses, pause)))
+            self._set_controls(self.working_set.controls.with_pause(pause))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
         async with self.database.exclusive():
-            before = self._controls()
+            before = self.working_set.controls
             self._set_controls(before.without(keys, is_pattern))
-            return self._controls() != before
+            return self.working_set.controls != before
 
     async def reset(self, claim: Claim) -> int | None:
         async with self.database.exclusive():
-            entry = rules.reset(self._entry(claim.key), claim, self._controls())
-            if entry is None:
-                return None
-            self._set(claim.key, entry)
-            return entry.era
+            return ledger_steps.reset(self.working_set, claim)
 
     async def raise_era(self) -> int | None:
         async with self.database.exclusive():
-            entries, controls = self._scope.entries.values(), self._controls()
-            if any(entry.token != 0 and entry.lease_until > self._now() for entry in entries):
+            entries, controls, now = self._scope.entries.values(), self.working_set.controls, self.working_set.now
+            if any(entry.token != 0 and entry.lease_until > now for entry in entries):
                 return None
-            era = 1 + max((rules.era_of(entry, controls) for entry in entries), default=controls.era)
-            self._set_controls(replace(controls, era=era))
-            return era
+            raised = controls.with_era_above(max((rules.era_of(entry, controls) for entry in entries), default=0))
+            self._set_controls(raised)
+            return raised.era
 
     async def keys(self, after: str, limit: int) -> list[str]:
         return sorted(key for key, entry in self._scope.entries.items() if key > after and rules.is_known(entry))[
@@ -192,15 +147,15 @@ class MemoryLedger:
         ]
 
     async def held(self, after: str, limit: int) -> list[str]:
-        entries, now = self._scope.entries.items(), self._now()
+        entries, now = self._scope.entries.items(), self.working_set.now
         return sorted(key for key, entry in entries if key > after and entry.token and entry.lease_until > now)[:limit]
 
     async def acquire(self, task: str, every_s: float) -> bool:
         async with self.database.exclusive():
             done_at = self._scope.periodic_locks.get(task)
-            if done_at is not None and self._now() < done_at + every_s:
+            if done_at is not None and self.working_set.now < done_at + every_s:
                 return False
-            self.database.set(self._scope.periodic_locks, task, self._now())
+            self.database.set(self._scope.periodic_locks, task, self.working_set.now)
             return True
 
     async def record(self, records: Sequence[HistoryRecord]) -> None:
@@ -214,7 +169,7 @@ class MemoryLedger:
 
     async def trim(self, age_s: float, records_max: int) -> int:
         async with self.database.exclusive():
-            numbered, oldest = sorted(self._scope.lines.items()), self._now() - age_s
+            numbered, oldest = sorted(self._scope.lines.items()), self.working_set.now - age_s
             excess = max(0, len(numbered) - records_max)
             gone = [number for place, (number, line) in enumerate(numbered) if place < excess or line.at < oldest]
             for number in gone:
@@ -226,32 +181,34 @@ class MemoryLedger:
         async with self.database.transaction():
             yield MemoryTransaction(self)
 
-    def _commit(self, claims: Sequence[Claim], allowed: tuple[CommitResult, ...]) -> list[Claim]:
-        refused = []
-        for claim in claims:
-            entry, result = rules.commit(self._entry(claim.key), claim, self._now(), self._policy)
-            self._set(claim.key, entry)
-            if result not in allowed:
-                refused.append(claim)
-        return refused
-
-    def _controls(self) -> Controls:
-        return self._scope.controls.get("", PLAIN)
-
     def _set_controls(self, controls: Controls) -> None:
         self.database.set(self._scope.controls, "", controls)
 
-    def _keep(self, letter: DeadLetter) -> None:
-        self.database.set(self._scope.letters, self.database.number(), (self._now(), letter))
 
-    def _now(self) -> float:
-        return self.database.clock()
+class MemoryWorkingSet:
+    """All entries of one scope; each step sees and writes them directly."""
 
-    def _entry(self, key: str) -> Entry | None:
+    def __init__(self, database: MemoryDatabase, scope: MemoryScope, policy: LedgerPolicy) -> None:
+        self._database = database
+        self._scope = scope
+        self.policy = policy
+
+    @property
+    def now(self) -> float:
+        return self._database.clock()
+
+    @property
+    def controls(self) -> Controls:
+        return self._scope.controls.get("", PLAIN)
+
+    def entry(self, key: str) -> Entry | None:
         return self._scope.entries.get(key)
 
-    def _set(self, key: str, entry: Entry | None) -> None:
-        self.database.set(self._scope.entries, key, entry)
+    def set(self, key: str, entry: Entry | None) -> None:
+        self._database.set(self._scope.entries, key, entry)
+
+    def keep(self, letter: DeadLetter) -> None:
+        self._database.set(self._scope.letters, self._database.number(), (self.now, letter))
 
 
 def connect(address: Address, policy: LedgerPolicy) -> MemoryLedger:
@@ -265,42 +222,22 @@ class MemoryTransaction:
 
     def __init__(self, ledger: MemoryLedger) -> None:
         self.connection = ledger.database
-        self._ledger = ledger
+        self._working_set = ledger.working_set
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
-        ledger, now, controls = self._ledger, self._ledger._now(), self._ledger._controls()
-        refusals = {}
-        for header in headers:
-            refusal = rules.decide_under(controls, ledger._entry(header.key), header, now, ledger._policy)
-            if refusal is not None:
-                refusals[header.key] = refusal
-        return refusals
+        return ledger_steps.refusals(self._working_set, headers, self._working_set.entry)
 
     async def mark(self, headers: Sequence[ChangeHeader]) -> None:
-        ledger, now, controls = self._ledger, self._ledger._now(), self._ledger._controls()
-        for header in headers:
-            entry = ledger._entry(header.key)
-            marked = rules.mark(entry, rules.in_era(header, entry, controls), now)
-            ledger._set(header.key, rules.charged(marked, now, ledger._policy))
+        ledger_steps.mark(self._working_set, headers)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        return self._ledger._commit(claims, allowed=(CommitResult.COMMITTED,))
+        return ledger_steps.commit(self._working_set, claims, allowed=(CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
-        counts = []
-        for header in headers:
-            before = self._ledger._entry(header.key)
-            lifted = rules.in_era(header, before, self._ledger._controls())
-            entry = rules.fail_unclaimed(before, lifted, self._ledger._now())
-            self._ledger._set(header.key, entry)
-            counts.append(entry.attempts)
-        return counts
+        return ledger_steps.fail_unclaimed(self._working_set, headers)
 
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
-        for header, letter in letters:
-            if header is not None:
-                self._ledger._set(header.key, rules.bury_unclaimed(self._ledger._entry(header.key)))
-            self._ledger._keep(letter)
+        ledger_steps.dead_letter_unclaimed(self._working_set, letters)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:

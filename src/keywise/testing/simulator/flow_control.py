@@ -79,7 +79,7 @@ class Flow:
 
     def started(self, world: "World", keys: list[str]) -> None:
         """Work on keys begins now: none of them may be paused."""
-        controls = world.ledger._controls()
+        controls = world.ledger.working_set.controls
         for key in keys:
             if controls.pauses_key(key):
                 world.auditor.violate(f"{key} is worked on though it is paused")
@@ -151,7 +151,7 @@ class Flow:
                 await world.ledger.release([claim])
                 return False
             # Whatever is sent from now on waits until the key is free, and belongs to the new era.
-            self._eras[key] = rules.era_of(world.entries()[key], world.ledger._controls()) + 1
+            self._eras[key] = rules.era_of(world.entries()[key], world.ledger.working_set.controls) + 1
             era = await world.ledger.reset(claim)
             assert era == self._eras[key], "the operator holds the key"
             world.faults.injected["restart of versions"] += 1

@@ -55,7 +55,7 @@ class PostgresLedger:
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         async with self._working_set([header.key for header in headers]) as working_set:
-            return bookkeeping.claim(working_set, headers, terms, await working_set.tokens(len(headers)))
+            return bookkeeping.claim(working_set, headers, terms, iter(await working_set.tokens(len(headers))))
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         async with self._working_set(_keys(claims)) as working_set:

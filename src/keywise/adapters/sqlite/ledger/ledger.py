@@ -48,7 +48,7 @@ class SqliteLedger:
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         def act(working_set: SqliteWorkingSet) -> ClaimResults:
-            return bookkeeping.claim(working_set, headers, terms, working_set.tokens(len(headers)))
+            return bookkeeping.claim(working_set, headers, terms, iter(working_set.tokens(len(headers))))
 
         return await self._write([header.key for header in headers], act)
 

@@ -80,7 +80,7 @@ class SqliteTransaction:
 
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         with self._working_set(header.key for header, _ in letters if header is not None) as working_set:
-            bookkeeping.bury_unclaimed(working_set, letters)
+            bookkeeping.dead_letter_unclaimed(working_set, letters)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
