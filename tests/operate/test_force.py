@@ -178,7 +178,7 @@ def test_no_handler_runs_beside_an_act_on_the_same_key():
 
 def test_the_rate_of_a_key_holds_for_operators_too():
     desk = desk_with(truth={"id": "a", "v": 5})
-    desk.rig.ledger._policy = LedgerPolicy(intents=True, rate=Rate(1, per="10s"))
+    desk.rig.ledger.working_set.policy = LedgerPolicy(intents=True, rate=Rate(1, per="10s"))
     desk.do("force", "a")
     before = desk.rig.loop.time()
     desk.do("force", "a")
