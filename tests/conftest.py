@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 
+from running import scaled
 from servers.shared import REQUIRED, is_required, stop_all, why_missing
 
 settings.register_profile("keywise", deadline=None, print_blob=True)  # A busy machine is not a bug.
@@ -14,6 +15,9 @@ settings.load_profile("keywise")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Commands and workers that a test starts take twice as long under coverage, and reach little that no test reaches.
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
+TEST_S = 120.0
+"""How long one test may take on a quiet machine."""
 
 NOT_RUN = pytest.StashKey[Counter[str]]()
 
@@ -30,6 +34,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not servers:
             left.append(item)
     items[:] = left
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Limit the test by how busy the machine is now."""
+    item.add_marker(pytest.mark.timeout(scaled(TEST_S)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from running import run
+from running import SLOWER, run, scaled
 
 
 def test_run_returns_what_the_coroutine_returns():
@@ -20,3 +20,7 @@ def test_run_ends_a_coroutine_that_hangs():
 
     with pytest.raises(TimeoutError):
         run(hang(), limit_s=0.01)
+
+
+def test_a_limit_is_longer_than_a_quiet_machine_needs():
+    assert scaled(10.0) >= 10.0 * SLOWER

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from benchmarks.peers import sampler
 
+from running import scaled
+
 ROOT = Path(__file__).parents[2]
 
 
 def run(script: str, *arguments: str) -> str:
     command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=scaled(60), check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -47,7 +49,7 @@ def test_a_profile_names_every_layer_in_its_page(tmp_path: Path):
 def test_a_small_load_of_calls_prints_how_fast_they_were_answered(tmp_path: Path):
     small = ("--callers", "4", "--keys", "2", "--seconds", "0.2")
     command = [sys.executable, "-m", "benchmarks.serial_calls", "sqlite", "--url", f"sqlite:///{tmp_path}/calls.db"]
-    done = subprocess.run([*command, *small], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    done = subprocess.run([*command, *small], capture_output=True, text=True, cwd=ROOT, timeout=scaled(60), check=True)
     assert json.loads(done.stdout.splitlines()[-1])["calls_per_s"] > 0
 
 

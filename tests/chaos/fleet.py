@@ -14,6 +14,7 @@ import msgspec
 from chaos.store import Store
 from chaos.witness import INSIDE, STARTED, Assignment
 from keywise.core.clock import boot_time
+from running import scaled
 
 SCRIPT = Path(__file__).with_name("worker.py")
 LOOK_S = 0.005
@@ -86,7 +87,7 @@ class Worker:
         """`kill -9`; whether it was inside a batch then."""
         self.check()
         self.process.kill()
-        self.process.wait(LIMIT_S)
+        self.process.wait(scaled(LIMIT_S))
         return self.is_inside
 
     def signal(self, number: int) -> None:
@@ -109,7 +110,7 @@ class Worker:
 
     def end(self) -> int:
         """The status that it ends with."""
-        return self.process.wait(LIMIT_S)
+        return self.process.wait(scaled(LIMIT_S))
 
     def close(self) -> None:
         """End whatever is left of it."""
@@ -117,7 +118,7 @@ class Worker:
             return
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait(LIMIT_S)
+            self._process.wait(scaled(LIMIT_S))
         self._process.stdin.close()
 
     @property
@@ -133,7 +134,7 @@ def until(
     condition: Callable[[], bool], what: str, check: Callable[[], None] = lambda: None, *, limit_s=LIMIT_S
 ) -> None:
     """Return when a condition holds; one that never does raises TimeoutError."""
-    give_up_at = boot_time() + limit_s
+    give_up_at = boot_time() + scaled(limit_s)
     while not condition():
         check()
         if boot_time() > give_up_at:

@@ -24,6 +24,7 @@ from keywise import adapters
 from keywise.core.clock import boot_time
 from keywise.core.serial.contract import Ending, TurnPolicy
 from keywise.core.url import Address
+from running import scaled
 from servers.redis import redis_server
 
 ON = ["sqlite", "redis", *BACKENDS]
@@ -181,7 +182,7 @@ async def _compare(fleet: Fleet, tally: Tally) -> None:
 
 
 def until(condition, what: str, limit_s: float = 60.0) -> None:
-    deadline, pause = boot_time() + limit_s, threading.Event()
+    deadline, pause = boot_time() + scaled(limit_s), threading.Event()
     while not condition():
         if boot_time() > deadline:
             raise TimeoutError(f"waited {limit_s:g} s for {what}")

@@ -12,6 +12,7 @@ from typing import Any
 from chaos.fleet import until
 from cli.command import LIMIT_S, Answer, Folder, command, environment
 from cli.terminal import Terminal
+from running import scaled
 
 SHOP = """
 import json
@@ -85,7 +86,7 @@ class Office(Folder):
         """Let the worker drain; it must end well."""
         if self.worker is not None:
             self.worker.send_signal(signal.SIGTERM)
-            assert self.worker.wait(LIMIT_S) == 0, (self.path / "worker.log").read_text()
+            assert self.worker.wait(scaled(LIMIT_S)) == 0, (self.path / "worker.log").read_text()
 
     def until(self, condition: Callable[[], Any], what: str) -> None:
         until(lambda: bool(condition()), what, self._check)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from running import scaled
+
 LIMIT_S = 60
 
 SHOP = """
@@ -68,7 +70,7 @@ class Folder:
             input=sent,
             env=environment(app),
             capture_output=True,
-            timeout=LIMIT_S,
+            timeout=scaled(LIMIT_S),
             check=False,
         )
         return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from running import scaled
+
 LIMIT_S = 60
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
@@ -46,7 +48,7 @@ class Terminal:
 
     def wait_for(self, is_there: Callable[[str], object]) -> None:
         """Read until the text has something."""
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + scaled(LIMIT_S)
         while not is_there(self.text):
             assert self._read(until - time.monotonic()), f"it ended, or took too long:\n{self.text}"
 
@@ -55,11 +57,11 @@ class Terminal:
 
     def end(self) -> int:
         """Read until the process has ended; its exit status."""
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + scaled(LIMIT_S)
         while self._read(until - time.monotonic()):
             pass
         os.close(self._ours)
-        return self.process.wait(LIMIT_S)
+        return self.process.wait(scaled(LIMIT_S))
 
     def _read(self, limit_s: float) -> bool:
         ready, _, _ = select.select([self._ours], [], [], max(0.0, limit_s))

@@ -12,6 +12,7 @@ import pytest
 
 import keywise
 from cli.command import LIMIT_S, Folder, command, environment
+from running import scaled
 
 ACTS = ("pause", "resume", "reset", "force", "remove", "repair", "reconcile", "prune")
 ODD_KEY = 'it\'s "odd"\n\x1b[31m[red]x[/red] :smile: \U0001f600'
@@ -106,7 +107,7 @@ def test_what_arrives_slowly_is_sent_at_once(folder):
     # The stream is still open, and a batch would be far from full.
     while folder.keywise("status", "--json").json["pipelines"][0]["sources"][0]["depth"] == 0:
         assert process.poll() is None
-    out, _ = process.communicate(body("b", 1), timeout=LIMIT_S)
+    out, _ = process.communicate(body("b", 1), timeout=scaled(LIMIT_S))
     assert out == "sent 2 messages to pages\n"
 
 

@@ -13,6 +13,8 @@ from threading import Event
 
 import pytest
 
+from running import scaled
+
 ROOT = Path(__file__).parents[2]
 MARK = "EXAMPLE_RUN"
 LIMIT_S = 100
@@ -41,7 +43,7 @@ def test_missing_servers_are_named_before_anything_starts(tmp_path: Path, exampl
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=scaled(LIMIT_S),
         check=False,
     )
     assert (done.returncode, done.stdout) == (1, "")
@@ -99,7 +101,7 @@ def started(name: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes],
 def expect_nothing_left(example: subprocess.Popen[bytes], of_example: Processes) -> None:
     folders = [Path(f"/proc/{pid}/cwd").readlink() for pid in of_example()]
     example.terminate()
-    assert example.wait(LIMIT_S) == 130
+    assert example.wait(scaled(LIMIT_S)) == 130
     # A process that was killed may take a moment to go.
     wait_until(lambda: not of_example())
     assert [folder for folder in folders if "keywise-" in str(folder) and folder.exists()] == []
@@ -118,7 +120,7 @@ def processes_with(mark: str) -> dict[int, str]:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + scaled(LIMIT_S)
     while not is_so():
         assert time.monotonic() < deadline
         Event().wait(0.05)

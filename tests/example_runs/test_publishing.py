@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from running import scaled
 from servers import shared
 
 ROOT = Path(__file__).parents[2]
@@ -15,7 +16,7 @@ MAIN = ROOT / "examples" / "publishing" / "main.py"
 
 def published(folder: Path, *more: str) -> str:
     command = [sys.executable, str(MAIN), "--seconds", "1.5", "--documents", "6", "--folder", str(folder), *more]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=scaled(100), check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout

@@ -7,6 +7,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from running import scaled
+
 ROOT = Path(__file__).parents[2]
 MAIN = ROOT / "examples" / "publishing_house" / "main.py"
 
@@ -14,7 +16,7 @@ MAIN = ROOT / "examples" / "publishing_house" / "main.py"
 def run_house(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     size = ("--events", "2000", "--documents", "200")
     command = [sys.executable, str(MAIN), *size, "--folder", str(folder), *more]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=scaled(60), check=False)
 
 
 def test_the_house_ends_exact_each_time_it_is_run(tmp_path: Path):

@@ -16,6 +16,7 @@ from examples.scheduling.care import CareRequest, Visit
 from examples.scheduling.load import Told
 from examples.scheduling.report import Run
 
+from running import scaled
 from servers import machine, shared
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ MORNING = {"market": "Tampa", "earliest": "2026-12-01T09:00:00", "latest": "2026
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=scaled(100), check=False)
 
 
 def expect_right(*arguments: str) -> None:

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from adapters.postgres.benches import fresh
-from running import run
+from running import run, scaled
 from servers import shared
 
 pytestmark = pytest.mark.server("postgres")
@@ -41,7 +41,7 @@ def called(url: str, turns: str, kind: str) -> dict[str, int | str]:
     ]
     served = range(2 if kind == "served" else 0)
     workers = [subprocess.Popen([*command, f"w{number}", "0", str(KEYS)]) for number in served]
-    said = [caller.communicate(timeout=100)[0] for caller in callers]
+    said = [caller.communicate(timeout=scaled(100))[0] for caller in callers]
     for worker in workers:
         worker.terminate()
     ended = [process.wait(30) for process in (*callers, *workers)]

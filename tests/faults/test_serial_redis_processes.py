@@ -13,7 +13,7 @@ from chaos.serial_kill import hunt
 from keywise import adapters
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address
-from running import run
+from running import run, scaled
 from servers.redis import RedisServer, redis_server
 
 pytestmark = pytest.mark.server("redis")
@@ -36,7 +36,7 @@ def called(url: str) -> tuple[dict[str, set], list]:
         for number in range(PROCESSES)
     ]
     try:
-        said = [json.loads(caller.communicate(timeout=100)[0]) for caller in callers]
+        said = [json.loads(caller.communicate(timeout=scaled(100))[0]) for caller in callers]
     finally:
         for caller in callers:
             caller.kill()

@@ -13,6 +13,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from running import scaled
 from servers import machine
 
 PROGRAM = Path(__file__).with_name("http_service.py")
@@ -83,7 +84,7 @@ class Space:
         return state
 
     def _ask(self, method: str, target: str, body: bytes) -> bytes:
-        connection = HTTPConnection("127.0.0.1", self.service.port, timeout=LIMIT_S)
+        connection = HTTPConnection("127.0.0.1", self.service.port, timeout=scaled(LIMIT_S))
         try:
             connection.request(method, target, body)
             return connection.getresponse().read()
@@ -111,7 +112,7 @@ def make_certificate(certificate: Path, key: Path) -> None:
     name = ("-subj", "/CN=keywise tests", "-addext", "subjectAltName=IP:127.0.0.1")
     files = ("-keyout", str(key), "-out", str(certificate))
     command = (find_openssl(), "req", "-x509", *curve, *name, *files)
-    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
+    subprocess.run(command, check=True, capture_output=True, timeout=scaled(LIMIT_S))
 
 
 def find_openssl() -> str:

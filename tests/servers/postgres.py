@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from running import scaled
 from servers import machine
 
 FOLDERS = "/usr/lib/postgresql"
@@ -66,7 +67,7 @@ class PostgresServer:
         # Whatever interrupts a test, pg_ctl must not be killed between its start of a server and the server's pid file.
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/") as process:
             try:
-                output, _ = process.communicate(timeout=2 * START_S)
+                output, _ = process.communicate(timeout=scaled(2 * START_S))
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise

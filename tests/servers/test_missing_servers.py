@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from running import scaled
 from servers import machine, shared
 from servers.elasticmq import elasticmq_server
 from servers.pubsub import pubsub_server
@@ -61,7 +62,7 @@ def run(folder: Path, *command: str, **environment: str) -> subprocess.Completed
         env=kept | paths | environment,
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=scaled(LIMIT_S),
         check=False,
     )
 
@@ -164,7 +165,7 @@ def test_a_pair_of_ports_is_free():
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + scaled(LIMIT_S)
     while not is_so():
         assert time.monotonic() < deadline
         Event().wait(0.02)

@@ -5,7 +5,7 @@ import pytest
 
 from adapters.postgres.benches import fresh
 from cli.commands.copy_shop import HOSTILE, OLD, Mover
-from running import run
+from running import run, scaled
 from servers import shared
 
 pytestmark = pytest.mark.server("postgres")
@@ -79,6 +79,6 @@ def test_a_server_that_cuts_a_copy_off_is_told_and_the_next_try_works(shop, url)
         assert copying.poll() is None, copying.communicate()
     while fetched(url, f"{cut} and datname = current_database()"):
         pass
-    _, err = copying.communicate(timeout=60)
+    _, err = copying.communicate(timeout=scaled(60))
     assert copying.returncode == 1 and err.endswith("nothing is lost, try again\n"), err
     assert "copied pages: 20,000 keys" in shop.copy(OLD, url).out

@@ -14,7 +14,7 @@ from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry, LedgerPolicy
 from keywise.core.transfer import TransferPage
-from running import run
+from running import run, scaled
 
 OLD = "sqlite:///old.db"
 HOSTILE = ["a", " ", "it's", 'say "hi"', "line\nbreak", "\x1b[31mred", "🦉", "%_\\", "'; drop table keywise_marks; --"]
@@ -60,7 +60,7 @@ class Mover(Folder):
             env=environment("shop:app") | {"LEDGER": ledger},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=LIMIT_S,
+            timeout=scaled(LIMIT_S),
             check=False,
         )
         answer = Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
@@ -105,4 +105,4 @@ class Mover(Folder):
             until(lambda: count() >= least, f"{least} keys", lambda: None)
         finally:
             copying.kill()
-        assert copying.wait(LIMIT_S) == -9, "it was done before it could be killed"
+        assert copying.wait(scaled(LIMIT_S)) == -9, "it was done before it could be killed"

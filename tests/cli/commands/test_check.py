@@ -10,7 +10,7 @@ import pytest
 from adapters.redis.serial.benches import turns_url
 from cli.command import LIMIT_S, Answer, Folder, environment
 from keywise.adapters.redis.database import RedisDatabase
-from running import run
+from running import run, scaled
 from servers import shared
 
 BROKEN = """
@@ -39,7 +39,7 @@ def check_broken(*arguments: str) -> Answer:
         env=environment(None),
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=scaled(LIMIT_S),
         check=False,
     )
     return Answer(done.returncode, done.stdout, done.stderr)

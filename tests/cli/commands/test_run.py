@@ -9,6 +9,7 @@ import pytest
 
 from cli.command import LIMIT_S, Folder
 from keywise.app import SAME_WISH_S
+from running import scaled
 
 HANGING = """
 import threading
@@ -76,7 +77,7 @@ def test_a_signal_drains_and_the_summary_follows(folder, number):
     process = folder.start("run", "shop:app")
     line(process, "mails: plain")
     process.send_signal(number)
-    out, err = process.communicate(timeout=LIMIT_S)
+    out, err = process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 0
     assert "stopped pipeline='mails'" in err
     assert out.startswith("pipeline ")
@@ -88,7 +89,7 @@ def test_a_hung_handler_does_not_keep_the_process(folder):
     process = folder.start("run", "shop:app")
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=LIMIT_S)
+    out, err = process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 0
     assert out.startswith("pipeline "), err
 
@@ -101,7 +102,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(folder):
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=LIMIT_S)
+    out, err = process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 0
     assert out.startswith("pipeline "), err
 
@@ -114,7 +115,7 @@ def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
     process.send_signal(signal.SIGTERM)
     line(process, "draining")
     threading.Timer(SAME_WISH_S, process.send_signal, [signal.SIGTERM]).start()
-    process.communicate(timeout=LIMIT_S)
+    process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 128 + signal.SIGTERM
     [story] = folder.keywise("why", "a", "--json").json["pipelines"]
     assert story["holder"] is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.command import LIMIT_S, Answer, Folder, environment
+from running import scaled
 
 TESTS = Path(__file__).parents[2]
 
@@ -34,7 +35,7 @@ def simulate_broken(*arguments: str) -> Answer:
         env=environment(None) | {"PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=scaled(LIMIT_S),
         check=False,
     )
     return Answer(done.returncode, done.stdout, done.stderr)

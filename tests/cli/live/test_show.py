@@ -15,6 +15,7 @@ from keywise.cli.live.show import LineBuffer, StreamRedirect, live_view
 from keywise.core import events
 from keywise.core.change import Outcome
 from keywise.observe.run_view import View
+from running import scaled
 
 LIMIT_S = 20.0
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
@@ -37,7 +38,7 @@ class Terminal(io.StringIO):
 
     def wait_for(self, is_there: Callable[[str], bool]) -> None:
         with self._written:
-            assert self._written.wait_for(lambda: is_there(self.getvalue()), LIMIT_S), self.getvalue()
+            assert self._written.wait_for(lambda: is_there(self.getvalue()), scaled(LIMIT_S)), self.getvalue()
 
 
 @pytest.fixture
@@ -151,12 +152,12 @@ def test_whoever_prints_does_not_wait_for_a_terminal_that_takes_nothing(monkeypa
     class Stopped(Terminal):
         def write(self, text: str) -> int:
             tried.set()
-            resumed.wait(LIMIT_S)
+            resumed.wait(scaled(LIMIT_S))
             return super().write(text)
 
     stopped = Stopped()
     with shown_on(stopped, view):
-        assert tried.wait(LIMIT_S)
+        assert tried.wait(scaled(LIMIT_S))
         for number in range(showing.LINES_MAX + 5):
             print(number)
         # Else the end of the block would wait for it, as any print after it would.
@@ -168,7 +169,7 @@ def test_a_view_that_cannot_be_drawn_does_not_stop_what_is_watched(terminal, vie
     printed = threading.Event()
 
     def broken(*_: object) -> None:
-        printed.wait(LIMIT_S)
+        printed.wait(scaled(LIMIT_S))
         raise ZeroDivisionError("no frame")
 
     monkeypatch.setattr(showing, "frame", broken)
@@ -219,11 +220,11 @@ def test_a_pipeline_has_a_line_when_something_happened_and_none_while_it_is_idle
     view.__class__ = Looked
     with live_view(view, Console(file=io.StringIO()), told.append):
         for _ in range(20):
-            assert looks.acquire(timeout=LIMIT_S)
+            assert looks.acquire(timeout=scaled(LIMIT_S))
         assert len(told) == 1, "that it runs"
         settle(view, 3)
         for _ in range(20):
-            assert looks.acquire(timeout=LIMIT_S)
+            assert looks.acquire(timeout=scaled(LIMIT_S))
         assert len(told) == 2
     assert len(told) == 3, "and the last one"
 

@@ -15,6 +15,7 @@ from cli.commands.test_run import HANGING
 from cli.terminal import Terminal
 from example_runs.test_publishing_house import MAIN, ROOT
 from keywise.app import SAME_WISH_S
+from running import scaled
 
 EVIL = "\x1b[2J\x1b[31m[bold]red[/bold]\r\n\u202e"
 TOLD = "\\x1b[2J\\x1b[31m[bold]red[/bold]\\r\\n\\u202e"
@@ -151,7 +152,7 @@ def test_a_watched_status_as_json_is_one_line_for_each_look(folder):
     process = folder.start("status", "--watch", "--every", "100ms", "--json")
     told = [json.loads(process.stdout.readline()) for _ in range(3)]
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=LIMIT_S)
+    _, err = process.communicate(timeout=scaled(LIMIT_S))
     assert (process.returncode, err.strip()) == (0, "")
     assert [one["pipelines"][0]["pipeline"] for one in told] == ["pages"] * 3
     assert told[0]["at"] < told[1]["at"] < told[2]["at"]

@@ -14,7 +14,7 @@ from adapters.postgres.benches import fresh
 from keywise.adapters.postgres.database import READERS_MAX, STEPPERS_MAX, WRITERS_MAX
 from keywise.core.errors import ExpiredError, KeywiseError, UnansweredError
 from keywise.core.events import SessionLost
-from running import run
+from running import run, scaled
 from servers import shared
 
 pytestmark = pytest.mark.server("postgres")
@@ -68,7 +68,7 @@ async def watching(url: str):
 
 async def until(condition, limit_s: float = 10.0) -> None:
     """Ask the server again and again."""
-    ends = asyncio.get_running_loop().time() + limit_s
+    ends = asyncio.get_running_loop().time() + scaled(limit_s)
     while not await condition():
         assert asyncio.get_running_loop().time() < ends, "it did not come about"
 
@@ -137,7 +137,7 @@ def test_a_lost_session_breaks_off_what_runs_within_a_second(url, tmp_path):
         "@app.serial('accept', key=str)\nasync def accept(claim: keywise.Claim, request: str) -> str: ...\n"
     )
     command = [sys.executable, "-m", "keywise", "serial", "status", "--json", "--app", "clinic:app"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(60), check=True).stdout
     assert json.loads(said)["sessions_lost"] == 1
 
 
