@@ -45,8 +45,8 @@ def test_grade_promise_and_way_of_each_source_are_said_at_the_start(folder):
     answer = folder.keywise("run", "shop:app", "--until-empty")
     assert answer.status == 0
     for said in (
-        "pages: atomic (each effect exactly once), one transaction, from sqlite:///shop.db\n",
-        "pages: atomic (each effect exactly once), one transaction, from sqlite:///shop.db?queue=bulk\n",
+        "pages: atomic (each effect exactly once), queue_transaction, from sqlite:///shop.db\n",
+        "pages: atomic (each effect exactly once), queue_transaction, from sqlite:///shop.db?queue=bulk\n",
         "mails: plain (at least once, ends at the newest), leased, from sqlite:///shop.db\n",
     ):
         assert said in answer.err

@@ -52,7 +52,7 @@ def test_the_view_is_drawn_and_the_summary_follows(folder):
     terminal = start(folder, "run", "--until-empty")
     assert terminal.end() == 0
     text = terminal.text
-    assert "pages: atomic (each effect exactly once), one transaction" in text
+    assert "pages: atomic (each effect exactly once), queue_transaction" in text
     frame, _, summary = text.rpartition("pages  stopped  atomic")[2].partition("\npipeline")
     assert "applied 2" in frame and "mails  stopped  plain" in frame
     assert summary.split()[:2] == ["applied", "stale"]
