@@ -31,9 +31,9 @@ def _children(paths: Iterable[str], folder: str) -> list[str]:
     """The modules of a folder, then its packages, each in the order of the alphabet."""
     below = [path.removeprefix(folder) for path in paths if path.startswith(folder)]
     packages = {f"{path.split('/')[0]}/" for path in below if path.endswith(".py") and "/" in path}
-    return sorted(path for path in below if path.endswith(".py") and "/" not in path and path != "__init__.py") + sorted(
-        packages
-    )
+    return sorted(
+        path for path in below if path.endswith(".py") and "/" not in path and path != "__init__.py"
+    ) + sorted(packages)
 
 
 def _summary(name: str) -> str:
