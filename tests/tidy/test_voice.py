@@ -1,4 +1,4 @@
-"""Plain words: the docs, and the docstrings and comments of core and flow, do not use the words that this file lists."""
+"""Plain words: docs, and docstrings and comments of core and flow, avoid the words that this file lists."""
 
 import ast
 import io
