@@ -32,7 +32,7 @@ def measure(scale: Scale) -> list[Figure]:
             "coalescing and scheduling, queue_transaction",
             statistics.median(map(own_us, profiles)),
             "µs of CPU/change",
-            "coalescing, outcomes, events, observers, asyncio; not SQL, plugs or decoding",
+            "coalescing, outcomes, events, observers, asyncio; not SQL, adapters or decoding",
             at_most=TARGET_US,
             detail={"job": job, "profiles": profiles},
         ),

@@ -1,4 +1,4 @@
-"""The reference pages say what the code says: settings, commands, words, mutants, decisions and links."""
+"""The reference pages say what the code says: settings, commands, words, the tree, mutants, decisions and links."""
 
 import re
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from docs.pages import ROOT, Page, make_targets, page, pages
+from docs.tree import drawing
 from keywise.cli import app as command_line
 from keywise.core import errors, events
 from keywise.core.settings import SerialSettings, Settings
@@ -121,7 +122,7 @@ def event_faults(text: str) -> list[str]:
 
 def line_faults(text: str, sources: str) -> list[str]:
     """Lines of the history that only the code knows, or only the page."""
-    written = {*re.findall(r'"([a-z ]+)", (?:event\.key|"")', sources), history.ALARM, history.CLEARED}
+    written = {*re.findall(r'"([a-z ]+)",\s+(?:event\.key|"")', sources), history.ALARM, history.CLEARED}
     written |= set(re.findall(r'record(?:_pause)?\((?:found, )?"([a-z ]+)"', sources))
     written |= set(re.findall(r'^COPIED = "([a-z ]+)"', sources, re.MULTILINE))
     written |= {"applied", "stale", "duplicate", "superseded"}
@@ -139,13 +140,25 @@ def mutant_faults(text: str) -> list[str]:
     ]
 
 
-def place_faults(text: str, sources: str) -> list[str]:
-    """Names in the column of places that nothing in the code is called by."""
-    places = [row[2] for row in rows(sections(text)["The rules"])[1:]]
-    names = {name.rpartition(".")[2] for place in places for name in re.findall(r"`([\w.]+)`", place)}
+def place_faults(text: str) -> list[str]:
+    """Places of the rules that are not there: files, and names that the file before them does not define."""
+    found = []
+    for row in rows(sections(text)["The rules"])[1:]:
+        defined: set[str] = set()
+        for place in re.findall(r"`([^`]+)`", row[2]):
+            file = ROOT / "src/keywise" / place
+            if place.endswith(".py"):
+                defined = names_in(file.read_text("utf-8")) if file.is_file() else set()
+                found += [] if file.is_file() else [f"rule {row[0].strip('| ')}: there is no {place}"]
+            elif not set(place.split(".")) <= defined:
+                found.append(f"rule {row[0].strip('| ')}: the file before it does not define {place}")
+    return found
+
+
+def names_in(source: str) -> set[str]:
+    """What a module defines: functions, classes, attributes and constants."""
     known = re.compile(r"(?:def|class) (\w+)|^\s*(\w+)(?::| =)", re.MULTILINE)
-    defined = {"py", *(name for pair in known.findall(sources) for name in pair)}
-    return [f"nothing is called {name}" for name in sorted(names - defined)]
+    return {name for pair in known.findall(source) for name in pair}
 
 
 def link_faults(one: Page) -> list[str]:
@@ -192,7 +205,7 @@ def test_every_event_is_told_with_its_fields():
 
 def test_every_line_of_the_history_is_told():
     text = page("docs/reference/events.md").text
-    places = ("history.py", "acts.py", "moving.py", "cli/dead.py")
+    places = ("observe/history.py", "operate/admin.py", "operate/copy_ledger.py", "cli/commands/dead.py")
     sources = "\n".join((ROOT / "src/keywise" / place).read_text("utf-8") for place in places)
     expect_none(line_faults(text, sources))
     assert line_faults(text.replace("| `pruned` |", "| `prunes` |"), sources) == [
@@ -225,16 +238,23 @@ def test_every_mutant_stands_beside_its_rule():
 
 def test_the_places_of_the_rules_exist():
     text = page("docs/architecture.md").text
-    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "src/keywise").rglob("*.py"))
-    expect_none(place_faults(text, sources))
-    assert place_faults(text.replace("`rules.fail`", "`rules.flail`"), sources) == ["nothing is called flail"]
+    expect_none(place_faults(text))
+    assert place_faults(text.replace("`Lanes.take`", "`Lanes.rake`")) == [
+        "rule 2: the file before it does not define Lanes.rake"
+    ]
+    assert "rule 2: there is no flow/planes.py" in place_faults(text.replace("`flow/lanes.py`", "`flow/planes.py`"))
 
 
-def test_every_module_stands_in_its_layer():
-    layers = page("docs/architecture.md").blocks()[0].text
-    names = {path.stem for path in (ROOT / "src/keywise").glob("*.py")} - {"__init__", "__main__", "adapters"}
-    named = set(re.findall(r"[\w]+", layers))
-    expect_none(f"{name} is in no layer" for name in sorted(names - named))
+def test_the_tree_on_the_page_is_the_tree_of_the_code():
+    block = page("docs/architecture.md").blocks()[0]
+    assert block.text == drawing(), "run: PYTHONPATH=tests .venv/bin/python -m docs.tree"
+
+
+def test_every_folder_stands_in_the_import_rule():
+    stated = {name for row in rows(sections(page("docs/architecture.md").text)["The import rule"]) for name in row}
+    named = set(re.findall(r"`(\w+)", " ".join(stated)))
+    folders = {path.parent.name for path in (ROOT / "src/keywise").glob("*/__init__.py")}
+    assert folders <= named, f"missing in the import rule: {', '.join(sorted(folders - named))}"
 
 
 def test_every_decision_is_in_the_index():
@@ -243,7 +263,9 @@ def test_every_decision_is_in_the_index():
     assert files, "there is no decision"
     expect_none(f"{name} is missing" for name in files if f"({name})" not in index)
     numbers = [name[:4] for name in files]
-    assert len(set(numbers)) == len(numbers), "two decisions have the same number"
+    assert numbers == [f"{number:04}" for number in range(1, len(files) + 1)], "the numbers have a hole, or one twice"
+    titles = [page(f"docs/decisions/{name}").text.partition(".")[0] for name in files]
+    assert titles == [f"# {number}" for number in range(1, len(files) + 1)]
 
 
 @pytest.mark.parametrize("one", [one for one in pages() if "/decisions/0" in one.path], ids=lambda one: one.path)

@@ -93,7 +93,9 @@ def test_only_the_command_line_prints():
 
 
 def test_no_test_sleeps():
-    expect_none(fault for module in modules("tests") for fault in sleep_faults(module))
+    # A mutant is a broken product: it sleeps on the virtual loop, where that takes no time.
+    judged = [module for module in modules("tests") if not module.path.startswith("tests/mutants/")]
+    expect_none(fault for module in judged for fault in sleep_faults(module))
 
 
 def test_nothing_unsafe_is_called():
