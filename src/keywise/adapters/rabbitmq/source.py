@@ -22,7 +22,6 @@ from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.core.settings import seconds
 from keywise.core.url import Address, redacted
-from keywise.testing.conformance.benches import rabbitmq as rabbitmq_own
 
 ACK_TIMEOUT_S = 1_800.0
 """What a broker is set to by default."""
@@ -165,14 +164,6 @@ class RabbitSource:
                 return 0
         # Something went through it each time, so it is not empty, and nobody can say more.
         return 1
-
-    async def declare(self) -> None:
-        """Make the queue, for a check that has one of its own; it need not be open for that."""
-        await rabbitmq_own.declare_queue(self._broker, self._queue)
-
-    async def forget(self, name: str) -> None:
-        """Remove a queue of a check, and what is put off there."""
-        await rabbitmq_own.delete_queues(self._broker, name)
 
     # Taking.
 
