@@ -19,7 +19,8 @@ class RabbitBench:
 
     async def prepare(self, address: Address, role: str) -> None:
         """Declare a queue that outlives a restart, as the broker makes them by default."""
-        await _run_on_channel(connect(address)._broker, "queue_declare", [address.name], durable=True)
+        source: Any = connect(address)
+        await _run_on_channel(source._broker, "queue_declare", [address.name], durable=True)
 
     def move_clock(self, adapters: Sequence[Any], seconds: float) -> None:
         raise UncheckedError("the clock of a broker cannot be moved, and nobody wants to wait so long")
