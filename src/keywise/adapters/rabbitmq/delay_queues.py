@@ -30,12 +30,10 @@ class DelayQueues:
         self._absent: dict[str, float] = {}
         """Delay queues that were not there, and until when that is believed."""
 
-    async def prepare(self) -> str:
-        """Make those that are needed most; return the name of one."""
-        waits = [wait_of(self._queue, delay_s, time.time()) for delay_s in PREPARED_DELAYS_S]
-        for wait in waits:
-            await self._declare(wait)
-        return waits[0].queue
+    async def prepare(self) -> None:
+        """Make those that are needed most."""
+        for delay_s in PREPARED_DELAYS_S:
+            await self._declare(wait_of(self._queue, delay_s, time.time()))
 
     async def usable_in_s(self, delay_s: float) -> float:
         """How long a message that is put off for so long has to be kept before."""
