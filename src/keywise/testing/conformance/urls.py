@@ -61,7 +61,7 @@ class Playground:
         name, shared = self._name(), dict[tuple[Any, ...], Any]()
         async with AsyncExitStack() as stack:
             source = await self._opened(stack, "sources", name, shared)
-            another = await stack.enter_async_context(self._connect("sources", name, self._second(shared)))
+            another = await self._another(stack, "sources", name, shared)
             transaction = None
             if source.database is not None:
                 transaction = _connections(await self._ledger(stack, name, shared))
@@ -73,10 +73,9 @@ class Playground:
         name, shared = self._name(), dict[tuple[Any, ...], Any]()
         async with AsyncExitStack() as stack:
             ledger = await self._opened(stack, "ledgers", name, shared, policy)
-            another = await stack.enter_async_context(self._connect("ledgers", name, self._second(shared), policy))
-            yield LedgerBench(
-                ledger=ledger, another=another, advance=partial(self._bench.move_clock, (ledger, another))
-            )
+            another = await self._another(stack, "ledgers", name, shared, policy)
+            advance = partial(self._bench.move_clock, (ledger, another))
+            yield LedgerBench(ledger=ledger, another=another, advance=advance)
 
     @asynccontextmanager
     async def sink(self) -> AsyncIterator[SinkBench]:
@@ -99,24 +98,19 @@ class Playground:
         async with AsyncExitStack() as stack:
             turns = await self._opened(stack, "turns", name, shared, "w1", policy)
             beside = await self._opened(stack, "turns", other, shared, "w1", policy)
-            second = self._connect("turns", name, self._second(shared), "w2", policy)
-            another = await stack.enter_async_context(second)
+            another = await self._another(stack, "turns", name, shared, "w2", policy)
             advance = partial(self._bench.move_clock, (turns, another))
             yield TurnsBench(turns=turns, another=another, beside=beside, advance=advance, function=name)
 
     def _name(self) -> str:
         return f"{self.prefix}_{next(self._numbers)}"
 
-    def _second(self, shared: dict[tuple[Any, ...], Any]) -> dict[tuple[Any, ...], Any]:
-        """What the second opening shares: nothing, as another process, unless its bench says otherwise."""
-        return shared if self._shares else {}
-
     async def _opened(
         self, stack: AsyncExitStack, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any
     ) -> Any:
         """An open adapter. What is written under its name is removed before it is closed."""
-        adapter = self._connect(role, name, shared, *arguments)
         await self._bench.prepare(Address(self.url, name, shared), role)
+        adapter = self._connect(role, name, shared, *arguments)
         try:
             await stack.enter_async_context(adapter)
         except BaseException:
@@ -126,6 +120,15 @@ class Playground:
             raise
         stack.push_async_callback(self._bench.remove, adapter, name)
         return adapter
+
+    async def _another(
+        self, stack: AsyncExitStack, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any
+    ) -> Any:
+        """The same, opened again: with nothing shared, as by another process, unless the bench says otherwise."""
+        if not self._shares:
+            shared = {}
+            await self._bench.prepare(Address(self.url, name, shared), role)
+        return await stack.enter_async_context(self._connect(role, name, shared, *arguments))
 
     def _connect(self, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any) -> Any:
         address = _NamedAddress(self.url, name, shared)

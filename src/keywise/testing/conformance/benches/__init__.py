@@ -33,7 +33,10 @@ class Bench(Protocol):
     """One technology as the conformance suites see it: what its adapters do not offer, and a check needs."""
 
     async def prepare(self, address: Address, role: str) -> None:
-        """Make what the adapter expects to exist, such as a queue of a broker; the adapter is not open yet."""
+        """Make what the adapter expects to exist, such as a queue of a broker.
+
+        It is called for each address before its adapter is made, and may put a database into what the adapters share.
+        """
 
     def move_clock(self, adapters: Sequence[Any], seconds: float) -> None:
         """Move the clock of the store ahead, as these open adapters see it.
