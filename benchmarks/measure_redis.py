@@ -14,6 +14,7 @@ from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
 from keywise.core.transfer import TransferPage
+from keywise.testing.conformance.benches.redis import remove_scope
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -53,7 +54,7 @@ async def _measure(server: RedisServer, count: int) -> list[Figure]:
         size = (_used(server) - before) / count
         some = keys[:CLAIMED]
         seconds = await _marked(ledger, some, MICROSECONDS + 1)
-        await ledger.forget(f"bench {count}")
+        await remove_scope(ledger._scope)
     note = f"{count:,} uuid keys, difference of used_memory"
     work = f"batches of {BATCH}, {count:,} keys known, no source and no sink"
     return [

@@ -1,5 +1,7 @@
 """One ledger under two spellings of its address: a copy that is to replace it with itself is refused."""
 
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,6 +14,7 @@ from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import AdminError
 from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import LedgerCopy, LedgerHandle, TargetState
+from keywise.testing.conformance.benches import bench_of
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
 from keywise.testing.conformance.dumps import filled, joined, pages_of
 from running import run
@@ -29,8 +32,8 @@ def test_a_ledger_is_not_replaced_by_itself_under_another_spelling_of_its_host(s
         database, ledger = KINDS[server]
         databases = [database(each) for each in (url, url.replace("127.0.0.1", "localhost"))]
         async with ledger(databases[0], scope, PLAIN) as one, ledger(databases[1], scope, PLAIN) as other:
-            clocks = [each.advance for each in databases]
-            await filled(LedgerBench(ledger=one, another=one, advance=lambda seconds: [go(seconds) for go in clocks]))
+            advance = partial(bench_of(server).move_clock, (one, other))
+            await filled(LedgerBench(ledger=one, another=one, advance=advance))
             await one.control_store.pause(Pause(EVERYTHING, True))
             before, controls = joined(await pages_of(one.transfer, 100)), await one.control_store.controls()
             move = LedgerCopy(scope, LedgerHandle("here", one), LedgerHandle("there", other), lambda what, done: None)

@@ -17,6 +17,7 @@ from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.serial.backend import RedisTurns
 from keywise.adapters.sqlite.serial.backend import SqliteTurns
 from keywise.core.serial.contract import Ending, TurnPolicy
+from keywise.testing.conformance.benches import redis as redis_bench
 from keywise.testing.conformance.serial.ordering import asked, done
 from running import run
 from servers import shared
@@ -42,7 +43,7 @@ async def sqlite():
 @asynccontextmanager
 async def redis():
     database = RedisDatabase(turns_url())
-    yield RedisTurns, database, database.advance
+    yield RedisTurns, database, partial(redis_bench.move_clock, database)
 
 
 @asynccontextmanager

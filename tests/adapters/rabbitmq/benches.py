@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from adapters.rabbitmq.fast_source import SECOND_S, FastRabbitSource
 from adapters.rabbitmq.waiting import until
 from chaos.fleet import pause
 from keywise.adapters.rabbitmq.broker import Broker, BrokerLink
@@ -15,8 +16,6 @@ from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.testing.conformance import SourceBench
 from servers import shared
 
-SECOND_S = 0.03
-"""How long a second takes: nobody can move the clock of a broker, so everything goes faster."""
 DELAY_S = 30.0
 """What the promises put off, they put off for so long."""
 WAY_S = 20.0
@@ -60,8 +59,8 @@ def rabbit_source(kind: str):
         broker, name = Broker(shared.rabbitmq().url), fresh("queue")
         await declared(shared.rabbitmq().url, name, **{"x-queue-type": kind})
         async with (
-            RabbitSource(broker, name, second_s=SECOND_S) as source,
-            RabbitSource(broker, name, second_s=SECOND_S) as another,
+            FastRabbitSource(broker, name) as source,
+            FastRabbitSource(broker, name) as another,
         ):
             # The clock stops the event loop, so nothing may be left to do beside.
             await until(lambda: _can_delay(source))

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from adapters.rabbitmq.benches import SECOND_S, fresh
+from adapters.rabbitmq.benches import fresh
+from adapters.rabbitmq.fast_source import SECOND_S, FastRabbitSource
 from adapters.rabbitmq.queue_owner import owner
 from adapters.rabbitmq.test_pipeline import Shop
 from adapters.rabbitmq.waiting import left_in, opened, until
-from keywise.adapters.rabbitmq import delay_queues as rabbitmq_detour
+from keywise.adapters.rabbitmq import source as rabbitmq_source
 from keywise.adapters.rabbitmq.broker import Broker
+from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import DELAYS, fresh_properties
-from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.core import events
 from keywise.core.change import Outcome
 from keywise.core.controls import Pause
@@ -36,11 +37,12 @@ def hasty() -> Iterator[RabbitServer]:
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @awaited
-async def test_what_is_held_for_long_comes_again_and_no_channel_is_lost(hasty: RabbitServer, kind: str):
+async def test_what_is_held_for_long_comes_again_and_no_channel_is_lost(hasty: RabbitServer, kind: str, monkeypatch):
+    monkeypatch.setattr(rabbitmq_source, "RENEWED_S", SECOND_S)
     async with owner(hasty.url) as they:
         queue = await they.declare(fresh("held"), queue_type=kind)
         await they.publish(queue, b"one")
-    async with RabbitSource(Broker(hasty.url), queue, ack_timeout_s=PATIENCE_S, second_s=SECOND_S) as source:
+    async with FastRabbitSource(Broker(hasty.url), queue, ack_timeout_s=PATIENCE_S) as source:
         [first] = [held] = await source.receive(1, 5.0)
         for count in range(2, ROUNDS + 2):
             [again] = await source.receive(1, 5.0)
@@ -68,7 +70,7 @@ async def test_what_came_too_early_and_is_held_for_long_still_waits_for_its_time
     """It is here because it came ahead, and nobody has asked for more since."""
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("early"))
-        async with opened(queue, ack_timeout_s=PATIENCE_S, second_s=SECOND_S) as source:
+        async with opened(queue, FastRabbitSource, ack_timeout_s=PATIENCE_S) as source:
             await they.publish(queue, b"now")
             [now] = await source.receive(1, 5.0)
             due = time.time() + HOUR_S
@@ -90,7 +92,7 @@ async def test_what_is_put_off_waits_for_its_time_though_it_was_held_for_long_be
 
 
 def test_a_key_that_is_paused_for_long_costs_no_channel_and_is_applied_once(hasty: RabbitServer, tmp_path, monkeypatch):
-    monkeypatch.setattr(rabbitmq_detour, "FRESH_S", 0.1)
+    monkeypatch.setattr(DelayQueues, "_fresh_s", 0.1)
 
     async def story() -> None:
         async with owner(hasty.url) as they:

@@ -8,7 +8,8 @@ import pika
 import pytest
 
 import keywise
-from adapters.rabbitmq.benches import SECOND_S, fresh
+from adapters.rabbitmq.benches import fresh
+from adapters.rabbitmq.fast_source import SECOND_S, FastRabbitSource
 from adapters.rabbitmq.queue_owner import bodies_of, owner
 from adapters.rabbitmq.waiting import left_in, opened, received, until
 from keywise.adapters.rabbitmq.broker import Broker
@@ -116,7 +117,7 @@ async def test_a_release_into_a_queue_that_vanished_is_told():
 async def test_a_delay_queue_that_somebody_deletes_is_made_anew():
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("anew"))
-        async with opened(queue, second_s=SECOND_S) as source:
+        async with opened(queue, FastRabbitSource) as source:
             await source.send([b"one"], delay_s=100.0)
             await they.delete(wait_of(queue, 100.0 * SECOND_S, time.time()).queue)
             with pytest.raises(UnavailableError, match="was deleted"):

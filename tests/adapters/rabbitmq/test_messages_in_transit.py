@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from adapters.rabbitmq.benches import SECOND_S, fresh
+from adapters.rabbitmq.benches import fresh
+from adapters.rabbitmq.fast_source import FastRabbitSource
 from adapters.rabbitmq.queue_owner import bodies_of, owner
 from adapters.rabbitmq.waiting import left_in, opened, received, until
 from keywise.adapters.rabbitmq import delay_classes as rabbitmq_delays
@@ -28,7 +29,7 @@ async def test_what_somebody_else_puts_off_is_counted_at_once():
     """Nobody believes for long that a delay queue is not there."""
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("counted"))
-        async with opened(queue, second_s=SECOND_S) as looking, opened(queue, second_s=SECOND_S) as other:
+        async with opened(queue, FastRabbitSource) as looking, opened(queue, FastRabbitSource) as other:
             for number, delay_s in enumerate((1000.0, 10_000.0, 100_000.0)):
                 assert await looking.depth() == number
                 await other.send([b"later"], delay_s=delay_s)
@@ -40,7 +41,7 @@ def test_a_message_that_goes_round_is_never_overlooked(kind):
         async with owner(shared.rabbitmq().url) as they:
             queue = await they.declare(fresh("round"), queue_type=kind)
         broker = Broker(shared.rabbitmq().url)
-        source, looking = (RabbitSource(broker, queue, second_s=SECOND_S) for _ in range(2))
+        source, looking = (FastRabbitSource(broker, queue) for _ in range(2))
         async with source, looking:
             await source.send([b"round"])
             counted: list[int] = []
@@ -96,7 +97,7 @@ async def test_a_delay_that_is_longer_than_any_class_is_kept_in_several_steps(mo
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("long"), queue_type="quorum")
         await they.publish(queue, b"released")
-        async with opened(queue, second_s=0.1) as source:
+        async with opened(queue, FastRabbitSource, second_s=0.1) as source:
             begun = time.monotonic()
             await source.release(await received(source, 1), 30.0)
             await source.send([b"sent"], delay_s=25.0)

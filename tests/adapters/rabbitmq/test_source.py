@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import pika
 import pytest
 
-from adapters.rabbitmq.benches import SECOND_S, fresh
+from adapters.rabbitmq.benches import fresh
+from adapters.rabbitmq.fast_source import FastRabbitSource
 from adapters.rabbitmq.queue_owner import bodies_of, owner
 from adapters.rabbitmq.waiting import left_in, opened, received, until
 from keywise.adapters.rabbitmq import broker as keywise_rabbitmq
@@ -150,7 +151,7 @@ async def test_a_released_message_keeps_its_id_time_count_and_headers(kind):
             queue, b"body", headers=headers, message_id="m1", timestamp=1_700_000_000, expiration="60000"
         )
         copied = await they.ready(other)
-        async with opened(queue, second_s=SECOND_S) as source:
+        async with opened(queue, FastRabbitSource) as source:
             [first] = [held] = await received(source, 1)
             assert (first.count, first.sent_at) == (1, 1_700_000_000.0)
             for count, delay_s in ((2, 0.0), (3, 5.0), (4, 5.0)):
@@ -179,7 +180,7 @@ async def test_nothing_runs_into_the_delivery_limit_because_its_key_was_busy():
             dead_letter_routing_key=graveyard,
         )
         await they.publish(queue, b"busy")
-        async with opened(queue, second_s=SECOND_S) as source:
+        async with opened(queue, FastRabbitSource) as source:
             for _ in range(8):
                 await source.release(await received(source, 1), 1.0)
         for _ in range(12):
@@ -193,7 +194,7 @@ async def test_nothing_runs_into_the_delivery_limit_because_its_key_was_busy():
 async def test_a_message_waits_for_its_own_delay_and_not_for_those_of_other_classes():
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("classes"))
-        async with opened(queue, second_s=SECOND_S) as source:
+        async with opened(queue, FastRabbitSource) as source:
             await source.send([b"last"], delay_s=3000.0)
             await source.send([b"second"], delay_s=40.0)
             await source.send([b"first"], delay_s=10.0)
@@ -214,7 +215,7 @@ async def test_others_on_the_queue_and_its_settings_are_left_as_they_were():
         looked = ("list_queues", "name", "durable", "auto_delete", "arguments", "policy")
         before = await asyncio.to_thread(broker.control, *looked)
         theirs = await they.consume(queue)
-        async with opened(queue, second_s=SECOND_S) as source:
+        async with opened(queue, FastRabbitSource) as source:
             await they.publish(queue, *(b"%d" % number for number in range(40)))
             ours: list[bytes] = []
             while len(theirs) + len(ours) < 40:
@@ -373,7 +374,7 @@ async def test_what_waits_for_a_new_delay_queue_is_bounded(monkeypatch):
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("many"))
         await they.publish(queue, *(b"%d" % number for number in range(10)))
-    async with opened(queue, second_s=0.1) as source:
+    async with opened(queue, FastRabbitSource, second_s=0.1) as source:
         beside = []
         for one in await received(source, 10):
             await source.release([one], 15.0)

@@ -11,9 +11,9 @@ from servers import shared
 from servers.rabbitmq import RabbitServer
 
 
-def opened(queue: str, **options) -> RabbitSource:
+def opened(queue: str, kind: type[RabbitSource] = RabbitSource, **options) -> RabbitSource:
     """A source with connections and knowledge of its own, as another process has."""
-    return RabbitSource(Broker(shared.rabbitmq().url), queue, **options)
+    return kind(Broker(shared.rabbitmq().url), queue, **options)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -8,6 +8,7 @@ from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.entry import LedgerPolicy
 from keywise.testing.conformance import LedgerBench
+from keywise.testing.conformance.benches.redis import move_clock
 from servers import shared
 
 _numbers = itertools.count(1)
@@ -24,8 +25,8 @@ def redis_ledger(buckets: int | None):
         one, other = RedisDatabase(url), RedisDatabase(url)
 
         def advance(seconds: float) -> None:
-            one.advance(seconds)
-            other.advance(seconds)
+            move_clock(one, seconds)
+            move_clock(other, seconds)
 
         async with (
             RedisLedger(one, name, policy, buckets) as ledger,

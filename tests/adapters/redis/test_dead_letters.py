@@ -56,7 +56,7 @@ def test_large_letters_are_kept_a_few_at_a_time(narrow):
 
 def test_many_letters_are_kept_and_dropped_a_few_at_a_time(narrow, monkeypatch):
     monkeypatch.setattr(redis_book, "LETTERS_MAX", 7)
-    monkeypatch.setattr(redis_ledger, "DROP_AT_ONCE", 7)
+    monkeypatch.setattr(redis_ledger, "DELETE_AT_ONCE", 7)
 
     async def story() -> None:
         async with ledger_on(narrow) as ledger:

@@ -1,6 +1,8 @@
 """The suites tell promise by promise what is kept, broken, or cannot be checked, and leave nothing behind."""
 
+import importlib
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +11,6 @@ import pytest
 
 from adapters.benches import SINKS, SOURCES, memory_ledger
 from keywise import adapters
-from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.sink import MemorySink
 from keywise.adapters.memory.source import MemorySource
@@ -69,7 +70,7 @@ def mutate() -> Iterator:
 
 def test_all_promises_are_told_with_their_verdicts():
     told = []
-    report = run(check_sink(SINKS["memory.py"]["memory conditional"], on_checked=told.append))
+    report = run(check_sink(SINKS["memory.sink"]["memory conditional"], on_checked=told.append))
     assert report
     assert report.checked == told
     assert {one.verdict for one in told} == {Verdict.KEPT}
@@ -98,7 +99,7 @@ def test_a_promise_about_time_is_unchecked_where_time_cannot_be_moved():
 
     @asynccontextmanager
     async def timeless():
-        async with SOURCES["memory.py"]["memory"]() as bench:
+        async with SOURCES["memory.source"]["memory"]() as bench:
             bench.advance = advance
             yield bench
 
@@ -210,7 +211,7 @@ def test_what_could_be_somebody_elses_is_refused(check, url: str, told: str, tmp
 
 def test_an_adapter_that_takes_no_notice_of_the_pipelines_name_is_refused(monkeypatch):
     """Its queue is whatever its URL says, so it may be somebody else's."""
-    monkeypatch.setattr(adapters, "_finder", lambda role, address: lambda address: Forgetful())
+    monkeypatch.setattr(adapters, "_finder", lambda role, address, name: lambda address: Forgetful())
     with pytest.raises(SettingsError, match="broker://host/orders says itself which queue is used"):
         run(check_source("broker://host/orders"))
 
@@ -226,38 +227,83 @@ def test_a_sink_that_cannot_be_read_is_refused_by_its_url(monkeypatch):
         async def __aexit__(self, *error: object) -> None:
             pass
 
-    monkeypatch.setattr(adapters, "_finder", lambda role, address: lambda address: Blind(address.name))
+    monkeypatch.setattr(adapters, "_finder", lambda role, address, name: lambda address: Blind(address.name))
     with pytest.raises(SettingsError, match="cannot be read, so nobody can tell what it holds"):
         run(check_sink("search://host"))
 
 
-@pytest.mark.parametrize("is_movable", [True, False])
-def test_promises_about_time_are_checked_if_a_plug_can_move_its_clock(monkeypatch, is_movable):
-    class Remote:
-        """A queue whose database is nobody's business."""
+REMOTE = """
+from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.source import MemorySource
+from keywise.testing.conformance.benches.memory import MemoryBench
 
-        database = None
+database, prepared = MemoryDatabase(), []
 
-        def __init__(self, address) -> None:
-            self.source = MemorySource(address.shared(MemoryDatabase), address.name)
+class RemoteSource:
+    database = None
 
-        async def __aenter__(self) -> "Remote":
-            return self
+    def __init__(self, name):
+        self.queue = MemorySource(database, name)
 
-        async def __aexit__(self, *error: object) -> None:
-            pass
+    async def __aenter__(self):
+        return self
 
-        def __getattr__(self, name: str):
-            return getattr(self.source, name)
+    async def __aexit__(self, *error):
+        pass
 
-    def advance(self, seconds: float) -> None:
-        now = self.source.database.clock
-        self.source.database.clock = lambda: now() + seconds / 2  # It is opened twice, and both are told.
+    def __getattr__(self, name):
+        return getattr(self.queue, name)
 
-    if is_movable:
-        Remote.advance = advance
-    monkeypatch.setattr(adapters, "_finder", lambda role, address: Remote)
-    monkeypatch.setattr(Playground, "_second", lambda self, shared: shared)
-    report = run(check_source("queue://host"))
+class RemoteBench(MemoryBench):
+    async def prepare(self, address, role):
+        prepared.append((role, address.name))
+
+    def move_clock(self, adapters, seconds):
+        super().move_clock([one.queue for one in adapters], seconds)
+
+    async def remove(self, adapter, name):
+        del database.queues[name]
+
+def connect(address):
+    return RemoteSource(address.name)
+"""
+
+
+@pytest.fixture
+def remote(tmp_path: Path, monkeypatch) -> Iterator:
+    """Installs a package with a queue, and perhaps a bench for it."""
+
+    def install(*points: str):
+        (tmp_path / "remote_queue.py").write_text(REMOTE)
+        info = tmp_path / "remote_queue-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: remote-queue\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("\n".join(points))
+        monkeypatch.syspath_prepend(tmp_path)
+        return importlib.import_module("remote_queue")
+
+    yield install
+    sys.modules.pop("remote_queue", None)
+
+
+def test_a_package_brings_a_bench_for_its_adapter(remote):
+    module = remote(
+        "[keywise.sources]", "remote = remote_queue", "[keywise.benches]", "remote = remote_queue:RemoteBench"
+    )
+    report = run(check_source("remote://host"))
     assert report, str(report)
-    assert bool(report.of(Verdict.UNCHECKED)) is not is_movable
+    assert report.of(Verdict.UNCHECKED) == []
+    assert len(module.prepared) > len(report.checked)
+    # The first one is only made, to find out whether it can be checked.
+    assert len(module.database.queues) == 1
+
+
+def test_without_a_bench_promises_about_time_are_unchecked_and_queues_are_drained(remote):
+    module = remote("[keywise.sources]", "remote = remote_queue")
+    report = run(check_source("remote://host"))
+    assert report, str(report)
+    assert report.of(Verdict.UNCHECKED)
+    queues = module.database.queues.values()
+    now = module.database.clock()
+    assert queues
+    assert not [message for queue in queues for message in queue.values() if message.visible_at <= now]

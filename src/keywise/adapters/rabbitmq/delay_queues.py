@@ -9,10 +9,6 @@ from keywise.adapters.rabbitmq.delay_classes import Wait, wait_of, waits_of
 from keywise.adapters.rabbitmq.publisher import Message, Publisher, Rejection
 from keywise.core.errors import DatabaseError, UnavailableError
 
-FRESH_S = 2.0
-"""So long nothing is put into a new quorum queue: if the broker crashed then, it would forget what it had confirmed."""
-ABSENT_S = FRESH_S / 2
-"""So long a queue that was not there is taken to be empty: whoever makes one puts nothing into it before that."""
 PREPARED_DELAYS_S = (1.0, 5.0)
 """The delays that are needed most: what finds no room behind a blocked key waits for five seconds by default."""
 
@@ -20,22 +16,24 @@ PREPARED_DELAYS_S = (1.0, 5.0)
 class DelayQueues:
     """All delay queues of one queue."""
 
-    def __init__(self, link: BrokerLink, publisher: Publisher, queue: str, second_s: float) -> None:
+    _fresh_s = 2.0
+    """So long nothing is put into a new quorum queue: if the broker crashed then, it would forget what it confirmed."""
+    _absent_s = _fresh_s / 2
+    """So long a queue that was not there is taken to be empty: whoever makes one puts nothing into it before that."""
+
+    def __init__(self, link: BrokerLink, publisher: Publisher, queue: str) -> None:
         self._link = link
         self._publisher = publisher
         self._queue = queue
-        self._second_s = second_s
         self._usable_at: dict[str, float] = {}
         """Delay queues that are there, and from when on they can be trusted."""
         self._absent: dict[str, float] = {}
         """Delay queues that were not there, and until when that is believed."""
 
-    async def prepare(self) -> str:
-        """Make those that are needed most; return the name of one."""
-        waits = [wait_of(self._queue, delay_s, time.time()) for delay_s in PREPARED_DELAYS_S]
-        for wait in waits:
-            await self._declare(wait)
-        return waits[0].queue
+    async def prepare(self) -> None:
+        """Make those that are needed most."""
+        for delay_s in PREPARED_DELAYS_S:
+            await self._declare(wait_of(self._queue, delay_s, time.time()))
 
     async def usable_in_s(self, delay_s: float) -> float:
         """How long a message that is put off for so long has to be kept before."""
@@ -70,7 +68,7 @@ class DelayQueues:
             except DatabaseError as error:
                 if refusal_code(error) != NOT_FOUND:
                     raise
-                self._absent[wait.queue] = clock() + ABSENT_S * self._second_s
+                self._absent[wait.queue] = clock() + self._absent_s
         return counted
 
     async def _declare(self, wait: Wait) -> None:
@@ -83,5 +81,5 @@ class DelayQueues:
                 raise
             await self._publisher.declare(wait.queue, wait.arguments(self._queue))
         # One that was found may have been made by somebody else a moment ago.
-        self._usable_at[wait.queue] = asyncio.get_running_loop().time() + FRESH_S * self._second_s
+        self._usable_at[wait.queue] = asyncio.get_running_loop().time() + self._fresh_s
         self._absent.pop(wait.queue, None)

@@ -22,7 +22,6 @@ from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.core.settings import seconds
 from keywise.core.url import Address, redacted
-from keywise.testing.conformance.benches import rabbitmq as rabbitmq_own
 
 ACK_TIMEOUT_S = 1_800.0
 """What a broker is set to by default."""
@@ -59,7 +58,6 @@ class RabbitSource:
         prefetch: int = PREFETCH,
         ack_timeout_s: float = ACK_TIMEOUT_S,
         management: str = "",
-        second_s: float = 1.0,
     ) -> None:
         self.ack_timeout_s = ack_timeout_s
         """How long the broker lets a delivery be held."""
@@ -67,14 +65,12 @@ class RabbitSource:
         self._broker = broker
         self._queue = queue
         self._prefetch = prefetch
-        self._second_s = second_s
-        """How long a second of a delay takes, to check what time does."""
         self._link = BrokerLink(broker, f"taking from {queue}")
         self._publisher = Publisher(broker)
         self._opening = asyncio.Lock()
         self._subscription: Subscription | None = None
         self._resting: asyncio.TimerHandle | None = None
-        self._delay_queues = DelayQueues(self._link, self._publisher, queue, second_s)
+        self._delay_queues = DelayQueues(self._link, self._publisher, queue)
         self._errands: set[asyncio.Task[None]] = set()
         """What is done beside; it never raises."""
         self._leaving: set[str | int] = set()
@@ -131,7 +127,7 @@ class RabbitSource:
         if subscription is None or not subscription.unsettled(deliveries):
             return
         try:
-            opens_in_s = await self._delay_queues.usable_in_s(delay_s * self._second_s) if delay_s > 0 else 0.0
+            opens_in_s = await self._delay_queues.usable_in_s(delay_s) if delay_s > 0 else 0.0
             if opens_in_s > 0 and len(self._errands) < ERRANDS_MAX:
                 # Whoever releases has more to do than to wait for that.
                 self._run_errand(self._release_later(subscription, [*deliveries], delay_s))
@@ -144,7 +140,7 @@ class RabbitSource:
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         now, prefix = time.time(), secrets.token_hex(8)
-        due = due_after(delay_s * self._second_s, now)
+        due = due_after(delay_s, now)
         messages = [
             (body, fresh_properties(body, f"{prefix}.{number}", now, due))
             for number, body in enumerate(bodies, start=1)
@@ -165,14 +161,6 @@ class RabbitSource:
                 return 0
         # Something went through it each time, so it is not empty, and nobody can say more.
         return 1
-
-    async def declare(self) -> None:
-        """Make the queue, for a check that has one of its own; it need not be open for that."""
-        await rabbitmq_own.declare_queue(self._broker, self._queue)
-
-    async def forget(self, name: str) -> None:
-        """Remove a queue of a check, and what is put off there."""
-        await rabbitmq_own.delete_queues(self._broker, name)
 
     # Taking.
 
@@ -228,7 +216,7 @@ class RabbitSource:
                 others.append(one)
                 continue
             try:
-                await self._put([(one.body, copied_properties(properties, one, due))], (due - now) / self._second_s)
+                await self._put([(one.body, copied_properties(properties, one, due))], due - now)
             except (DatabaseError, UnavailableError):
                 subscription.requeue_later([one], due - now)
             else:
@@ -278,7 +266,7 @@ class RabbitSource:
 
     async def _copy(self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float) -> None:
         """A copy goes to the end of the queue, perhaps after a delay, and then its original is acked."""
-        due = due_after(delay_s * self._second_s, time.time())
+        due = due_after(delay_s, time.time())
         mine = subscription.unsettled(deliveries)
         await self._put([(one.body, copied_properties(properties, one, due)) for one, properties in mine], delay_s)
         subscription.ack(deliveries)
@@ -291,7 +279,7 @@ class RabbitSource:
             if delay_s <= 0:
                 await self._publisher.publish(self._queue, messages)
             else:
-                await self._delay_queues.publish(messages, delay_s * self._second_s)
+                await self._delay_queues.publish(messages, delay_s)
         except Rejection as error:
             if error.is_missing:
                 raise self._missing() from error

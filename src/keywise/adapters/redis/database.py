@@ -24,7 +24,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from keywise.adapters.redis.scripts import Script
+from keywise.adapters.redis.script import Script
 from keywise.core.clock import boot_time
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.core.url import Address, redacted
@@ -55,8 +55,6 @@ class RedisDatabase:
         self._free: dict[Any, float] = {}
         """Connections that nobody uses, the last used ones last, and since when."""
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
-        self.ahead_s = 0.0
-        """By how much the clock was moved, to check what time does."""
 
     async def __aenter__(self) -> Self:
         async with self._opening:
@@ -71,14 +69,10 @@ class RedisDatabase:
             if self._users == 0:
                 await self._close()
 
-    def advance(self, seconds: float) -> None:
-        """Move the clock that this opening goes by, to check what time does."""
-        self.ahead_s += seconds
-
     async def now(self) -> float:
         """The store's clock: that of the server, the same for all who are connected to it."""
         seconds, microseconds = await self.run("TIME")
-        return int(seconds) + int(microseconds) / 1e6 + self.ahead_s
+        return int(seconds) + int(microseconds) / 1e6
 
     def connection(self) -> Any:
         """A new one, for who listens: it is not connected yet, and whoever asked for it ends it."""

@@ -7,6 +7,7 @@ from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.serial.backend import RedisTurns
 from keywise.core.serial.contract import TurnPolicy
 from keywise.testing.conformance import TurnsBench
+from keywise.testing.conformance.benches.redis import move_clock
 from servers import shared
 
 NUMBER = 7
@@ -21,8 +22,8 @@ async def redis_turns(policy: TurnPolicy) -> AsyncIterator[TurnsBench]:
     one, other = RedisDatabase(turns_url()), RedisDatabase(turns_url())
 
     def advance(seconds: float) -> None:
-        one.advance(seconds)
-        other.advance(seconds)
+        move_clock(one, seconds)
+        move_clock(other, seconds)
 
     async with one:
         # Causes name the function, and are compared with those of a function of this name in memory.

@@ -14,6 +14,7 @@ from keywise.adapters.redis.serial.store import NONCE_BITS, token_of, token_text
 from keywise.core.errors import DatabaseError, UnansweredError, UnavailableError
 from keywise.core.events import SessionLost
 from keywise.core.serial.contract import Ending, Mode, Switch, TurnPolicy
+from keywise.testing.conformance.benches.redis import move_clock
 from keywise.testing.conformance.serial.ordering import asked, done
 from running import run
 from servers.redis import RedisServer, redis_server
@@ -138,7 +139,7 @@ def test_after_a_loss_nobody_has_a_turn_until_those_who_had_one_must_know(server
             assert await one.renew([turn.token]) == [turn.token], "it must stop"
             assert (await one.answer([done(turn)])).refused == ["1"]
             assert (one.sessions_lost, other.sessions_lost) == (1, 1)
-            database.advance(POLICY.lease_s + 1.0)
+            move_clock(database, POLICY.lease_s + 1.0)
             [again] = await other.take(10)
             assert (again.request.id, again.place) == ("1", 1)
             assert again.token > turn.token
@@ -201,7 +202,7 @@ def test_a_server_that_goes_back_a_little_is_found_out(server):
             assert await one.renew([turn.token]) == [turn.token]
             assert one.sessions_lost == 1
             assert await other.take(10) == [], "it is quiet for a lease"
-            database.advance(POLICY.lease_s + 1.0)
+            move_clock(database, POLICY.lease_s + 1.0)
             [again] = await other.take(10)
             assert again.token != turn.token
 

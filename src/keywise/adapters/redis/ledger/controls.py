@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from keywise.adapters.redis.ledger.listing import active_entries, codes_after
 from keywise.adapters.redis.ledger.scope import RedisScope
+from keywise.adapters.redis.ledger.scripts import PERIODIC_LOCK, PROBE, SET_CONTROLS
 from keywise.adapters.redis.ledger.working_set import TRIES_MAX, WAIT_S, RedisWorkingSet, Snapshot, controls_of, text_of
-from keywise.adapters.redis.scripts import PERIODIC_LOCK, PROBE, SET_CONTROLS
 from keywise.core import rules
 from keywise.core.controls import Controls, Pause
 from keywise.core.entry import Claim, Entry

@@ -11,8 +11,8 @@ from keywise.adapters.redis.ledger.entry_encoding import GONE
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries, charged_codes, codes_after
 from keywise.adapters.redis.ledger.scope import SCOPES, RedisScope, prefix_of
+from keywise.adapters.redis.ledger.scripts import FLOOR, HOLDING, KEEP
 from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS, RedisWorkingSet, Snapshot, stretches
-from keywise.adapters.redis.scripts import FLOOR, HOLDING, KEEP
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import LedgerPolicy

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from keywise.adapters.redis.ledger.scope import RedisScope
-from keywise.adapters.redis.scripts import LINES_OF, RECORD, RECORD_ONE, TRIM
+from keywise.adapters.redis.ledger.scripts import LINES_OF, RECORD, RECORD_ONE, TRIM
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import encoded
 

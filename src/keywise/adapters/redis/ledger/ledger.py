@@ -16,8 +16,8 @@ from keywise.adapters.redis.ledger.entry_encoding import IDLE, entry_of, state_o
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries
 from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
+from keywise.adapters.redis.ledger.scripts import COUNT, DROP, WALK
 from keywise.adapters.redis.ledger.working_set import RedisWorkingSet, Snapshot, controls_of, stretches, text_of
-from keywise.adapters.redis.scripts import COUNT, DROP, WALK
 from keywise.core import rules
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
@@ -232,15 +232,6 @@ class RedisLedger:
     def losses(self) -> int:
         """How often this opening has found that the server has lost something."""
         return self._scope.losses
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock that this opening goes by, to check what time does."""
-        self._server.advance(seconds)
-
-    async def forget(self, name: str) -> None:
-        """Remove this scope."""
-        assert name == self._scope.name, "a ledger forgets only itself"
-        await self._scope.forget()
 
     def _lost(self, controls: bytes, now: float) -> bytes:
         """Nobody knows which marks are gone, so everything has to be sent again."""

@@ -6,7 +6,7 @@ from typing import Any
 from keywise.adapters.redis.database import in_pairs
 from keywise.adapters.redis.ledger.entry_encoding import ACTIVE, entry_of
 from keywise.adapters.redis.ledger.scope import RedisScope
-from keywise.adapters.redis.scripts import FIELDS
+from keywise.adapters.redis.ledger.scripts import FIELDS
 from keywise.core.entry import Entry
 
 SCAN_AT_ONCE = 500

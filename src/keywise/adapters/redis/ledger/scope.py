@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from keywise.adapters.redis.database import RedisDatabase
-from keywise.adapters.redis.scripts import OPEN, Script
+from keywise.adapters.redis.ledger.scripts import OPEN
+from keywise.adapters.redis.script import Script
 from keywise.core.errors import DatabaseError, UnavailableError
 
 FORMAT = "1"
@@ -77,7 +78,7 @@ class RedisScope:
                     f"{buckets}; try again"
                 )
             learned = self._learned
-            known = (self.prefix, self._nonce, self._worker, self._seen, self._own, repr(self.database.ahead_s))
+            known = (self.prefix, self._nonce, self._worker, self._seen, self._own)
             answer = await self.database.call(script, *known, *arguments)
             if answer != [b"lost"]:
                 self._is_losing = False
@@ -99,12 +100,6 @@ class RedisScope:
         for start in range(0, len(names), UNLINK_AT_ONCE):
             await self.database.run("UNLINK", *names[start : start + UNLINK_AT_ONCE])
         await self.database.run("HDEL", self.key("meta"), "keys", "tombstones", "suspects")
-
-    async def forget(self) -> None:
-        """Remove all that is kept under this name."""
-        await self.clear()
-        await self.database.run("UNLINK", *map(self.key, ("meta", "controls", "workers")))
-        await self.database.run("SREM", SCOPES, self.name)
 
     async def _note_loss(self) -> None:
         """Tell it to everybody in the step in which this worker comes to know what is there.

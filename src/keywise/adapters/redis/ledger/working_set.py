@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from keywise.adapters.redis.ledger.entry_encoding import ACTIVE, entry_of, state_of
 from keywise.adapters.redis.ledger.scope import RedisScope
-from keywise.adapters.redis.scripts import READ, SWAP, SWAP_FREEING
+from keywise.adapters.redis.ledger.scripts import READ, SWAP, SWAP_FREEING
 from keywise.core import rules
 from keywise.core.controls import PLAIN, Controls
 from keywise.core.dead_letter import DeadLetter
@@ -186,7 +186,7 @@ class RedisWorkingSet:
         return before is None or entry.rate_at != before.rate_at
 
     def _snapshot(self, seconds: bytes, microseconds: bytes, controls: bytes) -> Snapshot:
-        now = int(seconds) + int(microseconds) / 1e6 + self._scope.database.ahead_s
+        now = int(seconds) + int(microseconds) / 1e6
         return Snapshot(now=now, read_at=now, controls=controls_of(controls), controls_text=controls)
 
     def _put(self, snapshot: Snapshot, key: str, state: bytes, rate: bytes) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from keywise.adapters.redis.scripts import Script
+from keywise.adapters.redis.script import Script
 from keywise.adapters.redis.serial.scripts import HISTORY, PRUNE, RECORD, STATES, SWITCH
 from keywise.adapters.redis.serial.store import RedisTurnsStore, record_of
 from keywise.core.serial.contract import KeyState, Record, Switch

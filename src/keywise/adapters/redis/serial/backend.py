@@ -13,7 +13,6 @@ from keywise.adapters.redis.serial.bell import RedisBell
 from keywise.adapters.redis.serial.store import RedisTurnsStore
 from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy
 from keywise.core.url import Address
-from keywise.testing.conformance.benches import redis_serial as redis_turns_own
 
 POLL_S = 0.5
 """How often to look even if nobody rang: what is told while there is no connection is not heard."""
@@ -83,14 +82,6 @@ class RedisTurns:
     def sessions_lost(self) -> int:
         """How often this opening has found that the server has lost something: what runs here is to be broken off."""
         return self._store.losses
-
-    def advance(self, seconds: float) -> None:
-        """Move the clock that this opening goes by, to check what time does."""
-        self._server.advance(seconds)
-
-    async def forget(self, name: str) -> None:
-        """Remove all that is kept of a serial function."""
-        await redis_turns_own.remove(self._server, name)
 
 
 def connect(address: Address, owner: str, policy: TurnPolicy) -> RedisTurns:

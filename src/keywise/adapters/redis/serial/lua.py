@@ -48,7 +48,7 @@ end
 STEP = (
     """
 local terms, given = cmsgpack.unpack(ARGV[1]), cmsgpack.unpack(ARGV[2])
-local P, nonce, owner, own, ahead, lease, atomic, attempts_max, salt, name = unpack(terms)
+local P, nonce, owner, own, lease, atomic, attempts_max, salt, name = unpack(terms)
 """
     + READING
     + """
@@ -57,7 +57,7 @@ local known = call('ZSCORE', P .. 'calls', owner) or meta[2]
 if meta[1] ~= nonce or (own > 0 and (not known or tonumber(known) < own)) then return {'lost'} end
 local time = call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local stamp = string.format('%.6f', micros / 1000000 + ahead)
+local stamp = string.format('%.6f', micros / 1000000)
 local now = tonumber(stamp)
 local seq = call('HINCRBY', P .. 'meta', 'seq', 1)
 call('ZADD', P .. 'calls', seq, owner)

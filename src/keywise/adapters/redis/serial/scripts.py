@@ -1,6 +1,6 @@
 """The scripts of turns in a Redis server: one call of an owner each, and those of operators."""
 
-from keywise.adapters.redis.scripts import Script
+from keywise.adapters.redis.script import Script
 from keywise.adapters.redis.serial.lua import ASKING, READING, STEP, TAKING
 
 _EXCHANGE = (

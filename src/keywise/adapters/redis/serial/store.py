@@ -12,7 +12,7 @@ import msgspec
 from redis.exceptions import OutOfMemoryError
 
 from keywise.adapters.redis.database import RedisDatabase
-from keywise.adapters.redis.scripts import Script
+from keywise.adapters.redis.script import Script
 from keywise.adapters.redis.serial.lua import prefix_of
 from keywise.adapters.redis.serial.scripts import (
     EXCHANGE,
@@ -118,7 +118,7 @@ class RedisTurnsStore:
         policy = self._policy
         for _ in range(TRIES):
             terms = (
-                *(self.prefix, self._nonce, self.owner, self._own, self.database.ahead_s, policy.lease_s),
+                *(self.prefix, self._nonce, self.owner, self._own, policy.lease_s),
                 *(policy.atomic, policy.attempts_max, str(secrets.randbits(NONCE_BITS)), self.name),
             )
             answer = await self.database.call(script, _PACK(terms), _PACK(given))
@@ -134,8 +134,7 @@ class RedisTurnsStore:
 
     async def _learn(self, lost: str) -> None:
         """Come to know what is there; with the name that it had before, that something was lost is noted."""
-        quiet = repr(self.database.ahead_s + self._policy.lease_s)
-        given = (self.owner, secrets.token_hex(8), FORMAT, lost, self._own, quiet, OWNERS_MAX)
+        given = (self.owner, secrets.token_hex(8), FORMAT, lost, self._own, repr(self._policy.lease_s), OWNERS_MAX)
         form, nonce, seq = await self.database.call(OPEN, self.prefix, *given)
         if form != FORMAT.encode():
             raise DatabaseError(
