@@ -4,7 +4,6 @@ import pytest
 from msgspec.structs import replace
 
 from adapters.postgres.benches import fresh
-from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
@@ -12,12 +11,14 @@ from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.errors import AdminError
 from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import LedgerCopy, LedgerHandle, TargetState
+from keywise.testing.conformance.benches import bench_of
+from keywise.testing.conformance.benches.postgres import PostgresBenchDatabase
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
 from keywise.testing.conformance.dumps import filled, joined, pages_of
 from running import run
 from servers import shared
 
-KINDS = {"postgres": (PostgresDatabase, PostgresLedger), "redis": (RedisDatabase, RedisLedger)}
+KINDS = {"postgres": (PostgresBenchDatabase, PostgresLedger), "redis": (RedisDatabase, RedisLedger)}
 
 
 @pytest.mark.parametrize("server", [pytest.param(name, marks=pytest.mark.server(name)) for name in KINDS])
@@ -29,8 +30,8 @@ def test_a_ledger_is_not_replaced_by_itself_under_another_spelling_of_its_host(s
         database, ledger = KINDS[server]
         databases = [database(each) for each in (url, url.replace("127.0.0.1", "localhost"))]
         async with ledger(databases[0], scope, PLAIN) as one, ledger(databases[1], scope, PLAIN) as other:
-            clocks = [each.advance for each in databases]
-            await filled(LedgerBench(ledger=one, another=one, advance=lambda seconds: [go(seconds) for go in clocks]))
+            bench = bench_of(server)
+            await filled(LedgerBench(ledger=one, another=one, advance=lambda s: bench.move_clock([one, other], s)))
             await one.control_store.pause(Pause(EVERYTHING, True))
             before, controls = joined(await pages_of(one.transfer, 100)), await one.control_store.controls()
             move = LedgerCopy(scope, LedgerHandle("here", one), LedgerHandle("there", other), lambda what, done: None)

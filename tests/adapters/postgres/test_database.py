@@ -326,7 +326,8 @@ def test_a_check_by_url_leaves_nothing_behind(url, check):
         tables = await executed(url, "select tablename from pg_tables where tablename like 'check%'")
         names = await executed(url, "select name from keywise_queues", "select name from keywise_scopes")
         rows = await executed(url, "select 1 from keywise_ready", "select 1 from keywise_marks")
-        assert [*tables, *names, *rows] == [[]] * 5
+        schemas = await executed(url, "select nspname from pg_namespace where nspname like 'check%'")
+        assert [*tables, *names, *rows, *schemas] == [[]] * 6
 
     run(main(), limit_s=60)
 

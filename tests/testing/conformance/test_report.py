@@ -250,6 +250,9 @@ def test_promises_about_time_are_checked_if_a_plug_can_move_its_clock(monkeypatc
         def __getattr__(self, name: str):
             return getattr(self.source, name)
 
+    async def second(self, name, shared):
+        return shared
+
     def advance(self, seconds: float) -> None:
         now = self.source.database.clock
         self.source.database.clock = lambda: now() + seconds / 2  # It is opened twice, and both are told.
@@ -257,7 +260,7 @@ def test_promises_about_time_are_checked_if_a_plug_can_move_its_clock(monkeypatc
     if is_movable:
         Remote.advance = advance
     monkeypatch.setattr(adapters, "_finder", lambda role, address: Remote)
-    monkeypatch.setattr(Playground, "_second", lambda self, shared: shared)
+    monkeypatch.setattr(Playground, "_second", second)
     report = run(check_source("queue://host"))
     assert report, str(report)
     assert bool(report.of(Verdict.UNCHECKED)) is not is_movable

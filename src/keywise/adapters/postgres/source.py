@@ -54,12 +54,10 @@ class PostgresSource:
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         if not await self.arrived(wait_s):
             return []
-        receipt, ahead_s = secrets.randbits(62), self.database.ahead_s
-        taking = (self._queue, limit, ahead_s, self.visibility_s, receipt)
-        rows = [*await self.database.write(_TAKE_DUE, *taking)]
+        visibility_s, receipt = self.visibility_s, secrets.randbits(62)
+        rows = [*await self.database.write(_TAKE_DUE, self._queue, limit, visibility_s, receipt)]
         if len(rows) < limit:
-            fresh = (self._queue, limit - len(rows), ahead_s, self.visibility_s, receipt)
-            rows += await self.database.write(_TAKE_FRESH, *fresh)
+            rows += await self.database.write(_TAKE_FRESH, self._queue, limit - len(rows), visibility_s, receipt)
         return [Delivery(id, receipt, body, sent_at, count) for id, count, sent_at, body in rows]
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
@@ -71,7 +69,7 @@ class PostgresSource:
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         if deliveries:
-            await self.database.write(_RELEASE, *_receipts(deliveries), delay_s + self.database.ahead_s)
+            await self.database.write(_RELEASE, *_receipts(deliveries), delay_s)
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         if len(bodies) < COPY_FROM or delay_s > 0:
@@ -131,16 +129,16 @@ class PostgresSource:
         [[is_ready, visible_at, now]] = await self.database.read(_LOOK, self._queue)
         if is_ready:
             return 0.0
-        return POLL_S if visible_at is None else float(visible_at - now - self.database.ahead_s)
+        return POLL_S if visible_at is None else float(visible_at - now)
 
     def _sending(self, bodies: Sequence[bytes], delay_s: float) -> tuple[str, tuple[Any, ...]]:
         if delay_s > 0:
-            return _DELAY, (self._queue, list(bodies), self.database.ahead_s, delay_s)
-        return _SEND, (self._queue, list(bodies), self.database.ahead_s)
+            return _DELAY, (self._queue, list(bodies), delay_s)
+        return _SEND, (self._queue, list(bodies))
 
     async def _copy(self, connection: Any, bodies: Sequence[bytes]) -> None:
         [[now]] = await connection.fetch(_NOW_ALONE)
-        rows = [(self._queue, now + self.database.ahead_s, body) for body in bodies]
+        rows = [(self._queue, now, body) for body in bodies]
         await connection.copy_records_to_table("keywise_ready", columns=["queue", "sent_at", "body"], records=rows)
         await connection.execute("select pg_notify($1, $2)", CHANNEL, str(self._queue))
 
@@ -176,17 +174,17 @@ class PostgresTransactionalQueue:
         source.database.before_commit(connection, self._put_back)
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
-        queue, ahead_s = self._source._queue, self._source.database.ahead_s
+        queue = self._source._queue
         with self._errors():
             if peeked:
                 ids = [int(one.id) for one in peeked]
-                done = await self._connection.execute(_TAKE_PEEKED, queue, len(ids), ahead_s, numbers(ids))
+                done = await self._connection.execute(_TAKE_PEEKED, queue, len(ids), numbers(ids))
                 is_there = done == f"DELETE {len(ids)}"
                 self._source.peek_heuristic.record(is_there)
                 if is_there:
                     self._fresh.update(zip(ids, peeked, strict=True))
                     return peeked
-            rows = await self._connection.fetch(_RECEIVE, queue, limit, ahead_s)
+            rows = await self._connection.fetch(_RECEIVE, queue, limit)
         received = [Delivery(id, receipt, body, sent_at, count) for id, receipt, count, sent_at, body, _ in rows]
         self._fresh.update((one.id, one) for one, row in zip(received, rows, strict=True) if row[5])
         return received
@@ -204,7 +202,7 @@ class PostgresTransactionalQueue:
             await self._connection.execute(
                 _HOLD,
                 self._source._queue,
-                delay_s + self._source.database.ahead_s,
+                delay_s,
                 *_columns(deliveries),
                 [one.receipt for one in deliveries],
                 [one.count for one in deliveries],
@@ -244,7 +242,7 @@ _LOOK = (
 )
 _DUE = (
     "from keywise_held where queue = $1 "
-    f"and visible_at <= (select {_NOW} + $3::float8) order by visible_at limit $2 for update skip locked"
+    f"and visible_at <= (select {_NOW}) order by visible_at limit $2 for update skip locked"
 )
 _FRESH = "from keywise_ready where queue = $1 order by id limit $2 for update skip locked"
 _REST = _FRESH.replace("$2", "$2 - (select count(*) from due)")
@@ -255,21 +253,21 @@ _RECEIVE = (
 )
 _TAKE_PEEKED = (
     f"with due as (select id {_DUE}) delete from keywise_ready where queue = $1 and id = any(("  # noqa: S608
-    f"select case when array(select id {_FRESH}) = $4::text::bigint[] and not exists (select 1 from due) "
-    "then $4::text::bigint[] else '{}' end)::bigint[])"
+    f"select case when array(select id {_FRESH}) = $3::text::bigint[] and not exists (select 1 from due) "
+    "then $3::text::bigint[] else '{}' end)::bigint[])"
 )
 _PUT_BACK = (
     "insert into keywise_ready (queue, id, sent_at, body) "
     "select $1, * from unnest($2::bigint[], $3::float8[], $4::bytea[])"
 )
 _TAKE_DUE = (
-    f"update keywise_held set visible_at = {_NOW} + $3::float8 + $4::float8, receipt = $5, count = count + 1 "  # noqa: S608
+    f"update keywise_held set visible_at = {_NOW} + $3::float8, receipt = $4, count = count + 1 "  # noqa: S608
     f"where id = any(array(select id {_DUE})) returning id, count, sent_at, body"
 )
 _TAKE_FRESH = (
     f"with taken as (delete from keywise_ready where queue = $1 and id = any(array(select id {_FRESH})) "  # noqa: S608
     "returning id, sent_at, body) insert into keywise_held (id, queue, visible_at, receipt, count, sent_at, body) "
-    f"select id, $1, {_NOW} + $3::float8 + $4::float8, $5, 1, sent_at, body from taken "
+    f"select id, $1, {_NOW} + $3::float8, $4, 1, sent_at, body from taken "
     "returning id, count, sent_at, body"
 )
 _PEEK = "select id, sent_at, body from keywise_ready where queue = $1 and id > $2 order by id limit $3"
@@ -287,12 +285,11 @@ _HOLD = (
 _RING = f"select pg_notify('{CHANNEL}', $1::int::text)"
 _SEND = (
     "with sent as (insert into keywise_ready (queue, sent_at, body) "  # noqa: S608
-    f"select $1, {_NOW} + $3::float8, body from unnest($2::bytea[]) with ordinality as one (body, n) order by n) "
-    + _RING
+    f"select $1, {_NOW}, body from unnest($2::bytea[]) with ordinality as one (body, n) order by n) " + _RING
 )
 _DELAY = (
     "insert into keywise_held (id, queue, visible_at, receipt, count, sent_at, body) "  # noqa: S608
-    f"select nextval('keywise_messages'), $1, {_NOW} + $3::float8 + $4::float8, 0, 0, {_NOW} + $3::float8, body "
+    f"select nextval('keywise_messages'), $1, {_NOW} + $3::float8, 0, 0, {_NOW}, body "
     "from unnest($2::bytea[]) as one (body)"
 )
 _DEPTH = (

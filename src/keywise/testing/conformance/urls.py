@@ -3,22 +3,19 @@
 import itertools
 import os
 import secrets
-import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from keywise import adapters
-from keywise.adapters.memory.database import MemoryDatabase
-from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address, redacted
 from keywise.flow.pipeline import is_atomic
+from keywise.testing.conformance.benches import bench_of
 from keywise.testing.conformance.claims import LedgerBench
-from keywise.testing.conformance.promise import UncheckedError
 from keywise.testing.conformance.serial.ordering import TurnsBench
 from keywise.testing.conformance.sinks import SinkBench
 from keywise.testing.conformance.sources import SourceBench
@@ -29,8 +26,6 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {"ledgers": (LedgerPolicy(),), "turns": 
 """What a plug is made with besides its address."""
 OWN_NAMES = ("queue", "table", "index", "topic", "stream", "collection", "exchange")
 """Options with which a URL names something that may hold what somebody needs."""
-QUEUE_BITS = 40
-DRAIN_MAX = 1000
 
 
 class Playground:
@@ -44,6 +39,7 @@ class Playground:
         self._numbers = itertools.count(1)
         self._is_memory = url.startswith("memory:")
         self._made_files = _new_files(url)
+        self._bench = bench_of(Address(url, "", {}).scheme)
         self._check_names()
         # Made and not opened: what cannot be checked is told before anything is written.
         self._connect(role, self.prefix, {}, *ARGUMENTS.get(role, ()))
@@ -60,7 +56,8 @@ class Playground:
 
     @asynccontextmanager
     async def source(self) -> AsyncIterator[SourceBench]:
-        name, shared = self._name(), dict[tuple[Any, ...], Any]()
+        name = self._name()
+        shared = await self._prepared(name)
         async with AsyncExitStack() as stack:
             source = self._connect("sources", name, shared)
             if is_brokered := hasattr(source, "declare"):
@@ -68,47 +65,52 @@ class Playground:
                 await source.declare()
             await stack.enter_async_context(source)
             # A broker tells nobody what other processes hold, so both are of one; their connections are their own.
-            beside = shared if is_brokered else self._second(shared)
+            beside = shared if is_brokered else await self._second(name, shared)
             another = await stack.enter_async_context(self._connect("sources", name, beside))
             if not is_brokered:
-                stack.push_async_callback(_clean, source, name)
+                stack.push_async_callback(self._bench.remove, source, name)
             transaction = None
             if source.database is not None:
                 ledger = await stack.enter_async_context(self._ledger(name, shared))
-                stack.push_async_callback(_clean, ledger, name)
+                stack.push_async_callback(self._bench.remove, ledger, name)
                 transaction = _connections(ledger)
             yield SourceBench(
-                source=source, another=another, advance=_advance(source, another), transaction=transaction
+                source=source, another=another, advance=self._advance(source, another), transaction=transaction
             )
 
     @asynccontextmanager
     async def ledger(self, policy: LedgerPolicy) -> AsyncIterator[LedgerBench]:
-        name, shared = self._name(), dict[tuple[Any, ...], Any]()
+        name = self._name()
+        shared = await self._prepared(name)
         async with AsyncExitStack() as stack:
             ledger = await stack.enter_async_context(self._connect("ledgers", name, shared, policy))
-            another = await stack.enter_async_context(self._connect("ledgers", name, self._second(shared), policy))
-            stack.push_async_callback(_clean, ledger, name)
-            yield LedgerBench(ledger=ledger, another=another, advance=_advance(ledger, another))
+            another = await stack.enter_async_context(
+                self._connect("ledgers", name, await self._second(name, shared), policy)
+            )
+            stack.push_async_callback(self._bench.remove, ledger, name)
+            yield LedgerBench(ledger=ledger, another=another, advance=self._advance(ledger, another))
 
     @asynccontextmanager
     async def sink(self) -> AsyncIterator[SinkBench]:
-        name, shared = self._name(), dict[tuple[Any, ...], Any]()
+        name = self._name()
+        shared = await self._prepared(name)
         async with AsyncExitStack() as stack:
             sink = await stack.enter_async_context(self._connect("sinks", name, shared))
-            stack.push_async_callback(_clean, sink, name)
+            stack.push_async_callback(self._bench.remove, sink, name)
             recorded = _Recorded(sink)
             if not is_atomic(sink):
                 yield SinkBench(sink=recorded, content=recorded.content)
                 return
             ledger = await stack.enter_async_context(self._ledger(name, shared))
-            stack.push_async_callback(_clean, ledger, name)
+            stack.push_async_callback(self._bench.remove, ledger, name)
             if ledger.database is not sink.database:
                 raise SettingsError(f"no ledger shares the database of the atomic sink {redacted(self.url)}")
             yield SinkBench(sink=recorded, content=recorded.content, transaction=ledger.transaction)
 
     @asynccontextmanager
     async def turns(self, policy: TurnPolicy) -> AsyncIterator[TurnsBench]:
-        name, shared = self._name(), dict[tuple[Any, ...], Any]()
+        name = self._name()
+        shared = await self._prepared(name)
         other = f"{name}_beside"
         async with AsyncExitStack() as stack:
 
@@ -116,19 +118,28 @@ class Playground:
                 return await stack.enter_async_context(self._connect("turns", function, shared, owner, policy))
 
             turns = await opened(name, "w1", shared)
-            stack.push_async_callback(_clean, turns, name)
+            stack.push_async_callback(self._bench.remove, turns, name)
             beside = await opened(other, "w1", shared)
-            stack.push_async_callback(_clean, beside, other)
-            another = await opened(name, "w2", self._second(shared))
-            advance = _advance(turns, another)
+            stack.push_async_callback(self._bench.remove, beside, other)
+            another = await opened(name, "w2", await self._second(name, shared))
+            advance = self._advance(turns, another)
             yield TurnsBench(turns=turns, another=another, beside=beside, advance=advance, function=name)
 
     def _name(self) -> str:
         return f"{self.prefix}_{next(self._numbers)}"
 
-    def _second(self, shared: dict[tuple[Any, ...], Any]) -> dict[tuple[Any, ...], Any]:
-        """A connection of its own, as another process has; memory is shared by nothing else."""
-        return shared if self._is_memory else {}
+    async def _prepared(self, name: str) -> dict[tuple[Any, ...], Any]:
+        """What the adapters of one process share, with what the bench puts there."""
+        shared: dict[tuple[Any, ...], Any] = {}
+        await self._bench.prepare(Address(self.url, name, shared), self._role)
+        return shared
+
+    async def _second(self, name: str, shared: dict[tuple[Any, ...], Any]) -> dict[tuple[Any, ...], Any]:
+        """Connections of their own, as another process has; memory is shared by nothing else."""
+        return shared if self._is_memory else await self._prepared(name)
+
+    def _advance(self, *adapters: Any) -> Callable[[float], None]:
+        return lambda seconds: self._bench.move_clock(adapters, seconds)
 
     def _connect(self, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any) -> Any:
         address = _NamedAddress(self.url, name, shared)
@@ -209,76 +220,6 @@ def _connections(ledger: Any) -> Callable[[], Any]:
             yield opened.connection
 
     return transaction
-
-
-def _advance(*plugs: Any) -> Callable[[float], None]:
-    """Moves the clocks of all plugs; who has none that can be moved, leaves promises about time unchecked."""
-    clocks = list({id(clock): clock for plug in plugs if (clock := _clock_of(plug)) is not None}.values())
-    ahead_s = 0.0
-    for clock in clocks:
-        if isinstance(clock, MemoryDatabase):
-            now = clock.clock
-            clock.clock = lambda now=now: now() + ahead_s  # type: ignore[misc]
-
-    def advance(seconds: float) -> None:
-        nonlocal ahead_s
-        if not clocks:
-            raise UncheckedError("the clock of this store cannot be moved, and nobody wants to wait so long")
-        ahead_s += seconds
-        for clock in clocks:
-            if isinstance(clock, SqliteDatabase):
-                clock._clock_offset_s += seconds
-            elif not isinstance(clock, MemoryDatabase):
-                clock.advance(seconds)
-
-    return advance
-
-
-def _clock_of(plug: Any) -> Any:
-    database = getattr(plug, "database", None)
-    candidates = [one for one in (database, plug) if one is not None]
-    movable = (one for one in candidates if isinstance(one, MemoryDatabase | SqliteDatabase) or hasattr(one, "advance"))
-    return next(movable, None)
-
-
-async def _clean(plug: Any, name: str) -> None:
-    """Remove what a bench has written: rows and tables of a database, else messages that can be received."""
-    database: Any = getattr(plug, "database", None)
-    if isinstance(database, SqliteDatabase):
-        await database.write(lambda connection: _delete(connection, name))
-    elif hasattr(database, "forget"):
-        await database.forget(name)
-    elif hasattr(plug, "forget"):
-        await plug.forget(name)
-    elif hasattr(plug, "receive"):
-        await _drain(plug)
-
-
-async def _drain(source: Any) -> None:
-    for _ in range(DRAIN_MAX):
-        deliveries = await source.receive(DRAIN_MAX, 0.0)
-        if not deliveries:
-            return
-        await source.ack(deliveries)
-
-
-def _delete(connection: sqlite3.Connection, name: str) -> None:
-    for (queue,) in connection.execute("select id from keywise_queues where name = ?", (name,)).fetchall():
-        stretch = (queue << QUEUE_BITS, ((queue + 1) << QUEUE_BITS) - 1)
-        connection.execute("delete from keywise_ready where id between ? and ?", stretch)
-        connection.execute("delete from keywise_held where queue = ?", (queue,))
-        connection.execute("delete from keywise_queues where id = ?", (queue,))
-    for (scope,) in connection.execute("select id from keywise_scopes where name = ?", (name,)).fetchall():
-        for table in _tables_with_scope(connection):
-            connection.execute(f"delete from {table} where scope = ?", (scope,))  # noqa: S608 - our own tables
-        connection.execute("delete from keywise_scopes where id = ?", (scope,))
-    connection.execute(f'drop table if exists "{name}"')
-
-
-def _tables_with_scope(connection: sqlite3.Connection) -> Sequence[str]:
-    named = "select name from sqlite_master where type = 'table' and name like 'keywise%'"
-    tables = [name for (name,) in connection.execute(named).fetchall()]
-    return [one for one in tables if any(row[1] == "scope" for row in connection.execute(f"pragma table_info({one})"))]
 
 
 def _new_files(url: str) -> list[str]:

@@ -38,7 +38,7 @@ class PostgresControlStore:
     async def reset(self, claim: Claim) -> int | None:
         async with self._database.transaction(scope=self._scope.number) as connection:
             with postgres_errors(self._database.name):
-                working_set = PostgresWorkingSet(connection, self._scope.number, self._policy, self._database.ahead_s)
+                working_set = PostgresWorkingSet(connection, self._scope.number, self._policy)
                 await working_set.load([claim.key])
                 era = bookkeeping.reset(working_set, claim)
                 await working_set.store()
@@ -66,9 +66,7 @@ class PostgresControlStore:
         return [decoded(code) for (code,) in rows]
 
     async def acquire(self, task: str, every_s: float) -> bool:
-        return bool(
-            await self._database.write(_PERIODIC_LOCK, self._scope.number, task, self._database.ahead_s, every_s)
-        )
+        return bool(await self._database.write(_PERIODIC_LOCK, self._scope.number, task, every_s))
 
     async def note_resync(self, is_due: bool) -> None:
         """Of the operator's `mark_suspect`: what is set is changed while nobody decides about a key."""
@@ -103,7 +101,7 @@ _HELD_KEYS = (
     "order by key limit $4"
 )
 _PERIODIC_LOCK = (
-    "insert into keywise_periodic_locks as locks select $1, $2, extract(epoch from clock_timestamp()) + $3::float8 "
+    "insert into keywise_periodic_locks as locks select $1, $2, extract(epoch from clock_timestamp())::float8 "
     "on conflict (scope, name) do update set done_at = excluded.done_at "
-    "where locks.done_at <= excluded.done_at - $4::float8 returning 1"
+    "where locks.done_at <= excluded.done_at - $3::float8 returning 1"
 )

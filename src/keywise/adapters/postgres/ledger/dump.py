@@ -97,7 +97,7 @@ class PostgresLedgerTransfer:
         scope = self._scope.number
         async with self._database.transaction(scope=scope) as connection:
             with postgres_errors(self._database.name):
-                working_set = PostgresWorkingSet(connection, scope, self._policy, self._database.ahead_s)
+                working_set = PostgresWorkingSet(connection, scope, self._policy)
                 for key, entry in page.entries:
                     working_set.set(key, entry)
                 await working_set.store()

@@ -140,7 +140,7 @@ class PostgresLedger:
         """Keys that are locked and read, and written back with a commit."""
         async with self.database.transaction(scope=self.scope.number) as connection:
             with postgres_errors(self.database.name):
-                working_set = PostgresWorkingSet(connection, self.scope.number, self._policy, self.database.ahead_s)
+                working_set = PostgresWorkingSet(connection, self.scope.number, self._policy)
                 await working_set.load(keys)
                 yield working_set
                 await working_set.store()

@@ -82,7 +82,6 @@ class PostgresTransaction:
                 codes,
                 numbers(header.order[1] for header in asked),  # type: ignore[index]
                 [header.deleted or None for header in asked] if any(header.deleted for header in asked) else [],
-                self._database.ahead_s,
                 good_until,
             )
         marked = {keys[code].key for (code,) in rows}
@@ -147,7 +146,7 @@ class PostgresTransaction:
             await working_set.store()
 
     def _new_book(self) -> PostgresWorkingSet:
-        return PostgresWorkingSet(self.connection, self._scope, self._policy, self._database.ahead_s)
+        return PostgresWorkingSet(self.connection, self._scope, self._policy)
 
     def _errors(self) -> postgres_errors:
         return postgres_errors(self._database.name)

@@ -34,11 +34,10 @@ class PostgresScope(msgspec.Struct):
 class PostgresWorkingSet:
     """Some entries of one scope, read and written back inside one transaction."""
 
-    def __init__(self, connection: Any, scope: int, policy: LedgerPolicy, ahead_s: float) -> None:
+    def __init__(self, connection: Any, scope: int, policy: LedgerPolicy) -> None:
         self._connection = connection
         self._scope = scope
         self.policy = policy
-        self._ahead_s = ahead_s
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, Entry | None] = {}
         self._letters: list[DeadLetter] = []
@@ -144,7 +143,7 @@ class PostgresWorkingSet:
         return len(gone)
 
     def _set_controls(self, now: float, text: str) -> None:
-        self.now = now + self._ahead_s
+        self.now = now
         self.controls = controls_of(text)
 
     def _is_active(self, key: str) -> bool:
@@ -270,9 +269,9 @@ MARK = (
 )
 MARK_NEWER = (
     "insert into keywise_marks as marks (scope, key, version, deleted, updated_at) "  # noqa: S608
-    f"select $1, key, version, deleted, ceil({_NOW} + $5::float8) "
+    f"select $1, key, version, deleted, ceil({_NOW}) "
     "from unnest($2::bytea[], $3::text::bigint[], $4::boolean[]) as one (key, version, deleted) "
-    f"where {_CONTROLS} = '{{}}' and $6::float8 >= {_NOW} + $5::float8 "
+    f"where {_CONTROLS} = '{{}}' and $5::float8 >= {_NOW} "
     "on conflict (scope, key) do update set version = excluded.version, generation = null, "
     "deleted = excluded.deleted, updated_at = excluded.updated_at "
     "where marks.active is null and marks.era is null and excluded.version > marks.version "

@@ -66,20 +66,6 @@ VERSIONS = (FIRST, TABLES + STEPS + TAKING + LOCKING)
 """What leads from each version of the schema to the next one. A script that was released is never changed."""
 
 
-TABLES_OF = {
-    "queue": ("keywise_ready", "keywise_held"),
-    "scope": (
-        *("keywise_marks", "keywise_active", "keywise_rates", "keywise_periodic_locks"),
-        *("keywise_letters", "keywise_lines"),
-    ),
-    "function": (
-        *("keywise_turn_owners", "keywise_turn_keys", "keywise_turn_work"),
-        *("keywise_turn_completed", "keywise_turn_switches"),
-    ),
-}
-"""Which tables hold what belongs to a queue, what to a scope, and what to a serial function."""
-
-
 async def install(connection: Any, name: str) -> None:
     """Create or upgrade the tables; of several processes that try at once, one does it."""
     if await _version(connection, name) == len(VERSIONS):
