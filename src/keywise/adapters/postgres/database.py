@@ -133,8 +133,8 @@ class PostgresDatabase:
                         self._ring(None, 0, CHANNEL, told)
         return bell
 
-    def _ring(self, connection: object, process: int, channel: str, payload: str) -> None:
-        name, _, by = payload.partition(" ")
+    def _ring(self, connection: object, process: int, channel: str, notice: str) -> None:
+        name, _, by = notice.partition(" ")
         for owner, bell in self._bells.get(name, {}).items():
             if not by or owner != by:
                 bell.set()

@@ -9,7 +9,7 @@ from operator import itemgetter
 import msgspec
 
 from keywise.adapters.sqlite.database import DISK, SqliteDatabase, sqlite_errors
-from keywise.adapters.sqlite.ledger.working_set import MARK, SELECTED, SqliteWorkingSet, load_active
+from keywise.adapters.sqlite.ledger.working_set import MARK, ORDERS, SqliteWorkingSet, load_active
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.dead_letter import DeadLetter
@@ -39,7 +39,7 @@ class SqliteTransaction:
         with self._errors():
             working_set = self._new_book()
             keys = msgspec.json.encode([header.key for header in headers]).decode()
-            rows = self.connection.execute(_ORDERS, (self._scope, keys)).fetchall()
+            rows = self.connection.execute(ORDERS, (self._scope, keys)).fetchall()
             is_plain = working_set.controls.is_plain and self._policy.rate is None
             if not is_plain or any(map(_ERA, rows)):
                 working_set.load(header.key for header in headers)
@@ -125,4 +125,3 @@ class SqliteTransaction:
 
 
 _ERA = itemgetter(1)
-_ORDERS = f"select key, era, version, generation from keywise_marks where {SELECTED}"  # noqa: S608
