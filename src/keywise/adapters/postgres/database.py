@@ -216,17 +216,6 @@ class PostgresDatabase:
 
 
 @asynccontextmanager
-async def opening(database: PostgresDatabase) -> AsyncIterator[None]:
-    """Enter a database for good, unless what follows fails."""
-    await database.__aenter__()
-    try:
-        yield
-    except BaseException:
-        await database.__aexit__()
-        raise
-
-
-@asynccontextmanager
 async def closed_after_error(connection: Any) -> AsyncIterator[None]:
     """Give a connection up if what it is needed for fails."""
     try:

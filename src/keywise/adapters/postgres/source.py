@@ -15,10 +15,10 @@ from keywise.adapters.postgres.database import (
     PostgresDatabase,
     database_at,
     numbers,
-    opening,
     postgres_errors,
 )
 from keywise.core.change import Delivery
+from keywise.core.resource import opening
 from keywise.core.settings import seconds
 from keywise.core.statements import read_statements
 from keywise.core.url import Address

@@ -225,17 +225,6 @@ class SqliteDatabase:
         return offset
 
 
-@asynccontextmanager
-async def opening(database: SqliteDatabase) -> AsyncIterator[None]:
-    """Enter a database for good, unless what follows fails."""
-    await database.__aenter__()
-    try:
-        yield
-    except BaseException:
-        await database.__aexit__()
-        raise
-
-
 class sqlite_errors:
     """Turns errors of the file into ours, at the edge: what may pass becomes `UnavailableError`."""
 

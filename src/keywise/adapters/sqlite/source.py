@@ -10,8 +10,9 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Self
 
-from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
+from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.core.change import Delivery
+from keywise.core.resource import opening
 from keywise.core.settings import seconds
 from keywise.core.statements import read_statements
 from keywise.core.url import Address

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
-from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, controls_of, text_of
+from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet
 from keywise.core import ledger_steps as bookkeeping
-from keywise.core.controls import Controls, Pause
+from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.entry import Claim, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.statements import read_statements

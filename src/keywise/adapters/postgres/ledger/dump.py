@@ -14,12 +14,10 @@ from keywise.adapters.postgres.ledger.working_set import (
     PostgresScope,
     PostgresWorkingSet,
     entry_of,
-    headers_of,
+    letter_of,
     letter_row,
-    text_of,
 )
-from keywise.core.controls import Controls
-from keywise.core.dead_letter import DeadLetter
+from keywise.core.controls import Controls, text_of
 from keywise.core.entry import Entry, LedgerPolicy
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded
@@ -70,10 +68,7 @@ class PostgresLedgerTransfer:
 
     async def _letters(self, after: int, limit: int) -> TransferPage:
         rows = await self._read(_SQL["letters"], self._scope.number, after, min(limit, LETTERS_AT_ONCE))
-        letters = [
-            (buried_at, DeadLetter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
-            for _, buried_at, cause, body, code, version, headers, sent_at, source in rows
-        ]
+        letters = [(buried_at, letter_of(letter)) for _, buried_at, *letter in rows]
         return TransferPage(dead_letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
 
     async def _lines(self, after: int, limit: int) -> TransferPage:

@@ -6,16 +6,16 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 
-from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
+from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, postgres_errors
 from keywise.adapters.postgres.ledger.controls import PostgresControlStore
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
-from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, entry_of, headers_of
+from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, entry_of, letter_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
@@ -23,11 +23,10 @@ from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFi
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Failure
+from keywise.core.resource import opening
 from keywise.core.statements import read_statements
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
-
-T = TypeVar("T")
 
 PRUNE_AT_ONCE = 2_000
 """Nobody has to wait for longer than such a stretch takes."""
@@ -129,10 +128,7 @@ class PostgresLedger:
         rows = await self.database.read(
             _SQL["dead_letters"], self.scope.number, matching.since, matching.until, cause, limit
         )
-        return [
-            (number, buried_at, DeadLetter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
-            for number, buried_at, cause, body, code, version, headers, sent_at, source in rows
-        ]
+        return [(number, buried_at, letter_of(letter)) for number, buried_at, *letter in rows]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
         return len(await self.database.write(_SQL["delete_dead_letters"], self.scope.number, list(numbers)))

@@ -8,7 +8,6 @@ Rows are read in a step of their own: in the one that waits for a lock, others a
 import math
 import secrets
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 
 from keywise.core import rules
 from keywise.core.change import Order
-from keywise.core.controls import PLAIN, Controls
+from keywise.core.controls import PLAIN, controls_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
@@ -105,7 +104,7 @@ class PostgresWorkingSet:
         changed = {key: entry for key, entry in self._changed.items() if entry != self._entries.get(key)}
         changed = dict(sorted(changed.items()))
         kept = {key: entry for key, entry in changed.items() if entry is not None}
-        active = {key: entry for key, entry in kept.items() if not _is_idle(entry)}
+        active = {key: entry for key, entry in kept.items() if not entry.is_idle}
         remembered = [(key, entry) for key, entry in kept.items() if entry.mark is not None or key in active]
         if remembered:
             await self._connection.execute(MARK, self._scope, *_marks(remembered, active.keys()))
@@ -123,12 +122,12 @@ class PostgresWorkingSet:
             self._letters = []
         gone = {*changed, *self.placed} - {key for key, _ in remembered}
         if gone:
-            await self.forget(gone)
+            await self.remove_empty(gone)
         self.placed.clear()
         self._entries |= kept
         self._changed.clear()
 
-    async def forget(self, keys: Iterable[str]) -> None:
+    async def remove_empty(self, keys: Iterable[str]) -> None:
         """Remove the rows of locked keys that hold nothing."""
         await self._connection.execute(_SQL["remove_empty"], self._scope, list(map(encoded, keys)))
 
@@ -148,7 +147,7 @@ class PostgresWorkingSet:
 
     def _is_active(self, key: str) -> bool:
         before = self._entries.get(key)
-        return before is not None and not _is_idle(before)
+        return before is not None and not before.is_idle
 
     def _columns(self, active: dict[str, Entry]) -> tuple[list[Any], ...]:
         policy, entries = self.policy, active.values()
@@ -183,19 +182,11 @@ def mark_of(row: Sequence[Any]) -> Order | None:
     return None if row[1] is None else (row[0] or 0, row[1], row[2] or 0)
 
 
-@lru_cache(maxsize=16)
-def controls_of(text: str) -> Controls:
-    """It is read in every batch, and seldom changes."""
-    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Controls)
-
-
-def text_of(controls: Controls) -> str:
-    return msgspec.json.encode(controls).decode() if controls != PLAIN else "{}"
-
-
-def headers_of(text: str | None) -> dict[str, str] | None:
-    """What a row of letters keeps of the headers."""
-    return msgspec.json.decode(text, type=dict[str, str]) if text else None
+def letter_of(row: Sequence[Any]) -> DeadLetter:
+    """What a row of letters keeps, without its number and its moment."""
+    cause, body, code, version, headers, sent_at, source = row
+    kept = msgspec.json.decode(headers, type=dict[str, str]) if headers else None
+    return DeadLetter(cause, body, decoded(code), version, kept, sent_at, source)
 
 
 def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
@@ -236,10 +227,6 @@ def _marks(entries: Sequence[tuple[str, Entry]], active: Iterable[str]) -> tuple
         [math.ceil(entry.updated_at) for _, entry in entries],
         [(key in busy) or None for key, _ in entries],
     )
-
-
-def _is_idle(entry: Entry) -> bool:
-    return Entry(entry.mark, entry.deleted, entry.updated_at, rate_at=entry.rate_at) == entry
 
 
 _ENCODE = msgspec.json.Encoder().encode

@@ -12,11 +12,10 @@ from keywise.adapters.sqlite.ledger.working_set import (
     SqliteScope,
     SqliteWorkingSet,
     entry_of,
-    headers_of,
+    letter_of,
     store_controls,
 )
 from keywise.core.controls import Controls
-from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, LedgerPolicy
 from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
@@ -65,10 +64,7 @@ class SqliteLedgerTransfer:
 
     def _letters(self, after: int, limit: int) -> TransferPage:
         rows: Any = self._database.read(_SQL["letters"], (self._scope.number, after, min(limit, LETTERS_AT_ONCE)))
-        letters = [
-            (buried_at, DeadLetter(cause, body, key, version, headers_of(headers), sent_at, source))
-            for _, buried_at, cause, body, key, version, headers, sent_at, source in rows
-        ]
+        letters = [(buried_at, letter_of(letter)) for _, buried_at, *letter in rows]
         return TransferPage(dead_letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
 
     def _lines(self, after: int, limit: int) -> TransferPage:

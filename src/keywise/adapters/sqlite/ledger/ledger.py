@@ -8,18 +8,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self, TypeVar
 
-from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
+from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.adapters.sqlite.ledger.controls import SqliteControlStore
 from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
 from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
-from keywise.adapters.sqlite.ledger.working_set import SqliteScope, SqliteWorkingSet, headers_of
+from keywise.adapters.sqlite.ledger.working_set import SqliteScope, SqliteWorkingSet, letter_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.ledger import ClaimResults, Failure
+from keywise.core.resource import opening
 from keywise.core.statements import read_statements
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
@@ -117,10 +118,7 @@ class SqliteLedger:
     ) -> list[tuple[int, float, DeadLetter]]:
         since, until = max(matching.since, -_FOREVER_S), min(matching.until, _FOREVER_S)
         rows: Any = self.database.read(_SQL["dead_letters"], (self.scope.number, since, until, matching.cause, limit))
-        return [
-            (number, buried_at, DeadLetter(cause, body, key, version, headers_of(headers), sent_at, source))
-            for number, buried_at, cause, body, key, version, headers, sent_at, source in rows
-        ]
+        return [(number, buried_at, letter_of(letter)) for number, buried_at, *letter in rows]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
         return await self._write([], lambda working_set: working_set.delete_dead_letters(numbers))

@@ -37,7 +37,7 @@ class SqliteTransaction:
         self._check_open()
         self._careful = None
         with self._errors():
-            working_set = self._new_book()
+            working_set = self._new_working_set()
             keys = msgspec.json.encode([header.key for header in headers]).decode()
             rows = self.connection.execute(ORDERS, (self._scope, keys)).fetchall()
             is_plain = working_set.controls.is_plain and self._policy.rate is None
@@ -112,12 +112,12 @@ class SqliteTransaction:
     def _working_set(self, keys: Iterable[str]) -> Iterator[SqliteWorkingSet]:
         self._check_open()
         with self._errors():
-            working_set = self._new_book()
+            working_set = self._new_working_set()
             working_set.load(keys)
             yield working_set
             working_set.store()
 
-    def _new_book(self) -> SqliteWorkingSet:
+    def _new_working_set(self) -> SqliteWorkingSet:
         return SqliteWorkingSet(self.connection, self._scope, self._policy, self._now)
 
     def _errors(self) -> sqlite_errors:

@@ -4,14 +4,14 @@ import math
 import secrets
 import sqlite3
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from keywise.core import rules
-from keywise.core.controls import PLAIN, Controls
+from keywise.core.controls import Controls, controls_of, text_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, LedgerPolicy
 from keywise.core.statements import read_statements
@@ -70,7 +70,7 @@ class SqliteWorkingSet:
         for key, entry in self._changed.items():
             if entry is not None and entry.mark is not None:
                 marks.append((self._scope, key, *entry.mark, entry.deleted, math.ceil(entry.updated_at)))
-            if entry is not None and not _is_idle(entry):
+            if entry is not None and not entry.is_idle:
                 text = _ENCODE(entry).decode()
                 row = (entry.token, entry.lease_until, entry.suspicions, rules.suspect_since(entry, self.policy), text)
                 active.append((self._scope, key, *row))
@@ -119,18 +119,12 @@ class SqliteWorkingSet:
 
 def load_controls(connection: sqlite3.Connection, scope: int) -> Controls:
     [text] = connection.execute(_SQL["load_controls"], (scope,)).fetchone()
-    return _controls(text)
+    return controls_of(text)
 
 
 def store_controls(connection: sqlite3.Connection, scope: int, controls: Controls) -> None:
-    text = msgspec.json.encode(controls).decode() if controls != PLAIN else "{}"
+    text = text_of(controls)
     connection.execute(_SQL["store_controls"], (text, scope, text))
-
-
-@lru_cache(maxsize=16)
-def _controls(text: str) -> Controls:
-    """It is read in every batch, and seldom changes."""
-    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Controls)
 
 
 def load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[str, Entry]:
@@ -139,9 +133,11 @@ def load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[s
     return {key: _DECODE(text) for key, text in connection.execute(_SQL["active"], (scope, keys))}
 
 
-def headers_of(text: str | None) -> dict[str, str] | None:
-    """What a row of letters keeps of the headers."""
-    return msgspec.json.decode(text, type=dict[str, str]) if text else None
+def letter_of(row: Sequence[Any]) -> DeadLetter:
+    """What a row of letters keeps, without its number and its moment."""
+    cause, body, key, version, headers, sent_at, source = row
+    kept = msgspec.json.decode(headers, type=dict[str, str]) if headers else None
+    return DeadLetter(cause, body, key, version, kept, sent_at, source)
 
 
 def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
@@ -154,10 +150,6 @@ def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
 def _idle(row: Sequence[Any]) -> Entry:
     era, version, generation, deleted, updated_at = row
     return Entry((era, version, generation), bool(deleted), updated_at)
-
-
-def _is_idle(entry: Entry) -> bool:
-    return Entry(entry.mark, entry.deleted, entry.updated_at, rate_at=entry.rate_at) == entry
 
 
 _ENCODE = msgspec.json.Encoder().encode
