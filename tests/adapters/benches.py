@@ -9,7 +9,6 @@ from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource
-from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource
@@ -20,6 +19,7 @@ from keywise.core.errors import PermanentError
 from keywise.core.sink import Grade
 from keywise.core.transaction import Transaction
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
+from keywise.testing.conformance.benches.sqlite import SqliteBenchDatabase
 from keywise.testing.conformance.sinks import put
 from servers.machine import IN_MEMORY
 
@@ -41,17 +41,18 @@ class MovingClock:
 
 
 @asynccontextmanager
-async def two_databases() -> AsyncIterator[tuple[SqliteDatabase, SqliteDatabase]]:
+async def two_databases() -> AsyncIterator[tuple[SqliteBenchDatabase, SqliteBenchDatabase]]:
     """One new file, opened twice as two processes would."""
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-        async with SqliteDatabase(f"{folder}/bench.db") as one, SqliteDatabase(f"{folder}/bench.db") as other:
+        path = f"{folder}/bench.db"
+        async with SqliteBenchDatabase(path) as one, SqliteBenchDatabase(path) as other:
             yield one, other
 
 
-def advance_all(*databases: SqliteDatabase):
+def advance_all(*databases: SqliteBenchDatabase):
     def advance(seconds: float) -> None:
         for database in databases:
-            database._clock_offset_s += seconds
+            database.move_clock(seconds)
 
     return advance
 

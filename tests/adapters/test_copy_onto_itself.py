@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from adapters.postgres.benches import fresh
-from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
@@ -15,12 +14,13 @@ from keywise.core.errors import AdminError
 from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import LedgerCopy, LedgerHandle, TargetState
 from keywise.testing.conformance.benches import bench_of
+from keywise.testing.conformance.benches.postgres import PostgresBenchDatabase
 from keywise.testing.conformance.claims import PLAIN, LedgerBench
 from keywise.testing.conformance.dumps import filled, joined, pages_of
 from running import run
 from servers import shared
 
-KINDS = {"postgres": (PostgresDatabase, PostgresLedger), "redis": (RedisDatabase, RedisLedger)}
+KINDS = {"postgres": (PostgresBenchDatabase, PostgresLedger), "redis": (RedisDatabase, RedisLedger)}
 
 
 @pytest.mark.parametrize("server", [pytest.param(name, marks=pytest.mark.server(name)) for name in KINDS])

@@ -10,7 +10,6 @@ from adapters.benches import MovingClock, advance_all, two_databases
 from adapters.redis.serial.benches import turns_url
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.serial import MemoryTurns
-from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
 from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.adapters.redis.database import RedisDatabase
@@ -18,6 +17,7 @@ from keywise.adapters.redis.serial.backend import RedisTurns
 from keywise.adapters.sqlite.serial.backend import SqliteTurns
 from keywise.core.serial.contract import Ending, TurnPolicy
 from keywise.testing.conformance.benches import redis as redis_bench
+from keywise.testing.conformance.benches.postgres import PostgresBenchDatabase
 from keywise.testing.conformance.serial.ordering import asked, done
 from running import run
 from servers import shared
@@ -48,8 +48,8 @@ async def redis():
 
 @asynccontextmanager
 async def postgres(kind: type):
-    database = PostgresDatabase(shared.postgres().url)
-    yield kind, database, database.advance
+    database = PostgresBenchDatabase(shared.postgres().url)
+    yield kind, database, database.move_clock
 
 
 BACKENDS = pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What an operator has set for a whole pipeline: its era, and which keys are paused."""
 
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -74,3 +74,14 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
 
 
 PLAIN = Controls()
+
+
+@lru_cache(maxsize=16)
+def controls_of(text: str) -> Controls:
+    """What `text_of` wrote. A ledger reads it in every batch, and it seldom changes."""
+    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Controls)
+
+
+def text_of(controls: Controls) -> str:
+    """Controls as a database keeps them."""
+    return msgspec.json.encode(controls).decode() if controls != PLAIN else "{}"

@@ -135,5 +135,10 @@ class Entry(msgspec.Struct, frozen=True):
     rate_at: float = 0.0
     """When all that was dispatched would have been due at an even pace; at or before now, nothing is charged."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is going on with the key: its mark says all, besides what its rate was charged."""
+        return Entry(self.mark, self.deleted, self.updated_at, rate_at=self.rate_at) == self
+
 
 EMPTY = Entry()

@@ -1,5 +1,7 @@
 """What every adapter is: something that is opened and closed."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Protocol, Self
 
 
@@ -9,3 +11,14 @@ class AsyncResource(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *error: object) -> None: ...
+
+
+@asynccontextmanager
+async def opening(resource: AsyncResource) -> AsyncIterator[None]:
+    """Open something and leave it open, unless what follows fails."""
+    await resource.__aenter__()
+    try:
+        yield
+    except BaseException:
+        await resource.__aexit__()
+        raise

@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import msgspec
 
 from adapters.benches import BAD, VISIBILITY_S
-from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.entry import LedgerPolicy
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
+from keywise.testing.conformance.benches.postgres import PostgresBenchDatabase
 from servers import shared
 
 _numbers = itertools.count(1)
@@ -23,17 +23,17 @@ def fresh(thing: str) -> str:
 
 
 @asynccontextmanager
-async def two_openings() -> AsyncIterator[tuple[PostgresDatabase, PostgresDatabase]]:
+async def two_openings() -> AsyncIterator[tuple[PostgresBenchDatabase, PostgresBenchDatabase]]:
     """One database, opened twice as two processes would."""
     url = shared.postgres().url
-    async with PostgresDatabase(url) as one, PostgresDatabase(url) as other:
+    async with PostgresBenchDatabase(url) as one, PostgresBenchDatabase(url) as other:
         yield one, other
 
 
-def advance_all(*databases: PostgresDatabase):
+def advance_all(*databases: PostgresBenchDatabase):
     def advance(seconds: float) -> None:
         for database in databases:
-            database.advance(seconds)
+            database.move_clock(seconds)
 
     return advance
 

@@ -12,15 +12,13 @@ from adapters.postgres.benches import fresh
 from keywise import adapters
 from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
-from keywise.adapters.postgres.schema.install import FIRST, VERSIONS
-from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
+from keywise.adapters.postgres.schema.install import VERSION
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import POLL_S, PostgresSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.serial.contract import TurnPolicy
 from keywise.core.url import Address
 from keywise.testing import Verdict, check_sink, check_source
 from keywise.testing.conformance.sinks import put
@@ -52,25 +50,26 @@ def test_openings_at_once_make_the_schema_together(url):
         await asyncio.gather(*(database.__aenter__() for database in databases))
         await asyncio.gather(*(database.__aexit__() for database in databases))
         [[row]] = await executed(url, "select value from keywise_meta where name = 'schema'")
-        assert row[0] == str(len(VERSIONS))
+        assert row[0] == str(VERSION)
 
     run(main())
 
 
-def test_the_schema_of_an_older_keywise_is_brought_up_to_date(url):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_schema_of_keywise_0_1_is_refused_with_what_to_do(url, version):
     async def main() -> None:
-        connection = await asyncpg.connect(url)
-        await connection.execute(FIRST)
-        await connection.execute("create table keywise_meta (name text primary key, value text not null)")
-        await connection.execute("insert into keywise_meta values ('schema', '1')")
-        await connection.execute("insert into keywise_scopes (name) values ('shop')")
-        await connection.close()
-        async with PostgresDatabase(url), PostgresQueueTurns(PostgresDatabase(url), "f", "w", TurnPolicy()) as turns:
-            assert await turns.take(1) == []
-        [[row], scopes] = await executed(
-            url, "select value from keywise_meta where name = 'schema'", "select name from keywise_scopes"
+        await executed(
+            url,
+            "create table keywise_meta (name text primary key, value text not null)",
+            f"insert into keywise_meta values ('schema', '{version}')",
         )
-        assert (row[0], [name for (name,) in scopes]) == (str(len(VERSIONS)), ["shop"])
+        with pytest.raises(
+            DatabaseError, match=r"tables of keywise 0\.1 .*; finish the work there .* name another database"
+        ):
+            async with PostgresDatabase(url):
+                pass
+        [tables] = await executed(url, "select tablename from pg_tables where schemaname = 'public'")
+        assert [name for (name,) in tables] == ["keywise_meta"]
 
     run(main())
 
@@ -80,7 +79,7 @@ def test_a_schema_of_a_newer_keywise_is_refused(url):
         async with PostgresDatabase(url):
             pass
         await executed(url, "update keywise_meta set value = '99' where name = 'schema'")
-        told = f"newer keywise: its schema is 99, this one knows {len(VERSIONS)}; upgrade keywise"
+        told = f"newer keywise: its schema is 99, this one knows {VERSION}; upgrade keywise"
         with pytest.raises(DatabaseError, match=told):
             async with PostgresDatabase(url):
                 pass
@@ -326,7 +325,8 @@ def test_a_check_by_url_leaves_nothing_behind(url, check):
         tables = await executed(url, "select tablename from pg_tables where tablename like 'check%'")
         names = await executed(url, "select name from keywise_queues", "select name from keywise_scopes")
         rows = await executed(url, "select 1 from keywise_ready", "select 1 from keywise_marks")
-        assert [*tables, *names, *rows] == [[]] * 5
+        schemas = await executed(url, "select nspname from pg_namespace where nspname like 'check%'")
+        assert [*tables, *names, *rows, *schemas] == [[]] * 6
 
     run(main(), limit_s=60)
 
@@ -358,3 +358,21 @@ def test_a_port_that_is_none_is_told_without_what_was_written_there(port):
     with pytest.raises(DatabaseError, match="host and port cannot be read; check the URL") as error:
         run(main())
     assert error.value.__cause__ is not None and error.value.__cause__.__cause__ is None
+
+
+def test_a_check_by_a_user_who_may_create_no_schema_leaves_promises_about_time_unchecked(url):
+    async def main() -> None:
+        async with PostgresDatabase(url):
+            pass
+        user = fresh("checker")
+        await executed(
+            url,
+            f"create role {user} login",
+            f"grant all on all tables in schema public to {user}",
+            f"grant all on all sequences in schema public to {user}",
+        )
+        report = await check_source(url.replace("postgres@", f"{user}@"))
+        assert report, str(report)
+        assert {"may not create a schema" in one.why for one in report.of(Verdict.UNCHECKED)} == {True}
+
+    run(main(), limit_s=60)

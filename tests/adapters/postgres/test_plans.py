@@ -172,7 +172,7 @@ def test_a_part_of_a_scope_is_read_without_the_rest_of_it(is_analyzed):
             await ledger.transfer.add(TransferPage(entries=entries))
             if is_analyzed:
                 await ledger.database.write("analyze keywise_marks")
-            explain = "explain (analyze) " + archive_statements._ENTRIES
+            explain = "explain (analyze) " + archive_statements._SQL["entries"]
             lines = await ledger.transfer._read(explain, ledger.scope.number, b"k010000", 100)
             scans = [re.search(r"Scan.*actual.* rows=(\d+) loops=(\d+)", line) for (line,) in lines]
             return [(int(scan[1]), int(scan[2])) for scan in scans if scan]

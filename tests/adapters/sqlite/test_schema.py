@@ -1,4 +1,4 @@
-"""A SQLite file that an older keywise wrote is brought up to date when it is opened."""
+"""A SQLite file that keywise 0.1 wrote is refused, and left as it is."""
 
 import sqlite3
 from contextlib import closing
@@ -7,17 +7,9 @@ from pathlib import Path
 import pytest
 
 from keywise.adapters.sqlite.database import SqliteDatabase
-from keywise.adapters.sqlite.schema.install import VERSIONS
+from keywise.adapters.sqlite.schema.install import VERSION
+from keywise.core.errors import DatabaseError
 from running import run
-
-
-def write_old(path: Path, version: int) -> None:
-    """A file as it was at a version of the schema."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as file:
-        for script in VERSIONS[:version]:
-            file.executescript(script)
-        file.execute("insert into keywise_meta values ('schema', ?)", (version,))
-        file.execute("insert into keywise_letters values (1, 1, 5.0, 'a', 1, 'cause', x'00', null, 1.0, 'source')")
 
 
 async def opened(path: Path) -> None:
@@ -25,18 +17,13 @@ async def opened(path: Path) -> None:
         pass
 
 
-def parts(path: Path) -> list[tuple]:
+@pytest.mark.parametrize("version", range(1, VERSION))
+def test_a_file_of_keywise_0_1_is_refused_with_what_to_do(tmp_path, version):
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        file.execute("create table keywise_meta (name text primary key, value) without rowid")
+        file.execute("insert into keywise_meta values ('schema', ?)", (version,))
+    with pytest.raises(DatabaseError, match=r"tables of keywise 0\.1 .*; finish the work there .* name another file"):
+        run(opened(path))
     with closing(sqlite3.connect(path)) as file:
-        found = file.execute("select type, name, tbl_name from sqlite_master order by type, name").fetchall()
-        return found + [file.execute(f"pragma table_info({name})").fetchall() for _, name, _ in found]
-
-
-@pytest.mark.parametrize("version", range(1, len(VERSIONS)))
-def test_an_older_file_becomes_as_a_new_one_and_keeps_what_it_holds(tmp_path, version):
-    write_old(tmp_path / "old.db", version)
-    for name in ("old.db", "new.db"):
-        run(opened(tmp_path / name))
-    assert parts(tmp_path / "old.db") == parts(tmp_path / "new.db")
-    with closing(sqlite3.connect(tmp_path / "old.db")) as file:
-        assert file.execute("select key, cause from keywise_letters").fetchall() == [("a", "cause")]
-        assert file.execute("select value from keywise_meta where name = 'schema'").fetchone() == (len(VERSIONS),)
+        assert file.execute("select name from sqlite_master").fetchall() == [("keywise_meta",)]

@@ -8,7 +8,7 @@ from urllib.parse import urlencode, urlsplit
 
 import asyncpg
 
-from keywise.adapters.postgres.schema.install import LOCKS, TABLES_OF, install
+from keywise.adapters.postgres.schema.install import LOCKS, install
 from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.core.url import Address, redacted
 
@@ -47,8 +47,6 @@ class PostgresDatabase:
         self._listener: Any = None
         self._bells: dict[str, dict[str, asyncio.Event]] = {}
         self._finishing: dict[int, list[Callable[[], Awaitable[None]]]] = {}
-        self.ahead_s = 0.0
-        """By how much the clock was moved, to check what time does."""
 
     async def __aenter__(self) -> Self:
         async with self._opening:
@@ -63,14 +61,10 @@ class PostgresDatabase:
             if self._users == 0:
                 await self._close()
 
-    def advance(self, seconds: float) -> None:
-        """Move the clock that this opening goes by, to check what time does."""
-        self.ahead_s += seconds
-
     async def now(self) -> float:
         """The store's clock: that of the server, the same for all who are connected to it."""
         [[now]] = await self.read("select extract(epoch from clock_timestamp())::float8")
-        return float(now) + self.ahead_s
+        return float(now)
 
     async def read(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Rows of a query on what is committed."""
@@ -124,19 +118,6 @@ class PostgresDatabase:
         """Have something done in a transaction of this database when everything else is done."""
         self._finishing.setdefault(id(connection), []).append(finish)
 
-    async def forget(self, name: str) -> None:
-        """Remove all that was kept under one name: a queue, a scope, a serial function, and a table."""
-        quoted = name.replace('"', '""')
-        async with self.transaction() as connection:
-            with postgres_errors(self.name):
-                for kind, tables in TABLES_OF.items():
-                    number = f"keywise_{kind}s"
-                    for table in tables:
-                        which = f"{kind} in (select id from {number} where name = $1)"  # noqa: S608
-                        await connection.execute(f"delete from {table} where {which}", name)  # noqa: S608
-                    await connection.execute(f"delete from {number} where name = $1", name)  # noqa: S608
-                await connection.execute(f'drop table if exists "{quoted}"')
-
     async def bell(self, name: str, owner: str = "") -> asyncio.Event:
         """Rung when there is news under a name, from anybody but its owner, as long as the server can tell."""
         bell = self._bells.setdefault(name, {}).setdefault(owner, asyncio.Event())
@@ -152,8 +133,8 @@ class PostgresDatabase:
                         self._ring(None, 0, CHANNEL, told)
         return bell
 
-    def _ring(self, connection: object, process: int, channel: str, payload: str) -> None:
-        name, _, by = payload.partition(" ")
+    def _ring(self, connection: object, process: int, channel: str, notice: str) -> None:
+        name, _, by = notice.partition(" ")
         for owner, bell in self._bells.get(name, {}).items():
             if not by or owner != by:
                 bell.set()
@@ -232,17 +213,6 @@ class PostgresDatabase:
                 with suppress(*LOST):
                     await asyncio.wait_for(part.close(), CONNECT_S)
         self._listener = self._readers = self._writers = self._steppers = None
-
-
-@asynccontextmanager
-async def opening(database: PostgresDatabase) -> AsyncIterator[None]:
-    """Enter a database for good, unless what follows fails."""
-    await database.__aenter__()
-    try:
-        yield
-    except BaseException:
-        await database.__aexit__()
-        raise
 
 
 @asynccontextmanager
@@ -327,11 +297,15 @@ _ADVICE = {
 
 def database_at(address: Address, options: dict[str, str]) -> PostgresDatabase:
     """The database that an address names, one for all plugs of an app; its options are taken out of `options`."""
+    return address.shared(PostgresDatabase, database_url(address, options))
+
+
+def database_url(address: Address, options: dict[str, str]) -> str:
+    """What of an address the client library is told; those options are taken out of `options`."""
     address.check_ports()
     parts = urlsplit(address.url)
     given = sorted((name, options.pop(name)) for name in OPTIONS if name in options)
-    url = f"postgresql://{parts.netloc}{parts.path}" + (f"?{urlencode(given)}" if given else "")
-    return address.shared(PostgresDatabase, url)
+    return f"postgresql://{parts.netloc}{parts.path}" + (f"?{urlencode(given)}" if given else "")
 
 
 async def _connected(url: str, **options: Any) -> Any:

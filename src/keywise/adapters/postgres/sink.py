@@ -1,6 +1,5 @@
 """A table in the Postgres database that holds the ledger too: upsert and delete, in the ledger's own transaction."""
 
-import re
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Self
@@ -8,11 +7,13 @@ from typing import Any, Self
 import asyncpg
 import msgspec
 
-from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, numbers, opening, postgres_errors
+from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, numbers, postgres_errors
 from keywise.adapters.postgres.schema.install import LOCKS
 from keywise.core.change import Change
 from keywise.core.errors import PermanentError, SettingsError
+from keywise.core.resource import opening
 from keywise.core.sink import Content
+from keywise.core.statements import check_name, quoted
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -34,10 +35,10 @@ class PostgresSink:
         columns: Sequence[str] = (),
     ) -> None:
         for name in (*table.split(".", 1), key, version, body, *columns):
-            _check_name(name)
+            check_name(name, "pg_")
         self.database = database
         self._name = table
-        self._table = ".".join(map(_quoted, table.split(".", 1)))
+        self._table = ".".join(map(quoted, table.split(".", 1)))
         self._key, self._columns = key, tuple(columns)
         self._stored = (key, version, *(columns or (body,)))
         self._is_binary = False
@@ -105,7 +106,7 @@ class PostgresSink:
             raise SettingsError(self._misfit(str(error))) from error
 
     def _creation(self) -> str:
-        key, version, *rest = map(_quoted, self._stored)
+        key, version, *rest = map(quoted, self._stored)
         kept = ", ".join(f"{name} {'jsonb' if self._columns else 'text'}" for name in rest)
         return (
             f'create table if not exists {self._table} ({key} text collate "C" primary key, {version} bigint, {kept})'
@@ -116,7 +117,7 @@ class PostgresSink:
         if missing:
             raise SettingsError(self._misfit(f"it has no column {missing[0]}"))
         self._is_binary = types[self._stored[2]] == "bytea" and not self._columns
-        names = [_quoted(name) for name in self._stored]
+        names = [quoted(name) for name in self._stored]
         updates = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
         if self._columns:
             rows = f"select {', '.join(names)} from json_populate_recordset(null::{self._table}, $1::json)"  # noqa: S608
@@ -164,15 +165,3 @@ _TYPES = (
     "select attname, format_type(atttypid, atttypmod) from pg_attribute "
     "where attrelid = to_regclass($1) and attnum > 0 and not attisdropped"
 )
-
-
-def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) or name.startswith(("keywise_", "pg_")):
-        raise SettingsError(
-            f"{name!r} cannot be the name of a table or column; use letters, digits and _, "
-            "and start neither with keywise_ nor with pg_"
-        )
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'

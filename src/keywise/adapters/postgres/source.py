@@ -15,11 +15,12 @@ from keywise.adapters.postgres.database import (
     PostgresDatabase,
     database_at,
     numbers,
-    opening,
     postgres_errors,
 )
 from keywise.core.change import Delivery
+from keywise.core.resource import opening
 from keywise.core.settings import seconds
+from keywise.core.statements import read_statements
 from keywise.core.url import Address
 
 COPY_FROM = 200
@@ -28,6 +29,8 @@ PEEK_PAUSE_MAX = 15
 """So many batches at the most are received without a look ahead."""
 POLL_S = 0.5
 """How often to look even if nobody rang: what another process released rings no bell."""
+
+_SQL = read_statements(__name__)
 
 
 class PostgresSource:
@@ -44,8 +47,8 @@ class PostgresSource:
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
-            await self.database.write(_REGISTER, self._name)
-            [[self._queue]] = await self.database.write(_NUMBER, self._name)
+            await self.database.write(_SQL["register"], self._name)
+            [[self._queue]] = await self.database.write(_SQL["number"], self._name)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -54,12 +57,10 @@ class PostgresSource:
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         if not await self.arrived(wait_s):
             return []
-        receipt, ahead_s = secrets.randbits(62), self.database.ahead_s
-        taking = (self._queue, limit, ahead_s, self.visibility_s, receipt)
-        rows = [*await self.database.write(_TAKE_DUE, *taking)]
+        visibility_s, receipt = self.visibility_s, secrets.randbits(62)
+        rows = [*await self.database.write(_SQL["take_due"], self._queue, limit, visibility_s, receipt)]
         if len(rows) < limit:
-            fresh = (self._queue, limit - len(rows), ahead_s, self.visibility_s, receipt)
-            rows += await self.database.write(_TAKE_FRESH, *fresh)
+            rows += await self.database.write(_SQL["take_fresh"], self._queue, limit - len(rows), visibility_s, receipt)
         return [Delivery(id, receipt, body, sent_at, count) for id, count, sent_at, body in rows]
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
@@ -67,11 +68,11 @@ class PostgresSource:
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
-            await self.database.write(_ACK, *_receipts(deliveries))
+            await self.database.write(_SQL["ack"], *_receipts(deliveries))
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         if deliveries:
-            await self.database.write(_RELEASE, *_receipts(deliveries), delay_s + self.database.ahead_s)
+            await self.database.write(_SQL["release"], *_receipts(deliveries), delay_s)
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         if len(bodies) < COPY_FROM or delay_s > 0:
@@ -92,7 +93,7 @@ class PostgresSource:
                 await self._copy(connection, bodies)
 
     async def depth(self) -> int:
-        [[depth]] = await self.database.read(_DEPTH, self._queue)
+        [[depth]] = await self.database.read(_SQL["depth"], self._queue)
         return int(depth)
 
     async def arrived(self, wait_s: float) -> bool:
@@ -119,7 +120,7 @@ class PostgresSource:
     async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
         if not self.peek_heuristic.should_peek():
             return []
-        rows = await self.database.read(_PEEK, self._queue, after.id, limit)
+        rows = await self.database.read(_SQL["peek"], self._queue, after.id, limit)
         self._expects_more = bool(rows)
         return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
 
@@ -128,19 +129,19 @@ class PostgresSource:
 
     async def _due_s(self) -> float:
         """In how many seconds something is visible; 0 or less: now."""
-        [[is_ready, visible_at, now]] = await self.database.read(_LOOK, self._queue)
+        [[is_ready, visible_at, now]] = await self.database.read(_SQL["look"], self._queue)
         if is_ready:
             return 0.0
-        return POLL_S if visible_at is None else float(visible_at - now - self.database.ahead_s)
+        return POLL_S if visible_at is None else float(visible_at - now)
 
     def _sending(self, bodies: Sequence[bytes], delay_s: float) -> tuple[str, tuple[Any, ...]]:
         if delay_s > 0:
-            return _DELAY, (self._queue, list(bodies), self.database.ahead_s, delay_s)
-        return _SEND, (self._queue, list(bodies), self.database.ahead_s)
+            return _SQL["delay"], (self._queue, list(bodies), delay_s)
+        return _SQL["send"], (self._queue, list(bodies))
 
     async def _copy(self, connection: Any, bodies: Sequence[bytes]) -> None:
-        [[now]] = await connection.fetch(_NOW_ALONE)
-        rows = [(self._queue, now + self.database.ahead_s, body) for body in bodies]
+        [[now]] = await connection.fetch(_SQL["now"])
+        rows = [(self._queue, now, body) for body in bodies]
         await connection.copy_records_to_table("keywise_ready", columns=["queue", "sent_at", "body"], records=rows)
         await connection.execute("select pg_notify($1, $2)", CHANNEL, str(self._queue))
 
@@ -176,17 +177,17 @@ class PostgresTransactionalQueue:
         source.database.before_commit(connection, self._put_back)
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
-        queue, ahead_s = self._source._queue, self._source.database.ahead_s
+        queue = self._source._queue
         with self._errors():
             if peeked:
                 ids = [int(one.id) for one in peeked]
-                done = await self._connection.execute(_TAKE_PEEKED, queue, len(ids), ahead_s, numbers(ids))
+                done = await self._connection.execute(_SQL["take_peeked"], queue, len(ids), numbers(ids))
                 is_there = done == f"DELETE {len(ids)}"
                 self._source.peek_heuristic.record(is_there)
                 if is_there:
                     self._fresh.update(zip(ids, peeked, strict=True))
                     return peeked
-            rows = await self._connection.fetch(_RECEIVE, queue, limit, ahead_s)
+            rows = await self._connection.fetch(_SQL["receive"], queue, limit)
         received = [Delivery(id, receipt, body, sent_at, count) for id, receipt, count, sent_at, body, _ in rows]
         self._fresh.update((one.id, one) for one, row in zip(received, rows, strict=True) if row[5])
         return received
@@ -195,16 +196,16 @@ class PostgresTransactionalQueue:
         held = [one.id for one in deliveries if self._fresh.pop(one.id, None) is None]
         if held:
             with self._errors():
-                await self._connection.execute("delete from keywise_held where id = any($1::bigint[])", held)
+                await self._connection.execute(_SQL["ack_held"], held)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         for one in deliveries:
             self._fresh.pop(one.id, None)
         with self._errors():
             await self._connection.execute(
-                _HOLD,
+                _SQL["hold"],
                 self._source._queue,
-                delay_s + self._source.database.ahead_s,
+                delay_s,
                 *_columns(deliveries),
                 [one.receipt for one in deliveries],
                 [one.count for one in deliveries],
@@ -212,7 +213,7 @@ class PostgresTransactionalQueue:
 
     async def _put_back(self) -> None:
         if self._fresh:
-            await self._connection.execute(_PUT_BACK, self._source._queue, *_columns([*self._fresh.values()]))
+            await self._connection.execute(_SQL["put_back"], self._source._queue, *_columns([*self._fresh.values()]))
 
     def _errors(self) -> postgres_errors:
         return postgres_errors(self._source.database.name)
@@ -231,71 +232,3 @@ def _columns(deliveries: Sequence[Delivery]) -> tuple[list[Any], ...]:
 
 def _receipts(deliveries: Sequence[Delivery]) -> tuple[list[int | str], list[int | str]]:
     return [one.id for one in deliveries], [one.receipt for one in deliveries]
-
-
-_REGISTER = "insert into keywise_queues (name) values ($1) on conflict (name) do nothing"
-_NUMBER = "select id from keywise_queues where name = $1"
-_NOW = "extract(epoch from clock_timestamp())::float8"
-_NOW_ALONE = f"select {_NOW}"
-# The moment comes from a subquery, so that it is read once and the index can be used.
-_LOOK = (
-    "select (select id from keywise_ready where queue = $1 order by id limit 1) is not null, "  # noqa: S608
-    f"(select visible_at from keywise_held where queue = $1 order by visible_at limit 1), {_NOW}"
-)
-_DUE = (
-    "from keywise_held where queue = $1 "
-    f"and visible_at <= (select {_NOW} + $3::float8) order by visible_at limit $2 for update skip locked"
-)
-_FRESH = "from keywise_ready where queue = $1 order by id limit $2 for update skip locked"
-_REST = _FRESH.replace("$2", "$2 - (select count(*) from due)")
-_RECEIVE = (
-    f"with due as (select id, receipt, count + 1, sent_at, body, false {_DUE}), fresh as ("  # noqa: S608
-    f"delete from keywise_ready where queue = $1 and id = any(array(select id {_REST})) returning id, sent_at, body) "
-    "select * from due union all (select id, 0, 1, sent_at, body, true from fresh order by id)"
-)
-_TAKE_PEEKED = (
-    f"with due as (select id {_DUE}) delete from keywise_ready where queue = $1 and id = any(("  # noqa: S608
-    f"select case when array(select id {_FRESH}) = $4::text::bigint[] and not exists (select 1 from due) "
-    "then $4::text::bigint[] else '{}' end)::bigint[])"
-)
-_PUT_BACK = (
-    "insert into keywise_ready (queue, id, sent_at, body) "
-    "select $1, * from unnest($2::bigint[], $3::float8[], $4::bytea[])"
-)
-_TAKE_DUE = (
-    f"update keywise_held set visible_at = {_NOW} + $3::float8 + $4::float8, receipt = $5, count = count + 1 "  # noqa: S608
-    f"where id = any(array(select id {_DUE})) returning id, count, sent_at, body"
-)
-_TAKE_FRESH = (
-    f"with taken as (delete from keywise_ready where queue = $1 and id = any(array(select id {_FRESH})) "  # noqa: S608
-    "returning id, sent_at, body) insert into keywise_held (id, queue, visible_at, receipt, count, sent_at, body) "
-    f"select id, $1, {_NOW} + $3::float8 + $4::float8, $5, 1, sent_at, body from taken "
-    "returning id, count, sent_at, body"
-)
-_PEEK = "select id, sent_at, body from keywise_ready where queue = $1 and id > $2 order by id limit $3"
-_MINE = (
-    "from unnest($1::bigint[], $2::bigint[]) as mine (id, receipt) "
-    "where held.id = any($1::bigint[]) and held.id = mine.id and held.receipt = mine.receipt"
-)
-_ACK = f"delete from keywise_held as held {_MINE.replace('from', 'using', 1)}"  # noqa: S608
-_RELEASE = f"update keywise_held as held set visible_at = {_NOW} + $3::float8 {_MINE}"  # noqa: S608
-_HOLD = (
-    "insert into keywise_held (queue, visible_at, id, sent_at, body, receipt, count) "  # noqa: S608
-    f"select $1, {_NOW} + $2::float8, * from unnest($3::bigint[], $4::float8[], $5::bytea[], $6::bigint[], $7::int[]) "
-    "on conflict (id) do update set visible_at = excluded.visible_at, count = excluded.count"
-)
-_RING = f"select pg_notify('{CHANNEL}', $1::int::text)"
-_SEND = (
-    "with sent as (insert into keywise_ready (queue, sent_at, body) "  # noqa: S608
-    f"select $1, {_NOW} + $3::float8, body from unnest($2::bytea[]) with ordinality as one (body, n) order by n) "
-    + _RING
-)
-_DELAY = (
-    "insert into keywise_held (id, queue, visible_at, receipt, count, sent_at, body) "  # noqa: S608
-    f"select nextval('keywise_messages'), $1, {_NOW} + $3::float8 + $4::float8, 0, 0, {_NOW} + $3::float8, body "
-    "from unnest($2::bytea[]) as one (body)"
-)
-_DEPTH = (
-    "select (select count(*) from keywise_ready where queue = $1) "
-    "+ (select count(*) from keywise_held where queue = $1)"
-)

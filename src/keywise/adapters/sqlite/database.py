@@ -14,6 +14,7 @@ from keywise.adapters.sqlite.schema.install import install
 from keywise.adapters.sqlite.write_fairness import WriteFairness
 from keywise.core.clock import boot_time
 from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.statements import read_statements
 
 T = TypeVar("T")
 
@@ -27,6 +28,8 @@ pragma synchronous = full;
 pragma cache_size = -65536;
 pragma wal_autocheckpoint = 4000;
 """
+
+_SQL = read_statements(__name__)
 
 
 class SqliteDatabase:
@@ -213,24 +216,13 @@ class SqliteDatabase:
             connection.execute("rollback")
             return known
         # The wall clock may have been set back since: what was once over must not be ahead again.
-        [latest] = connection.execute(_LATEST).fetchone()
+        [latest] = connection.execute(_SQL["latest"]).fetchone()
         offset = max(time.time(), float(latest)) - boot_time()
         connection.executemany(
             "insert or replace into keywise_meta values (?, ?)", [("boot", _boot_id()), ("offset", offset)]
         )
         connection.execute("commit")
         return offset
-
-
-@asynccontextmanager
-async def opening(database: SqliteDatabase) -> AsyncIterator[None]:
-    """Enter a database for good, unless what follows fails."""
-    await database.__aenter__()
-    try:
-        yield
-    except BaseException:
-        await database.__aexit__()
-        raise
 
 
 class sqlite_errors:
@@ -263,12 +255,6 @@ _ADVICE = {
     sqlite3.SQLITE_PERM: "give this user access to the file",
     sqlite3.SQLITE_AUTH: "a handler has to leave commit and rollback to keywise",
 }
-_LATEST = (
-    "select max(coalesce((select max(updated_at) from keywise_marks), 0), "
-    "coalesce((select max(done_at) from keywise_periodic_locks), 0), coalesce((select max(at) from keywise_lines), 0), "
-    "coalesce((select max(buried_at) from keywise_letters), 0), coalesce((select max(sent_at) from keywise_ready), 0))"
-)
-"""The latest moment that the file knows to have passed; read once after each boot."""
 # With texts of their own, so that a handler's `commit` never meets ours in the cache of compiled statements.
 _BEGIN, _COMMIT = "begin immediate -- keywise", "commit -- keywise"
 

@@ -1,16 +1,17 @@
 """A table in the SQLite file that holds the ledger too: upsert and delete, in the ledger's own transaction."""
 
-import re
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, Self
 
 import msgspec
 
-from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
+from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.core.change import Change
 from keywise.core.errors import PermanentError, SettingsError
+from keywise.core.resource import opening
 from keywise.core.sink import Content
+from keywise.core.statements import check_name, quoted
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -32,25 +33,25 @@ class SqliteSink:
         columns: Sequence[str] = (),
     ) -> None:
         for name in (table, key, version, body, *columns):
-            _check_name(name)
+            check_name(name, "sqlite_")
         self.database = database
         self._table = table
         self._columns = tuple(columns)
         stored = (key, version, *(columns or (body,)))
         self._create = (
-            f"create table if not exists {_quoted(table)} ({_quoted(key)} text primary key, "
-            f"{_quoted(version)} integer, {', '.join(map(_quoted, stored[2:]))}) without rowid"
+            f"create table if not exists {quoted(table)} ({quoted(key)} text primary key, "
+            f"{quoted(version)} integer, {', '.join(map(quoted, stored[2:]))}) without rowid"
         )
-        updates = ", ".join(f"{_quoted(name)} = excluded.{_quoted(name)}" for name in stored[1:])
+        updates = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in stored[1:])
         self._upsert = (
-            f"insert into {_quoted(table)} ({', '.join(map(_quoted, stored))}) "  # noqa: S608 - names are checked
-            f"values ({', '.join('?' * len(stored))}) on conflict ({_quoted(key)}) do update set {updates}"
+            f"insert into {quoted(table)} ({', '.join(map(quoted, stored))}) "  # noqa: S608 - names are checked
+            f"values ({', '.join('?' * len(stored))}) on conflict ({quoted(key)}) do update set {updates}"
         )
         self._select = (
-            f"select {', '.join(map(_quoted, stored))} from {_quoted(table)} "  # noqa: S608
-            f"where {_quoted(key)} in (select value from json_each(?))"
+            f"select {', '.join(map(quoted, stored))} from {quoted(table)} "  # noqa: S608
+            f"where {quoted(key)} in (select value from json_each(?))"
         )
-        self._delete = f"delete from {_quoted(table)} where {_quoted(key)} = ?"  # noqa: S608
+        self._delete = f"delete from {quoted(table)} where {quoted(key)} = ?"  # noqa: S608
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -128,15 +129,3 @@ def _column(value: object) -> object:
     if value is None or isinstance(value, str | int | float):
         return value
     return msgspec.json.encode(value).decode()
-
-
-def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) or name.startswith(("keywise_", "sqlite_")):
-        raise SettingsError(
-            f"{name!r} cannot be the name of a table or column; use letters, digits and _, "
-            "and start neither with keywise_ nor with sqlite_"
-        )
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'

@@ -10,15 +10,19 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Self
 
-from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
+from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.core.change import Delivery
+from keywise.core.resource import opening
 from keywise.core.settings import seconds
+from keywise.core.statements import read_statements
 from keywise.core.url import Address
 
 QUEUE_BITS = 40
 """Each queue has a stretch of ids of its own."""
 POLL_FIRST_S, POLL_MAX_S = 0.001, 0.05
 PEEK_AFTER_S = 0.0002
+
+_SQL = read_statements(__name__)
 
 
 class SqliteSource:
@@ -33,7 +37,7 @@ class SqliteSource:
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
-            self._queue = await self.database.numbered(_QUEUE, _NEW_QUEUE, self._name)
+            self._queue = await self.database.numbered(_SQL["number"], _SQL["register"], self._name)
         self._first = self._queue << QUEUE_BITS
         self._last = self._first + (1 << QUEUE_BITS) - 1
         return self
@@ -51,22 +55,19 @@ class SqliteSource:
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         receipts = [(one.id, one.receipt) for one in deliveries]
-        await self.database.write(
-            lambda connection: connection.executemany("delete from keywise_held where id = ? and receipt = ?", receipts)
-        )
+        await self.database.write(lambda connection: connection.executemany(_SQL["ack"], receipts))
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         until = self.database.now() + delay_s
         moved = [(until, one.id, one.receipt) for one in deliveries]
-        statement = "update keywise_held set visible_at = ? where id = ? and receipt = ?"
-        await self.database.write(lambda connection: connection.executemany(statement, moved))
+        await self.database.write(lambda connection: connection.executemany(_SQL["release"], moved))
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         await self.database.write(lambda connection: self._insert(connection, bodies, delay_s))
         self._sent.set()
 
     async def depth(self) -> int:
-        [[depth]] = self.database.read(_DEPTH, (self._first, self._last, self._queue))
+        [[depth]] = self.database.read(_SQL["depth"], (self._first, self._last, self._queue))
         assert isinstance(depth, int)
         return depth
 
@@ -90,47 +91,46 @@ class SqliteSource:
         # A commit has to be on its way first: its thread cannot begin while this one is busy.
         await asyncio.sleep(PEEK_AFTER_S)
         with sqlite_errors(self.database.path):
-            rows = self.database.reader.execute(_FRESH, (int(after.id) + 1, self._last, limit))
+            rows = self.database.reader.execute(_SQL["fresh"], (int(after.id) + 1, self._last, limit))
             return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
 
     def queue_in(self, connection: Any) -> "SqliteTransactionalQueue":
         return SqliteTransactionalQueue(self, connection)
 
     def _any_visible(self) -> bool:
-        found = self.database.read(_VISIBLE, (self._first, self._last, self._queue, self.database.now()))
+        found = self.database.read(_SQL["visible"], (self._first, self._last, self._queue, self.database.now()))
         return bool(found)
 
     def _insert(self, connection: sqlite3.Connection, bodies: Sequence[bytes], delay_s: float) -> None:
         queue, now = self._queue, self.database.now()
-        statement = "update keywise_queues set next = next + ? where id = ? returning next"
-        [following] = connection.execute(statement, (len(bodies), queue)).fetchone()
+        [following] = connection.execute(_SQL["take_ids"], (len(bodies), queue)).fetchone()
         first = self._first + following - len(bodies)
         if delay_s > 0:
             rows = ((first + index, queue, now + delay_s, 0, 0, now, body) for index, body in enumerate(bodies))
-            connection.executemany(_HOLD, rows)
+            connection.executemany(_SQL["hold"], rows)
         else:
             fresh = ((first + index, now, body) for index, body in enumerate(bodies))
-            connection.executemany("insert into keywise_ready values (?, ?, ?)", fresh)
+            connection.executemany(_SQL["send"], fresh)
 
     def _take(self, connection: sqlite3.Connection, limit: int) -> list[Delivery]:
         now = self.database.now()
         until, receipt = now + self.visibility_s, secrets.randbits(62)
         held = self._due(connection, now, limit)
         renewed = [(until, receipt, one.count, one.id) for one in held]
-        connection.executemany("update keywise_held set visible_at = ?, receipt = ?, count = ? where id = ?", renewed)
+        connection.executemany(_SQL["hold_again"], renewed)
         fresh = self._fresh(connection, limit - len(held))
         rows = [(one.id, self._queue, until, receipt, 1, one.sent_at, one.body) for one in fresh]
-        connection.executemany(_HOLD, rows)
+        connection.executemany(_SQL["hold"], rows)
         if fresh:
-            connection.execute("delete from keywise_ready where id between ? and ?", (fresh[0].id, fresh[-1].id))
+            connection.execute(_SQL["delete_stretch"], (fresh[0].id, fresh[-1].id))
         return [Delivery(one.id, receipt, one.body, one.sent_at, one.count) for one in (*held, *fresh)]
 
     def _due(self, connection: sqlite3.Connection, now: float, limit: int) -> list[Delivery]:
-        rows = connection.execute(_DUE, (self._queue, now, limit))
+        rows = connection.execute(_SQL["due"], (self._queue, now, limit))
         return [Delivery(id, receipt, body, sent_at, count + 1) for id, receipt, count, sent_at, body in rows]
 
     def _fresh(self, connection: sqlite3.Connection, limit: int) -> list[Delivery]:
-        rows = connection.execute(_FRESH, (self._first, self._last, limit))
+        rows = connection.execute(_SQL["fresh"], (self._first, self._last, limit))
         return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
 
 
@@ -157,24 +157,23 @@ class SqliteTransactionalQueue:
             if fresh and len(deliveries) == len(fresh) and {one.id for one in deliveries} == {one.id for one in fresh}:
                 # Nothing else can lie between the first and the last of them.
                 stretch = (fresh[0].id, fresh[-1].id)
-                self._connection.execute("delete from keywise_ready where id between ? and ?", stretch)
+                self._connection.execute(_SQL["delete_stretch"], stretch)
                 return
             ids = [(one.id,) for one in deliveries]
-            self._connection.executemany("delete from keywise_ready where id = ?", ids)
-            self._connection.executemany("delete from keywise_held where id = ?", ids)
+            self._connection.executemany(_SQL["delete_fresh"], ids)
+            self._connection.executemany(_SQL["delete_held"], ids)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         until = self._source.database.now() + delay_s
         queue = self._source._queue
         rows = [(one.id, queue, until, one.receipt, one.count, one.sent_at, one.body) for one in deliveries]
         with self._errors():
-            self._connection.executemany("delete from keywise_ready where id = ?", [(one.id,) for one in deliveries])
-            self._connection.executemany(_HOLD, rows)
+            self._connection.executemany(_SQL["delete_fresh"], [(one.id,) for one in deliveries])
+            self._connection.executemany(_SQL["hold"], rows)
 
     def _are_there(self, peeked: Sequence[Delivery]) -> bool:
         """Ids are given once and in order, so as many as before, counted from the beginning, are the same ones."""
-        statement = "select count(*), min(id) from keywise_ready where id between ? and ?"
-        there = self._connection.execute(statement, (self._source._first, peeked[-1].id)).fetchone()
+        there = self._connection.execute(_SQL["count_stretch"], (self._source._first, peeked[-1].id)).fetchone()
         return bool(there == (len(peeked), peeked[0].id))
 
     def _errors(self) -> sqlite_errors:
@@ -186,21 +185,3 @@ def connect(address: Address) -> SqliteSource:
     options = address.take("queue", "visibility")
     database = address.shared(SqliteDatabase, address.file())
     return SqliteSource(database, options.get("queue", address.name), seconds(options.get("visibility", "60s")))
-
-
-_QUEUE = "select id from keywise_queues where name = ?"
-_NEW_QUEUE = "insert or ignore into keywise_queues (name, next) values (?, 0)"
-_FRESH = "select id, sent_at, body from keywise_ready where id between ? and ? order by id limit ?"
-_DUE = (
-    "select id, receipt, count, sent_at, body from keywise_held "
-    "where queue = ? and visible_at <= ? order by visible_at limit ?"
-)
-_VISIBLE = (
-    "select 1 where exists (select 1 from keywise_ready where id between ? and ?) "
-    "or exists (select 1 from keywise_held where queue = ? and visible_at <= ?)"
-)
-_DEPTH = (
-    "select (select count(*) from keywise_ready where id between ? and ?) "
-    "+ (select count(*) from keywise_held where queue = ?)"
-)
-_HOLD = "insert or replace into keywise_held values (?, ?, ?, ?, ?, ?, ?)"

@@ -8,6 +8,7 @@ from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
 from keywise.adapters.postgres.serial.queue_backend import PostgresQueueTurns
 from keywise.core.serial.contract import TurnPolicy
 from keywise.testing.conformance import TurnsBench
+from keywise.testing.conformance.benches.postgres import remove_name
 
 
 def postgres_turns(kind: type):
@@ -16,7 +17,7 @@ def postgres_turns(kind: type):
         async with two_openings() as (one, other):
             # Causes name the function, and are compared with those of a function of this name in memory.
             for name in ("function", "other function"):
-                await one.forget(name)
+                await remove_name(one, name)
             async with (
                 kind(one, "function", "w1", policy) as turns,
                 kind(other, "function", "w2", policy) as another,

@@ -7,10 +7,10 @@ import asyncpg
 import pytest
 
 from adapters.postgres.benches import fresh
-from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
 from keywise.core.errors import KeywiseError
 from keywise.core.serial.contract import Ending, Reply, TurnPolicy
+from keywise.testing.conformance.benches.postgres import PostgresBenchDatabase
 from keywise.testing.conformance.serial.ordering import asked, done, modes
 from running import run
 from servers import shared
@@ -30,8 +30,8 @@ async def two_owners():
     url = shared.postgres().create_database(fresh("locks"))
     policy = TurnPolicy(lease_s=LEASE_S)
     async with (
-        PostgresLockTurns(PostgresDatabase(url), "accept", "one", policy) as one,
-        PostgresLockTurns(PostgresDatabase(url), "accept", "other", policy) as other,
+        PostgresLockTurns(PostgresBenchDatabase(url), "accept", "one", policy) as one,
+        PostgresLockTurns(PostgresBenchDatabase(url), "accept", "other", policy) as other,
     ):
         yield one, other
 
@@ -85,9 +85,9 @@ def test_a_lock_does_not_outlive_a_lost_turn(is_told_by):
     async def main() -> None:
         async with two_owners() as (one, other):
             [lost] = (await one.answer([], 1, 1, [asked("1", runner="one")])).turns
-            other.database.advance(LEASE_S + 1)
+            other.database.move_clock(LEASE_S + 1)
             await other.take(1)
-            other.database.advance(-LEASE_S - 1)
+            other.database.move_clock(-LEASE_S - 1)
             if is_told_by == "answer":
                 assert (await one.answer([done(lost)])).refused == ["1"]
             else:
@@ -108,9 +108,9 @@ def test_a_key_that_is_taken_again_before_its_loss_is_known_keeps_one_lock():
     async def main() -> None:
         async with two_owners() as (one, other):
             [lost] = (await one.answer([], 1, 1, [asked("1", runner="one")])).turns
-            other.database.advance(LEASE_S + 1)
+            other.database.move_clock(LEASE_S + 1)
             await other.take(1)
-            other.database.advance(-LEASE_S - 1)
+            other.database.move_clock(-LEASE_S - 1)
             answered = await one.answer([done(lost)], 1, 1, [asked("2", runner="one")])
             assert answered.refused == ["1"]
             assert await locks(one) == 1

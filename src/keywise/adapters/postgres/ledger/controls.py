@@ -5,11 +5,15 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
-from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, controls_of, text_of
+from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet
 from keywise.core import ledger_steps as bookkeeping
-from keywise.core.controls import Controls, Pause
+from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.entry import Claim, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
+from keywise.core.statements import read_statements
+
+_SQL = read_statements(__name__)
+STORE = _SQL["store"]
 
 
 class PostgresControlStore:
@@ -21,7 +25,7 @@ class PostgresControlStore:
         self._policy = policy
 
     async def controls(self) -> Controls:
-        [[text]] = await self._database.read("select controls from keywise_scopes where id = $1", self._scope.number)
+        [[text]] = await self._database.read(_SQL["load"], self._scope.number)
         return controls_of(text)
 
     async def pause(self, pause: Pause) -> None:
@@ -38,7 +42,7 @@ class PostgresControlStore:
     async def reset(self, claim: Claim) -> int | None:
         async with self._database.transaction(scope=self._scope.number) as connection:
             with postgres_errors(self._database.name):
-                working_set = PostgresWorkingSet(connection, self._scope.number, self._policy, self._database.ahead_s)
+                working_set = PostgresWorkingSet(connection, self._scope.number, self._policy)
                 await working_set.load([claim.key])
                 era = bookkeeping.reset(working_set, claim)
                 await working_set.store()
@@ -48,7 +52,7 @@ class PostgresControlStore:
         scope, now = self._scope.number, await self._database.now()
         async with self._database.transaction(scope=scope, exclusive=True) as connection:
             with postgres_errors(self._database.name):
-                [[held, highest, text]] = await connection.fetch(_ERA, scope, now)
+                [[held, highest, text]] = await connection.fetch(_SQL["eras"], scope, now)
                 if held:
                     return None
                 controls = controls_of(text)
@@ -57,18 +61,16 @@ class PostgresControlStore:
         return int(era)
 
     async def keys(self, after: str, limit: int) -> list[str]:
-        rows = await self._database.read(_KEYS, self._scope.number, encoded(after), limit)
+        rows = await self._database.read(_SQL["keys"], self._scope.number, encoded(after), limit)
         return [decoded(code) for (code,) in rows]
 
     async def held(self, after: str, limit: int) -> list[str]:
         now = await self._database.now()
-        rows = await self._database.read(_HELD_KEYS, self._scope.number, encoded(after), now, limit)
+        rows = await self._database.read(_SQL["held_keys"], self._scope.number, encoded(after), now, limit)
         return [decoded(code) for (code,) in rows]
 
     async def acquire(self, task: str, every_s: float) -> bool:
-        return bool(
-            await self._database.write(_PERIODIC_LOCK, self._scope.number, task, self._database.ahead_s, every_s)
-        )
+        return bool(await self._database.write(_SQL["periodic_lock"], self._scope.number, task, every_s))
 
     async def note_resync(self, is_due: bool) -> None:
         """Of the operator's `mark_suspect`: what is set is changed while nobody decides about a key."""
@@ -80,30 +82,8 @@ class PostgresControlStore:
         scope = self._scope.number
         async with self._database.transaction(scope=scope, exclusive=True) as connection:
             with postgres_errors(self._database.name):
-                text = await connection.fetchval("select controls from keywise_scopes where id = $1", scope)
+                text = await connection.fetchval(_SQL["load"], scope)
                 before = controls_of(text)
                 after = change(before)
                 await connection.execute(STORE, scope, text_of(after))
         return before, after
-
-
-STORE = "update keywise_scopes set controls = $2 where id = $1"
-_ERA = (
-    "select exists (select 1 from keywise_active where scope = $1 and token != 0 and lease_until > $2), "
-    "greatest(0, (select max(era) from keywise_marks where scope = $1), "
-    "(select max((entry::json ->> 'era')::int) from keywise_active where scope = $1)), "
-    "(select controls from keywise_scopes where id = $1)"
-)
-_KEYS = (
-    "select key from keywise_marks where scope = $1 and key > $2 and (version is not null or active) "
-    "order by key limit $3"
-)
-_HELD_KEYS = (
-    "select key from keywise_active where scope = $1 and key > $2 and token != 0 and lease_until > $3 "
-    "order by key limit $4"
-)
-_PERIODIC_LOCK = (
-    "insert into keywise_periodic_locks as locks select $1, $2, extract(epoch from clock_timestamp()) + $3::float8 "
-    "on conflict (scope, name) do update set done_at = excluded.done_at "
-    "where locks.done_at <= excluded.done_at - $4::float8 returning 1"
-)

@@ -14,16 +14,15 @@ from keywise.adapters.postgres.ledger.working_set import (
     PostgresScope,
     PostgresWorkingSet,
     entry_of,
-    headers_of,
+    letter_of,
     letter_row,
-    text_of,
 )
-from keywise.core.controls import Controls
-from keywise.core.dead_letter import DeadLetter
+from keywise.core.controls import Controls, text_of
 from keywise.core.entry import Entry, LedgerPolicy
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded
 from keywise.core.limits import Rate
+from keywise.core.statements import read_statements
 from keywise.core.transfer import TransferPage
 
 LETTERS_AT_ONCE = 50
@@ -32,12 +31,10 @@ CLEAR_AT_ONCE = 20_000
 """A statement has to end long before it counts as lost."""
 TOKENS_AHEAD = 2**20
 """More than all workers can take between two steps of one statement."""
-_PERIODIC_LOCKS = "keywise_periodic_locks"
-CLEARED = {
-    **{"keywise_marks": "key", "keywise_active": "key", "keywise_rates": "key", _PERIODIC_LOCKS: "name"},
-    **{"keywise_letters": "id", "keywise_lines": "id"},
-}
-"""Which tables hold what belongs to a scope, and what tells their rows apart within one."""
+CLEARED = ("marks", "active", "rates", "periodic_locks", "letters", "lines")
+"""Which tables hold what belongs to a scope."""
+
+_SQL = read_statements(__name__)
 
 
 class PostgresLedgerTransfer:
@@ -50,7 +47,7 @@ class PostgresLedgerTransfer:
         self._policy = replace(policy, rate=policy.rate or Rate(1))
 
     async def scopes(self) -> list[str]:
-        return [name for (name,) in await self._database.read(_SCOPES)]
+        return [name for (name,) in await self._database.read(_SQL["scopes"])]
 
     async def page(self, cursor: str, limit: int) -> TransferPage:
         kind, _, after = cursor.partition(":") if cursor else ("entries", "", "")
@@ -59,7 +56,7 @@ class PostgresLedgerTransfer:
         return await self._letters(int(after), limit) if kind == "letters" else await self._lines(int(after), limit)
 
     async def _entries(self, after: bytes, limit: int) -> TransferPage:
-        rows = await self._read(_ENTRIES, self._scope.number, after, limit)
+        rows = await self._read(_SQL["entries"], self._scope.number, after, limit)
         entries = []
         for code, *row, text, rate_at in rows:
             entry = entry_of(row, text)
@@ -70,15 +67,12 @@ class PostgresLedgerTransfer:
         return TransferPage(entries=entries, cursor=f"entries:{rows[-1][0].hex()}" if rows else "letters:0")
 
     async def _letters(self, after: int, limit: int) -> TransferPage:
-        rows = await self._read(_LETTERS, self._scope.number, after, min(limit, LETTERS_AT_ONCE))
-        letters = [
-            (buried_at, DeadLetter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
-            for _, buried_at, cause, body, code, version, headers, sent_at, source in rows
-        ]
+        rows = await self._read(_SQL["letters"], self._scope.number, after, min(limit, LETTERS_AT_ONCE))
+        letters = [(buried_at, letter_of(letter)) for _, buried_at, *letter in rows]
         return TransferPage(dead_letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
 
     async def _lines(self, after: int, limit: int) -> TransferPage:
-        rows = await self._read(_LINES, self._scope.number, after, limit)
+        rows = await self._read(_SQL["lines"], self._scope.number, after, limit)
         lines = [
             HistoryRecord(at, what, decoded(code), version, detail, by)
             for _, at, what, code, version, detail, by in rows
@@ -97,7 +91,7 @@ class PostgresLedgerTransfer:
         scope = self._scope.number
         async with self._database.transaction(scope=scope) as connection:
             with postgres_errors(self._database.name):
-                working_set = PostgresWorkingSet(connection, scope, self._policy, self._database.ahead_s)
+                working_set = PostgresWorkingSet(connection, scope, self._policy)
                 for key, entry in page.entries:
                     working_set.set(key, entry)
                 await working_set.store()
@@ -105,10 +99,8 @@ class PostgresLedgerTransfer:
                 await connection.execute(ADD, scope, *columns_of(page.records))
 
     async def clear(self) -> None:
-        for table, column in CLEARED.items():
-            some = f"select {column} from {table} where scope = $1 limit {CLEAR_AT_ONCE}"  # noqa: S608
-            statement = f"delete from {table} where scope = $1 and {column} = any(array({some})) returning 1"  # noqa: S608
-            while await self._database.write(statement, self._scope.number):
+        for table in CLEARED:
+            while await self._database.write(_SQL[f"clear_{table}"], self._scope.number, CLEAR_AT_ONCE):
                 pass
 
     async def set_controls(self, controls: Controls) -> None:
@@ -118,40 +110,9 @@ class PostgresLedgerTransfer:
                 await connection.execute(STORE, scope, text_of(controls))
 
     async def tokens_above(self, floor: int) -> int:
-        # Others may take tokens meanwhile, and a sequence that is set falls back behind them if it is set too near.
-        await self._database.write(_SKIP, floor >> TOKEN_NONCE_BITS, TOKENS_AHEAD)
+        await self._database.write(_SQL["skip_tokens"], floor >> TOKEN_NONCE_BITS, TOKENS_AHEAD)
         [[last]] = await self._database.read("select last_value from keywise_tokens")
         return ((int(last) + 1) << TOKEN_NONCE_BITS) - 1
 
 
-_ROWS = " or ".join(
-    f"exists (select 1 from {one} where scope = scopes.id)"  # noqa: S608
-    for one in CLEARED
-    if one != _PERIODIC_LOCKS
-)
-_SCOPES = (
-    f"select name from keywise_scopes as scopes where controls != '{{}}' or {_ROWS} "  # noqa: S608
-    'order by name collate "C"'
-)
-_KEYS = " union ".join(
-    f"(select key from {table} where scope = $1 and key > $2 order by key limit $3)"  # noqa: S608
-    for table in ("keywise_marks", "keywise_rates")
-)
-_ENTRIES = (
-    "select wanted.key, marks.era, marks.version, marks.generation, marks.deleted, marks.updated_at, "  # noqa: S608
-    f"active.entry, rates.at from ({_KEYS} order by key limit $3) as wanted "
-    "left join lateral (select * from keywise_marks where scope = $1 and key = wanted.key offset 0) as marks on true "
-    "left join lateral (select * from keywise_active where scope = $1 and key = wanted.key offset 0) as active on true "
-    "left join lateral (select * from keywise_rates where scope = $1 and key = wanted.key offset 0) as rates on true "
-    "order by wanted.key"
-)
-"""Such a subquery is run for each key, with the index."""
 _BY_INDEX = "set local enable_seqscan = off; set local enable_bitmapscan = off"
-_LETTERS = (
-    "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
-    "where scope = $1 and id > $2 order by id limit $3"
-)
-_LINES = (
-    "select id, at, what, key, version, detail, by from keywise_lines where scope = $1 and id > $2 order by id limit $3"
-)
-_SKIP = "select setval('keywise_tokens', $1::bigint + $2::bigint) from keywise_tokens where last_value <= $1::bigint"

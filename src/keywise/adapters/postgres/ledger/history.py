@@ -7,6 +7,10 @@ from keywise.adapters.postgres.database import PostgresDatabase
 from keywise.adapters.postgres.ledger.working_set import PostgresScope
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
+from keywise.core.statements import read_statements
+
+_SQL = read_statements(__name__)
+ADD = _SQL["add"]
 
 
 class PostgresHistoryStore:
@@ -21,16 +25,16 @@ class PostgresHistoryStore:
 
     async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
         if key is None:
-            rows = await self._database.read(_ALL, self._scope.number, limit)
+            rows = await self._database.read(_SQL["all"], self._scope.number, limit)
         else:
-            rows = await self._database.read(_OF_KEY, self._scope.number, limit, encoded(key))
+            rows = await self._database.read(_SQL["of_key"], self._scope.number, limit, encoded(key))
         return [
             HistoryRecord(at, what, decoded(code), version, detail, by) for at, what, code, version, detail, by in rows
         ]
 
     async def trim(self, age_s: float, records_max: int) -> int:
         since = await self._database.now() - age_s
-        [[trimmed]] = await self._database.write(_TRIM, self._scope.number, since, records_max)
+        [[trimmed]] = await self._database.write(_SQL["trim"], self._scope.number, since, records_max)
         return int(trimmed)
 
 
@@ -44,17 +48,3 @@ def columns_of(records: Sequence[HistoryRecord]) -> tuple[list[Any], ...]:
         [line.detail.replace("\0", "\ufffd") for line in records],
         [line.by for line in records],
     )
-
-
-ADD = (
-    "insert into keywise_lines (scope, at, what, key, version, detail, by) select $1, * from unnest("
-    "$2::float8[], $3::text[], $4::bytea[], $5::bigint[], $6::text[], $7::text[])"
-)
-_COLUMNS = "select at, what, key, version, detail, by from keywise_lines"
-_ALL = f"{_COLUMNS} where scope = $1 order by id desc limit $2"
-_OF_KEY = f"{_COLUMNS} where scope = $1 and key = $3 order by id desc limit $2"
-_TRIM = (
-    "with gone as (delete from keywise_lines where scope = $1 and (at < $2 or id <= ("
-    "select id from keywise_lines where scope = $1 order by id desc limit 1 offset $3)) returning 1) "
-    "select count(*) from gone"
-)

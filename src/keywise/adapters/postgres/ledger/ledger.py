@@ -6,16 +6,16 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Self, TypeVar
+from typing import Self
 
 import msgspec
 
-from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, opening, postgres_errors
+from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, postgres_errors
 from keywise.adapters.postgres.ledger.controls import PostgresControlStore
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
-from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, entry_of, headers_of
+from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, entry_of, letter_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
@@ -23,13 +23,15 @@ from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFi
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Failure
+from keywise.core.resource import opening
+from keywise.core.statements import read_statements
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
-T = TypeVar("T")
-
 PRUNE_AT_ONCE = 2_000
 """Nobody has to wait for longer than such a stretch takes."""
+
+_SQL = read_statements(__name__)
 
 
 class PostgresLedger:
@@ -46,8 +48,8 @@ class PostgresLedger:
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
-            await self.database.write(_REGISTER, self.scope.name)
-            [[self.scope.number]] = await self.database.write(_NUMBER, self.scope.name)
+            await self.database.write(_SQL["register"], self.scope.name)
+            [[self.scope.number]] = await self.database.write(_SQL["number"], self.scope.name)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -83,7 +85,7 @@ class PostgresLedger:
     async def prune(self, retention_s: float) -> int:
         total, after = 0, b""
         oldest = math.ceil(await self.database.now() - retention_s)
-        while rows := await self.database.read(_OLD, self.scope.number, after, oldest, PRUNE_AT_ONCE):
+        while rows := await self.database.read(_SQL["old_keys"], self.scope.number, after, oldest, PRUNE_AT_ONCE):
             async with self._working_set([]) as working_set:
                 total += await working_set.prune([decoded(code) for (code,) in rows], retention_s)
             after = rows[-1][0]
@@ -93,20 +95,20 @@ class PostgresLedger:
         return self._transaction()
 
     async def inspect(self, key: str) -> Entry | None:
-        rows = await self.database.read(_INSPECT, self.scope.number, encoded(key))
+        rows = await self.database.read(_SQL["inspect"], self.scope.number, encoded(key))
         entry = entry_of(rows[0], rows[0][5]) if rows else None
         if self._policy.rate is not None:
-            for (at,) in await self.database.read(_RATE_AT, self.scope.number, encoded(key)):
+            for (at,) in await self.database.read(_SQL["rate_at"], self.scope.number, encoded(key)):
                 entry = msgspec.structs.replace(entry or Entry(), rate_at=at)
         return entry
 
     async def counts(self) -> LedgerCounts:
-        [row] = await self.database.read(_COUNTS, self.scope.number, await self.database.now())
+        [row] = await self.database.read(_SQL["counts"], self.scope.number, await self.database.now())
         return LedgerCounts(*row)
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         since = await self.database.now() - quiet_s
-        rows = await self.database.read(_SUSPECTS, self.scope.number, since, limit)
+        rows = await self.database.read(_SQL["suspects"], self.scope.number, since, limit)
         return [decoded(code) for (code,) in rows]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
@@ -123,14 +125,13 @@ class PostgresLedger:
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
     ) -> list[tuple[int, float, DeadLetter]]:
         cause = matching.cause.replace("\0", "\ufffd")
-        rows = await self.database.read(_LETTERS, self.scope.number, matching.since, matching.until, cause, limit)
-        return [
-            (number, buried_at, DeadLetter(cause, body, decoded(code), version, headers_of(headers), sent_at, source))
-            for number, buried_at, cause, body, code, version, headers, sent_at, source in rows
-        ]
+        rows = await self.database.read(
+            _SQL["dead_letters"], self.scope.number, matching.since, matching.until, cause, limit
+        )
+        return [(number, buried_at, letter_of(letter)) for number, buried_at, *letter in rows]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
-        return len(await self.database.write(_DROP, self.scope.number, list(numbers)))
+        return len(await self.database.write(_SQL["delete_dead_letters"], self.scope.number, list(numbers)))
 
     async def now(self) -> float:
         return await self.database.now()
@@ -140,7 +141,7 @@ class PostgresLedger:
         """Keys that are locked and read, and written back with a commit."""
         async with self.database.transaction(scope=self.scope.number) as connection:
             with postgres_errors(self.database.name):
-                working_set = PostgresWorkingSet(connection, self.scope.number, self._policy, self.database.ahead_s)
+                working_set = PostgresWorkingSet(connection, self.scope.number, self._policy)
                 await working_set.load(keys)
                 yield working_set
                 await working_set.store()
@@ -160,29 +161,3 @@ def connect(address: Address, policy: LedgerPolicy) -> PostgresLedger:
 
 def _keys(claims: Sequence[Claim]) -> list[str]:
     return [claim.key for claim in claims]
-
-
-_REGISTER = "insert into keywise_scopes (name) values ($1) on conflict (name) do nothing"
-_NUMBER = "select id from keywise_scopes where name = $1"
-_OLD = (
-    "select key from keywise_marks where scope = $1 and key > $2 and (updated_at < $3 or active) order by key limit $4"
-)
-_INSPECT = (
-    "select era, version, generation, deleted, updated_at, (select entry from keywise_active as active "
-    "where active.scope = $1 and active.key = $2) from keywise_marks where scope = $1 and key = $2"
-)
-_RATE_AT = "select at from keywise_rates where scope = $1 and key = $2"
-_COUNTS = (
-    "select (select count(*) from keywise_marks where scope = $1 and version is not null), "
-    "(select count(*) from keywise_marks where scope = $1 and deleted), "
-    "(select count(*) from keywise_active where token != 0 and lease_until > $2 and scope = $1), "
-    "(select count(*) from keywise_active where scope = $1 and suspicions > 0), "
-    "(select count(*) from keywise_letters where scope = $1)"
-)
-_SUSPECTS = "select key from keywise_active where scope = $1 and suspect_since <= $2 order by suspect_since limit $3"
-_LETTERS = (
-    "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
-    "where scope = $1 and buried_at >= $2 and buried_at < $3 and position($4::text in cause) > 0 "
-    "order by buried_at desc, id desc limit $5"
-)
-_DROP = "delete from keywise_letters where scope = $1 and id = any($2::bigint[]) returning 1"

@@ -44,7 +44,7 @@ class PostgresTransaction:
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
         with self._errors():
-            working_set = self._new_book()
+            working_set = self._new_working_set()
             rows = await working_set.lock(header.key for header in headers)
             self._placed |= working_set.placed
             self._now, self._careful = working_set.now, None
@@ -82,7 +82,6 @@ class PostgresTransaction:
                 codes,
                 numbers(header.order[1] for header in asked),  # type: ignore[index]
                 [header.deleted or None for header in asked] if any(header.deleted for header in asked) else [],
-                self._database.ahead_s,
                 good_until,
             )
         marked = {keys[code].key for (code,) in rows}
@@ -136,18 +135,18 @@ class PostgresTransaction:
         """Leave no trace of keys that were only decided."""
         if self._placed:
             with self._errors():
-                await self._new_book().forget(self._placed)
+                await self._new_working_set().remove_empty(self._placed)
 
     @asynccontextmanager
     async def _working_set(self, keys: Iterable[str]) -> AsyncIterator[PostgresWorkingSet]:
         with self._errors():
-            working_set = self._new_book()
+            working_set = self._new_working_set()
             await working_set.load(keys)
             yield working_set
             await working_set.store()
 
-    def _new_book(self) -> PostgresWorkingSet:
-        return PostgresWorkingSet(self.connection, self._scope, self._policy, self._database.ahead_s)
+    def _new_working_set(self) -> PostgresWorkingSet:
+        return PostgresWorkingSet(self.connection, self._scope, self._policy)
 
     def _errors(self) -> postgres_errors:
         return postgres_errors(self._database.name)

@@ -8,7 +8,6 @@ Rows are read in a step of their own: in the one that waits for a lock, others a
 import math
 import secrets
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -16,12 +15,16 @@ from msgspec.structs import replace
 
 from keywise.core import rules
 from keywise.core.change import Order
-from keywise.core.controls import PLAIN, Controls
+from keywise.core.controls import PLAIN, controls_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
+from keywise.core.statements import read_statements
 
 TOKEN_NONCE_BITS = 24
+
+_SQL = read_statements(__name__)
+MARK, MARK_NEWER, KEEP = _SQL["mark"], _SQL["mark_newer"], _SQL["keep_letter"]
 
 
 class PostgresScope(msgspec.Struct):
@@ -34,11 +37,10 @@ class PostgresScope(msgspec.Struct):
 class PostgresWorkingSet:
     """Some entries of one scope, read and written back inside one transaction."""
 
-    def __init__(self, connection: Any, scope: int, policy: LedgerPolicy, ahead_s: float) -> None:
+    def __init__(self, connection: Any, scope: int, policy: LedgerPolicy) -> None:
         self._connection = connection
         self._scope = scope
         self.policy = policy
-        self._ahead_s = ahead_s
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, Entry | None] = {}
         self._letters: list[DeadLetter] = []
@@ -52,14 +54,14 @@ class PostgresWorkingSet:
         """Lock keys in their order, and tell the row of each."""
         wanted = sorted((encoded(key), key) for key in dict.fromkeys(keys))
         if not wanted:
-            [[now, controls]] = await self._connection.fetch(_CLOCK, self._scope)
+            [[now, controls]] = await self._connection.fetch(_SQL["clock"], self._scope)
             self._set_controls(now, controls)
             return {}
         codes = [code for code, _ in wanted]
         # All in one step and in their order, those that nobody has seen too: else workers could wait for each other.
-        placed = await self._connection.fetch(_PLACE, self._scope, codes)
+        placed = await self._connection.fetch(_SQL["place"], self._scope, codes)
         self.placed |= {decoded(code) for (code,) in placed}
-        rows = await self._connection.fetch(_ROWS, self._scope, codes)
+        rows = await self._connection.fetch(_SQL["rows"], self._scope, codes)
         self._set_controls(rows[-1][6], rows[-1][7])
         return {key: row for (_, key), row in zip(wanted, rows, strict=True)}
 
@@ -76,10 +78,10 @@ class PostgresWorkingSet:
             if row[5]:
                 busy.append(encoded(key))
         if busy:
-            for code, text in await self._connection.fetch(_ACTIVE, self._scope, busy):
+            for code, text in await self._connection.fetch(_SQL["active"], self._scope, busy):
                 self._entries[decoded(code)] = _DECODE(text)
         if self.policy.rate is not None:
-            for code, at in await self._connection.fetch(_RATES, self._scope, list(map(encoded, rows))):
+            for code, at in await self._connection.fetch(_SQL["rates"], self._scope, list(map(encoded, rows))):
                 key = decoded(code)
                 self._entries[key] = replace(self._entries.get(key, EMPTY), rate_at=at)
 
@@ -94,7 +96,7 @@ class PostgresWorkingSet:
 
     async def tokens(self, count: int) -> list[int]:
         """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
-        rows = await self._connection.fetch(_TOKENS, count)
+        rows = await self._connection.fetch(_SQL["tokens"], count)
         return [number << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS) for (number,) in rows]
 
     async def store(self) -> None:
@@ -102,15 +104,15 @@ class PostgresWorkingSet:
         changed = {key: entry for key, entry in self._changed.items() if entry != self._entries.get(key)}
         changed = dict(sorted(changed.items()))
         kept = {key: entry for key, entry in changed.items() if entry is not None}
-        active = {key: entry for key, entry in kept.items() if not _is_idle(entry)}
+        active = {key: entry for key, entry in kept.items() if not entry.is_idle}
         remembered = [(key, entry) for key, entry in kept.items() if entry.mark is not None or key in active]
         if remembered:
             await self._connection.execute(MARK, self._scope, *_marks(remembered, active.keys()))
         if active:
-            await self._connection.execute(_ACTIVATE, self._scope, *self._columns(active))
+            await self._connection.execute(_SQL["activate"], self._scope, *self._columns(active))
         idle = [encoded(key) for key in changed if key not in active and self._is_active(key)]
         if idle:
-            await self._connection.execute(_CALM, self._scope, idle)
+            await self._connection.execute(_SQL["deactivate"], self._scope, idle)
         if self.policy.rate is not None:
             await self._store_rates(kept)
         if self._letters:
@@ -120,36 +122,32 @@ class PostgresWorkingSet:
             self._letters = []
         gone = {*changed, *self.placed} - {key for key, _ in remembered}
         if gone:
-            await self.forget(gone)
+            await self.remove_empty(gone)
         self.placed.clear()
         self._entries |= kept
         self._changed.clear()
 
-    async def forget(self, keys: Iterable[str]) -> None:
+    async def remove_empty(self, keys: Iterable[str]) -> None:
         """Remove the rows of locked keys that hold nothing."""
-        await self._connection.execute(_FORGET, self._scope, list(map(encoded, keys)))
+        await self._connection.execute(_SQL["remove_empty"], self._scope, list(map(encoded, keys)))
 
     async def prune(self, keys: Sequence[str], retention_s: float) -> int:
         """Forget those of some keys that may be; return how many."""
         await self.load(keys)
         policy, entries = self.policy, self._entries.items()
         gone = [encoded(key) for key, one in entries if rules.is_prunable(one, self.now, retention_s, policy)]
-        await self._connection.execute(
-            "delete from keywise_active where scope = $1 and key = any($2)", self._scope, gone
-        )
-        await self._connection.execute(
-            "delete from keywise_marks where scope = $1 and key = any($2)", self._scope, gone
-        )
+        await self._connection.execute(_SQL["deactivate"], self._scope, gone)
+        await self._connection.execute(_SQL["remove"], self._scope, gone)
         await self.store()
         return len(gone)
 
     def _set_controls(self, now: float, text: str) -> None:
-        self.now = now + self._ahead_s
+        self.now = now
         self.controls = controls_of(text)
 
     def _is_active(self, key: str) -> bool:
         before = self._entries.get(key)
-        return before is not None and not _is_idle(before)
+        return before is not None and not before.is_idle
 
     def _columns(self, active: dict[str, Entry]) -> tuple[list[Any], ...]:
         policy, entries = self.policy, active.values()
@@ -167,8 +165,8 @@ class PostgresWorkingSet:
         rates = [(encoded(key), entry.rate_at) for key, entry in kept.items() if entry.rate_at > self.now]
         if rates:
             codes, moments = [code for code, _ in rates], [at for _, at in rates]
-            await self._connection.execute(_RATE, self._scope, codes, moments)
-        await self._connection.execute(_SWEEP, self._scope, self.now, 2 * len(rates) + 10)
+            await self._connection.execute(_SQL["rate"], self._scope, codes, moments)
+        await self._connection.execute(_SQL["sweep_rates"], self._scope, self.now, 2 * len(rates) + 10)
 
 
 def letter_row(scope: int, buried_at: float, letter: DeadLetter) -> tuple[Any, ...]:
@@ -184,19 +182,11 @@ def mark_of(row: Sequence[Any]) -> Order | None:
     return None if row[1] is None else (row[0] or 0, row[1], row[2] or 0)
 
 
-@lru_cache(maxsize=16)
-def controls_of(text: str) -> Controls:
-    """It is read in every batch, and seldom changes."""
-    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Controls)
-
-
-def text_of(controls: Controls) -> str:
-    return msgspec.json.encode(controls).decode() if controls != PLAIN else "{}"
-
-
-def headers_of(text: str | None) -> dict[str, str] | None:
-    """What a row of letters keeps of the headers."""
-    return msgspec.json.decode(text, type=dict[str, str]) if text else None
+def letter_of(row: Sequence[Any]) -> DeadLetter:
+    """What a row of letters keeps, without its number and its moment."""
+    cause, body, code, version, headers, sent_at, source = row
+    kept = msgspec.json.decode(headers, type=dict[str, str]) if headers else None
+    return DeadLetter(cause, body, decoded(code), version, kept, sent_at, source)
 
 
 def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
@@ -239,75 +229,5 @@ def _marks(entries: Sequence[tuple[str, Entry]], active: Iterable[str]) -> tuple
     )
 
 
-def _is_idle(entry: Entry) -> bool:
-    return Entry(entry.mark, entry.deleted, entry.updated_at, rate_at=entry.rate_at) == entry
-
-
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE = msgspec.json.Decoder(Entry).decode
-_NOW = "extract(epoch from clock_timestamp())::float8"
-_CONTROLS = "(select controls from keywise_scopes where id = $1)"
-_CLOCK = f"select {_NOW}, {_CONTROLS}"
-_ROWS = (
-    "select one.era, one.version, one.generation, one.deleted, one.updated_at, one.active, "  # noqa: S608
-    f"{_NOW}, {_CONTROLS} from unnest($2::bytea[]) as wanted (key) cross join lateral ("
-    "select era, version, generation, deleted, updated_at, active from keywise_marks "
-    "where scope = $1 and key = wanted.key offset 0) as one"
-)
-"""The row of each key that is locked, in the order of the keys: such a subquery is run for each, with the index."""
-# What is there is locked by the attempt to change it, and left as it is.
-_PLACE = (
-    "insert into keywise_marks as marks (scope, key, updated_at) "
-    "select $1, key, 0 from unnest($2::bytea[]) as one (key) order by key "
-    "on conflict (scope, key) do update set updated_at = marks.updated_at where false returning key"
-)
-MARK = (
-    "insert into keywise_marks as marks (scope, key, era, version, generation, deleted, updated_at, active) "
-    "select $1, * from unnest($2::bytea[], $3::int[], $4::bigint[], $5::int[], $6::boolean[], $7::bigint[], "
-    "$8::boolean[]) on conflict (scope, key) do update set era = excluded.era, version = excluded.version, "
-    "generation = excluded.generation, deleted = excluded.deleted, updated_at = excluded.updated_at, "
-    "active = excluded.active"
-)
-MARK_NEWER = (
-    "insert into keywise_marks as marks (scope, key, version, deleted, updated_at) "  # noqa: S608
-    f"select $1, key, version, deleted, ceil({_NOW} + $5::float8) "
-    "from unnest($2::bytea[], $3::text::bigint[], $4::boolean[]) as one (key, version, deleted) "
-    f"where {_CONTROLS} = '{{}}' and $6::float8 >= {_NOW} + $5::float8 "
-    "on conflict (scope, key) do update set version = excluded.version, generation = null, "
-    "deleted = excluded.deleted, updated_at = excluded.updated_at "
-    "where marks.active is null and marks.era is null and excluded.version > marks.version "
-    "and (marks.generation is null or marks.generation >= 0) returning key"
-)
-"""Marks what is plainly newer and idle, and tells those keys. All keys are locked, whether or not they are marked."""
-_ACTIVE = (
-    "select wanted.key, one.entry from unnest($2::bytea[]) as wanted (key) cross join lateral ("
-    "select entry from keywise_active where scope = $1 and key = wanted.key offset 0) as one"
-)
-_RATES = (
-    "select wanted.key, one.at from unnest($2::bytea[]) as wanted (key) cross join lateral ("
-    "select at from keywise_rates where scope = $1 and key = wanted.key offset 0) as one"
-)
-_ACTIVATE = (
-    "insert into keywise_active (scope, key, token, lease_until, suspicions, suspect_since, entry) "
-    "select $1, * from unnest($2::bytea[], $3::bigint[], $4::float8[], $5::bigint[], $6::float8[], $7::text[]) "
-    "on conflict (scope, key) do update set token = excluded.token, lease_until = excluded.lease_until, "
-    "suspicions = excluded.suspicions, suspect_since = excluded.suspect_since, entry = excluded.entry"
-)
-_CALM = "delete from keywise_active where scope = $1 and key = any($2::bytea[])"
-_FORGET = (
-    "delete from keywise_marks where scope = $1 and key = any($2::bytea[]) and version is null and not exists ("
-    "select 1 from keywise_active as active where active.scope = $1 and active.key = keywise_marks.key)"
-)
-_RATE = (
-    "insert into keywise_rates (scope, key, at) select $1, * from unnest($2::bytea[], $3::float8[]) "
-    "on conflict (scope, key) do update set at = excluded.at"
-)
-_SWEEP = (
-    "delete from keywise_rates where scope = $1 and key = any(array("
-    "select key from keywise_rates where scope = $1 and at <= $2 order by at limit $3 for update skip locked))"
-)
-_TOKENS = "select nextval('keywise_tokens') from generate_series(1, $1::int)"
-KEEP = (
-    "insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source) "
-    "values ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
-)

@@ -1,4 +1,4 @@
-"""The tables of keywise in a Postgres database, version by version; older ones are brought up to date when opened."""
+"""The tables of keywise in a Postgres database: created when it is opened first, and refused if another version did."""
 
 from typing import Any
 
@@ -7,104 +7,40 @@ from keywise.adapters.postgres.serial.sql_steps import STEPS
 from keywise.adapters.postgres.serial.sql_tables import TABLES
 from keywise.adapters.postgres.serial.sql_taking import TAKING
 from keywise.core.errors import DatabaseError
+from keywise.core.statements import read_sql
 
+VERSION = 3
+"""Of the tables. Versions 1 and 2 are those of keywise 0.1, with other names of tables and columns."""
 LOCKS = 0x6B657977
 """The first number of every advisory lock of keywise; the second is a scope, or 0 for the schema."""
 
-# Columns that are usually empty cost nothing, and eight columns fit into the smallest header of a row.
-FIRST = """
-create table keywise_scopes (
-    id integer generated always as identity primary key, name text not null unique,
-    controls text not null default '{}'
-);
-create table keywise_marks (
-    version bigint, updated_at bigint not null, scope integer not null, era integer, generation integer,
-    deleted boolean, active boolean, key bytea not null,
-    primary key (scope, key)
-) with (fillfactor = 90);
-create table keywise_active (
-    token bigint not null, lease_until double precision not null, suspicions bigint not null,
-    suspect_since double precision, scope integer not null, key bytea not null, entry text not null,
-    primary key (scope, key)
-);
-create index keywise_suspect on keywise_active (scope, suspect_since) where suspect_since is not null;
-create sequence keywise_tokens;
-create table keywise_rates (
-    at double precision not null, scope integer not null, key bytea not null, primary key (scope, key)
-);
-create index keywise_rates_by_time on keywise_rates (scope, at);
-create table keywise_periodic_locks (
-    scope integer not null, name text not null, done_at double precision not null, primary key (scope, name)
-);
-create table keywise_letters (
-    id bigint generated always as identity primary key, scope integer not null, buried_at double precision not null,
-    key bytea not null, version bigint, cause text not null, body bytea not null, headers text,
-    sent_at double precision not null, source text not null
-);
-create index keywise_letters_by_time on keywise_letters (scope, buried_at, id);
-create table keywise_lines (
-    id bigint generated always as identity primary key, scope integer not null, at double precision not null,
-    what text not null, key bytea not null, version bigint, detail text not null, by text not null
-);
-create index keywise_lines_by_key on keywise_lines (scope, key, id);
-create index keywise_lines_by_scope on keywise_lines (scope, id);
-create table keywise_queues (id integer generated always as identity primary key, name text not null unique);
-create sequence keywise_messages;
-create table keywise_ready (
-    id bigint not null default nextval('keywise_messages'), queue integer not null,
-    sent_at double precision not null default extract(epoch from clock_timestamp()), body bytea not null,
-    primary key (queue, id)
-);
-create table keywise_held (
-    id bigint primary key, queue integer not null, visible_at double precision not null, receipt bigint not null,
-    count integer not null, sent_at double precision not null, body bytea not null
-);
-create index keywise_held_by_time on keywise_held (queue, visible_at);
-"""
-
-VERSIONS = (FIRST, TABLES + STEPS + TAKING + LOCKING)
-"""What leads from each version of the schema to the next one. A script that was released is never changed."""
-
-
-TABLES_OF = {
-    "queue": ("keywise_ready", "keywise_held"),
-    "scope": (
-        *("keywise_marks", "keywise_active", "keywise_rates", "keywise_periodic_locks"),
-        *("keywise_letters", "keywise_lines"),
-    ),
-    "function": (
-        *("keywise_turn_owners", "keywise_turn_keys", "keywise_turn_work"),
-        *("keywise_turn_completed", "keywise_turn_switches"),
-    ),
-}
-"""Which tables hold what belongs to a queue, what to a scope, and what to a serial function."""
-
 
 async def install(connection: Any, name: str) -> None:
-    """Create or upgrade the tables; of several processes that try at once, one does it."""
-    if await _version(connection, name) == len(VERSIONS):
+    """Create the tables; of several processes that try at once, one does it."""
+    if await _is_installed(connection, name):
         return
     async with connection.transaction():
         await connection.execute(f"select pg_advisory_xact_lock({LOCKS}, 0)")
+        # Before the second look: else it might not yet see what another process has just created.
         await connection.execute("create table if not exists keywise_meta (name text primary key, value text not null)")
-        for script in VERSIONS[await _version(connection, name) :]:
-            await connection.execute(script)
-        await connection.execute(_KEEP_VERSION, str(len(VERSIONS)))
+        if await _is_installed(connection, name):
+            return
+        await connection.execute(read_sql(__package__, "tables.sql") + TABLES + STEPS + TAKING + LOCKING)
+        await connection.execute("insert into keywise_meta values ('schema', $1)", str(VERSION))
 
 
-async def _version(connection: Any, name: str) -> int:
-    """The version of the tables in a database; 0 if there are none."""
+async def _is_installed(connection: Any, name: str) -> bool:
+    """Whether the tables are there; those of another version are refused."""
     if await connection.fetchval("select to_regclass('keywise_meta')") is None:
-        return 0
+        return False
     found: str | None = await connection.fetchval("select value from keywise_meta where name = 'schema'")
-    if found is None:
-        return 0
-    if not found.isdecimal() or int(found) > len(VERSIONS):
+    if found in ("1", "2"):
         raise DatabaseError(
-            f"{name} was written by a newer keywise: its schema is {found}, this one knows {len(VERSIONS)}; "
-            "upgrade keywise"
+            f"{name} has tables of keywise 0.1 (schema {found}), which this version cannot read; finish the work there "
+            "with keywise 0.1, then name another database"
         )
-    return int(found)
-
-
-_KEEP_VERSION = "insert into keywise_meta values ('schema', $1) on conflict (name) do update set value = excluded.value"
+    if found not in (None, str(VERSION)):
+        raise DatabaseError(
+            f"{name} was written by a newer keywise: its schema is {found}, this one knows {VERSION}; upgrade keywise"
+        )
+    return found is not None

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from typing import Self
 
-from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, opening
+from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at
 from keywise.adapters.postgres.serial.admin import PostgresTurnsOperator
 from keywise.adapters.postgres.serial.session import LockSession
 from keywise.adapters.postgres.serial.tables import Taking, TurnTables
 from keywise.adapters.postgres.serial.transaction import transaction
 from keywise.core.errors import UnavailableError
+from keywise.core.resource import opening
 from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
 from keywise.core.url import Address
 

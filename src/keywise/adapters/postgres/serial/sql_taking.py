@@ -157,7 +157,7 @@ end $$;
 
 STEP = """
 create type keywise_turn_terms as (
-    owner text, ahead_s float8, lease_s float8, atomic boolean, attempts_max integer, causes text[],
+    owner text, lease_s float8, atomic boolean, attempts_max integer, causes text[],
     switches bigint, repeats boolean, "limit" integer, run_max integer
 );
 create function keywise_turn_step_1(
@@ -184,7 +184,7 @@ begin
     if cardinality(_replies) + cardinality(_requests) > 0 then
         perform keywise_turn_lock_1(_f, _asked, array(select id from unnest(_replies)));
     end if;
-    _now := extract(epoch from clock_timestamp())::float8 + _terms.ahead_s;
+    _now := extract(epoch from clock_timestamp())::float8;
     if _terms.repeats then
         perform keywise_turn_live_1(_f, _me, _now + _terms.lease_s);
     elsif _terms."limit" > 0 then
@@ -256,7 +256,7 @@ declare
     _now float8;
 begin
     perform keywise_turn_lock_1(_f, '{}', _ids);
-    _now := extract(epoch from clock_timestamp())::float8 + _terms.ahead_s;
+    _now := extract(epoch from clock_timestamp())::float8;
     perform keywise_turn_live_1(_f, _terms.owner, _now + _terms.lease_s);
     perform keywise_turn_give_back_1(_f, _terms.owner, _now, _ids, _tokens, _terms.causes);
 end $$;
@@ -267,7 +267,7 @@ declare
     _mine bigint[];
     _unknown bytea[];
     _their bigint[];
-    _now float8 := extract(epoch from clock_timestamp())::float8 + _terms.ahead_s;
+    _now float8 := extract(epoch from clock_timestamp())::float8;
 begin
     perform keywise_turn_live_1(_f, _me, _now + _terms.lease_s);
     select array_agg(w.token), array_agg(w.id) filter (where w.token != all(_tokens) and w.started_at < _before),
@@ -295,7 +295,7 @@ declare
     _is_news boolean;
 begin
     perform keywise_turn_lock_1(_f, '{}', _ids);
-    _now := extract(epoch from clock_timestamp())::float8 + _terms.ahead_s;
+    _now := extract(epoch from clock_timestamp())::float8;
     perform keywise_turn_live_1(_f, _terms.owner, _now + _terms.lease_s);
     with gone as (
         delete from keywise_turn_work where function = _f and id = any(_ids) and token = 0 returning *

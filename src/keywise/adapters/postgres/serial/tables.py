@@ -114,14 +114,14 @@ class TurnTables:
         return [id for id in dict.fromkeys(ids) if id in ended]
 
     async def replies(self, ids: Sequence[str]) -> dict[str, Reply]:
-        lease = self.database.ahead_s + self.policy.lease_s
-        rows = await self.database.step(_REPLIES, self.number, self.owner, lease, [encoded(id) for id in ids])
+        lease_s = self.policy.lease_s
+        rows = await self.database.step(_REPLIES, self.number, self.owner, lease_s, [encoded(id) for id in ids])
         return {decoded(row[0]): reply_of(decoded(row[0]), *row[1:]) for row in rows}
 
     def _terms(self, taking: Taking = NOTHING, *, repeats: bool = True) -> tuple[Any, ...]:
         policy = self.policy
         return (
-            *(self.owner, self.database.ahead_s, policy.lease_s, policy.atomic, policy.attempts_max, CAUSES),
+            *(self.owner, policy.lease_s, policy.atomic, policy.attempts_max, CAUSES),
             *(self._version, repeats, min(taking.limit, _INT_MAX), min(taking.run_max, _INT_MAX)),
         )
 

@@ -17,8 +17,11 @@ from keywise.adapters.sqlite.ledger.working_set import (
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.controls import Controls, Pause
 from keywise.core.entry import Claim, LedgerPolicy
+from keywise.core.statements import read_statements
 
 T = TypeVar("T")
+
+_SQL = read_statements(__name__)
 
 
 class SqliteControlStore:
@@ -61,9 +64,9 @@ class SqliteControlStore:
     async def raise_era(self) -> int | None:
         def act(connection: sqlite3.Connection, controls: Controls) -> int | None:
             scope, now = self._scope.number, self._database.now()
-            if connection.execute(_HELD, (scope, now)).fetchone() is not None:
+            if connection.execute(_SQL["held"], (scope, now)).fetchone() is not None:
                 return None
-            [highest] = connection.execute(_HIGHEST, (scope, scope)).fetchone()
+            [highest] = connection.execute(_SQL["highest_era"], (scope, scope)).fetchone()
             era = 1 + max(controls.era, highest or 0)
             store_controls(connection, self._scope.number, replace(controls, era=era))
             return era
@@ -76,12 +79,14 @@ class SqliteControlStore:
 
     async def held(self, after: str, limit: int) -> list[str]:
         wanted = (self._scope.number, after, self._database.now(), limit)
-        return [str(key) for (key,) in self._database.read(_HELD_KEYS, wanted)]
+        return [str(key) for (key,) in self._database.read(_SQL["held_keys"], wanted)]
 
     async def acquire(self, task: str, every_s: float) -> bool:
         def act(connection: sqlite3.Connection) -> bool:
             now = self._database.now()
-            return connection.execute(_PERIODIC_LOCK, (self._scope.number, task, now, now - every_s)).rowcount > 0
+            return (
+                connection.execute(_SQL["periodic_lock"], (self._scope.number, task, now, now - every_s)).rowcount > 0
+            )
 
         return await self._database.write(act)
 
@@ -89,17 +94,3 @@ class SqliteControlStore:
         return await self._database.write(
             lambda connection: act(connection, load_controls(connection, self._scope.number))
         )
-
-
-_HELD = "select 1 from keywise_active where scope = ? and token != 0 and lease_until > ? limit 1"
-_HELD_KEYS = (
-    "select key from keywise_active where scope = ? and key > ? and token != 0 and lease_until > ? order by key limit ?"
-)
-_HIGHEST = (
-    "select max(era) from (select max(era) era from keywise_marks where scope = ? "
-    "union all select max(json_extract(entry, '$.era')) from keywise_active where scope = ?)"
-)
-_PERIODIC_LOCK = (
-    "insert into keywise_periodic_locks values (?, ?, ?) on conflict (scope, name) do update "
-    "set done_at = excluded.done_at where done_at <= ?"
-)

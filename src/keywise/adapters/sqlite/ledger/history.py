@@ -7,6 +7,10 @@ from typing import Any
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.working_set import SqliteScope
 from keywise.core.history import HistoryRecord
+from keywise.core.statements import read_statements
+
+_SQL = read_statements(__name__)
+ADD = _SQL["add"]
 
 
 class SqliteHistoryStore:
@@ -24,24 +28,14 @@ class SqliteHistoryStore:
     async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
         rows: Any
         if key is None:
-            rows = self._database.read(_ALL, (self._scope.number, limit))
+            rows = self._database.read(_SQL["all"], (self._scope.number, limit))
         else:
-            rows = self._database.read(_OF_KEY, (self._scope.number, key, limit))
+            rows = self._database.read(_SQL["of_key"], (self._scope.number, key, limit))
         return [HistoryRecord(*row) for row in rows]
 
     async def trim(self, age_s: float, records_max: int) -> int:
         def act(connection: sqlite3.Connection) -> int:
-            return connection.execute(_TRIM, (scope, self._database.now() - age_s, scope, records_max)).rowcount
+            return connection.execute(_SQL["trim"], (scope, self._database.now() - age_s, scope, records_max)).rowcount
 
         scope = self._scope.number
         return await self._database.write(act)
-
-
-ADD = "insert into keywise_lines (scope, at, what, key, version, detail, by) values (?, ?, ?, ?, ?, ?, ?)"
-_COLUMNS = "select at, what, key, version, detail, by from keywise_lines"
-_ALL = f"{_COLUMNS} where scope = ? order by id desc limit ?"
-_OF_KEY = f"{_COLUMNS} where scope = ? and key = ? order by id desc limit ?"
-_TRIM = (
-    "delete from keywise_lines where scope = ? and (at < ? or id <= "
-    "(select id from keywise_lines where scope = ? order by id desc limit 1 offset ?))"
-)

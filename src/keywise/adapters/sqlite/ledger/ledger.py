@@ -8,22 +8,26 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self, TypeVar
 
-from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
+from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.adapters.sqlite.ledger.controls import SqliteControlStore
 from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
 from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
-from keywise.adapters.sqlite.ledger.working_set import SqliteScope, SqliteWorkingSet, headers_of
+from keywise.adapters.sqlite.ledger.working_set import SqliteScope, SqliteWorkingSet, letter_of
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.ledger import ClaimResults, Failure
+from keywise.core.resource import opening
+from keywise.core.statements import read_statements
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
 T = TypeVar("T")
+
+_SQL = read_statements(__name__)
 
 
 class SqliteLedger:
@@ -40,7 +44,7 @@ class SqliteLedger:
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
-            self.scope.number = await self.database.numbered(_SCOPE, _NEW_SCOPE, self.scope.name)
+            self.scope.number = await self.database.numbered(_SQL["number"], _SQL["register"], self.scope.name)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -92,12 +96,12 @@ class SqliteLedger:
     async def counts(self) -> LedgerCounts:
         now = self.database.now()
         scope = self.scope.number
-        [row] = self.database.read(_COUNTS, (scope, scope, now, scope, scope, scope))
+        [row] = self.database.read(_SQL["counts"], (scope, scope, now, scope, scope, scope))
         return LedgerCounts(*row)  # type: ignore[arg-type]
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         since = self.database.now() - quiet_s
-        return [str(key) for (key,) in self.database.read(_SUSPECTS, (self.scope.number, since, limit))]
+        return [str(key) for (key,) in self.database.read(_SQL["suspects"], (self.scope.number, since, limit))]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
         await self._write([claim.key], lambda working_set: bookkeeping.finish_repair(working_set, claim, written))
@@ -113,11 +117,8 @@ class SqliteLedger:
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
     ) -> list[tuple[int, float, DeadLetter]]:
         since, until = max(matching.since, -_FOREVER_S), min(matching.until, _FOREVER_S)
-        rows: Any = self.database.read(_LETTERS, (self.scope.number, since, until, matching.cause, limit))
-        return [
-            (number, buried_at, DeadLetter(cause, body, key, version, headers_of(headers), sent_at, source))
-            for number, buried_at, cause, body, key, version, headers, sent_at, source in rows
-        ]
+        rows: Any = self.database.read(_SQL["dead_letters"], (self.scope.number, since, until, matching.cause, limit))
+        return [(number, buried_at, letter_of(letter)) for number, buried_at, *letter in rows]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
         return await self._write([], lambda working_set: working_set.delete_dead_letters(numbers))
@@ -152,17 +153,3 @@ def _keys(claims: Sequence[Claim]) -> list[str]:
 
 
 _FOREVER_S = 1e15
-_LETTERS = (
-    "select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters "
-    "where scope = ? and buried_at >= ? and buried_at < ? and instr(cause, ?) order by buried_at desc, id desc limit ?"
-)
-_SCOPE = "select id from keywise_scopes where name = ?"
-_NEW_SCOPE = "insert or ignore into keywise_scopes (name) values (?)"
-_SUSPECTS = "select key from keywise_active where scope = ? and suspect_since <= ? order by suspect_since limit ?"
-_COUNTS = (
-    "select (select count(*) from keywise_marks where scope = ?), "
-    "(select count(*) from keywise_marks where scope = ? and deleted), "
-    "(select count(*) from keywise_active where token != 0 and lease_until > ? and scope = ?), "
-    "(select count(*) from keywise_active where scope = ? and suspicions > 0), "
-    "(select count(*) from keywise_letters where scope = ?)"
-)

@@ -9,7 +9,7 @@ from operator import itemgetter
 import msgspec
 
 from keywise.adapters.sqlite.database import DISK, SqliteDatabase, sqlite_errors
-from keywise.adapters.sqlite.ledger.working_set import MARK, SELECTED, SqliteWorkingSet, load_active
+from keywise.adapters.sqlite.ledger.working_set import MARK, ORDERS, SqliteWorkingSet, load_active
 from keywise.core import ledger_steps as bookkeeping
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.dead_letter import DeadLetter
@@ -37,9 +37,9 @@ class SqliteTransaction:
         self._check_open()
         self._careful = None
         with self._errors():
-            working_set = self._new_book()
+            working_set = self._new_working_set()
             keys = msgspec.json.encode([header.key for header in headers]).decode()
-            rows = self.connection.execute(_ORDERS, (self._scope, keys)).fetchall()
+            rows = self.connection.execute(ORDERS, (self._scope, keys)).fetchall()
             is_plain = working_set.controls.is_plain and self._policy.rate is None
             if not is_plain or any(map(_ERA, rows)):
                 working_set.load(header.key for header in headers)
@@ -112,12 +112,12 @@ class SqliteTransaction:
     def _working_set(self, keys: Iterable[str]) -> Iterator[SqliteWorkingSet]:
         self._check_open()
         with self._errors():
-            working_set = self._new_book()
+            working_set = self._new_working_set()
             working_set.load(keys)
             yield working_set
             working_set.store()
 
-    def _new_book(self) -> SqliteWorkingSet:
+    def _new_working_set(self) -> SqliteWorkingSet:
         return SqliteWorkingSet(self.connection, self._scope, self._policy, self._now)
 
     def _errors(self) -> sqlite_errors:
@@ -125,4 +125,3 @@ class SqliteTransaction:
 
 
 _ERA = itemgetter(1)
-_ORDERS = f"select key, era, version, generation from keywise_marks where {SELECTED}"  # noqa: S608

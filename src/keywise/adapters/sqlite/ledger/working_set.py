@@ -4,20 +4,24 @@ import math
 import secrets
 import sqlite3
 from collections.abc import Iterable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from keywise.core import rules
-from keywise.core.controls import PLAIN, Controls
+from keywise.core.controls import Controls, controls_of, text_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, LedgerPolicy
+from keywise.core.statements import read_statements
 
 TOKEN_NONCE_BITS = 24
 PRUNE_AT_ONCE = 10_000
 """Nobody has to wait for longer than such a stretch takes."""
+
+_SQL = read_statements(__name__)
+MARK, KEYS, ORDERS = _SQL["mark"], _SQL["keys"], _SQL["orders"]
 
 
 class SqliteScope(msgspec.Struct):
@@ -40,11 +44,11 @@ class SqliteWorkingSet:
 
     def load(self, keys: Iterable[str]) -> None:
         wanted = msgspec.json.encode(list(keys)).decode()
-        for row in self._connection.execute(_MARKS, (self._scope, wanted)):
+        for row in self._connection.execute(_SQL["marks"], (self._scope, wanted)):
             self._entries[row[0]] = _idle(row[1:])
         self._entries |= load_active(self._connection, self._scope, wanted)
         if self.policy.rate is not None:
-            for key, rate_at in self._connection.execute(_RATES, (self._scope, wanted)):
+            for key, rate_at in self._connection.execute(_SQL["rates"], (self._scope, wanted)):
                 self._entries[key] = replace(self._entries.get(key, EMPTY), rate_at=rate_at)
 
     @cached_property
@@ -66,15 +70,15 @@ class SqliteWorkingSet:
         for key, entry in self._changed.items():
             if entry is not None and entry.mark is not None:
                 marks.append((self._scope, key, *entry.mark, entry.deleted, math.ceil(entry.updated_at)))
-            if entry is not None and not _is_idle(entry):
+            if entry is not None and not entry.is_idle:
                 text = _ENCODE(entry).decode()
                 row = (entry.token, entry.lease_until, entry.suspicions, rules.suspect_since(entry, self.policy), text)
                 active.append((self._scope, key, *row))
             else:
                 idle.append((self._scope, key))
         self._connection.executemany(MARK, marks)
-        self._connection.executemany("insert or replace into keywise_active values (?, ?, ?, ?, ?, ?, ?)", active)
-        self._connection.executemany("delete from keywise_active where scope = ? and key = ?", idle)
+        self._connection.executemany(_SQL["activate"], active)
+        self._connection.executemany(_SQL["deactivate"], idle)
         if self.policy.rate is not None:
             self._store_rates()
         self._entries |= {key: entry for key, entry in self._changed.items() if entry is not None}
@@ -84,24 +88,22 @@ class SqliteWorkingSet:
         """Only what still limits a key is kept: as much is swept as can have been added, and more."""
         now = self.now
         rates = [(self._scope, key, e.rate_at) for key, e in self._changed.items() if e is not None and e.rate_at > now]
-        self._connection.executemany("insert or replace into keywise_rates values (?, ?, ?)", rates)
-        self._connection.execute(_SWEEP, (self._scope, self._scope, now, 2 * len(rates) + 10))
+        self._connection.executemany(_SQL["rate"], rates)
+        self._connection.execute(_SQL["sweep_rates"], (self._scope, self._scope, now, 2 * len(rates) + 10))
 
     def tokens(self, count: int) -> list[int]:
         """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
-        statement = "update keywise_meta set value = value + ? where name = 'tokens' returning value"
-        [last] = self._connection.execute(statement, (count,)).fetchone()
+        [last] = self._connection.execute(_SQL["tokens"], (count,)).fetchone()
         return [(last - i) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS) for i in range(count)]
 
     def keep(self, letter: DeadLetter, buried_at: float | None = None) -> None:
         headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
         at = self.now if buried_at is None else buried_at
         row = (self._scope, at, letter.key, letter.version, letter.cause, letter.body, headers, letter.sent_at)
-        self._connection.execute(_KEEP, (*row, letter.source))
+        self._connection.execute(_SQL["keep_letter"], (*row, letter.source))
 
     def delete_dead_letters(self, numbers: Sequence[int]) -> int:
-        statement = "delete from keywise_letters where scope = ? and id = ?"
-        return self._connection.executemany(statement, [(self._scope, n) for n in numbers]).rowcount
+        return self._connection.executemany(_SQL["delete_letter"], [(self._scope, n) for n in numbers]).rowcount
 
     def prune(self, after: str, retention_s: float) -> tuple[int, str | None]:
         """Forget some of the keys after one; return how many, and where to go on (None at the end)."""
@@ -110,36 +112,32 @@ class SqliteWorkingSet:
         self.load(keys)
         policy, now, entries = self.policy, self.now, self._entries.items()
         gone = [(self._scope, key) for key, entry in entries if rules.is_prunable(entry, now, retention_s, policy)]
-        self._connection.executemany("delete from keywise_marks where scope = ? and key = ?", gone)
-        self._connection.executemany("delete from keywise_active where scope = ? and key = ?", gone)
+        self._connection.executemany(_SQL["remove"], gone)
+        self._connection.executemany(_SQL["deactivate"], gone)
         return len(gone), keys[-1] if len(keys) == PRUNE_AT_ONCE else None
 
 
 def load_controls(connection: sqlite3.Connection, scope: int) -> Controls:
-    [text] = connection.execute("select controls from keywise_scopes where id = ?", (scope,)).fetchone()
-    return _controls(text)
+    [text] = connection.execute(_SQL["load_controls"], (scope,)).fetchone()
+    return controls_of(text)
 
 
 def store_controls(connection: sqlite3.Connection, scope: int, controls: Controls) -> None:
-    text = msgspec.json.encode(controls).decode() if controls != PLAIN else "{}"
-    connection.execute("update keywise_scopes set controls = ? where id = ? and controls != ?", (text, scope, text))
-
-
-@lru_cache(maxsize=16)
-def _controls(text: str) -> Controls:
-    """It is read in every batch, and seldom changes."""
-    return PLAIN if text == "{}" else msgspec.json.decode(text, type=Controls)
+    text = text_of(controls)
+    connection.execute(_SQL["store_controls"], (text, scope, text))
 
 
 def load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[str, Entry]:
-    if connection.execute(_ANY_ACTIVE, (scope,)).fetchone() is None:
+    if connection.execute(_SQL["any_active"], (scope,)).fetchone() is None:
         return {}
-    return {key: _DECODE(text) for key, text in connection.execute(_ACTIVE, (scope, keys))}
+    return {key: _DECODE(text) for key, text in connection.execute(_SQL["active"], (scope, keys))}
 
 
-def headers_of(text: str | None) -> dict[str, str] | None:
-    """What a row of letters keeps of the headers."""
-    return msgspec.json.decode(text, type=dict[str, str]) if text else None
+def letter_of(row: Sequence[Any]) -> DeadLetter:
+    """What a row of letters keeps, without its number and its moment."""
+    cause, body, key, version, headers, sent_at, source = row
+    kept = msgspec.json.decode(headers, type=dict[str, str]) if headers else None
+    return DeadLetter(cause, body, key, version, kept, sent_at, source)
 
 
 def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
@@ -154,31 +152,5 @@ def _idle(row: Sequence[Any]) -> Entry:
     return Entry((era, version, generation), bool(deleted), updated_at)
 
 
-def _is_idle(entry: Entry) -> bool:
-    return Entry(entry.mark, entry.deleted, entry.updated_at, rate_at=entry.rate_at) == entry
-
-
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE = msgspec.json.Decoder(Entry).decode
-SELECTED = "scope = ? and key in (select value from json_each(?))"
-_MARKS = f"select key, era, version, generation, deleted, updated_at from keywise_marks where {SELECTED}"  # noqa: S608
-_ACTIVE = f"select key, entry from keywise_active where {SELECTED}"  # noqa: S608
-_RATES = f"select key, at from keywise_rates where {SELECTED}"  # noqa: S608
-_SWEEP = (
-    "delete from keywise_rates where scope = ? and key in "
-    "(select key from keywise_rates where scope = ? and at <= ? order by at limit ?)"
-)
-_ANY_ACTIVE = "select 1 from keywise_active where scope = ? limit 1"
-MARK = (
-    "insert into keywise_marks values (?, ?, ?, ?, ?, ?, ?) on conflict (scope, key) do update set era = excluded.era, "
-    "version = excluded.version, generation = excluded.generation, deleted = excluded.deleted, "
-    "updated_at = excluded.updated_at"
-)
-_KEEP = (
-    "insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source) "
-    "values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-KEYS = (
-    "select key from keywise_marks where scope = ? and key > ? "
-    "union select key from keywise_active where scope = ? and key > ? order by key limit ?"
-)

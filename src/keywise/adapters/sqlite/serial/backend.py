@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self, TypeVar
 
-from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
+from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import SqliteScope
 from keywise.adapters.sqlite.serial.book import SqliteTurnBook, last_news, replies
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import UnavailableError
+from keywise.core.resource import opening
 from keywise.core.serial import rules
 from keywise.core.serial import steps as turnkeeping
 from keywise.core.serial.contract import (

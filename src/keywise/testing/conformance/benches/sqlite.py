@@ -1,29 +1,47 @@
-"""The bench of the adapters in a SQLite file."""
+"""SQLite as the conformance suites see it: files with a clock that can be moved, and the removal of a name."""
 
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from keywise.adapters.sqlite.database import SqliteDatabase
+from keywise.adapters.sqlite.source import QUEUE_BITS
 from keywise.core.url import Address
-
-QUEUE_BITS = 40
+from keywise.testing.conformance.promise import UncheckedError
 
 
 class SqliteBench:
-    """Moves the clock of each opening of the file, and removes all rows of a name."""
+    """The bench of `sqlite:` URLs."""
 
     async def prepare(self, address: Address, role: str) -> None:
-        pass
+        path = address.file()
+        address._shared.setdefault((SqliteDatabase, path), SqliteBenchDatabase(path))
 
     def move_clock(self, adapters: Sequence[Any], seconds: float) -> None:
-        for database in {id(adapter.database): adapter.database for adapter in adapters}.values():
-            database._clock_offset_s += seconds
+        for database in {id(one.database): one.database for one in adapters}.values():
+            if not isinstance(database, SqliteBenchDatabase):
+                raise UncheckedError(f"{database.path} was opened without a clock that can be moved")
+            database.move_clock(seconds)
 
     async def remove(self, adapter: Any, name: str) -> None:
-        await adapter.database.write(lambda connection: _delete(connection, name))
+        await adapter.database.write(lambda connection: _remove(connection, name))
 
 
-def _delete(connection: sqlite3.Connection, name: str) -> None:
+class SqliteBenchDatabase(SqliteDatabase):
+    """A file with a clock that can be moved, for one opening of it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._ahead_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self._ahead_s
+
+    def move_clock(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+
+def _remove(connection: sqlite3.Connection, name: str) -> None:
     for (queue,) in connection.execute("select id from keywise_queues where name = ?", (name,)).fetchall():
         stretch = (queue << QUEUE_BITS, ((queue + 1) << QUEUE_BITS) - 1)
         connection.execute("delete from keywise_ready where id between ? and ?", stretch)
@@ -33,10 +51,11 @@ def _delete(connection: sqlite3.Connection, name: str) -> None:
         for table in _tables_with_scope(connection):
             connection.execute(f"delete from {table} where scope = ?", (scope,))  # noqa: S608 - our own tables
         connection.execute("delete from keywise_scopes where id = ?", (scope,))
-    connection.execute(f'drop table if exists "{name}"')
+    quoted = name.replace('"', '""')
+    connection.execute(f'drop table if exists "{quoted}"')
 
 
-def _tables_with_scope(connection: sqlite3.Connection) -> Sequence[str]:
+def _tables_with_scope(connection: sqlite3.Connection) -> list[str]:
     named = "select name from sqlite_master where type = 'table' and name like 'keywise%'"
     tables = [name for (name,) in connection.execute(named).fetchall()]
     return [one for one in tables if any(row[1] == "scope" for row in connection.execute(f"pragma table_info({one})"))]

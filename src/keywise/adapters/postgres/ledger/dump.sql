@@ -1,0 +1,64 @@
+-- name: scopes
+select name from keywise_scopes as scopes
+where controls != '{}'
+    or exists (select 1 from keywise_marks where scope = scopes.id)
+    or exists (select 1 from keywise_active where scope = scopes.id)
+    or exists (select 1 from keywise_rates where scope = scopes.id)
+    or exists (select 1 from keywise_letters where scope = scopes.id)
+    or exists (select 1 from keywise_lines where scope = scopes.id)
+order by name collate "C";
+
+-- Such a subquery is run for each key, with the index.
+-- name: entries
+select
+    wanted.key, marks.era, marks.version, marks.generation, marks.deleted, marks.updated_at, active.entry, rates.at
+from (
+    (select key from keywise_marks where scope = $1 and key > $2 order by key limit $3)
+    union (select key from keywise_rates where scope = $1 and key > $2 order by key limit $3)
+    order by key limit $3
+) as wanted
+left join lateral (select * from keywise_marks where scope = $1 and key = wanted.key offset 0) as marks on true
+left join lateral (select * from keywise_active where scope = $1 and key = wanted.key offset 0) as active on true
+left join lateral (select * from keywise_rates where scope = $1 and key = wanted.key offset 0) as rates on true
+order by wanted.key;
+
+-- name: letters
+select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters
+where scope = $1 and id > $2 order by id limit $3;
+
+-- name: lines
+select id, at, what, key, version, detail, by from keywise_lines where scope = $1 and id > $2 order by id limit $3;
+
+-- Others may take tokens meanwhile, and a sequence that is set falls back behind them if it is set too near.
+-- name: skip_tokens
+select setval('keywise_tokens', $1::bigint + $2::bigint) from keywise_tokens where last_value <= $1::bigint;
+
+-- name: clear_marks
+delete from keywise_marks where scope = $1 and key = any(array(
+    select key from keywise_marks where scope = $1 limit $2
+)) returning 1;
+
+-- name: clear_active
+delete from keywise_active where scope = $1 and key = any(array(
+    select key from keywise_active where scope = $1 limit $2
+)) returning 1;
+
+-- name: clear_rates
+delete from keywise_rates where scope = $1 and key = any(array(
+    select key from keywise_rates where scope = $1 limit $2
+)) returning 1;
+
+-- name: clear_periodic_locks
+delete from keywise_periodic_locks where scope = $1 and name = any(array(
+    select name from keywise_periodic_locks where scope = $1 limit $2
+)) returning 1;
+
+-- name: clear_letters
+delete from keywise_letters where scope = $1 and id = any(array(
+    select id from keywise_letters where scope = $1 limit $2
+)) returning 1;
+
+-- name: clear_lines
+delete from keywise_lines where scope = $1 and id = any(array(
+    select id from keywise_lines where scope = $1 limit $2
+)) returning 1;

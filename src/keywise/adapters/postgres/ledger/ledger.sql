@@ -1,0 +1,40 @@
+-- name: register
+insert into keywise_scopes (name) values ($1) on conflict (name) do nothing;
+
+-- name: number
+select id from keywise_scopes where name = $1;
+
+-- name: old_keys
+select key from keywise_marks
+where scope = $1 and key > $2 and (updated_at < $3 or active)
+order by key limit $4;
+
+-- name: inspect
+select
+    era, version, generation, deleted, updated_at,
+    (select entry from keywise_active as active where active.scope = $1 and active.key = $2)
+from keywise_marks where scope = $1 and key = $2;
+
+-- name: rate_at
+select at from keywise_rates where scope = $1 and key = $2;
+
+-- name: counts
+select
+    (select count(*) from keywise_marks where scope = $1 and version is not null),
+    (select count(*) from keywise_marks where scope = $1 and deleted),
+    (select count(*) from keywise_active where token != 0 and lease_until > $2 and scope = $1),
+    (select count(*) from keywise_active where scope = $1 and suspicions > 0),
+    (select count(*) from keywise_letters where scope = $1);
+
+-- name: suspects
+select key from keywise_active
+where scope = $1 and suspect_since <= $2
+order by suspect_since limit $3;
+
+-- name: dead_letters
+select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters
+where scope = $1 and buried_at >= $2 and buried_at < $3 and position($4::text in cause) > 0
+order by buried_at desc, id desc limit $5;
+
+-- name: delete_dead_letters
+delete from keywise_letters where scope = $1 and id = any($2::bigint[]) returning 1;

@@ -1,0 +1,86 @@
+-- name: clock
+select extract(epoch from clock_timestamp())::float8, (select controls from keywise_scopes where id = $1);
+
+-- Locks keys: what is there is locked by the attempt to change it, and left as it is.
+-- name: place
+insert into keywise_marks as marks (scope, key, updated_at)
+select $1, key, 0 from unnest($2::bytea[]) as one (key) order by key
+on conflict (scope, key) do update set updated_at = marks.updated_at where false
+returning key;
+
+-- The row of each key that is locked, in the order of the keys: such a subquery is run for each, with the index.
+-- name: rows
+select
+    one.era, one.version, one.generation, one.deleted, one.updated_at, one.active,
+    extract(epoch from clock_timestamp())::float8, (select controls from keywise_scopes where id = $1)
+from unnest($2::bytea[]) as wanted (key)
+cross join lateral (
+    select era, version, generation, deleted, updated_at, active from keywise_marks
+    where scope = $1 and key = wanted.key offset 0
+) as one;
+
+-- name: active
+select wanted.key, one.entry from unnest($2::bytea[]) as wanted (key)
+cross join lateral (select entry from keywise_active where scope = $1 and key = wanted.key offset 0) as one;
+
+-- name: rates
+select wanted.key, one.at from unnest($2::bytea[]) as wanted (key)
+cross join lateral (select at from keywise_rates where scope = $1 and key = wanted.key offset 0) as one;
+
+-- name: mark
+insert into keywise_marks as marks (scope, key, era, version, generation, deleted, updated_at, active)
+select $1, * from unnest(
+    $2::bytea[], $3::int[], $4::bigint[], $5::int[], $6::boolean[], $7::bigint[], $8::boolean[]
+)
+on conflict (scope, key) do update set
+    era = excluded.era, version = excluded.version, generation = excluded.generation,
+    deleted = excluded.deleted, updated_at = excluded.updated_at, active = excluded.active;
+
+-- Marks what is plainly newer and idle, and returns those keys. All keys are locked, whether or not they are marked.
+-- name: mark_newer
+insert into keywise_marks as marks (scope, key, version, deleted, updated_at)
+select $1, key, version, deleted, ceil(extract(epoch from clock_timestamp())::float8)
+from unnest($2::bytea[], $3::text::bigint[], $4::boolean[]) as one (key, version, deleted)
+where (select controls from keywise_scopes where id = $1) = '{}'
+    and $5::float8 >= extract(epoch from clock_timestamp())::float8
+on conflict (scope, key) do update set
+    version = excluded.version, generation = null, deleted = excluded.deleted, updated_at = excluded.updated_at
+where marks.active is null and marks.era is null and excluded.version > marks.version
+    and (marks.generation is null or marks.generation >= 0)
+returning key;
+
+-- name: activate
+insert into keywise_active (scope, key, token, lease_until, suspicions, suspect_since, entry)
+select $1, * from unnest($2::bytea[], $3::bigint[], $4::float8[], $5::bigint[], $6::float8[], $7::text[])
+on conflict (scope, key) do update set
+    token = excluded.token, lease_until = excluded.lease_until, suspicions = excluded.suspicions,
+    suspect_since = excluded.suspect_since, entry = excluded.entry;
+
+-- name: deactivate
+delete from keywise_active where scope = $1 and key = any($2::bytea[]);
+
+-- Removes the rows of locked keys that hold nothing.
+-- name: remove_empty
+delete from keywise_marks
+where scope = $1 and key = any($2::bytea[]) and version is null and not exists (
+    select 1 from keywise_active as active where active.scope = $1 and active.key = keywise_marks.key
+);
+
+-- name: remove
+delete from keywise_marks where scope = $1 and key = any($2::bytea[]);
+
+-- name: rate
+insert into keywise_rates (scope, key, at) select $1, * from unnest($2::bytea[], $3::float8[])
+on conflict (scope, key) do update set at = excluded.at;
+
+-- name: sweep_rates
+delete from keywise_rates where scope = $1 and key = any(array(
+    select key from keywise_rates where scope = $1 and at <= $2 order by at limit $3 for update skip locked
+));
+
+-- name: tokens
+select nextval('keywise_tokens') from generate_series(1, $1::int);
+
+-- name: keep_letter
+insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9);

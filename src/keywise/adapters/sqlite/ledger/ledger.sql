@@ -1,0 +1,21 @@
+-- name: number
+select id from keywise_scopes where name = ?;
+
+-- name: register
+insert or ignore into keywise_scopes (name) values (?);
+
+-- name: counts
+select
+    (select count(*) from keywise_marks where scope = ?),
+    (select count(*) from keywise_marks where scope = ? and deleted),
+    (select count(*) from keywise_active where token != 0 and lease_until > ? and scope = ?),
+    (select count(*) from keywise_active where scope = ? and suspicions > 0),
+    (select count(*) from keywise_letters where scope = ?);
+
+-- name: suspects
+select key from keywise_active where scope = ? and suspect_since <= ? order by suspect_since limit ?;
+
+-- name: dead_letters
+select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters
+where scope = ? and buried_at >= ? and buried_at < ? and instr(cause, ?)
+order by buried_at desc, id desc limit ?;
