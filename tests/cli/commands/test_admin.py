@@ -149,7 +149,7 @@ def test_a_key_is_reset_and_then_a_whole_pipeline(office):
     office.start_worker()
     office.send("pages", page("a", 500), page("b", 500))
     office.until(lambda: len(office.stored()) == 2, "both pages")
-    assert office.act("reset", "a", "--pipeline", "pages").out == "'a' of pages is in era 1: whatever comes next wins\n"
+    assert office.act("reset", "a", "--pipeline", "pages").out == "'a' of pages is in era 1: the next change wins\n"
     office.send("pages", page("a", 1), page("b", 1))
     office.until(lambda: office.stored()["a"] == 1, "the new numbering")
     early = office.keywise("reset", "--era", "--pipeline", "pages")

@@ -56,7 +56,7 @@ def test_letters_are_listed_by_cause_and_time(office):
     assert listed(office, "--since", "2001-01-01T00:00") == ["c", "b", "a"]
     assert listed(office, "--until", "2001-01-01 00:00:00 UTC") == []
     assert listed(office, "--since", datetime.now(UTC).replace(year=2100).isoformat()) == []
-    assert office.keywise("dead", "list", "--cause", "nothing").out == "none of 3 dead letters is like that\n"
+    assert office.keywise("dead", "list", "--cause", "nothing").out == "none of 3 dead letters matches\n"
     assert office.keywise("dead", "list", "--cause", "no such").out.endswith("\n1 of 3\n"), "a limit hides none"
     assert office.keywise("dead", "list", "--limit", "2").out.endswith("\n2 of 3; see more with --limit\n")
     wrong = office.keywise("dead", "list", "--since", "yesterday")
