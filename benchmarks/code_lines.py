@@ -1,7 +1,7 @@
 """Counts lines of code by folder: Python, SQL and Lua without blanks, comments and docstrings.
 
-    python benchmarks/code_lines.py            # this tree
-    python benchmarks/code_lines.py v0.1.0     # a commit
+python benchmarks/code_lines.py            # this tree
+python benchmarks/code_lines.py v0.1.0     # a commit
 """
 
 import ast

@@ -22,7 +22,7 @@ async def replay(pipeline: Pipeline, number: int, letter: DeadLetter, *, older: 
     except MalformedError as error:
         raise LetterError(f"letter {number} cannot be read: {error}; it stays, drop it if it is of no use") from error
     header = ChangeHeader(change.key, change.order, sent_at=math.inf if older else letter.sent_at)
-    refusal = await _decide(pipeline, header)
+    refusal = await _judge(pipeline, header)
     if refusal is not None and refusal.reason is RefusalReason.FORGOTTEN:
         raise LetterError(
             f"letter {number} was sent longer ago than the retention, and {change.key!r} is forgotten, so something "
@@ -39,7 +39,7 @@ async def replay(pipeline: Pipeline, number: int, letter: DeadLetter, *, older: 
     await pipeline.admin.delete_dead_letters([number])
 
 
-async def _decide(pipeline: Pipeline, header: ChangeHeader) -> Refusal | None:
+async def _judge(pipeline: Pipeline, header: ChangeHeader) -> Refusal | None:
     """Decide as the ledger would, without a claim: the worker that receives the message decides again."""
     entry, now = await pipeline.admin.inspect(header.key), await pipeline.admin.now()
     controls, terms = await pipeline.control_store.controls(), LeaseTerms("", 1.0, despite_pause=True)

@@ -107,7 +107,7 @@ def test_letters_that_fit_are_dropped_after_a_question(office):
     age(office, 1, 7200)
     assert office.keywise("dead", "drop", "--until", "1h").status == 2
     status, shown = office.typed("n\n", "dead", "drop", "--all")
-    assert status == 1 and "Forget 3 letters for ever?" in shown and "nothing was done" in shown
+    assert status == 1 and "Delete 3 letters for ever?" in shown and "nothing was done" in shown
     assert office.keywise("dead", "drop", "--until", "1h", "--yes", *WHY).out == "dropped 1 letter\n"
     assert listed(office) == ["c", "b"]
     assert office.keywise("dead", "drop", "--all", "--yes", "--json").json == {"dropped": 2}
