@@ -1,4 +1,4 @@
-"""The front that people import: an app has a ledger, and pipelines from sources to a sink."""
+"""The app: one ledger, and the pipelines and serial functions that use it."""
 
 import asyncio
 import os
@@ -36,13 +36,13 @@ from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
 SAME_WISH_S = 0.2
-"""`timeout` and some process managers send a signal to a process and to its group: that is one wish to stop."""
+"""Signals within this time count as one: `timeout` and some process managers signal a process and also its group."""
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 class PipelineDefinition:
-    """A pipeline as it is written down; nothing is opened before it runs."""
+    """The definition of a pipeline. Nothing is opened before the app runs."""
 
     def __init__(self, app: "App", name: str, route: FieldRoute | FunctionRoute, settings: Settings) -> None:
         self.name = name
@@ -65,11 +65,11 @@ class PipelineDefinition:
 
     @property
     def bulk(self) -> frozenset[int]:
-        """Which sources go behind the others; if all are bulk, none does."""
+        """Indexes of the sources that give way to the others; empty if all are bulk."""
         return frozenset(self._bulk) if len(self._bulk) < len(self._source_urls) else frozenset()
 
     def source(self, url: str, *, lane: str = "live") -> Self:
-        """Take messages from here too. Those in the bulk lane go behind the others, but are never starved."""
+        """Add a source. Messages of the bulk lane give way to live ones, but never starve."""
         if lane not in LANES:
             raise SettingsError(f"lane={lane!r} is not known; write one of {', '.join(LANES)}")
         self._app._address(url, self.name)
@@ -81,24 +81,25 @@ class PipelineDefinition:
         return self
 
     def source_for(self, lane: str | None) -> str:
-        """The first source, or the first one of a lane."""
+        """Return the URL of the first source, or of the first one in a lane."""
         urls = [url for n, url in enumerate(self._source_urls) if lane is None or (n in self._bulk) == (lane == "bulk")]
         if not urls:
-            what, word = ("no source", "") if lane is None else (f"no source in the lane {lane!r}", f', lane="{lane}"')
+            what = "no source" if lane is None else f"no source in the lane {lane!r}"
+            option = "" if lane is None else f', lane="{lane}"'
             raise SettingsError(
-                f"pipeline {self.name!r} has {what}; call .source(URL{word}) (in a TOML file: sources = [URL])"
+                f"pipeline {self.name!r} has {what}; call .source(URL{option}) (in a TOML file: sources = [URL])"
             )
         return urls[0]
 
     def sink(self, url: str) -> Self:
-        """Write to a store that keywise knows."""
+        """Write changes to a store for which keywise has an adapter."""
         self._only_one_target()
         self._app._address(url, self.name)
         self._sink_url = url
         return self
 
     def apply(self, handler: Handler) -> Handler:
-        """Write with a function: decorate it."""
+        """Decorate a handler: the function that writes changes."""
         self._only_one_target()
         value = signature_of(handler).value
         self._decode = decoder(value) if value is not Any else None
@@ -106,14 +107,18 @@ class PipelineDefinition:
         return handler
 
     def refetch(self, function: Handler) -> Handler:
-        """Read the current body of a key from the source of truth, to repair suspect keys: decorate it."""
+        """Decorate a function that reads the current body of a key from the source of truth.
+
+        It returns None if the key is gone. keywise repairs suspect keys with it.
+        """
         self._refetch = function
         return function
 
     def lookup(self, function: Handler) -> Handler:
-        """Read what a handler's store holds of a key, to compare it with the truth: decorate it.
+        """Decorate a function that reads what a handler's store holds of a key.
 
         It returns the body, or those of its fields that the store keeps; None if the key is not there.
+        `keywise reconcile` compares the result with the source of truth.
         """
         self._lookup = function
         return function
@@ -127,7 +132,7 @@ class PipelineDefinition:
 
 
 class App:
-    """Where the ledger lives, and the pipelines that use it."""
+    """An application: the URL of its ledger, and its pipelines and serial functions."""
 
     def __init__(self, ledger: str, *, observers: Sequence[Observer] | None = None) -> None:
         self.ledger_url = ledger
@@ -141,7 +146,7 @@ class App:
         self._is_stopping = False
         self._address(ledger, "")
 
-    def pipeline(  # noqa: PLR0913 - all the words that a pipeline is defined with
+    def pipeline(  # noqa: PLR0913 - one parameter per option
         self,
         name: str,
         *,
@@ -154,10 +159,10 @@ class App:
         rate: Rate | None = None,
         **options: Any,
     ) -> PipelineDefinition:
-        """Define a pipeline. Its name is the scope of its keys: keep it, whatever else changes.
+        """Define a pipeline. Its name is the scope of its keys in the ledger: with another name, all marks are lost.
 
-        Say where key and version stand (`key=`, `version=`, `deleted=`), or give a `read` function.
-        Any setting can follow by its name, durations as `lease="30s"` too.
+        Name the fields of the message that hold the key and the version (`key=`, `version=`, `deleted=`), or pass a
+        `read` function. Any setting can follow by its name; durations may be text, as in `lease="30s"`.
         """
         if not name or name in self.pipelines:
             raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
@@ -177,9 +182,10 @@ class App:
     def serial(
         self, name: str, *, key: Callable[[Any], Any], turns: str = "", **options: Any
     ) -> Callable[[Callable[..., Any]], SerialFunction]:
-        """Decorate a function: its calls run one at a time per key, and wait for their answers.
+        """Decorate a function, so that its calls run one at a time per key and return its answers.
 
-        `turns` names another store than the app's ledger, or a backend. Settings, `mode=` and `switch=` can follow.
+        `turns` is the URL of another store than the app's ledger, or the name of a backend. Settings, `mode=` and
+        `switch=` can follow.
         """
         if not name or name in self.serials:
             raise SettingsError(f"a serial function needs a name of its own, and {name!r} is taken or empty")
@@ -203,7 +209,7 @@ class App:
         await self.close()
 
     async def close(self) -> None:
-        """Close what `send` and calls of serial functions have opened."""
+        """Close the connections that `send` and calls of serial functions have opened."""
         for serial in self.serials.values():
             await serial.close()
         self._senders.clear()
@@ -217,9 +223,9 @@ class App:
         lane: str | None = None,
         within: Any = None,
     ) -> None:
-        """Append messages to the first source of a pipeline, or of a lane; bytes as they are, anything else as JSON.
+        """Send messages to the first source of a pipeline, or of a lane; bytes as they are, other values as JSON.
 
-        `within` is a connection of yours to the database of the queue: they are sent if its transaction commits.
+        `within` is your own connection to the database of the queue: the messages are sent if its transaction commits.
         """
         url = self._definition(pipeline).source_for(lane)
         if (pipeline, url) not in self._senders:
@@ -234,7 +240,7 @@ class App:
             raise SettingsError(f"the source of pipeline {pipeline!r} cannot send within your own transaction")
 
     async def run(self, *names: str, handle_signals: bool = True) -> None:
-        """Work until SIGTERM or SIGINT, then drain; a second signal leaves at once, without release."""
+        """Run pipelines until SIGTERM or SIGINT, then drain. A second signal ends the process without releasing."""
         self._is_stopping = False
         async with AsyncExitStack() as stack:
             opened = [await stack.enter_async_context(self.open(name)) for name in names or self.pipelines]
@@ -255,23 +261,25 @@ class App:
                 self._consumers = []
 
     def stop(self) -> None:
-        """Drain: take no more, finish what has begun, give the rest back."""
+        """Drain: take no more messages, finish the changes that have begun, and release the others."""
         self._is_stopping = True
         for consumer in self._consumers:
             consumer.stop()
 
     @asynccontextmanager
     async def open(self, name: str, *, work: bool = True) -> AsyncIterator[Pipeline]:
-        """Connect everything that a pipeline needs; without `work`, no heartbeat is prepared."""
+        """Connect everything that a pipeline needs. Pass `work=False` to only inspect it: then it has no heartbeat,
+        no history recorder and no journal."""
         definition = self._definition(name)
         async with AsyncExitStack() as stack:
-            policy, ledger, sink = self._plugs(definition)
-            plugs: Any = ledger
+            policy, ledger, sink = self._ledger_and_sink(definition)
+            # The ledger's other roles are attributes that its protocol does not declare.
+            roles: Any = ledger
             definition.source_for(None)
             owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
             journal_store = _journal_store(definition, owner) if work else None
             lazy = LazyLedger(ledger, stack)
-            # Whoever writes without the ledger can also start without it.
+            # A worker that may write without the ledger may also start without it.
             await (lazy.open() if journal_store is None else lazy.try_to_open())
             part = lazy.part if journal_store is not None else _itself
             await stack.enter_async_context(sink)
@@ -287,9 +295,9 @@ class App:
                 name=name,
                 sources=sources,
                 ledger=part(ledger),
-                admin=part(plugs.admin),
-                control_store=part(plugs.control_store),
-                history_store=part(plugs.history_store),
+                admin=part(roles.admin),
+                control_store=part(roles.control_store),
+                history_store=part(roles.history_store),
                 sink=sink,
                 reader=definition._reader(),
                 settings=definition.settings,
@@ -306,11 +314,11 @@ class App:
             )
 
     def strategies(self, pipeline: Pipeline) -> list[tuple[str, CommitStrategy]]:
-        """How the batches of each source go."""
+        """Return the commit strategy of each source."""
         return [(name, choose_strategy(pipeline, source)) for name, source in pipeline.sources]
 
-    def _plugs(self, definition: PipelineDefinition) -> tuple[LedgerPolicy, Ledger, Sink | AtomicSink]:
-        """The ledger and the sink, which decide together what can be promised."""
+    def _ledger_and_sink(self, definition: PipelineDefinition) -> tuple[LedgerPolicy, Ledger, Sink | AtomicSink]:
+        """Connect the ledger and the sink, and check that they fit together."""
         sink = self._sink(definition)
         settings = definition.settings
         policy = LedgerPolicy(may_show_older(sink), settings.redelivery_s, settings.retention_s, definition.rate)
@@ -331,7 +339,7 @@ class App:
         return policy, ledger, sink
 
     def _check_write_anyway(self, definition: PipelineDefinition, sink: Sink | AtomicSink) -> None:
-        """Refuse what cannot be written without the ledger."""
+        """Raise `SettingsError` if the pipeline cannot write without the ledger."""
         if is_atomic(sink):
             raise SettingsError(
                 f"pipeline {definition.name!r} cannot write while its ledger is down: its sink is in the ledger's "
@@ -360,7 +368,7 @@ class App:
         return TransactedFunctionSink(handler, ledger.database)
 
     def _connect_heartbeat(self, name: str, policy: LedgerPolicy) -> Callable[[], Ledger] | None:
-        """A second connection to the ledger, in another thread; a ledger in memory has only one."""
+        """Return a function that opens a second connection to the ledger; None for a memory ledger, which has one."""
         if self.ledger_url.startswith("memory:"):
             return None
 
@@ -379,10 +387,10 @@ class App:
                 first_at.append(boot_time())
                 loop.call_soon_threadsafe(self.stop)
             elif boot_time() - first_at[0] >= SAME_WISH_S:
-                # Nothing is released: whoever takes over has to find the leases as they are.
+                # Release nothing: the outcome of running changes is unknown, so their leases have to expire.
                 os._exit(128 + number)
 
-        # Not through the loop: a handler that blocks it must not make the process deaf.
+        # Not with loop.add_signal_handler: a handler that blocks the loop would keep the signal from being handled.
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, on_signal))
 
@@ -400,12 +408,12 @@ def _history(settings: Settings, owner: str, ledger: Ledger) -> HistoryRecorder:
     return HistoryRecorder(owner, keeps=settings.history, ledger=ledger if isinstance(ledger, LosesWrites) else None)
 
 
-def _itself(plug: Any) -> Any:
-    return plug
+def _itself(role: Any) -> Any:
+    return role
 
 
 def _journal_store(definition: PipelineDefinition, owner: str) -> JournalDirectory | None:
-    """Where keys are noted that are written without the ledger, if that is wished."""
+    """Return the journal for writes without the ledger; None unless `on_ledger_down="write-anyway"` is set."""
     settings = definition.settings
     if settings.on_ledger_down != "write-anyway" or settings.journal is None:
         return None

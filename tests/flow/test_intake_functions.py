@@ -197,5 +197,5 @@ def test_an_async_function_is_refused_before_anything_starts():
 
 
 def test_a_function_without_a_parameter_is_refused_before_anything_starts():
-    with pytest.raises(SettingsError, match="it has to take the message"):
+    with pytest.raises(SettingsError, match="takes no parameter; give it one, for the message"):
         FunctionRoute(lambda: Put("a"))

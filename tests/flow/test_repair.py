@@ -68,7 +68,7 @@ def test_a_key_that_became_suspect_again_since_it_was_looked_for_waits_for_the_h
         pipeline = ward.pipeline()
         async with running_heartbeat(pipeline) as heartbeat:
             causes = await Repairer(pipeline, heartbeat).run(["a"])
-        assert causes == {"a": "it became suspect again, so the horizon begins anew"}
+        assert causes == {"a": "the key became suspect again; its repair waits for the horizon again"}
         assert ward.entry("a").suspicions == 2
 
     ward.play(story())

@@ -131,7 +131,7 @@ def test_why_tells_pauses_and_era(folder):
     assert [meeting["answer"] for meeting in story["next"]] == ["paused"]
     text = folder.keywise("why", "a", "--pipeline", "pages").out
     assert "'a' by ann \\x1b[31m" in text and "hot\\nkey" in text
-    assert "whatever comes next is newer than all before" in text and "waits until its key is resumed" in text
+    assert "the next change is newer than all before" in text and "waits until its key is resumed" in text
 
 
 def test_why_tells_when_the_rate_allows_the_next_dispatch(tmp_path):

@@ -220,7 +220,7 @@ def test_all_suspects_are_repaired_after_the_horizon():
     ward = Ward(*keys)
     early = ward.repair()
     assert set(early) == set(keys)
-    assert early["k0"] == "a call of an earlier holder may still land; repair it in 40 s"
+    assert early["k0"] == "a write of an earlier holder may still land; repair it in 40 s"
     ward.rig.play(ward.rig.pass_s(41.0))
     assert ward.repair() == dict.fromkeys(keys, "")
     assert set(ward.rig.stored.values()) == {5}
@@ -242,7 +242,7 @@ def test_what_cannot_be_repaired_is_told_and_holds_up_nothing_else():
     truth = {"a": {"id": "a", "v": 3}, "c": {"id": "x", "v": 5}, "d": {"id": "d", "v": 5}}
     ward.rig.refetch = truth.get
     told = ward.repair()
-    assert told["a"] == "what refetch returns is older than what was applied, or perhaps written"
+    assert told["a"] == "refetch returned an older version than the one that was, or may have been, written"
     assert told["b"] == "the key is busy"
     assert "return the body of the key asked for" in told["c"]
     assert told["d"] == ""

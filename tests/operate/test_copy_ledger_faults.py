@@ -55,12 +55,12 @@ def test_a_copy_that_was_cut_off_is_neither_copied_from_nor_mixed_with_another()
         await road.fill()
         await road.target.control_store.pause(mark)
         plan = await road.move.plan()
-        assert (plan.found, plan.difference) == (TargetState.OTHER, f"a copy that was cut off: {mark.why}")
+        assert (plan.found, plan.difference) == (TargetState.OTHER, f"an unfinished copy: {mark.why}")
         await road.move.check_replaceable()
         await road.source.control_store.pause(mark)
 
     run(main())
-    assert "old:// holds a copy of pipeline 'pages' that was cut off" in road.refusal()
+    assert "old:// holds an unfinished copy of pipeline 'pages'" in road.refusal()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_target_that_somebody_begins_to_use_is_left_as_it_was():
         move = road.move
         plan = await move.plan()
         await road.target.claim([ChangeHeader("a", order_of(1))], TERMS)
-        with pytest.raises(AdminError, match="new:// is being worked with"):
+        with pytest.raises(AdminError, match="new:// is in use"):
             await move.run(plan, WHO)
         assert await road.target.controls() == Controls()
         assert (await road.target.inspect("a")).token
@@ -145,7 +145,7 @@ def test_what_a_ledger_counts_and_does_not_tell_is_noticed():
     async def main() -> None:
         await road.fill()
         road.source.transfer = Forgetful(road.source.database, road.source.database.scope("pages"))
-        with pytest.raises(AdminError, match=r"counts was told to new:// \(keys: 9 instead of 10"):
+        with pytest.raises(AdminError, match=r"new:// counts differently than old:// \(keys: 9 instead of 10"):
             await road.copy()
         await road.target.transfer.set_controls(Controls(0, (EVERY_KEY,)))
         plan = await road.move.plan()

@@ -1,4 +1,4 @@
-"""The command line: one file per command, and one way to speak in all of them."""
+"""The command line: one file per command in `commands/`, and what they share beside it."""
 
 import sys
 from typing import Annotated
@@ -44,9 +44,9 @@ app.command()(simulate)
 
 
 def main() -> None:
-    """Run the command in `sys.argv`; what keywise raises on purpose ends as one line on stderr and exit status 1."""
+    """Run the command in `sys.argv`. A `KeywiseError` becomes one line on stderr and exit status 1."""
     for stream in (sys.stdout, sys.stderr):
-        # A key may hold what this terminal cannot show.
+        # A key may contain characters that the encoding of the terminal lacks.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         app()
@@ -55,8 +55,8 @@ def main() -> None:
         sys.exit(1)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         print(f"keywise {__version__}")
         raise typer.Exit
 

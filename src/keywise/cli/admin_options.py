@@ -1,4 +1,4 @@
-"""What all acts of an operator share on the command line: who and why, one pipeline, waiting in sight, a question."""
+"""Options and steps that the operator's commands share: who and why, one pipeline, visible waiting, confirmation."""
 
 import asyncio
 import getpass
@@ -32,10 +32,10 @@ OneOption = Annotated[
 ]
 WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for the history.")]
 WhoOption = Annotated[
-    str, typer.Option("--who", metavar="NAME", envvar="KEYWISE_WHO", help="Who acts; user@host without it.")
+    str, typer.Option("--who", metavar="NAME", envvar="KEYWISE_WHO", help="Who acts, for the history; else user@host.")
 ]
 WaitOption = Annotated[
-    str, typer.Option("--wait", metavar="DURATION", help="How long to wait for a key that is held, or for its rate.")
+    str, typer.Option("--wait", metavar="DURATION", help="How long to wait for a key that is held or rate-limited.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -43,18 +43,18 @@ WAIT_DEFAULT = "30s"
 
 
 class AdminOptions(msgspec.Struct, frozen=True):
-    """The options that every act has."""
+    """The options that all operator's commands have."""
 
     app: str | None
     pipeline: str | None
     why: str = ""
     who: str = ""
     wait: str | None = WAIT_DEFAULT
-    """None: as long as a claim can last."""
+    """How long to wait for a key; None: as long as a claim can last."""
 
 
 def perform(options: AdminOptions, act: Callable[[PipelineAdmin, Pipeline], Coroutine[Any, Any, T]]) -> T:
-    """Act on the one pipeline that is meant."""
+    """Open the chosen pipeline and run the action on it; exit with status 1 if it fails."""
     loaded = load(options.app)
     name = require_one_pipeline(loaded, options.pipeline)
     wait_s = None if options.wait is None else parse_duration(options.wait, "--wait")
@@ -62,7 +62,7 @@ def perform(options: AdminOptions, act: Callable[[PipelineAdmin, Pipeline], Coro
     try:
         return asyncio.run(_perform(loaded, name, options, wait_s, act))
     except KeywiseError as error:
-        # A handler that hangs in its thread must not keep the command from ending.
+        # Do not return: a handler that hangs in a thread would keep the process from ending.
         print_error(error)
         leave(1)
 
@@ -76,7 +76,8 @@ async def _perform(
 ) -> T:
     with showing_wait() as show_wait:
         async with app.open(name) as pipeline:
-            # What happens is told by the command itself, and recorded as the operator's act.
+            # The command itself prints what happens and records it as the operator's action. It never writes
+            # without the ledger.
             pipeline.observers, pipeline.reporters, pipeline.journal_store = (), (), None
             async with running_heartbeat(pipeline) as heartbeat:
                 admin = PipelineAdmin(
@@ -94,7 +95,7 @@ def _wait_budget(pipeline: Pipeline, wait_s: float | None, report: Callable[[str
 
 
 def audit_note(options: AdminOptions) -> AuditNote:
-    """Who acts and why: the user of this machine, unless something else was said."""
+    """Return who acts and why; without --who it is the user of this machine."""
     require_storable(options.who, "a name")
     require_storable(options.why, "a reason")
     return AuditNote(options.who or f"{_user()}@{socket.gethostname()}", options.why)
@@ -108,7 +109,7 @@ def _user() -> str:
 
 
 def require_one_pipeline(app: App, name: str | None) -> str:
-    """The pipeline that is meant; an act never guesses."""
+    """Return the chosen pipeline; exit with status 2 if the app has several and none is named."""
     names = choose_pipelines(app, [name])
     if len(names) > 1:
         refuse(f"this app has more than one pipeline; say which with --pipeline: {', '.join(names)}")
@@ -123,14 +124,14 @@ def parse_duration(text: str, option: str) -> float:
 
 
 def require_valid_key(key: str) -> str:
-    """A key that there can be."""
+    """Return the key; exit with status 2 if it is empty or cannot be stored."""
     if not key:
         refuse("the key is empty; name one, as in page-17")
     return require_storable(key, "a key")
 
 
 def require_storable(text: str, what: str) -> str:
-    """Text that can be stored."""
+    """Return the text; exit with status 2 if it is not valid UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -139,25 +140,25 @@ def require_storable(text: str, what: str) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on only after a yes; without a terminal nobody can be asked."""
+    """Continue only after the user has answered yes; without a terminal, --yes is required."""
     if yes:
         return
     if not sys.stdin.isatty():
-        refuse(f"{question} Without a terminal nobody can be asked, so nothing was done; pass --yes")
+        refuse(f"{question} There is no terminal to ask on, so nothing was done; pass --yes")
     if not ask_yes_no(plain(question)):
         fail("nothing was done")
 
 
 @contextmanager
 def showing_wait() -> Iterator[Callable[[str], None]]:
-    """Say on stderr what is waited for: with a clock in a terminal, and once each without one."""
+    """Show on stderr what the command waits for: with a clock in a terminal, else one line for each cause."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     bar, last = progress(*columns), ""
 
     def show_wait(cause: str) -> None:
         nonlocal last
         if not bar.disable:
-            # Not earlier: it hides the cursor and clears its line, and a question may be asked before.
+            # Started only now: the bar hides the cursor and clears its line, and a question may come before it.
             bar.start()
             for task in bar.task_ids or [bar.add_task("", total=None)]:
                 bar.update(task, description=plain(cause))
@@ -172,7 +173,7 @@ def showing_wait() -> Iterator[Callable[[str], None]]:
 
 
 def change_json(change: Change[Any]) -> dict[str, Any]:
-    """What was written, for scripts."""
+    """Return the written change as JSON fields."""
     era, _, generation = change.order
     return {
         "key": change.key,

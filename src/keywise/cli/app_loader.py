@@ -1,4 +1,4 @@
-"""Finds the app that a command is about: `shop:app`, `path/to/shop.py:app`, or `pipeline.toml`."""
+"""Loading of the app that a command works on: `shop:app`, `path/to/shop.py:app`, or `pipeline.toml`."""
 
 import difflib
 import importlib
@@ -30,13 +30,13 @@ AppOption = Annotated[
     ),
 ]
 PipelineOption = Annotated[
-    str | None, typer.Option("--pipeline", metavar="NAME", help="Look at this pipeline only; all of them without it.")
+    str | None, typer.Option("--pipeline", metavar="NAME", help="This pipeline only; all of them without it.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 def load(target: str | None, example: str = "--app shop:app") -> App:
-    """Find the app; exits with status 2 if the target names none, and with 1 if its module or file is broken."""
+    """Load the app; exit with status 2 if the target names none, and with 1 if its module or file is broken."""
     if not target:
         refuse(f"no app is named; say {example} (module:attribute, or a TOML file), or set {APP_VARIABLE}=shop:app")
     place, colon, name = target.rpartition(":")
@@ -59,7 +59,7 @@ def load(target: str | None, example: str = "--app shop:app") -> App:
 
 
 def choose_pipelines(app: App, names: Sequence[str | None]) -> list[str]:
-    """The names of the pipelines to look at; all of them if none is given."""
+    """Return the names of the chosen pipelines; all of them if none is given."""
     given = [name for name in names if name is not None]
     for name in given:
         if name not in app.pipelines:
@@ -72,7 +72,7 @@ def choose_pipelines(app: App, names: Sequence[str | None]) -> list[str]:
 
 
 def warn_if_in_memory(app: App) -> None:
-    """A ledger in memory cannot be seen from here."""
+    """Print a note if the ledger is in memory, because this process cannot see the ledger of another one."""
     if app.ledger_url.startswith("memory:"):
         print(
             "Note: the ledger is in memory (memory://), so only the process that runs the app can see it; "
@@ -84,7 +84,7 @@ def warn_if_in_memory(app: App) -> None:
 def _load_config(path: str) -> App:
     if not Path(path).is_file():
         refuse(f"there is no file {path!r}; write path/to/pipeline.toml, seen from {os.getcwd()}")
-    # Its functions are found as apps are.
+    # The file may name functions in modules of the current folder.
     sys.path.insert(0, os.getcwd())
     try:
         return from_toml(path)
@@ -93,7 +93,7 @@ def _load_config(path: str) -> App:
 
 
 def import_place(place: str) -> ModuleType:
-    """A module by its name or its file; exits with status 2 if there is none, and with 1 if it is broken."""
+    """Import a module by its name or file; exit with status 2 if there is none, and with 1 if it is broken."""
     try:
         return _import_file(Path(place)) if place.endswith(".py") else _import_by_name(place)
     except KeywiseError as error:
@@ -121,7 +121,7 @@ def _import_by_name(place: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         refuse(f"there is no file {str(path)!r}; write path/to/shop.py:app, seen from {os.getcwd()}")
-    # As if Python had been started with the file, so that it can import its neighbours.
+    # As if Python had been started with the file, so that it can import modules beside it.
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None, "a .py file has a loader"
@@ -132,7 +132,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _exit_broken_module(place: str, error: BaseException) -> NoReturn:
-    """Say where a module of the user's is broken; the frames of the import machinery would only hide it."""
+    """Print where the user's module is broken, without the frames of the import machinery, and exit with status 1."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 2 else ""
     fail(f"{place} cannot be imported: {type(error).__name__}: {error}{where}")

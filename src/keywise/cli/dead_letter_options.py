@@ -1,4 +1,4 @@
-"""Finds the dead letters that a command is about: by number, by time, by cause, or all of them."""
+"""Selection of dead letters for a command: by number, by time, by cause, or all of them."""
 
 import time
 from collections.abc import Iterable
@@ -15,29 +15,29 @@ from keywise.core.settings import seconds
 from keywise.flow.pipeline import Pipeline
 
 PAGE = 100
-"""Letters are looked through in stretches that double."""
+"""How many letters a search by number reads first; it doubles each time."""
 
 SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="Buried since: 2h ago as 2h, or 2026-01-31T12:00.")
+    str | None, typer.Option("--since", metavar="TIME", help="Set aside since: 2h for 2 h ago, or 2026-01-31T12:00.")
 ]
 UntilOption = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="Buried before: 2h ago as 2h, or 2026-01-31T12:00.")
+    str | None, typer.Option("--until", metavar="TIME", help="Set aside before: 2h for 2 h ago, or 2026-01-31T12:00.")
 ]
-CauseOption = Annotated[str, typer.Option("--cause", metavar="TEXT", help="With this in their cause.")]
+CauseOption = Annotated[str, typer.Option("--cause", metavar="TEXT", help="Whose cause contains this text.")]
 
 
 class FoundLetter(msgspec.Struct):
-    """A dead letter, and where it lies."""
+    """A dead letter, and the pipeline that it belongs to."""
 
     pipeline: Pipeline
     number: int
     at: float
-    """By the wall clock."""
+    """When it was set aside, by the wall clock."""
     letter: DeadLetter
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """Which letters are meant, by the wall clock."""
+    """The letters to select; times are those of the wall clock."""
 
     since: float | None = None
     until: float | None = None
@@ -47,7 +47,7 @@ class Filter(msgspec.Struct, frozen=True):
         return self != Filter()
 
     def dead_letter_filter(self, ahead_s: float) -> DeadLetterFilter:
-        """By the clock of a store that the wall clock is ahead of."""
+        """Convert to the clock of the store, which is `ahead_s` behind the wall clock."""
         given = {"since": self.since, "until": self.until}
         return DeadLetterFilter(
             cause=self.cause, **{name: at - ahead_s for name, at in given.items() if at is not None}
@@ -55,13 +55,13 @@ class Filter(msgspec.Struct, frozen=True):
 
 
 def filter_of(since: str | None, until: str | None, cause: str) -> Filter:
-    """What the options say; a moment that cannot be read ends the command."""
+    """Parse the options; exit with status 2 if a time cannot be read."""
     now = time.time()
     return Filter(_moment(since, "--since", now), _moment(until, "--until", now), cause)
 
 
 def _moment(text: str | None, option: str, now: float) -> float | None:
-    """A duration is so long ago; a time without a zone is UTC, as everything that is shown."""
+    """Parse a duration as a time in the past; a time without a zone is UTC, like all times in the output."""
     if text is None:
         return None
     try:
@@ -71,30 +71,30 @@ def _moment(text: str | None, option: str, now: float) -> float | None:
     try:
         moment = datetime.fromisoformat(text.removesuffix(" UTC"))
     except ValueError:
-        refuse(f"{option}: {text!r} is no time; write 90m or 2d for so long ago, or 2026-01-31T12:00")
+        refuse(f"{option}: {text!r} is no time; write 90m for 90 minutes ago, 2d, or 2026-01-31T12:00")
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
-async def newest(pipeline: Pipeline, limit: int, wanted: Filter) -> list[FoundLetter]:
-    """The newest letters of a pipeline that are wanted."""
+async def newest(pipeline: Pipeline, limit: int, selection: Filter) -> list[FoundLetter]:
+    """Return the newest selected letters of a pipeline."""
     ahead_s = time.time() - await pipeline.admin.now()
-    letters = await pipeline.admin.dead_letters(limit, wanted.dead_letter_filter(ahead_s))
-    return [FoundLetter(pipeline, number, buried_at + ahead_s, letter) for number, buried_at, letter in letters]
+    letters = await pipeline.admin.dead_letters(limit, selection.dead_letter_filter(ahead_s))
+    return [FoundLetter(pipeline, number, at + ahead_s, letter) for number, at, letter in letters]
 
 
-async def meant(pipelines: list[Pipeline], numbers: list[int], wanted: Filter) -> list[FoundLetter]:
-    """The letters with these numbers, or all that are wanted; the oldest first."""
-    found = await by_number(pipelines, numbers) if numbers else await _all(pipelines, wanted)
+async def meant(pipelines: list[Pipeline], numbers: list[int], selection: Filter) -> list[FoundLetter]:
+    """Return the letters with these numbers, or all selected ones if no number is given; the oldest first."""
+    found = await by_number(pipelines, numbers) if numbers else await _all(pipelines, selection)
     return sorted(found, key=lambda one: one.number)
 
 
-async def _all(pipelines: Iterable[Pipeline], wanted: Filter) -> list[FoundLetter]:
+async def _all(pipelines: Iterable[Pipeline], selection: Filter) -> list[FoundLetter]:
     counted = [(opened, (await opened.admin.counts()).dead) for opened in pipelines]
-    return [one for opened, dead in counted if dead for one in await newest(opened, dead, wanted)]
+    return [one for opened, dead in counted if dead for one in await newest(opened, dead, selection)]
 
 
 async def by_number(pipelines: list[Pipeline], numbers: list[int]) -> list[FoundLetter]:
-    """The letters with these numbers; one that does not exist, or exists twice, ends the command."""
+    """Return the letters with these numbers; exit if one does not exist, or exists in several pipelines."""
     found = [one for opened in pipelines for one in await _search(opened, set(numbers))]
     known = [one.number for one in found]
     missing = sorted(set(numbers) - set(known))
@@ -116,7 +116,7 @@ async def _search(pipeline: Pipeline, numbers: set[int]) -> list[FoundLetter]:
 
 
 def summary(found: FoundLetter) -> dict[str, Any]:
-    """A letter in a few words, for scripts."""
+    """Return the main fields of a letter as JSON."""
     letter = found.letter
     return {
         "number": found.number,

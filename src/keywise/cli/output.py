@@ -1,4 +1,4 @@
-"""How commands speak: plain text in a pipe, tables and bars in a terminal, JSON for scripts, errors on stderr."""
+"""Output of the commands: plain text in a pipe, tables and bars in a terminal, JSON for scripts, errors on stderr."""
 
 import json
 import sys
@@ -15,31 +15,31 @@ from rich.text import Text
 from keywise.core.errors import KeywiseError, UnavailableError
 
 PIPE_WIDTH = 100_000
-"""Nothing is folded or cut in a pipe, because the next program reads lines."""
+"""The width of a pipe: lines are neither folded nor cut, because the next program reads them."""
 
 
 def screen(*, stderr: bool = False) -> Console:
-    """Where a command writes for people. Nothing that it is given is read as markup."""
+    """Return the console for human-readable output. It does not interpret markup."""
     file = sys.stderr if stderr else sys.stdout
     width = None if file.isatty() else PIPE_WIDTH
     return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """A bar on stderr that leaves nothing behind; none without a terminal."""
+    """Return a progress bar on stderr, which disappears at the end; it is disabled without a terminal."""
     console = screen(stderr=True)
     return Progress(
         *columns,
         console=console,
         transient=True,
         disable=not console.is_terminal,
-        # What is printed meanwhile appears above the bar, unless it goes to a pipe.
+        # Lines that are printed meanwhile appear above the bar, unless stdout is a pipe.
         redirect_stdout=sys.stdout.isatty(),
     )
 
 
 def table(*columns: str, numbers: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:
-    """A table without lines; only the columns in `fold` may be broken to fit a terminal."""
+    """Return a table without rules; only the columns in `fold` may be wrapped to fit a terminal."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for column in columns:
         justify: Any = "right" if column in numbers else "left"
@@ -48,7 +48,7 @@ def table(*columns: str, numbers: tuple[str, ...] = (), fold: tuple[str, ...] = 
 
 
 def print_table(made: Table) -> None:
-    """Print a table; in a pipe, without the spaces that fill up its lines."""
+    """Print a table; in a pipe, without trailing spaces."""
     out = screen()
     if out.is_terminal:
         out.print(made)
@@ -60,29 +60,29 @@ def print_table(made: Table) -> None:
 
 
 def cell(value: object, style: str = "") -> Text:
-    """One cell of a table, with nothing in it that a terminal would obey."""
+    """Return a table cell with control characters escaped."""
     return Text(plain(str(value)), style)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout. It is ASCII, so it passes through any terminal and any encoding."""
+    """Print one JSON document on stdout. It is ASCII, so any terminal and any encoding can show it."""
     print(json.dumps(value, indent=2))
 
 
 def print_error(error: KeywiseError | str) -> None:
-    """One error on stderr."""
+    """Print one error on stderr."""
     advice = "; nothing is lost, try again" if isinstance(error, UnavailableError) else ""
     print(f"Error: {plain(str(error))}{advice}", file=sys.stderr)
 
 
 def refuse(message: str) -> NoReturn:
-    """Wrong usage: say what to do, and exit with status 2."""
+    """Print what is wrong with the usage, and exit with status 2."""
     print_error(message)
     raise typer.Exit(2)
 
 
 def fail(message: str) -> NoReturn:
-    """The operation failed: say why, and exit with status 1."""
+    """Print why the operation failed, and exit with status 1."""
     print_error(message)
     raise typer.Exit(1)
 
@@ -94,34 +94,34 @@ def ask_yes_no(question: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """Text with every character escaped that a terminal could obey, or that breaks a line."""
+    """Escape every character that a terminal could interpret, or that breaks a line."""
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
 def plain_lines(text: str) -> str:
-    """As `plain`, but lines stay lines."""
+    """Escape like `plain`, but keep line breaks."""
     return "\n".join(map(plain, text.split("\n")))
 
 
 def moment(at: float, now: float) -> str:
-    """A moment of the wall clock, with how far away it is."""
+    """Format a wall-clock time, with its distance from now."""
     apart_s = round(at - now)
     distance = "now" if apart_s == 0 else f"in {duration(apart_s)}" if apart_s > 0 else f"{duration(-apart_s)} ago"
     return f"{stamp(at)} ({distance})"
 
 
 def stamp(at: float) -> str:
-    """A moment to the second, as UTC."""
+    """Format a time to the second, in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def iso(at: float | None) -> str | None:
-    """A moment for scripts."""
+    """Format a time as ISO 8601, for scripts."""
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def with_iso_moments(document: Any, names: Collection[str]) -> Any:
-    """What scripts get, with the moments that have these names as ISO 8601 text."""
+    """Return the document with the fields of these names converted from seconds to ISO 8601 text."""
     if isinstance(document, list):
         return [with_iso_moments(one, names) for one in document]
     if not isinstance(document, dict):
@@ -130,7 +130,7 @@ def with_iso_moments(document: Any, names: Collection[str]) -> Any:
 
 
 def duration(span_s: float) -> str:
-    """A length of time with its two largest units: `3 h 20 min`."""
+    """Format a duration with its two largest units: `3 h 20 min`."""
     if span_s < 10:
         return f"{span_s:.3g} s"
     parts: list[str] = []
@@ -143,7 +143,7 @@ def duration(span_s: float) -> str:
 
 
 def count(number: int, noun: str, many: str = "") -> str:
-    """`1 message`, `1,204 messages`."""
+    """Format a number with its noun: `1 message`, `1,204 messages`."""
     return f"{number:,} {noun if number == 1 else many or noun + 's'}"
 
 

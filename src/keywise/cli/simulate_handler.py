@@ -1,4 +1,4 @@
-"""`keywise simulate shop:app`: a handler of the user's under faults, loaded anew for each run."""
+"""`keywise simulate shop:app`: runs the user's handler under simulated faults; the app is loaded again for each run."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -23,18 +23,18 @@ AppArgument = Annotated[
     str | None,
     typer.Argument(metavar="APP", help="Simulate a handler of this app, as shop:app, shop.py:app or pipeline.toml."),
 ]
-WhichPipeline = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: whose handler; needed if many.")]
-OneSeed = Annotated[int | None, typer.Option(metavar="SEED", min=0, help="Of APP: run this one only.")]
+WhichPipeline = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the pipeline, if there are several.")]
+OneSeed = Annotated[int | None, typer.Option(metavar="SEED", min=0, help="Of APP: run this seed only.")]
 Messages = Annotated[
     str | None, typer.Option(metavar="NAME", help="Of APP: sample bodies, a list or function, or a file of lines.")
 ]
 State = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that reads the store.")]
-Reset = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that empties it.")]
+Reset = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that empties the store.")]
 Zombies = Annotated[bool, typer.Option("--zombies", help="Of APP: also stop workers just before the handler.")]
 
 
 class TrialOptions(msgspec.Struct, frozen=True):
-    """What the command line says about a trial."""
+    """The options of a simulation of the user's handler."""
 
     target: str
     pipeline: str | None
@@ -44,62 +44,62 @@ class TrialOptions(msgspec.Struct, frozen=True):
     zombies: bool
 
 
-def simulate_handler(wanted: TrialOptions, seeds: Sequence[int], json: bool) -> None:
-    """Simulate, tell, and exit with status 1 if something was found."""
+def simulate_handler(options: TrialOptions, seeds: Sequence[int], json: bool) -> None:
+    """Simulate the handler, print the report, and exit with status 1 if something was found."""
     from keywise.testing.handlers.simulate import run_trials
 
-    loading = _TrialLoader(wanted)
+    loading = _TrialLoader(options)
     loading.trial()
     bar = progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with bar:
         task = bar.add_task("seeds", total=len(seeds))
         report = run_trials(loading.trial, seeds, lambda seed: bar.advance(task))
     if json:
-        print_json(_report_json(report, wanted))
+        print_json(_report_json(report, options))
         if report.findings:
             raise typer.Exit(1)
         return
     for line in plain_lines(str(report)).splitlines():
         screen().print(cell(line))
     if report.findings:
-        again = _replay_command(report, wanted)
+        again = _replay_command(report, options)
         fail(f"the store of pipeline {report.pipeline!r} does not end up right; see it again with: {again}")
 
 
 class _TrialLoader:
-    """Loads the app and what belongs to it; the modules of the user's own are imported anew each time."""
+    """Loads the app and the functions that the options name; the user's own modules are imported again each time."""
 
-    def __init__(self, wanted: TrialOptions) -> None:
-        self._wanted = wanted
+    def __init__(self, options: TrialOptions) -> None:
+        self._options = options
         self._before = set(sys.modules)
 
     def trial(self) -> "Trial":
         from keywise.testing.handlers.simulate import trial_of
 
         self._forget()
-        wanted = self._wanted
-        app = load(wanted.target)
+        options = self._options
+        app = load(options.target)
         sys.path[:] = dict.fromkeys(sys.path)
-        pipeline = choose_pipelines(app, [wanted.pipeline])[0] if wanted.pipeline is not None else None
+        pipeline = choose_pipelines(app, [options.pipeline])[0] if options.pipeline is not None else None
         return trial_of(
             app,
             pipeline=pipeline,
             messages=self._messages(),
-            state=self._function(wanted.state, "state"),
-            reset=self._function(wanted.reset, "reset"),
-            zombies=wanted.zombies,
+            state=self._function(options.state, "state"),
+            reset=self._function(options.reset, "reset"),
+            zombies=options.zombies,
         )
 
     def _forget(self) -> None:
-        """A run must not find what an earlier one left in a module. Installed packages stay."""
-        here = {Path.cwd(), Path(self._wanted.target.rpartition(":")[0] or self._wanted.target).resolve().parent}
+        """Unload the user's modules, so that a run does not see the state of an earlier one; packages stay."""
+        here = {Path.cwd(), Path(self._options.target.rpartition(":")[0] or self._options.target).resolve().parent}
         for name in set(sys.modules) - self._before:
             file = getattr(sys.modules[name], "__file__", None)
             if file is not None and here & set(Path(file).resolve().parents) and "site-packages" not in file:
                 del sys.modules[name]
 
     def _messages(self) -> Any:
-        given = self._wanted.messages
+        given = self._options.messages
         if given is not None and Path(given).is_file():
             return [line.encode() for line in Path(given).read_text("utf-8").splitlines() if line.strip()]
         found = self._found(given, "messages")
@@ -114,7 +114,10 @@ class _TrialLoader:
         return found
 
     def _found(self, given: str | None, default: str) -> Any:
-        """What an option names, in the module of the app or in another one; by default what has the option's name."""
+        """Return the object that an option names, in the module of the app or in another one.
+
+        Without the option it is the object of the option's own name, or None.
+        """
         place, _, name = (given or default).rpartition(":")
         module = self._module(place)
         if module is None:
@@ -124,21 +127,21 @@ class _TrialLoader:
         return getattr(module, name, None)
 
     def _module(self, place: str) -> ModuleType | None:
-        own = self._wanted.target.rpartition(":")[0]
+        own = self._options.target.rpartition(":")[0]
         loaded = sys.modules.get(Path(own).stem if own.endswith(".py") else own)
         return import_place(place) if place and place != own else loaded
 
 
-def _report_json(report: "SimulationReport", wanted: TrialOptions) -> dict[str, Any]:
+def _report_json(report: "SimulationReport", options: TrialOptions) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(report)
-    return fields | {"ok": not report.findings, "replay": _replay_command(report, wanted) if report.findings else None}
+    return fields | {"ok": not report.findings, "replay": _replay_command(report, options) if report.findings else None}
 
 
-def _replay_command(report: "SimulationReport", wanted: TrialOptions) -> str:
-    """The command that shows the first finding again."""
-    words = ["keywise simulate", wanted.target]
-    options = {name: getattr(wanted, name) for name in ("pipeline", "messages", "state", "reset")}
-    words += [f"--{name} {value}" for name, value in options.items() if value is not None]
-    words += ["--zombies"] if wanted.zombies else []
+def _replay_command(report: "SimulationReport", options: TrialOptions) -> str:
+    """Return the command that reproduces the first finding."""
+    parts = ["keywise simulate", options.target]
+    named = {name: getattr(options, name) for name in ("pipeline", "messages", "state", "reset")}
+    parts += [f"--{name} {value}" for name, value in named.items() if value is not None]
+    parts += ["--zombies"] if options.zombies else []
     seed = report.findings[0].seed
-    return " ".join([*words, *([f"--seed {seed}"] if seed is not None else [])])
+    return " ".join([*parts, *([f"--seed {seed}"] if seed is not None else [])])

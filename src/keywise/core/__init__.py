@@ -1,5 +1,5 @@
-"""The language: values, contracts and pure rules.
+"""Values, contracts and pure rules: the vocabulary that all other packages share.
 
-Everything else imports from here, and this folder imports only itself.
+Every other package imports from here; this package imports only itself.
 Nothing in it opens a connection, starts a task or reads a file.
 """

@@ -1,14 +1,17 @@
-"""How long to wait before the next try: twice as long each time, with jitter, up to a limit."""
+"""Exponential backoff with jitter."""
 
 import random
 
 
 def backoff_s(attempts: int, first_s: float, max_s: float, rng: random.Random) -> float:
-    """The delay after so many failed tries: half of it is certain, half is drawn, so that crowds disperse."""
+    """Return the delay after `attempts` failures: doubled each time, up to `max_s`.
+
+    Half of the delay is random, so that workers that failed together do not retry together.
+    """
     whole = min(max_s, first_s * 2.0 ** min(attempts - 1, 60))
     return whole * (0.5 + 0.5 * rng.random())
 
 
-def shortened(limit: int, vain: int) -> int:
-    """Half as much at once after each vain try: perhaps the server cuts off what takes too long."""
-    return max(1, limit >> vain)
+def shortened(limit: int, failures: int) -> int:
+    """Halve a batch limit for each failed attempt: the server may be cancelling transactions that take too long."""
+    return max(1, limit >> failures)

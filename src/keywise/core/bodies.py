@@ -1,4 +1,4 @@
-"""Bodies of messages: how they are read as a type, written as JSON, and reported when a type refuses them."""
+"""Message bodies: decode them as a type, encode them as JSON, and describe why a type rejects one."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ FAULTS_SHOWN = 5
 
 
 def decoder(kind: Any) -> Callable[[bytes], Any]:
-    """A function from bytes to the type: a pydantic model, or any type that msgspec understands."""
+    """Return a function that decodes bytes as the type: a pydantic model, or any type that msgspec supports."""
     if is_model(kind):
         return model_decoder(kind)
     try:
@@ -25,7 +25,7 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
 
 
 def first_parameter_type(function: Callable[..., Any]) -> Any:
-    """The annotation of the first parameter; Any if it has none."""
+    """Return the annotation of the function's first parameter; Any if it has none."""
     plain = function.func if isinstance(function, functools.partial) else function
     annotated = plain if inspect.isroutine(plain) else type(plain).__call__
     try:
@@ -33,22 +33,22 @@ def first_parameter_type(function: Callable[..., Any]) -> Any:
         hints = get_type_hints(annotated)
     except (NameError, TypeError, ValueError) as error:
         raise SettingsError(
-            f"the parameters of {function!r} cannot be read: {error}; write a function whose annotations are "
-            "names of its module"
+            f"the parameters of {function!r} cannot be read: {error}; annotate them with types that its module defines "
+            "or imports"
         ) from error
     if not parameters:
-        raise SettingsError(f"{function!r} takes no parameter; it has to take the message")
+        raise SettingsError(f"{function!r} takes no parameter; give it one, for the message")
     return hints.get(parameters[0], Any)
 
 
 def is_model(kind: Any) -> bool:
-    """Whether a type is a pydantic model or dataclass, or made of some, as in `list[Page]` or `Page | None`."""
+    """Whether a type is or contains a pydantic model or dataclass, as in `list[Page]` or `Page | None`."""
     return any(_fields(part) is not None for part in _parts(kind))
 
 
 def model_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """A function from bytes to the type; a body that it refuses raises as one that msgspec refuses."""
-    # Whoever has a model has pydantic; nobody else needs it.
+    """Return a function that decodes bytes as a pydantic type; it raises `msgspec.ValidationError` as msgspec does."""
+    # pydantic is optional: a user who passes a model has it installed.
     import pydantic
 
     try:
@@ -65,14 +65,15 @@ def model_decoder(kind: Any) -> Callable[[bytes], Any]:
             cause = _format_faults(error, names)
         except Exception as error:
             cause = type(error).__name__
-        # Neither the texts of the errors nor the errors themselves go on: they repeat what stands in the body.
+        # Raised outside of the except blocks, without pydantic's error or its text: both quote the body,
+        # which may hold personal data, and the cause ends in logs and dead letters.
         raise msgspec.ValidationError(f"{_name(kind)} refuses {cause}")
 
     return decode
 
 
 def encoded(body: Any) -> bytes:
-    """A body for a source: bytes as they are, anything else as JSON."""
+    """Encode a body for a source: bytes as they are, any other value as JSON."""
     return body if isinstance(body, bytes) else msgspec.json.encode(body, enc_hook=_dumped)
 
 
@@ -83,7 +84,7 @@ def _dumped(value: Any) -> Any:
 
 
 def _format_faults(error: Any, names: frozenset[str]) -> str:
-    """The fields that are wrong, and pydantic's short word for what is wrong with each."""
+    """List the invalid fields, each with pydantic's error type."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     texts = [f"{_place(fault['loc'], names)} ({fault['type']})" for fault in faults[:FAULTS_SHOWN]]
     more = len(faults) - len(texts)
@@ -91,12 +92,12 @@ def _format_faults(error: Any, names: frozenset[str]) -> str:
 
 
 def _place(path: tuple[int | str, ...], names: frozenset[str]) -> str:
-    """Where it stands; a name that is none of the model's comes from the body, and is left out."""
+    """Format the path of a field. A name that is not one of the model's comes from the body and is masked."""
     return ".".join(str(part) if isinstance(part, int) or part in names else "…" for part in path) or "body"
 
 
 def _field_names(kind: Any, seen: set[int]) -> Iterator[str]:
-    """All names that fields have in the type and in the models inside of it."""
+    """Yield the names and aliases of all fields of the type and of the models nested in it."""
     for part in _parts(kind):
         if id(part) in seen:
             continue

@@ -1,4 +1,4 @@
-"""The values that travel: a delivery carries a change to a key, and an outcome says what became of it."""
+"""The values that pass through a pipeline: a delivery carries a change to a key, and the change ends in an outcome."""
 
 import enum
 import math
@@ -18,11 +18,11 @@ Order: TypeAlias = tuple[int, int, int]
 KEY_MAX_BYTES = 512
 VERSION_MIN, VERSION_MAX = -(2**63), 2**63 - 1
 UNVERSIONED_GENERATION = -1
-"""No reindex reaches it, so `(era, 0, -1)` can stand for a change that has no version."""
+"""Generations of reindexes start at 0, so `(era, 0, -1)` can represent a change that has no version."""
 
 
 class Outcome(enum.StrEnum):
-    """What became of a change."""
+    """How a change ended, or why it has not ended yet (busy, failed)."""
 
     APPLIED = "applied"
     STALE = "stale"
@@ -34,27 +34,31 @@ class Outcome(enum.StrEnum):
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """One hand-over by a source: the message's id stays, the receipt is new each time."""
+    """One delivery of a message by a source. A redelivery has the same id and a new receipt."""
 
     id: str | int
     receipt: str | int
     body: bytes
     sent_at: float
-    """By the wall clock of the source."""
+    """When the producer sent the message, by the wall clock of the source."""
     count: int = 1
-    """How often it came, this time included."""
+    """How often the message was delivered, including this time."""
     headers: Mapping[str, str] | None = None
 
 
 class ChangeHeader(msgspec.Struct, gc=False):
-    """What a ledger is asked for: the right to bring one key to one order."""
+    """The part of a change that the ledger decides on: which key to bring to which order."""
 
     key: str
     order: Order | None
-    """None asks for exclusion only."""
+    """None asks for exclusive access to the key only; there is nothing to commit."""
     deleted: bool = False
     sent_at: float = math.inf
-    """By the wall clock of the source. Sent longer ago than the retention, only a key that is remembered is judged."""
+    """When the message was sent, by the wall clock of the source.
+
+    If that is longer ago than the retention and the ledger has no entry of the key, the ledger refuses the change:
+    a newer version may have been applied and its entry pruned.
+    """
 
 
 class Change(ChangeHeader, Generic[T], gc=False):
@@ -66,38 +70,38 @@ class Change(ChangeHeader, Generic[T], gc=False):
 
     @property
     def version(self) -> int | None:
-        """The version from upstream; None for a change that has none."""
+        """The version from upstream; None for an unversioned change."""
         return None if is_unversioned(self.order) else self.order[1]
 
     @property
     def value(self) -> T:
-        """The body as the pipeline's type; decoded each time it is asked for."""
+        """The body, decoded as the pipeline's type. It is decoded on every access."""
         decode = self.decode or msgspec.json.decode
         return decode(self.body)  # type: ignore[no-any-return]
 
 
 class Put(msgspec.Struct, frozen=True):
-    """A message says: this key now looks like the body."""
+    """Returned by a read function: the body is the new state of the key."""
 
     key: str
     version: int | datetime | None = None
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """A message says: this key is gone."""
+    """Returned by a read function: the key is deleted."""
 
     key: str
     version: int | datetime | None = None
 
 
 class Ignore(msgspec.Struct, frozen=True):
-    """A message says nothing to this pipeline; it is acked and counted."""
+    """Returned by a read function: the message does not concern this pipeline. It is acked and counted."""
 
     reason: str = ""
 
 
 def order_of(version: int | datetime | None, era: int = 0) -> Order:
-    """The order of a fresh change at a version."""
+    """Return the order of a new change at a version; None means that the change is unversioned."""
     if version is None:
         return (era, 0, UNVERSIONED_GENERATION)
     return (era, version_of(version), 0)
@@ -108,7 +112,7 @@ def is_unversioned(order: Order) -> bool:
 
 
 def version_of(moment: int | datetime | str) -> int:
-    """A version from an integer, a datetime or its RFC 3339 text (as microseconds since 1970)."""
+    """Convert an integer, a datetime or an RFC 3339 text to a version. A time becomes microseconds since 1970."""
     if isinstance(moment, bool) or not isinstance(moment, int | datetime | str):
         raise VersionError(f"version {moment!r} must be a whole number or a datetime")
     if isinstance(moment, str):
@@ -136,7 +140,7 @@ def _microseconds(moment: datetime) -> int:
 
 
 def check_key(key: str) -> None:
-    """Raise `MalformedError` for a key that not every ledger can store."""
+    """Raise `MalformedError` if the key cannot be stored in every ledger."""
     if not key:
         raise MalformedError("key is empty")
     if "\0" in key:

@@ -1,4 +1,4 @@
-"""What an operator has set for a whole pipeline: its era, and which keys are paused."""
+"""What an operator has set for a pipeline: its era, its pauses, and whether a full resync is due."""
 
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
@@ -9,13 +9,13 @@ EVERYTHING = "*"
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """An operator's word that a key, or all keys like a pattern, are not to be worked on."""
+    """An operator's pause of one key, or of all keys that match a pattern."""
 
     keys: str
     """A key, or a pattern with `*`, `?` and `[abc]`."""
     is_pattern: bool = False
     at: float = 0.0
-    """By the store's clock."""
+    """When it was set, by the store's clock."""
     by: str = ""
     why: str = ""
 
@@ -24,21 +24,24 @@ class Pause(msgspec.Struct, frozen=True):
 
 
 class Controls(msgspec.Struct, frozen=True, dict=True):
-    """What holds for all keys of a pipeline now. A ledger reads it in the step in which it decides."""
+    """The current controls of a pipeline. A ledger reads them in the same atomic step in which it decides a claim."""
 
     era: int = 0
     pauses: tuple[Pause, ...] = ()
     resync_at: float = 0.0
-    """Since when a full resync is due, by the store's clock: more keys are in doubt than were noted. 0: it is not."""
+    """Since when a full resync is due, by the store's clock; 0 if none is.
+
+    It is due after an outage in which more keys were written without the ledger than the journal can hold.
+    """
 
     @property
     def is_plain(self) -> bool:
-        """Nobody has set anything."""
+        """Whether neither an era nor a pause is set."""
         return not self.era and not self.pauses
 
     @property
     def is_paused(self) -> bool:
-        """Every key is paused."""
+        """Whether the whole pipeline is paused."""
         return any(pause.is_pattern and pause.keys == EVERYTHING for pause in self.pauses)
 
     @cached_property
@@ -53,21 +56,24 @@ class Controls(msgspec.Struct, frozen=True, dict=True):
         return key in self._keys or any(pause.covers(key) for pause in self._patterns)
 
     def with_pause(self, pause: Pause) -> "Controls":
-        """The same with a pause; one of the same keys is replaced."""
+        """Return a copy with a pause, which replaces one of the same keys."""
         others = self.without(pause.keys, pause.is_pattern)
         return msgspec.structs.replace(others, pauses=(*others.pauses, pause))
 
     def with_era_above(self, highest: int) -> "Controls":
-        """The same with an era above its own and above the highest that a key has."""
+        """Return a copy with a new era, above the current one and above the highest era of any key."""
         return msgspec.structs.replace(self, era=1 + max(self.era, highest))
 
     def without(self, keys: str, is_pattern: bool) -> "Controls":
-        """The same without one pause, named as it was made."""
+        """Return a copy without one pause, which is named exactly as it was set."""
         others = tuple(pause for pause in self.pauses if (pause.keys, pause.is_pattern) != (keys, is_pattern))
         return msgspec.structs.replace(self, pauses=others)
 
     def with_resync(self, is_due: bool | None, now: float) -> "Controls":
-        """The same with a full resync that is due since now, unless it is already; False ends it, None leaves it."""
+        """Return a copy in which a full resync is due (True), not due (False) or unchanged (None).
+
+        A resync that is already due keeps its start time.
+        """
         if is_due is None or (is_due and self.resync_at):
             return self
         return msgspec.structs.replace(self, resync_at=now if is_due else 0.0)

@@ -1,4 +1,4 @@
-"""What a ledger remembers and answers: the values that the rules are about."""
+"""The values that the rules work on: the entry of a key, the claim, and the answers of a ledger."""
 
 import enum
 
@@ -12,42 +12,42 @@ class RefusalReason(enum.StrEnum):
     """Why a claim was refused."""
 
     STALE = "stale"
-    """Something newer is committed: ack it."""
+    """A newer order is committed: ack the change."""
     DUPLICATE = "duplicate"
-    """This very order is committed: ack it."""
+    """This order is committed: ack the change."""
     BUSY = "busy"
-    """Somebody holds the key, or its next try is not due."""
+    """Another claim holds the key, or the retry of this change is not due."""
     DEFERRED = "deferred"
-    """Something newer was tried and is not settled: it may have been written. Older changes wait for it."""
+    """A newer change was tried and is not settled: it may have been written. Older changes wait for it."""
     ISOLATED = "isolated"
-    """The last holder died at work. Ask again with `isolated`, and run nothing beside it."""
+    """The last holder died. Claim again with `isolated`, and run nothing beside the change."""
     MIXED = "mixed"
-    """Versioned and unversioned changes meet on one key: nobody can order them."""
+    """Versioned and unversioned changes are mixed on one key: they have no common order."""
     PAUSED = "paused"
-    """An operator said so."""
+    """An operator has paused the key."""
     LIMITED = "limited"
-    """The key's rate allows the next dispatch only later."""
+    """The rate limit of the key allows the next dispatch only later."""
     FORGOTTEN = "forgotten"
-    """Sent before the retention and no entry is left: nobody can tell whether it is stale."""
+    """Sent longer ago than the retention, and the key has no entry: whether the change is stale cannot be decided."""
 
 
 class Certainty(enum.StrEnum):
-    """What is known about the effect of a failed try."""
+    """What is known about the effect of a failed attempt."""
 
     CLEAN = "clean"
     """Nothing was written."""
     ENDED = "ended"
-    """It may have been written, and nothing is on its way any more."""
+    """It may have been written; no call is in flight any more."""
     UNKNOWN = "unknown"
-    """It may have been written, or may still land."""
+    """It may have been written, or a call in flight may still write it."""
 
 
 class CommitResult(enum.StrEnum):
-    """What a ledger says to a commit."""
+    """The ledger's answer to a commit."""
 
     COMMITTED = "committed"
     ALREADY = "already"
-    """The mark is at this order: an earlier commit arrived though its answer was lost."""
+    """The mark is at this order: an earlier commit arrived, and its answer was lost."""
     REFUSED = "refused"
 
 
@@ -55,27 +55,30 @@ class LedgerPolicy(msgspec.Struct, frozen=True):
     """How a ledger treats the keys of one pipeline."""
 
     intents: bool = False
-    """On for sinks that show stale state if an older write follows a newer one: plain, or forgetting deletions."""
+    """Whether claims record what they are about to write, so that older changes wait for it.
+
+    On for sinks that accept an older write after a newer one: plain sinks, and those that forget deletions.
+    """
     redelivery_s: float = 3600.0
-    """The longest time after which the source may still bring a message back."""
+    """The longest time after which the source may still redeliver a message."""
     retention_s: float | None = None
-    """How long keys are remembered at the least; None: for ever."""
+    """How long the ledger keeps an idle key at least; None: for ever."""
     rate: Rate | None = None
-    """How often one key may be dispatched, by all workers together."""
+    """The rate limit of each key, over all workers."""
 
 
 class LeaseTerms(msgspec.Struct, frozen=True):
-    """What a claim is asked for with."""
+    """The conditions under which a worker asks for claims."""
 
     owner: str
     lease_s: float
     isolated: bool = False
     despite_pause: bool = False
-    """An operator asks, who paused the key to work on it."""
+    """Claim even if the key is paused: an operator pauses a key and then works on it."""
 
 
 class Refusal(msgspec.Struct, frozen=True, gc=False):
-    """A claim that was not granted; `wait_s` says how long the reason lasts at the most."""
+    """The answer to a claim that was not granted. `wait_s` is the longest time that the reason can last."""
 
     reason: RefusalReason
     wait_s: float = 0.0
@@ -90,40 +93,40 @@ class Claim(msgspec.Struct):
     deleted: bool
     token: int
     attempts: int = 0
-    """How many tries at this order failed before."""
+    """How many attempts at this order have failed before."""
     crashes: int = 0
-    """How many holders died alone with this order."""
+    """How many workers died while they ran this order isolated."""
     suspicions: int = 0
     took_over: bool = False
     isolated: bool = False
     overdue: bool = False
     """Set by the holder when its own deadline passed before the sink had answered."""
     cut_off: bool = False
-    """Set by the holder when that happened only because the ledger could not be reached: it costs no attempt."""
+    """Set by the holder when the deadline passed only because the ledger could not be reached: it costs no attempt."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What the ledger remembers of one key. An idle entry is its first three fields."""
+    """What the ledger stores of one key. In an idle entry, only the first three fields are set."""
 
     mark: Order | None = None
     deleted: bool = False
     updated_at: float = 0.0
     token: int = 0
-    """0 while nobody holds the key."""
+    """The token of the claim that holds the key; 0 if no claim does."""
     owner: str = ""
     lease_until: float = 0.0
     abandoned: bool = False
-    """The holder lives and said that the outcome is unknown; the lease runs out by itself."""
+    """The holder is alive and has reported an unknown outcome. The key is free when the lease expires."""
     isolated: bool = False
     begun: bool = False
-    """The holder has renewed since: its work has begun, so it can be blamed for a death."""
+    """The holder has renewed its claim, so its work may have begun, and its death can count as a crash."""
     intent: Order | None = None
-    """What the holder is about to write."""
+    """The order that the holder is about to write."""
     unknown: Order | None = None
-    """The newest order that may be in the sink without being committed."""
+    """The newest order that may be in the sink although it is not committed."""
     unknown_until: float = 0.0
     tried: Order | None = None
-    """The order that attempts, crashes and not_before belong to."""
+    """The order that `attempts`, `crashes` and `not_before` belong to."""
     tried_at: float = 0.0
     attempts: int = 0
     crashes: int = 0
@@ -131,9 +134,9 @@ class Entry(msgspec.Struct, frozen=True):
     suspicions: int = 0
     suspected_at: float = 0.0
     era: int = 0
-    """The era that an operator raised this key to; it is in the mark with the next commit."""
+    """The era to which an operator has raised this key; the next commit carries it into the mark."""
     rate_at: float = 0.0
-    """When all that was dispatched would have been due at an even pace; at or before now, nothing is charged."""
+    """The theoretical arrival time of GCRA: each dispatch moves it on by one interval. Not after now: no limit."""
 
     @property
     def is_idle(self) -> bool:

@@ -2,80 +2,83 @@
 
 
 class KeywiseError(Exception):
-    """The root of all errors raised by keywise."""
+    """The base class of all errors raised by keywise."""
 
 
 class SettingsError(KeywiseError):
-    """A setting, option or combination of them that cannot work; raised before anything starts."""
+    """A setting, an option or a combination of them cannot work. It is raised before anything starts."""
 
 
 class AddressError(SettingsError):
-    """A URL that names no adapter, or says something that its adapter does not understand."""
+    """A URL names no adapter, or has a part or an option that its adapter does not know."""
 
 
 class MissingExtraError(AddressError):
-    """The adapter exists, but the library it needs is not installed."""
+    """The adapter exists, but the client library that it needs is not installed."""
 
 
 class VersionError(KeywiseError):
-    """A version that is no signed 64-bit integer and cannot be made one."""
+    """A version is not a signed 64-bit integer and cannot be converted to one."""
 
 
 class MalformedError(KeywiseError):
-    """A delivery that cannot become a change; it ends as a dead letter."""
+    """A delivery cannot be read as a change. It becomes a dead letter."""
 
 
 class UnavailableError(KeywiseError):
-    """A source, ledger or sink that cannot be reached now. Nothing is known to have happened; try again."""
+    """A source, ledger or sink cannot be reached now. Whether the call took effect is unknown; try again."""
 
 
 class DatabaseError(KeywiseError):
-    """A database that cannot be used: missing, read-only, corrupt, not allowed, or from a newer keywise."""
+    """A database cannot be used: it is missing, read-only or corrupt, access is denied, or a newer keywise wrote it."""
 
 
 class PermanentError(KeywiseError):
-    """Raise it in a handler: nothing was written, and trying again cannot help. The change becomes a dead letter."""
+    """Raise it in a handler if nothing was written and a retry cannot help. The change becomes a dead letter."""
 
 
 class TransientError(KeywiseError):
-    """Raise it in a handler: nothing was written, try again later. It costs an attempt."""
+    """Raise it in a handler if nothing was written and a retry may help. It costs an attempt."""
 
 
 class OutcomeUnknownError(KeywiseError):
-    """Raise it in a handler: a call was sent and no answer came, so it may still land. The lease has to run out."""
+    """Raise it in a handler if a call was sent and got no answer: it may still take effect.
+
+    keywise then keeps the key claimed until the lease has expired.
+    """
 
 
 class LetterError(KeywiseError):
-    """A dead letter that does not exist, or that may not be replayed because something newer was applied."""
+    """A dead letter does not exist, or cannot be replayed because a newer version was applied."""
 
 
 class AdminError(KeywiseError):
-    """An act of an operator's that was refused or could not be done; the message says what became of it."""
+    """An operator's command was refused or failed. The message says what was done and what was not."""
 
 
 class SerialError(KeywiseError):
-    """A call of a serial function that has no result; the message says why, and what to do."""
+    """A call of a serial function has no result. The message says why, and what to do."""
 
 
 class RefusedError(SerialError):
-    """Raise it in a key function: the request has no one key. Also: a call that was not taken in, and has not run."""
+    """A call was not accepted and has not run. Raise it in a key function if the request has no single key."""
 
 
 class ExpiredError(SerialError):
-    """A call whose deadline passed before its turn came. It has not run and will not; the same id may be used again."""
+    """The deadline of a call passed before it could start. It will not run; the same id may be used again."""
 
 
 class RequestCancelledError(SerialError):
-    """A call that an operator took out of the line. It has not run and will not."""
+    """An operator cancelled a call that was waiting. It has not run and will not."""
 
 
 class FailedError(SerialError):
-    """A call whose function raised, or returned what cannot be stored and read. The same id has the same answer."""
+    """The function of a call raised, or returned a value that cannot be stored. A call with the same id fails again."""
 
 
 class LostError(SerialError, OutcomeUnknownError):
-    """A call that was broken off in the middle: nobody knows how much of it happened, and it is not run again."""
+    """A call was interrupted while it ran. How much of it took effect is unknown, and it is not run again."""
 
 
 class UnansweredError(SerialError, OutcomeUnknownError):
-    """A call that has begun and whose answer was not there in time. Ask again with the same id to get it."""
+    """A call has started, and its answer did not arrive in time. Call again with the same id to get the answer."""

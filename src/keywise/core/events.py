@@ -1,4 +1,4 @@
-"""What can be watched: the flow emits one event per step, and logs, figures and views are observers of it."""
+"""The events that a pipeline emits, one per step; logs, metrics, the history and the live view observe them."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -10,13 +10,13 @@ from keywise.core.change import ChangeHeader, Outcome
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Something happened in a pipeline."""
+    """Base of all events."""
 
     pipeline: str
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """A consumer begins; `strategy` is how its batches go, `grade` what its sink can promise."""
+    """A consumer starts on a source. `strategy` is its commit strategy, `grade` that of its sink."""
 
     strategy: str
     grade: str
@@ -24,39 +24,39 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class BatchOpened(Event, frozen=True, kw_only=True):
-    """Work on so many changes begins, perhaps beside others that are open."""
+    """Work on a batch begins. Several batches may be open at the same time."""
 
     changes: int
 
 
 class BatchClosed(Event, frozen=True, kw_only=True):
-    """So many changes are not worked on any more, whatever became of them."""
+    """Work on a batch has ended, with any outcome."""
 
     changes: int
 
 
 class Settled(Event, frozen=True, kw_only=True):
-    """So many changes ended this way and were acked."""
+    """Changes ended with an outcome and are acked."""
 
     outcome: Outcome
     changes: int
     headers: Sequence[ChangeHeader] = ()
-    """The changes themselves; left out for those that were simply applied, unless the history keeps them too."""
+    """The changes. Empty for applied ones, unless the setting `history` is "all"."""
     firsts: int = 0
-    """How many of them came for the first time."""
+    """How many of them were first deliveries."""
     sent_at: float = 0.0
-    """When one of the longest-waiting of them was sent."""
+    """When one of the changes that waited longest was sent."""
 
 
 class Ignored(Event, frozen=True, kw_only=True):
-    """Deliveries that say nothing to this pipeline."""
+    """Deliveries were ignored, because the read function returned `Ignore`."""
 
     reason: str
     changes: int
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """A change has to wait: busy, deferred, isolated, paused or limited."""
+    """The ledger refused a claim for now: busy, deferred, isolated, paused or limited. The change waits."""
 
     key: str
     version: int | None = None
@@ -65,7 +65,7 @@ class Refused(Event, frozen=True, kw_only=True):
 
 
 class Failed(Event, frozen=True, kw_only=True):
-    """A try failed; the next one is due after `retry_s`."""
+    """An attempt failed; the next one is due after `retry_s`."""
 
     key: str
     version: int | None = None
@@ -83,7 +83,7 @@ class DeadLettered(Event, frozen=True, kw_only=True):
 
 
 class TookOver(Event, frozen=True, kw_only=True):
-    """A claim was taken over from a holder whose lease ran out."""
+    """A claim was taken over from a holder whose lease has expired."""
 
     key: str
     version: int | None = None
@@ -91,13 +91,13 @@ class TookOver(Event, frozen=True, kw_only=True):
 
 
 class ClaimLost(Event, frozen=True, kw_only=True):
-    """A holder found that its claim is somebody else's."""
+    """A worker lost its claim: the lease expired, and another worker may hold the key."""
 
     key: str
 
 
 class Snoozed(Event, frozen=True, kw_only=True):
-    """A handler asked for a change to come back later; it costs no attempt."""
+    """A handler returned or raised `Snooze`: the change comes back later, and it costs no attempt."""
 
     key: str
     version: int | None = None
@@ -105,7 +105,7 @@ class Snoozed(Event, frozen=True, kw_only=True):
 
 
 class Handled(Event, frozen=True, kw_only=True):
-    """One call of a handler or sink ended, well or not."""
+    """One call of a handler or sink ended, with success or not."""
 
     keys: Sequence[str]
     seconds: float
@@ -118,7 +118,7 @@ class Repaired(Event, frozen=True, kw_only=True):
 
 
 class Unavailable(Event, frozen=True, kw_only=True):
-    """A source, ledger or sink could not be reached; everything is held and tried again."""
+    """A source, ledger or sink could not be reached. Its work is kept and retried after `retry_s`."""
 
     what: str
     cause: str
@@ -126,13 +126,13 @@ class Unavailable(Event, frozen=True, kw_only=True):
 
 
 class LedgerDown(Event, frozen=True, kw_only=True):
-    """The ledger was silent for longer than the grace; told once for each outage."""
+    """The ledger has not answered for longer than the grace period. Emitted once per outage."""
 
     since: float
-    """By the wall clock."""
+    """When the outage began, by the wall clock."""
     cause: str
     mode: str
-    """`wait` or `write-anyway`: what is done meanwhile."""
+    """What the worker does meanwhile: `wait` or `write-anyway`."""
 
 
 class LedgerBack(Event, frozen=True, kw_only=True):
@@ -144,97 +144,97 @@ class LedgerBack(Event, frozen=True, kw_only=True):
 
 
 class MarkedSuspect(Event, frozen=True, kw_only=True):
-    """So many keys were written without the ledger, and the ledger knows now: they are suspect, where that matters."""
+    """The ledger has recorded keys that were written without it: as suspect, if the sink may show older state."""
 
     keys: int
 
 
 class Unrepairable(Event, frozen=True, kw_only=True):
-    """Said at start: an outage may make keys suspect, and there is no refetch that would put them right."""
+    """Emitted at start: an outage may make keys suspect, and without a refetch function nothing can repair them."""
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """What one consumer holds, told about once a second."""
+    """What one consumer holds. Emitted about once a second."""
 
     live: int
     """Deliveries of live lanes."""
     bulk: int
     busy: int
-    """Of both: those that are worked on."""
+    """Deliveries of both kinds that are being processed."""
     held: int
-    """Of both: those that wait for a moment, a holder or an operator."""
+    """Deliveries of both kinds that wait: for a retry, a rate limit, another holder or an operator."""
 
 
 class Paused(Event, frozen=True, kw_only=True):
-    """An operator paused the whole pipeline: nothing is taken any more."""
+    """An operator paused the whole pipeline: the consumer takes no more changes."""
 
 
 class Resumed(Event, frozen=True, kw_only=True):
-    """The pause of the whole pipeline is over."""
+    """The pause of the whole pipeline has ended."""
 
 
 class Pruned(Event, frozen=True, kw_only=True):
-    """Keys were forgotten that no delivery can reach any more."""
+    """The ledger forgot keys that no delivery can reach any more."""
 
     keys: int
 
 
 class Alarmed(Event, frozen=True, kw_only=True):
-    """Something is wrong that only a person can put right."""
+    """Something is wrong that needs an operator."""
 
     cause: str
     advice: str
 
 
 class AlarmCleared(Event, frozen=True, kw_only=True):
-    """What an alarm was about is over."""
+    """The condition of an alarm has ended."""
 
     cause: str
 
 
 class CallEnded(Event, frozen=True, kw_only=True):
-    """A call of a serial function has its answer; `outcome` is what it ended with."""
+    """A call of a serial function ended with `outcome`."""
 
     key: str
     outcome: str
     waited_s: float
-    """Until its turn came."""
+    """From the call until its function started."""
     ran_s: float
 
 
 class CallRefused(Event, frozen=True, kw_only=True):
-    """A call of a serial function was not taken in: it would wait for ever, or its id stands for something else."""
+    """A call of a serial function was not accepted: it would deadlock, or its id belongs to another request."""
 
     key: str
     cause: str
 
 
 class Overlapped(Event, frozen=True, kw_only=True):
-    """A key is only observed, and calls ran side by side that would have run one at a time."""
+    """Calls of one key ran concurrently because the key is in observe mode; in mode `on` they would have waited."""
 
     key: str
     overlaps: int
-    """Others that ran when this one began."""
+    """How many other calls of the key were running when this one started."""
 
 
 class SessionLost(Event, frozen=True, kw_only=True):
-    """What kept others from the keys of running calls was lost: they are broken off.
+    """The locks of running calls were lost, and the calls are interrupted.
 
-    On Postgres it was the session that held their locks; on Redis the server has lost what it had confirmed.
+    On Postgres, the session that held the locks ended; on Redis, the server lost writes that it had confirmed.
     """
 
     losses: int
-    """How many since this process began."""
+    """How often this has happened since the process started."""
 
 
 class TurnLost(Event, frozen=True, kw_only=True):
-    """A process lost its turn in the middle of a call: it was too long out of reach of the store."""
+    """A process lost its key in the middle of a call: it could not reach the store for too long."""
 
     key: str
 
 
 class Draining(Event, frozen=True, kw_only=True):
-    """No more is taken; running work is finished."""
+    """The consumer takes no more changes and finishes those that are running."""
 
 
 class Stopped(Event, frozen=True, kw_only=True):
@@ -245,7 +245,7 @@ Observer: TypeAlias = Callable[[Event], None]
 
 
 def notify(observers: Iterable[Observer], event: Event) -> None:
-    """Whoever watches must not be able to stop what is watched."""
+    """Call each observer. An observer that raises is logged and cannot stop the pipeline."""
     for observer in observers:
         try:
             observer(event)

@@ -1,4 +1,4 @@
-"""Why something failed or has to wait, in words that an operator can act on."""
+"""Causes of failures and refusals as text for an operator, and how long to wait before the next claim."""
 
 import random
 
@@ -8,12 +8,12 @@ from keywise.core.entry import Refusal, RefusalReason
 from keywise.core.errors import PermanentError
 
 BUSY_LOOK_S = 0.5
-"""A holder is usually done long before its lease: look again after so long, with jitter."""
+"""How long to wait for a busy key, with jitter. A holder usually finishes long before its lease expires."""
 
 CAUSE_MAX = 2000
 
 _CAUSES = {
-    RefusalReason.MIXED: "versioned and unversioned changes meet on this key, and nobody can order them; "
+    RefusalReason.MIXED: "versioned and unversioned changes are mixed on this key, and they have no common order; "
     "send all of them with a version, or none",
     RefusalReason.FORGOTTEN: "sent longer ago than the retention, and the key is forgotten; "
     "replay it with --older if nothing newer was applied",
@@ -28,27 +28,30 @@ def cause_of_error(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
-        # It comes from user code, and so does its text.
+        # The exception may be a class of the user's, and its __str__ may raise.
         return type(error).__name__
 
 
 def storable(cause: str) -> str:
-    """A cause that any store takes: of bounded length, and without half characters, as file names can hold."""
+    """Return the cause as text that every store accepts: bounded, and without NUL or lone surrogates.
+
+    Lone surrogates come from file names that are not valid UTF-8.
+    """
     return cause[:CAUSE_MAX].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Trying again cannot help: the handler said so, or the body is not what its type says."""
+    """Whether a retry cannot help: the handler raised `PermanentError`, or the body does not match its type."""
     return isinstance(error, PermanentError | msgspec.ValidationError)
 
 
 def concerns_key(refusal: Refusal) -> bool:
-    """Whether newer changes of the key have to wait as well."""
+    """Whether a refusal holds for every change of the key, so that newer changes must wait as well."""
     return refusal.reason in (RefusalReason.PAUSED, RefusalReason.LIMITED)
 
 
 def look_again_s(refusal: Refusal, rng: random.Random) -> float:
-    """When to ask again for a key that has to wait."""
+    """Seconds until the next claim of a key that was refused for now."""
     if concerns_key(refusal):
         return refusal.wait_s
     return min(max(refusal.wait_s, BUSY_LOOK_S / 100), BUSY_LOOK_S * (0.5 + rng.random()))

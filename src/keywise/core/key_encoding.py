@@ -1,14 +1,14 @@
-"""Keys as a store keeps them: as UTF-8, or in 17 bytes if they are written as UUIDs are."""
+"""How a store encodes keys: as UTF-8, or in 17 bytes if the key is a UUID in its canonical spelling."""
 
 import re
 import uuid
 
 UUID_LENGTH, UUID_MARK = 36, b"\xff"
-"""No text begins with this byte in UTF-8."""
+"""The mark byte begins no UTF-8 text, so an encoded UUID cannot be confused with an encoded text."""
 
 
 def encoded(key: str) -> bytes:
-    """A key as it is stored; `decoded` gives it back."""
+    """Return the stored form of a key; `decoded` is the inverse."""
     if len(key) == UUID_LENGTH and _UUID(key) is not None:
         return UUID_MARK + bytes.fromhex(key.replace("-", ""))
     return key.encode()

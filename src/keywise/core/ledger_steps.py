@@ -1,4 +1,4 @@
-"""What a ledger does with a working set: the entries of some keys, read together and written back together.
+"""The operations of a ledger on a working set: entries that are read together and written back together.
 
 Every ledger runs these steps; it differs from the others in how it loads and stores a working set.
 """
@@ -14,18 +14,21 @@ from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPol
 from keywise.core.ledger import ClaimResults, Failure
 
 EVEN_IF_REPEATED = (CommitResult.COMMITTED, CommitResult.ALREADY)
-"""What a commit may come to if its answer can have been lost."""
+"""The results that a commit accepts if it may be a repetition because an answer was lost."""
 
 
 class WorkingSet(Protocol):
-    """Entries of one ledger scope that nobody else can change meanwhile, or not without being noticed."""
+    """Entries of one ledger scope, as a unit of work.
+
+    The store locks them, or detects on writing back that another process has changed them.
+    """
 
     @property
     def policy(self) -> LedgerPolicy: ...
 
     @property
     def now(self) -> float:
-        """The store's clock, read when the entries were safe from others, or before."""
+        """The store's clock, read not later than the moment when the entries were locked."""
 
     @property
     def controls(self) -> Controls: ...
@@ -41,7 +44,10 @@ class WorkingSet(Protocol):
 def claim(
     working_set: WorkingSet, headers: Sequence[ChangeHeader], terms: LeaseTerms, tokens: Iterator[int]
 ) -> ClaimResults:
-    """Grant or refuse a claim for each header; each claim takes a token that was never used before."""
+    """Grant or refuse a claim for each header. Each granted claim takes a token that was never used before.
+
+    Keys are processed in sorted order, so that two workers cannot deadlock.
+    """
     results = ClaimResults()
     for header in sorted(headers, key=lambda header: header.key):
         entry = working_set.entry(header.key)
@@ -49,14 +55,15 @@ def claim(
         if refusal is not None:
             results.refused[header.key] = refusal
             continue
-        lifted = rules.in_era(header, entry, working_set.controls)
-        after, granted = rules.grant(entry, lifted, next(tokens), working_set.now, terms, working_set.policy)
+        current = rules.in_era(header, entry, working_set.controls)
+        after, granted = rules.grant(entry, current, next(tokens), working_set.now, terms, working_set.policy)
         working_set.set(header.key, after)
         results.granted.append(granted)
     return results
 
 
 def renew(working_set: WorkingSet, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+    """Extend the leases of claims; return the claims that are lost."""
     lost = []
     for one in claims:
         entry = rules.renew(working_set.entry(one.key), one, working_set.now, lease_s)
@@ -70,7 +77,7 @@ def renew(working_set: WorkingSet, claims: Sequence[Claim], lease_s: float) -> l
 def commit(
     working_set: WorkingSet, claims: Sequence[Claim], allowed: tuple[CommitResult, ...] = EVEN_IF_REPEATED
 ) -> list[Claim]:
-    """Raise the marks of claims; return those with another result than is allowed."""
+    """Raise the marks of claims; return the claims whose result is not among the allowed ones."""
     refused = []
     for one in claims:
         entry, result = rules.commit(working_set.entry(one.key), one, working_set.now, working_set.policy)
@@ -100,6 +107,7 @@ def release(working_set: WorkingSet, claims: Sequence[Claim]) -> None:
 
 
 def dead_letter(working_set: WorkingSet, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
+    """Store dead letters and end their claims; return the lost claims, whose letters are not stored."""
     lost = []
     for request in requests:
         if (one := request.claim) is not None:
@@ -121,12 +129,12 @@ def finish_repair(working_set: WorkingSet, one: Claim, written: ChangeHeader | N
 def mark_suspect(working_set: WorkingSet, headers: Sequence[ChangeHeader]) -> None:
     for header in headers:
         entry = working_set.entry(header.key)
-        lifted = rules.in_era(header, entry, working_set.controls)
-        working_set.set(header.key, rules.mark_suspect(entry, lifted, working_set.now, working_set.policy))
+        current = rules.in_era(header, entry, working_set.controls)
+        working_set.set(header.key, rules.mark_suspect(entry, current, working_set.now, working_set.policy))
 
 
 def reset(working_set: WorkingSet, one: Claim) -> int | None:
-    """The new era of a key; None if the claim is lost."""
+    """Raise the era of a key and return it; None if the claim is lost."""
     entry = rules.reset(working_set.entry(one.key), one, working_set.controls)
     if entry is None:
         return None
@@ -134,13 +142,13 @@ def reset(working_set: WorkingSet, one: Claim) -> int | None:
     return entry.era
 
 
-# Without a claim, in a transaction that locks the keys.
+# The steps below run without claims, in a transaction that locks the keys.
 
 
 def refusals(
     working_set: WorkingSet, headers: Sequence[ChangeHeader], entry: Callable[[str], Entry | None]
 ) -> dict[str, Refusal]:
-    """The refusals of headers, by entries that may come from elsewhere than the working set."""
+    """Return the refusal of each header that is refused. `entry` may read entries that are not in the working set."""
     refused = {}
     for header in headers:
         refusal = rules.decide_under(
@@ -159,6 +167,7 @@ def mark(working_set: WorkingSet, headers: Sequence[ChangeHeader]) -> None:
 
 
 def fail_unclaimed(working_set: WorkingSet, headers: Sequence[ChangeHeader]) -> list[int]:
+    """Count a failed attempt for each header; return the number of attempts of each."""
     counts = []
     for header in headers:
         before = working_set.entry(header.key)
@@ -176,7 +185,7 @@ def dead_letter_unclaimed(working_set: WorkingSet, letters: Sequence[tuple[Chang
 
 
 def is_plainly_newer(header: ChangeHeader, mark: Order | None, oldest: float) -> bool:
-    """Whether nothing can be said against a header on an idle key, without a closer look."""
+    """Whether a header on an idle key is granted for certain, so that `rules.decide` need not run."""
     order = header.order
     if mark is None or order is None:
         return header.sent_at >= oldest

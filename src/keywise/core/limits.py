@@ -1,4 +1,4 @@
-"""Limits on one key: how often it is dispatched, and how long a burst of its changes is gathered."""
+"""Flow control per key: rate limit, debounce and snooze."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.settings import seconds
 
 PACED_KEYS_MAX = 10_000
-"""Above so many, those that are limited no more are forgotten."""
+"""When `Pace` tracks this many keys, it drops those that are no longer limited."""
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """`n` dispatches of one key at once, then one in every n-th part of `per`, by all workers together.
+    """A rate limit per key: at most `n` dispatches in `per`, counted over all workers.
 
-    Retries and repairs count too.
+    It is GCRA: a burst of up to `n` dispatches is allowed, then one every `per / n`. Retries and repairs count too.
     """
 
     n: int
@@ -28,28 +28,31 @@ class Rate(msgspec.Struct, frozen=True):
 
     @property
     def interval_s(self) -> float:
-        """Between two dispatches at an even pace."""
+        """Seconds between two dispatches at an even pace."""
         return float(self.per) / self.n
 
     @property
     def burst_s(self) -> float:
-        """How far ahead of the even pace a burst may run."""
+        """How many seconds a burst may run ahead of the even pace."""
         return self.interval_s * (self.n - 1)
 
 
 class Pace:
-    """A rate as one worker alone keeps it, while nobody can be asked what the others do."""
+    """A rate limit kept in the memory of one worker, for use while the ledger is down.
+
+    It does not know what other workers dispatch.
+    """
 
     def __init__(self, rate: Rate | None) -> None:
         self._rate = rate
         self._rate_at: dict[str, float] = {}
 
     def wait_s(self, key: str, now: float) -> float:
-        """How long until the next dispatch of a key; not above zero if it is due."""
+        """Seconds until the key may be dispatched again; zero or less if it may be dispatched now."""
         return 0.0 if self._rate is None else self._rate_at.get(key, now) - self._rate.burst_s - now
 
     def charge(self, key: str, now: float) -> None:
-        """A dispatch."""
+        """Count one dispatch of the key."""
         if self._rate is None:
             return
         if len(self._rate_at) >= PACED_KEYS_MAX:
@@ -58,7 +61,7 @@ class Pace:
 
 
 class Debounce(msgspec.Struct, frozen=True):
-    """Wait until a key was quiet for a while, but not for ever; what gathered meanwhile becomes one change."""
+    """Coalesce a burst of changes to one key: wait until the key is quiet, but no longer than `max_wait`."""
 
     quiet: float | str
     max_wait: float | str
@@ -78,12 +81,12 @@ class Debounce(msgspec.Struct, frozen=True):
         return float(self.max_wait)
 
     def due(self, first_at: float, last_at: float) -> float:
-        """When a lane goes on whose changes arrived between two moments."""
+        """When the lane may be dispatched, given the arrival of its first and of its last change."""
         return min(first_at + self.max_wait_s, last_at + self.quiet_s)
 
 
 class Snooze(KeywiseError):
-    """Raised or returned by a handler that has written nothing: bring the change back later, it costs no attempt."""
+    """Raise or return it in a handler that has written nothing: the change comes back later and costs no attempt."""
 
     def __init__(self, delay: float | str) -> None:
         self.delay_s = seconds(delay)
@@ -93,7 +96,7 @@ class Snooze(KeywiseError):
 
 
 def _normalise(value: Any, name: str) -> None:
-    """Durations become seconds once, so that equal ones are equal."""
+    """Replace the duration in field `name` by seconds, so that "1s" and 1.0 compare as equal."""
     duration_s = seconds(getattr(value, name))
     if not 0 < duration_s < float("inf"):
         written = f"{type(value).__name__}: {name}={getattr(value, name)!r}"

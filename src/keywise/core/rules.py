@@ -1,6 +1,6 @@
-"""Newest wins, as pure functions: what a ledger answers, and what its entry becomes.
+"""The rules of a ledger as pure functions: whether it grants a claim, and how each operation changes an entry.
 
-The memory ledger calls these functions; every other ledger is held to them by the conformance suite.
+Every ledger that runs `ledger_steps` calls these functions; the conformance suite holds every other one to them.
 `now` is always the store's clock. Nothing here reads a clock, waits or writes.
 """
 
@@ -21,14 +21,18 @@ from keywise.core.entry import (
 )
 
 PAUSE_LOOK_S = 2.0
-"""How soon a paused key is asked for again."""
+"""How many seconds a worker waits before it claims a paused key again."""
 
 
 def decide(
     entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
-    """Say why a claim cannot be granted; None grants it. Without terms, a transaction asks that takes no claim."""
+    """Return why the claim must be refused, or None to grant it.
+
+    `terms=None` means that the caller decides inside a transaction and holds no claim.
+    """
     entry = entry or EMPTY
+    # The order matters: a stale change is acked even while the key is busy, paused or limited.
     return (
         _against_mark(entry, header, now, policy)
         or _against_holder(entry, header, now, terms, policy)
@@ -45,18 +49,21 @@ def decide_under(
     policy: LedgerPolicy,
     terms: LeaseTerms | None = None,
 ) -> Refusal | None:
-    """As `decide`, under what an operator has set."""
+    """Decide as `decide` does, under the operator's controls: in the key's current era, and not while it is paused."""
     refusal = decide(entry, in_era(header, entry, controls), now, policy, terms)
     if refusal is None and controls.pauses and not (terms is not None and terms.despite_pause):
         return Refusal(RefusalReason.PAUSED, PAUSE_LOOK_S) if controls.pauses_key(header.key) else None
     if refusal is not None and refusal.mark is not None and header.order is not None and header.order[0] == 0:
-        # Whoever asks compares it with what else waits, which names no era either.
+        # The caller compares the mark with other waiting changes, whose orders have era 0, as they came from upstream.
         return replace(refusal, mark=(0, *refusal.mark[1:]))
     return refusal
 
 
 def in_era(header: ChangeHeader, entry: Entry | None, controls: Controls) -> ChangeHeader:
-    """The header in the era of its key. Upstream knows nothing of eras: what names none belongs to the current one."""
+    """Return the header in the current era of its key.
+
+    Upstream knows nothing of eras, so an order with era 0 belongs to the current one.
+    """
     if header.order is None or header.order[0] != 0:
         return header
     era = era_of(entry or EMPTY, controls)
@@ -64,24 +71,32 @@ def in_era(header: ChangeHeader, entry: Entry | None, controls: Controls) -> Cha
 
 
 def era_of(entry: Entry, controls: Controls) -> int:
-    """The era that changes of a key belong to now."""
+    """Return the era that new changes of a key belong to."""
     return max(controls.era, entry.era, entry.mark[0] if entry.mark is not None else 0)
 
 
 def grant(
     entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
-    """Take the key, after `decide` found nothing against it; the header is in the key's era."""
+    """Give the key to a claim that `decide` allowed; return the new entry and the claim.
+
+    The header is in the key's era. An expired lease is taken over, and with it the previous holder's unknown write.
+    """
     entry = charged(entry or EMPTY, now, policy)
     entry = _without_passed_unknown(_without_dead_holder(entry, policy, now), header, now)
     took_over = entry.token != 0
+    # Count a crash only if the previous holder died at work with nothing beside it: any other death may have
+    # another cause, or may be the fault of another change in the same process.
     died_isolated = took_over and entry.isolated and entry.begun and _died(entry, terms)
     if header.order is None and entry.tried is not None and now >= entry.tried_at + policy.redelivery_s:
-        # Its message can no longer arrive. Deaths are counted from now on, or a deadly repair would never end.
+        # The message of the tried change can no longer arrive, so the counters go to this repair from now on:
+        # a repair that crashes its worker must reach the crash limit too.
         entry = replace(entry, tried=None, tried_at=0.0, attempts=0, crashes=0, not_before=0.0)
     elif header.order is not None and header.order != entry.tried:
+        # Attempts and crashes are counted per order: another change starts at zero.
         entry = replace(entry, tried=header.order, attempts=0, crashes=0, not_before=0.0)
     elif died_isolated and header.order == entry.tried:
+        # Both are None for a repair that follows a repair.
         entry = replace(entry, crashes=entry.crashes + 1)
     entry = replace(
         entry,
@@ -89,7 +104,10 @@ def grant(
         owner=terms.owner,
         lease_until=now + terms.lease_s,
         abandoned=False,
+        # While the counters belong to a change, a repair is not recorded as isolated:
+        # its death would be counted as a crash of that change.
         isolated=terms.isolated and (header.order is not None or entry.tried is None),
+        # The first renewal sets it. A worker that dies before that has run no user code for this claim.
         begun=False,
         intent=header.order if policy.intents else None,
         updated_at=now,
@@ -110,32 +128,37 @@ def grant(
 
 
 def renew(entry: Entry | None, claim: Claim, now: float, lease_s: float) -> Entry | None:
-    """Extend a claim; None if it is no longer the holder's."""
+    """Extend the lease of a claim; None if the claim is lost or was abandoned."""
     if entry is None or entry.token != claim.token or entry.abandoned:
         return None
     return replace(entry, lease_until=now + lease_s, begun=True)
 
 
 def commit(entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy) -> tuple[Entry | None, CommitResult]:
-    """Raise the mark, where the token is the holder's and the order is above the mark."""
+    """Raise the mark if the claim still holds the key and its order is above the mark.
+
+    A refused commit makes the key suspect: its write is in the sink, and another holder may have written before it.
+    """
     assert claim.order is not None, "an exclusion has nothing to commit"
     mine = entry is not None and entry.token == claim.token
     mark = entry.mark if entry else None
     if entry and mine and (mark is None or claim.order > mark):
         return _marked(entry, claim.order, claim.deleted, now), CommitResult.COMMITTED
     if entry and mark == claim.order and not claim.overdue:
+        # An earlier commit of this claim arrived, and its answer was lost. An overdue claim has no such excuse:
+        # its write may have landed after the write of the worker that raised the mark.
         return (_idle(entry) if mine else entry), CommitResult.ALREADY
     return _suspected(entry, policy, now), CommitResult.REFUSED
 
 
 def mark(entry: Entry | None, header: ChangeHeader, now: float) -> Entry:
-    """Raise the mark inside the transaction that also holds the effect; `decide` was asked in the same one."""
+    """Raise the mark in the transaction that also holds the effect. The caller has used `decide` in the same one."""
     assert header.order is not None, "only an order can be marked"
     return _marked(entry or EMPTY, header.order, header.deleted, now)
 
 
 def charged(entry: Entry, now: float, policy: LedgerPolicy) -> Entry:
-    """Every dispatch is charged, whatever becomes of it."""
+    """Charge one dispatch to the key's rate limit; a dispatch counts even if it fails later."""
     if policy.rate is None:
         return entry
     return replace(entry, rate_at=max(entry.rate_at, now) + policy.rate.interval_s)
@@ -144,12 +167,12 @@ def charged(entry: Entry, now: float, policy: LedgerPolicy) -> Entry:
 def fail(
     entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: LedgerPolicy
 ) -> Entry | None:
-    """Count a failed try; only where the token is the holder's, and only once if it is told twice.
+    """Count a failed attempt and end the claim. A repeated report of the same failure does nothing.
 
     A holder that lost its key while it was writing makes the key suspect.
     """
     if entry is None or entry.token != claim.token:
-        # Its write may land, or have landed, after that of whoever has the key now.
+        # The key has another holder by now, and this write may land after that holder's write.
         late = claim.overdue and certainty is not Certainty.CLEAN
         return _suspected(entry, policy, now) if late else entry
     if entry.abandoned:
@@ -157,14 +180,16 @@ def fail(
     if claim.order is not None and not claim.cut_off:
         entry = replace(entry, attempts=entry.attempts + 1, not_before=now + retry_s, tried_at=now, updated_at=now)
     if certainty is Certainty.UNKNOWN:
+        # The call may still take effect: no other worker may have the key before the lease expires.
         return replace(entry, abandoned=True)
     if certainty is Certainty.ENDED:
+        # It may be in the sink already: older changes wait until this order is settled.
         entry = _with_unknown(entry, entry.intent, now + policy.redelivery_s)
     return _free(entry)
 
 
 def fail_unclaimed(entry: Entry | None, header: ChangeHeader, now: float) -> Entry:
-    """Count a failed try inside a transaction that took no claim; a dead holder's claim ends with it."""
+    """Count a failed attempt in a transaction that holds no claim. An expired claim of another holder ends with it."""
     entry = _free(entry or EMPTY)
     attempts = entry.attempts if entry.tried == header.order else 0
     tries = replace(entry, tried=header.order, attempts=attempts + 1, tried_at=now)
@@ -172,7 +197,7 @@ def fail_unclaimed(entry: Entry | None, header: ChangeHeader, now: float) -> Ent
 
 
 def release(entry: Entry | None, claim: Claim) -> Entry | None:
-    """Give back a claim under which nothing was written. It costs nothing."""
+    """End a claim under which nothing was written. It costs no attempt."""
     if entry is None or entry.token != claim.token:
         return entry
     return kept(_free(entry))
@@ -181,24 +206,24 @@ def release(entry: Entry | None, claim: Claim) -> Entry | None:
 def dead_letter(
     entry: Entry | None, claim: Claim, certainty: Certainty, now: float, policy: LedgerPolicy
 ) -> Entry | None:
-    """Set the claimed change aside; older ones are eligible again."""
+    """End a claim whose change becomes a dead letter. Older changes of the key may be claimed again."""
     assert entry is not None and entry.token == claim.token, "only its holder may dead-letter a change"
     if certainty is not Certainty.CLEAN:
         entry = _with_unknown(entry, entry.intent, now)
     entry = _idle(entry)
     if entry.unknown is not None and claim.order is not None and entry.unknown <= claim.order:
-        # The buried change may be in the sink all the same.
+        # The dead-lettered change may be in the sink all the same.
         entry = replace(_suspected(entry, policy, now) or entry, unknown=None, unknown_until=0.0)
     return kept(entry)
 
 
 def dead_letter_unclaimed(entry: Entry | None) -> Entry | None:
-    """Set a change aside inside a transaction that took no claim: its tries are forgotten."""
+    """Dead-letter a change in a transaction that holds no claim: the entry forgets its attempts."""
     return kept(_idle(entry)) if entry is not None else None
 
 
 def finish_repair(entry: Entry | None, claim: Claim, written: ChangeHeader | None, now: float) -> Entry | None:
-    """End a repair: clear a suspicion that has not grown meanwhile, and raise the mark if newer state was written."""
+    """End a repair: clear the suspicion unless it has grown meanwhile; raise the mark if newer state was written."""
     if entry is None or entry.token != claim.token:
         return entry
     if now >= entry.unknown_until:
@@ -208,15 +233,15 @@ def finish_repair(entry: Entry | None, claim: Claim, written: ChangeHeader | Non
     if written and written.order and (entry.mark is None or written.order > entry.mark):
         return _marked(entry, written.order, written.deleted, now)
     if written and written.order == entry.mark and written.deleted:
-        # The truth says that it is gone: the mark is a tombstone from now on.
+        # The source of truth says that the key is gone: the mark becomes a tombstone.
         entry = replace(entry, deleted=True)
     return kept(_free(entry))
 
 
 def mark_suspect(entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy) -> Entry | None:
-    """A key was written without a claim: it is suspect, and older changes wait as for any write that is not committed.
+    """Record a write without a claim: the key becomes suspect, and older changes wait as behind any uncommitted write.
 
-    A sink that refuses what is older itself is right all the same. The header is in the key's era.
+    It does nothing for a sink that itself refuses older versions. The header is in the key's era.
     """
     if not policy.intents:
         return entry
@@ -224,8 +249,9 @@ def mark_suspect(entry: Entry | None, header: ChangeHeader, now: float, policy: 
     if header.order is None:
         return marked
     if marked.tried is not None and header.order >= marked.tried:
-        # What the last holder tried was written without a claim and acked: its message comes no more to settle it.
-        # A lease that still runs ends by itself, and then nobody has to wait for the holder's next try.
+        # The change that the last holder tried was superseded without a claim, and its message was acked.
+        # No retry will arrive to settle that attempt, so the claim must not wait for one: free the key, or,
+        # while the lease still runs, mark it as abandoned so that the takeover blames no worker.
         marked = _free(marked) if now >= marked.lease_until else replace(marked, abandoned=True)
     if marked.mark is not None and header.order <= marked.mark:
         return marked
@@ -233,16 +259,19 @@ def mark_suspect(entry: Entry | None, header: ChangeHeader, now: float, policy: 
 
 
 def reset(entry: Entry | None, claim: Claim, controls: Controls) -> Entry | None:
-    """Raise the era of a key under an exclusion: whatever comes next is newer than all before. The mark stays."""
+    """Raise the era of a claimed key, so that the next change is newer than all before it. The mark stays.
+
+    None if the claim is lost.
+    """
     if entry is None or entry.token != claim.token:
         return None
     return replace(_idle(entry), era=era_of(entry, controls) + 1)
 
 
 def suspect_since(entry: Entry, policy: LedgerPolicy) -> float | None:
-    """From when on the sink's content of a key is in doubt and should be repaired; None while it is not.
+    """Return since when, or from when on, the key is suspect and should be repaired; None if it is not.
 
-    A write of unknown outcome becomes doubtful once its message can no longer arrive to settle it.
+    A write of unknown outcome makes its key suspect once its message can no longer arrive to settle it.
     """
     if entry.suspicions:
         return entry.suspected_at
@@ -254,22 +283,22 @@ def suspect_since(entry: Entry, policy: LedgerPolicy) -> float | None:
 
 
 def is_prunable(entry: Entry, now: float, retention_s: float, policy: LedgerPolicy) -> bool:
-    """Nothing is going on, and no delivery can reach the key any more.
+    """Whether the key is idle and no delivery of an older version can still be accepted.
 
-    An older version may have been sent a while after a newer one was committed; it has to be late before the key
-    is forgotten, so the longest redelivery is waited for on top of the retention.
+    An older version may be sent some time after a newer one was committed. The entry must outlive that message:
+    therefore the longest redelivery delay is added to the retention.
     """
     busy = entry.token != 0 or entry.unknown is not None or entry.suspicions > 0
     return not busy and entry.updated_at < now - retention_s - policy.redelivery_s
 
 
 def is_known(entry: Entry) -> bool:
-    """Whether an entry remembers more than when its key was dispatched last."""
+    """Whether an entry holds more than the state of its rate limit."""
     return kept(replace(entry, rate_at=0.0)) is not None
 
 
 def kept(entry: Entry | None) -> Entry | None:
-    """None for an entry that remembers nothing."""
+    """Return the entry, or None if it holds nothing that is worth storing."""
     if entry is None:
         return None
     return entry if replace(entry, updated_at=0.0, not_before=0.0, tried=None, tried_at=0.0) != EMPTY else None
@@ -280,9 +309,9 @@ def _against_mark(entry: Entry, header: ChangeHeader, now: float, policy: Ledger
     if order is None:
         return None
     if mark is None:
-        # Judged here and now: between an earlier look and this one, the key may have been pruned.
+        # The age is checked in the same step as the entry: an earlier check could pass before the key is pruned.
         late = policy.retention_s is not None and header.sent_at < now - policy.retention_s
-        # What was tried before was judged then, and may be in the sink by now.
+        # A change that was tried before passed this check then, and may be in the sink by now.
         return Refusal(RefusalReason.FORGOTTEN) if late and order != entry.tried else None
     if is_unversioned(mark) != is_unversioned(order) and mark[0] == order[0]:
         return Refusal(RefusalReason.MIXED, mark=mark)
@@ -306,9 +335,12 @@ def _against_holder(
     if now < entry.lease_until:
         return Refusal(RefusalReason.BUSY, entry.lease_until - now)
     if terms is None or not _died(entry, terms):
-        return None  # What writes in the ledger's own transaction runs no user code, so nothing can be blamed on it.
+        # An expired lease may be taken over. A caller without terms runs no user code, so it cannot have crashed
+        # the last worker and needs no isolation; neither does a claim whose holder is alive.
+        return None
     if entry.tried is not None and (header.order is None or header.order < entry.tried):
-        # Changes that kill their worker must not take turns, with each other or a repair: deaths would be forgotten.
+        # Do not alternate between two changes, or a change and a repair, that crash their worker: each switch
+        # would reset the crash counter, and neither would ever be dead-lettered.
         wait_s = entry.lease_until + policy.redelivery_s - now
         return Refusal(RefusalReason.DEFERRED, wait_s) if wait_s > 0 else None
     return Refusal(RefusalReason.ISOLATED) if not terms.isolated else None
@@ -318,26 +350,30 @@ def _against_history(entry: Entry, header: ChangeHeader, now: float, policy: Led
     if header.order is None:
         return None
     if entry.token != 0:
+        # The expired holder may have written its intent.
         entry = _with_unknown(entry, entry.intent, entry.lease_until + policy.redelivery_s)
     if entry.unknown is not None and header.order < entry.unknown and now < entry.unknown_until:
         return Refusal(RefusalReason.DEFERRED, entry.unknown_until - now)
     if entry.tried is not None and header.order <= entry.tried and now < entry.not_before:
         return Refusal(RefusalReason.BUSY, entry.not_before - now)
     if entry.tried is not None and entry.attempts and header.order < entry.tried:
-        # Two changes that fail must not take turns, or each would make the other's failed tries forgotten.
+        # Do not alternate between two changes that fail: each switch would reset the attempts of the other.
         wait_s = entry.tried_at + policy.redelivery_s - now
         return Refusal(RefusalReason.DEFERRED, wait_s) if wait_s > 0 else None
     return None
 
 
 def _died(entry: Entry, terms: LeaseTerms) -> bool:
-    """Whether the holder of an expired lease is gone. It lives if it gave up in words, or if it asks now:
-    then the answer to its claim was lost."""
+    """Whether the holder of an expired lease has died.
+
+    It is alive if it abandoned the claim explicitly, or if it is the one that claims now: then the answer to its
+    first claim was lost.
+    """
     return not entry.abandoned and entry.owner != terms.owner
 
 
 def _without_dead_holder(entry: Entry, policy: LedgerPolicy, now: float) -> Entry:
-    """What a takeover inherits: the unknown write of the holder before."""
+    """Return the entry as a takeover inherits it: suspect, and with the unknown write of the previous holder."""
     if entry.token == 0:
         return entry
     entry = _suspected(entry, policy, now) or entry
@@ -345,7 +381,10 @@ def _without_dead_holder(entry: Entry, policy: LedgerPolicy, now: float) -> Entr
 
 
 def _without_passed_unknown(entry: Entry, header: ChangeHeader, now: float) -> Entry:
-    """Drop an unknown write whose message can no longer arrive: no key waits for ever, but it is suspect."""
+    """Drop an unknown write whose message can no longer arrive, so that no key waits for ever; it becomes suspect.
+
+    A change at or above the unknown write settles it by its own commit, so then it stays.
+    """
     if (
         entry.unknown is None
         or now < entry.unknown_until

@@ -1,6 +1,6 @@
-"""Which transactions of a store the running code was called in.
+"""The open store transactions that the running code was called in.
 
-A call that waits for a transaction of its own caller would wait for ever; it is refused with the help of this.
+A serial call that waits for a transaction of its own caller would wait for ever; this context lets it be refused.
 """
 
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class OpenTransaction:
-    """A transaction of a store, in which user code writes."""
+    """An open transaction of a store, in which user code runs."""
 
     __slots__ = ("database", "is_over")
 
@@ -20,12 +20,12 @@ class OpenTransaction:
 
 
 open_transactions: ContextVar[tuple[OpenTransaction, ...]] = ContextVar("open_transactions", default=())
-"""Those that the running code was called in, the outermost first."""
+"""The transactions that enclose the running code, outermost first."""
 
 
 @asynccontextmanager
 async def transaction_of(store: Any, *tokens: int) -> AsyncIterator[Any]:
-    """Open a transaction of a ledger or of a store of serial functions, and make it known to the code inside."""
+    """Open a transaction of a ledger or of a serial backend, and record it in `open_transactions` while it lasts."""
     opened, outer = OpenTransaction(getattr(store, "database", None)), open_transactions.get()
     open_transactions.set((*outer, opened))
     try:

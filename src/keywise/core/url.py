@@ -1,4 +1,4 @@
-"""A URL that names a source, a ledger or a sink, with what its adapter needs to open it."""
+"""Adapter URLs: parse them, check their options, and hide their secrets in messages."""
 
 import difflib
 import re
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 HIDDEN_OPTIONS = r"([?&][^=&#]*(?:password|passwd|pwd|token|secret|api_?key|access_?key)[^=&#]*=)[^&#]*"
 SECRET_MIN = 4
-"""Shorter values from the environment are no secrets, and hiding them would spoil messages."""
+"""Values from the environment that are shorter than this are not hidden: hiding them would garble messages."""
 
 
 class EnvFilledUrl(str):
-    """A URL that was filled in from the environment; messages and logs show it as it was written."""
+    """A URL whose `${ENV}` placeholders were filled in; messages and logs show the placeholders instead."""
 
     written: str
     values: tuple[str, ...]
@@ -32,12 +32,12 @@ class EnvFilledUrl(str):
 
 
 class Address:
-    """A parsed URL for one pipeline. Adapters of one technology share a database object through it."""
+    """A parsed URL of one pipeline. Adapters with the same URL share one database object through `shared`."""
 
     def __init__(self, url: str, name: str, shared: dict[tuple[Any, ...], Any]) -> None:
         self.url = url
         self.name = name
-        """Of the pipeline."""
+        """The name of the pipeline."""
         self._shared = shared
         try:
             parts = urlsplit(url)
@@ -46,11 +46,11 @@ class Address:
         if parts is None or not parts.scheme or "://" not in url:
             raise AddressError(f"{redacted(url)} is no URL; write for example sqlite:///shop.db")
         if parts.netloc and "@" in parts.path + parts.query + parts.fragment:
-            # Whatever stands before it may be the rest of a password, so nothing of it is shown.
+            # The text before the @ may be the rest of a password, so no part of the URL is shown.
             begin = redacted(url) if isinstance(url, EnvFilledUrl) else f"the URL {parts.scheme}://..."
             raise AddressError(
-                f"{begin} has an @ behind the end of its host; a password is written with %2F for /, %3F for ?, "
-                "%23 for # and %40 for @, and any other @ there with %40 as well"
+                f"{begin} has an @ after the end of its host; in a password, write %2F for /, %3F for ?, %23 for # "
+                "and %40 for @; in a path or an option, write %40 for @"
             )
         self.scheme = parts.scheme
         self.path = unquote(parts.path)
@@ -58,7 +58,7 @@ class Address:
         self._options = dict(parse_qsl(parts.query, keep_blank_values=True))
 
     def take(self, *known: str) -> dict[str, str]:
-        """The options after `?`; an unknown one is refused with the nearest known one."""
+        """Return the options after `?`. An unknown one raises `AddressError`, which names the nearest known one."""
         for option in self._options:
             if option not in known:
                 near = difflib.get_close_matches(option, known, 1)
@@ -67,7 +67,7 @@ class Address:
         return dict(self._options)
 
     def file(self) -> str:
-        """The path of `scheme:///relative/path` or `scheme:////absolute/path`."""
+        """Return the path of `scheme:///relative/path` or `scheme:////absolute/path`."""
         if self.host:
             fixed = redacted(self.url).replace("://", ":///", 1)
             raise AddressError(f"{redacted(self.url)} has two slashes where a file needs three; write {fixed}")
@@ -76,15 +76,17 @@ class Address:
         return self.path[1:]
 
     def check_ports(self) -> None:
-        """Refuse a port that is no number; several hosts may be named, with commas between them."""
+        """Raise `AddressError` for a port that is not a number. The URL may name several hosts, separated by commas."""
         for host in self.host.rpartition("@")[2].split(","):
             try:
                 _ = urlsplit(f"//{host}").port
             except ValueError:
-                raise AddressError(f"{redacted(self.url)} names a port that is no number up to 65535") from None
+                raise AddressError(
+                    f"{redacted(self.url)} has an invalid port; write a number from 1 to 65535"
+                ) from None
 
     def discreet(self, message: str) -> str:
-        """A message about this address without what came from the environment."""
+        """Return the message with the values that came from the environment masked."""
         if not isinstance(self.url, EnvFilledUrl):
             return message
         parts = [*self.url.values, *map(unquote, self.url.values), *self._options, *self._options.values()]
@@ -94,7 +96,7 @@ class Address:
         return message
 
     def shared(self, make: Callable[..., T], *arguments: Any) -> T:
-        """One object for all addresses of an app that name the same thing."""
+        """Return the object that `make(*arguments)` creates: one for all addresses of an app with equal arguments."""
         identity = (make, *arguments)
         if identity not in self._shared:
             self._shared[identity] = make(*arguments)
@@ -103,8 +105,8 @@ class Address:
 
 
 def redacted(url: str) -> str:
-    """A URL without its password, for messages and logs."""
+    """Return the URL with its password and secret options masked, for messages and logs."""
     written = url.written if isinstance(url, EnvFilledUrl) else url
-    # Up to the last @, since a password may hold characters that end a host.
+    # Mask up to the last @: a password may hold characters that otherwise end a host.
     written = re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", written, flags=re.DOTALL)
     return re.sub(HIDDEN_OPTIONS, r"\1***", written, flags=re.IGNORECASE)

@@ -1,5 +1,5 @@
-"""One pipeline at work: source, lanes, claim, sink, commit, settle.
+"""The running pipeline: source, lanes, claim, sink, commit, settle.
 
-`consumer.py` receives and schedules; `strategy.py` says how a batch is committed.
-Adapters and operators' commands live elsewhere.
+`consumer.py` receives deliveries and starts the workers; `strategy.py` chooses how a batch is committed.
+Adapters are in `adapters/`, and the commands of an operator in `operate/`.
 """

@@ -1,4 +1,4 @@
-"""A batch that waits for nothing: the newest change of each key, and who follows it."""
+"""Coalescing of a batch: the newest change of each key survives, and older ones follow it."""
 
 from collections.abc import Container, Iterable, Sequence
 
@@ -9,7 +9,7 @@ from keywise.flow.lanes import SettledByOutcome, SettledTicket, Ticket, is_at_or
 
 
 class Coalesced(msgspec.Struct):
-    """A batch with one change per key, and who follows whom."""
+    """A batch with one change per key, and the followers of each."""
 
     survivors: list[Ticket]
     followers: dict[str, list[Ticket]]
@@ -17,7 +17,7 @@ class Coalesced(msgspec.Struct):
     """The order of the survivor, for each key with followers."""
 
     def followed(self, apart: Container[str]) -> SettledByOutcome:
-        """What ends together with the survivors that were committed: all but those of some keys."""
+        """Return the followers that end with their committed survivors, by outcome; keys in `apart` are left out."""
         superseded: list[Ticket] = []
         duplicates: list[Ticket] = []
         for key, others in self.followers.items():
@@ -30,7 +30,7 @@ class Coalesced(msgspec.Struct):
 
 
 def coalesce(tickets: Sequence[Ticket]) -> Coalesced:
-    """The newest change of each key, for a batch that waits for nothing."""
+    """Keep the newest change of each key. Unlike `Lanes`, this serves a batch in which no change has to wait."""
     newest: dict[str, Ticket] = {}
     followers: dict[str, list[Ticket]] = {}
     for ticket in tickets:
@@ -44,13 +44,13 @@ def coalesce(tickets: Sequence[Ticket]) -> Coalesced:
         followers.setdefault(change.key, []).append(older)
     upto = {key: newest[key].change.order for key in followers}
     for key, tickets_of_key in followers.items():
-        # A change that cannot be compared with the survivor follows nobody; it stays for the next batch.
+        # An unversioned change cannot be compared with a versioned survivor, so it is left for the next batch.
         followers[key] = [ticket for ticket in tickets_of_key if is_at_or_below(ticket, upto[key])]
     return Coalesced(list(newest.values()), followers, upto)
 
 
 def group_by_outcome(settled: Iterable[SettledTicket]) -> SettledByOutcome:
-    """What settled, by outcome."""
+    """Group settled tickets by outcome."""
     settled_by_outcome: SettledByOutcome = {}
     for ticket, outcome in settled:
         settled_by_outcome.setdefault(outcome, []).append(ticket)

@@ -1,4 +1,4 @@
-"""Runs one pipeline: receive, read, wait in lanes, work the way that fits the sink, settle; until told to stop."""
+"""The consumer: it runs one pipeline in this process until it is stopped."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ from keywise.flow.transactional import LedgerTransactionWorker, QueueTransaction
 from keywise.flow.wakeup import Wakeup
 
 LOOK_S = 1.0
-"""How often an operator's word is looked for."""
+"""How often the consumer reads the operator's controls."""
 
 
 class Worker(Protocol):
-    """Takes changes from the lanes, or straight from the queue, and brings them to an end."""
+    """Takes changes from the lanes, or directly from the queue, and processes them until they are settled."""
 
     async def run(self) -> None:
-        """Work until `stop` was called and what had begun is finished."""
+        """Work until `stop` is called and the work that had begun is finished."""
 
     def stop(self) -> None: ...
 
 
 class Consumer:
-    """One pipeline at work in this process."""
+    """Runs one pipeline: it feeds the lanes from the sources, starts the workers, and drains them at the end."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -42,12 +42,13 @@ class Consumer:
         self._wakeup, self._room = Wakeup(), Wakeup()
         self._stop = asyncio.Event()
         self._going = asyncio.Event()
-        """Set, unless an operator has paused the whole pipeline, or nobody could tell yet."""
+        """Cleared while the whole pipeline is paused, and until the controls have been read for the first time."""
         if pipeline.journal_store is not None:
-            self._going.set()  # It goes on without the ledger, and so without whoever could tell.
+            # This pipeline writes even if the ledger is down, so it must not wait for the controls either.
+            self._going.set()
         self._was_paused = False
         self._asked = [0] * len(pipeline.sources)
-        """How many deliveries each source is being asked for."""
+        """How many deliveries each source is being asked for by a `receive` that is under way."""
         self._heartbeat = Heartbeat(
             lease_s=pipeline.settings.lease_s,
             margin_s=pipeline.settings.margin_s,
@@ -57,17 +58,18 @@ class Consumer:
         )
 
     def stop(self) -> None:
-        """Take no more, finish what has begun, give the rest back."""
+        """Take no more deliveries, finish the changes that have begun, and release the others to their sources."""
         self._stop.set()
         self._going.set()
         self._room.notify()
 
     async def run(self) -> None:
-        """Work until stopped. Cancelling it leaves at once: nothing is released, leases run out by themselves."""
+        """Work until stopped. If it is cancelled, it ends at once: nothing is released, and leases expire."""
         thread = self._start_heartbeat_thread()
         try:
             await self._run(beats_here=thread is None)
         except BaseExceptionGroup as group:
+            # Callers expect the error itself; the others in the group are consequences of the first.
             raise _first(group) from None
         finally:
             if thread is not None:
@@ -105,7 +107,11 @@ class Consumer:
                 task.cancel()
 
     def _workers(self, strategies: Sequence[CommitStrategy]) -> list[Worker]:
-        """One worker for all queues that share the ledger's transaction, and one for all the others together."""
+        """Make one worker for all sources in the ledger's database, and one for all other sources together.
+
+        The other sources share one strategy, because strategies differ only by the sink once `QUEUE_TRANSACTION` is
+        out of the question.
+        """
         transactional = [
             index for index, strategy in enumerate(strategies) if strategy is CommitStrategy.QUEUE_TRANSACTION
         ]
@@ -127,7 +133,7 @@ class Consumer:
         return SinkExecutor(self._pipeline, sink, self._heartbeat)  # type: ignore[arg-type]
 
     async def _feed(self, index: int) -> None:
-        """Keep the lanes filled from one source, within their capacity."""
+        """Receive from one source and fill the lanes, within their capacity."""
         pipeline, (name, source) = self._pipeline, self._pipeline.sources[index]
         unreachable = 0
         while await self._is_going():
@@ -150,7 +156,10 @@ class Consumer:
                 self._room.notify()
 
     def _room_to_ask_for(self, index: int) -> int:
-        """What others are asking for may arrive as well, and all of it together has to find room."""
+        """How many deliveries to ask this source for.
+
+        All sources receive at the same time, so the deliveries that the others have asked for need room as well.
+        """
         sources, others = len(self._asked), sum(self._asked) - self._asked[index]
         room = min(self._lanes.room_for(index), self._lanes.room - others)
         fair = max(1, self._lanes.capacity // sources)
@@ -170,25 +179,26 @@ class Consumer:
             await self._set_aside(index, read_batch)
 
     async def _evict_blocked(self) -> None:
-        """A blocked key must not use up the room of the others: the surplus comes back later."""
+        """Release waiting changes of blocked keys, so that they do not use up the room of healthy keys."""
         if evicted := self._lanes.evict_blocked():
             await self._pipeline.release(evicted, self._pipeline.settings.evict_delay_s)
 
     async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
+        """Dead-letter malformed deliveries, and ack them and the ignored ones."""
         pipeline = self._pipeline
         requests = [DeadLetterRequest(pipeline.unread_dead_letter(*bad, index)) for bad in read_batch.malformed]
         if requests:
             try:
                 await pipeline.retry_until_reachable(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
             except UnavailableError:
-                # A dead letter needs the ledger; until it is back, such a message comes again and again.
+                # A dead letter is stored in the ledger. Until the ledger is back, the message is redelivered.
                 await pipeline.release_unread(index, [delivery for delivery, _ in read_batch.malformed])
                 read_batch = ReadBatch(ignored=read_batch.ignored)
         pipeline.report_unread(read_batch)
         await pipeline.ack(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
 
     async def _keep_looking(self) -> None:
-        """See what an operator has set, and tell what waits here."""
+        """Read the operator's controls and emit the counts of the lanes, about once a second."""
         while True:
             await asyncio.sleep(LOOK_S)
             await self._refresh_controls()
@@ -197,13 +207,17 @@ class Consumer:
             self._pipeline.emit(events.Waiting(pipeline=name, live=live, bulk=bulk, busy=busy, held=held))
 
     async def _refresh_controls(self) -> None:
-        """A paused pipeline takes nothing; if nobody can tell, the ledger refuses every single change all the same."""
+        """Read the operator's controls, and stop or resume taking changes accordingly.
+
+        If the controls cannot be read, the last ones stay in force. That is safe: the ledger itself refuses each
+        claim of a paused key.
+        """
         try:
             controls = await self._pipeline.control_store.controls()
         except UnavailableError as error:
             self._pipeline.outage.failed(str(error), at_write=False)
             if not (self._going.is_set() or self._was_paused):
-                # Nothing has begun yet, so nobody else would tell.
+                # No worker has started yet, so no other part of the consumer would report the outage.
                 name, cause = self._pipeline.name, str(error)
                 self._pipeline.emit(events.Unavailable(pipeline=name, what=LEDGER, cause=cause, retry_s=LOOK_S))
             return
@@ -219,7 +233,7 @@ class Consumer:
             self._pipeline.emit(kind(pipeline=self._pipeline.name))
 
     async def _extend(self) -> None:
-        """Keep all held deliveries hidden while they wait or are worked on."""
+        """Extend the visibility timeout of all deliveries that wait or are being processed."""
         shortest_s = min(
             (s.visibility_s for _, s in self._pipeline.sources if s.visibility_s is not None), default=None
         )
@@ -238,7 +252,7 @@ class Consumer:
                 await asyncio.gather(*feeding, *working)
                 await self._pipeline.release(self._lanes.drain(), 0.0)
         except TimeoutError:
-            # What still runs has an unknown outcome: its lease has to run out.
+            # The outcome of a change that still runs is unknown: do not release it, let its lease expire.
             for task in (*feeding, *working):
                 task.cancel()
 
@@ -254,7 +268,7 @@ class Consumer:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group: what stopped everything else."""
+    """Return the first error of a group: the one that stopped all other tasks."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,4 +1,4 @@
-"""Keeps claims alive: renews them in time, and stops their work at once when one is lost."""
+"""The heartbeat: it renews the claims of a consumer in time, and cancels a sink call at once when its claim is lost."""
 
 import asyncio
 import math
@@ -12,28 +12,28 @@ from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Ledger
 
 ROUNDING_S = 1e-6
-"""A timer that was set for a deadline may go off this much before it, by the rounding of floats."""
+"""A timer that is set for a deadline may fire this much before it, because floats are rounded."""
 
 
 class HeldClaim:
-    """A claim that this process holds, with the deadline by its own clock."""
+    """A claim that this process holds, with its deadline by the clock of this process."""
 
     __slots__ = ("call", "claim", "deadline", "has_begun", "is_ending", "started")
 
     def __init__(self, claim: Claim, started: float, deadline: float) -> None:
         self.claim = claim
         self.started = started
-        """When its work began; before that, when it was asked for."""
+        """When its sink call began; before that, when the claim was requested."""
         self.has_begun = False
         self.deadline = deadline
         self.call: SinkCall | None = None
-        """What runs under this claim, and perhaps under others."""
+        """The call that runs under this claim, and perhaps under others too."""
         self.is_ending = False
-        """The ledger is being told what became of it, and answers whether it was lost."""
+        """A commit has been sent to the ledger; its answer, and not a renewal, decides whether the claim is lost."""
 
 
 class SinkCall:
-    """A call that ends with the first of its claims."""
+    """A call of a sink or handlers, which must end as soon as the first of its claims ends."""
 
     __slots__ = ("held", "is_lost", "timeout")
 
@@ -44,7 +44,11 @@ class SinkCall:
 
 
 class Heartbeat:
-    """All claims that a consumer holds. Renews at a third of the lease; a hung holder is not renewed for ever."""
+    """The claims that a consumer holds, and their renewal after each third of the lease.
+
+    Each deadline is computed here, by the clock of this process, and is never read back from the ledger.
+    Work that runs for longer than `runtime_max_s` is no longer renewed, so that a hung handler loses its key.
+    """
 
     def __init__(
         self, *, lease_s: float, margin_s: float, runtime_max_s: float, clock: Clock, lost: Callable[[Claim], None]
@@ -57,40 +61,47 @@ class Heartbeat:
         self._lost = lost
         self._held: dict[int, HeldClaim] = {}
         self._begun_at = -math.inf
-        """When work under any of them began last."""
+        """When the latest call under any of the claims began."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_unanswered = False
-        """A renewal is on its way, or the last one had no answer."""
+        """A renewal is under way, or the last one got no answer."""
 
     def hold(self, claims: Iterable[Claim], asked_at: float) -> None:
-        """Begin to renew. `asked_at` was read before the claim was sent, so the own deadline is never too late."""
+        """Start to renew these claims.
+
+        `asked_at` is a reading of the clock from before the claim was sent, so that the deadline computed from it
+        never lies after the ledger's own.
+        """
         self._loop = asyncio.get_running_loop()
         for claim in claims:
             self._held[claim.token] = HeldClaim(claim, asked_at, self._deadline(asked_at))
 
     def end(self, claims: Iterable[Claim]) -> None:
-        """The ledger is being told what became of them: a renewal that comes after it finds them gone, not lost."""
+        """Announce that the claims are being committed. A renewal that arrives later finds them gone, but not lost."""
         for claim in claims:
             if (one := self._held.get(claim.token)) is not None:
                 one.is_ending = True
 
     def drop(self, claims: Iterable[Claim]) -> None:
-        """Renew no more; dropping a claim twice does nothing."""
+        """Stop renewing these claims. Dropping a claim twice does nothing."""
         for claim in claims:
             self._held.pop(claim.token, None)
 
     def left_s(self, claims: Iterable[Claim]) -> float:
-        """How long all of these may still be worked under; not above zero once one of them is lost."""
+        """Seconds until the first of these claims ends; zero or less if one of them has ended or is lost."""
         now = self._clock()
         return min((self._left_s(claim, now) for claim in claims), default=0.0)
 
     def check(self, claims: Iterable[Claim]) -> None:
-        """Raise TimeoutError if nothing may be done under these claims any more."""
+        """Raise TimeoutError if one of these claims has ended."""
         if self.left_s(claims) <= 0:
             raise TimeoutError("the claim has ended")
 
     def is_cut_off(self, claims: Sequence[Claim]) -> bool:
-        """Whether these claims have ended only because the ledger could not be reached to renew them."""
+        """Whether these claims have ended only because the ledger could not be reached to renew them.
+
+        The change is not to blame then, so the caller does not count an attempt.
+        """
         now = self._clock()
         held = [self._held.get(claim.token) for claim in claims]
         young = all(one is not None and self._is_young(one, now) for one in held)
@@ -98,7 +109,10 @@ class Heartbeat:
 
     @asynccontextmanager
     async def limit(self, claims: Sequence[Claim]) -> AsyncIterator[None]:
-        """Cancel what runs inside, with a TimeoutError, when these claims end or one of them is lost."""
+        """Cancel the body with a TimeoutError when the first of these claims ends or is lost.
+
+        Each renewal moves the timeout on.
+        """
         if (left_s := self.left_s(claims)) <= 0:
             raise TimeoutError("the claim has ended")
         async with asyncio.timeout(left_s) as timeout:
@@ -120,20 +134,24 @@ class Heartbeat:
             await self.beat(ledger)
 
     async def beat(self, ledger: Ledger) -> None:
-        """Renew once. An unreachable ledger changes nothing: the deadlines simply come nearer."""
+        """Renew all claims once. If the ledger cannot be reached, the deadlines stay as they are and draw nearer."""
+        # A copy: in a thread of its own, this runs while the consumer adds and drops claims.
         now = self._clock()
         held = {token: one for token, one in self._held.copy().items() if self._is_young(one, now)}
         if held:
             await self._renew(ledger, held)
 
     async def begin(self, ledger: Ledger, claim: Claim) -> bool:
-        """Renew one claim before its work begins, so that the ledger knows that it has; False if it must not."""
+        """Renew one claim before its work begins; False if the work must not begin.
+
+        The renewal records in the ledger that work has begun, so that a crash can be attributed to the change.
+        """
         held = self._held.get(claim.token)
         return held is not None and await self._renew(ledger, {claim.token: held})
 
     async def _renew(self, ledger: Ledger, held: dict[int, HeldClaim]) -> bool:
-        """Whether all of them are still held."""
-        asked_at = self._clock()
+        """Renew these claims; return whether all of them are still held."""
+        asked_at = self._clock()  # Before the call: the ledger extends the leases later than this.
         self._is_unanswered = True
         try:
             lost = await ledger.renew([one.claim for one in held.values()], self._lease_s)
@@ -142,6 +160,7 @@ class Heartbeat:
         self._is_unanswered = False
         for claim in lost:
             one = held.pop(claim.token)
+            # A claim that was dropped or is being committed meanwhile was not taken by another worker.
             if self._held.pop(claim.token, None) is not None and not one.is_ending:
                 self._notify(self._lose, one)
         for one in held.values():
@@ -150,7 +169,11 @@ class Heartbeat:
         return not lost
 
     def _is_young(self, one: HeldClaim, now: float) -> bool:
-        """Whether it may be renewed. What waits for a worker may wait until the work that began last has had to end."""
+        """Whether a claim may still be renewed.
+
+        A claim whose work has not begun waits for a free worker. It may wait for as long as the work that began last
+        can take, and for one lease more.
+        """
         if one.has_begun:
             return now - one.started < self._runtime_max_s
         return now - max(one.started, self._begun_at) < self._runtime_max_s + self._lease_s
@@ -163,19 +186,21 @@ class Heartbeat:
         return asked_at + self._lease_s - self._margin_s
 
     def _notify(self, act: Callable[[HeldClaim], None], held: HeldClaim) -> None:
-        """Act on the consumer's loop: this may be another thread."""
+        """Run `act` on the consumer's event loop: this code may run in the heartbeat thread."""
         assert self._loop is not None, "nothing is held before a loop runs"
         if self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(act, held)
 
     def _lose(self, held: HeldClaim) -> None:
+        """Report a lost claim, and cancel the call that runs under it."""
         self._lost(held.claim)
         if held.call is not None and not held.call.timeout.expired():
             held.call.is_lost = True
             held.call.timeout.reschedule(asyncio.get_running_loop().time())
 
     def _move(self, held: HeldClaim) -> None:
+        """Move the timeout of a call to the earliest deadline of its claims."""
         call = held.call
         if call is None or call.is_lost or call.timeout.expired():
             return
@@ -184,7 +209,10 @@ class Heartbeat:
 
 
 class HeartbeatThread:
-    """A thread of its own for a heartbeat, so that a busy event loop does not look dead."""
+    """Runs a heartbeat in its own thread and over its own ledger connection.
+
+    A handler that blocks the event loop then does not keep the claims from being renewed.
+    """
 
     def __init__(self, heartbeat: Heartbeat, connect: Callable[[], Ledger]) -> None:
         self._heartbeat = heartbeat
@@ -198,7 +226,7 @@ class HeartbeatThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; waits for it."""
+        """Stop the thread, and wait until it has ended."""
         assert self._task is not None, "start comes before stop"
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._task.cancel)
@@ -218,5 +246,6 @@ class HeartbeatThread:
                 async with self._connect() as ledger:
                     await self._heartbeat.run(ledger)
             except Exception:
-                # Without renewals the claims would be lost; whatever is wrong, the consumer meets it too and says so.
+                # Connect again after any error: without renewals, all claims would be lost.
+                # The consumer runs into the same error on its own connection, and reports it.
                 await asyncio.sleep(self._heartbeat.rhythm_s / 4)

@@ -1,4 +1,4 @@
-"""From a delivery to a change: reads just what is needed to route it, and says what is wrong with the rest."""
+"""Intake: it reads deliveries as changes, and decodes no more of a body than routing needs."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,11 +26,11 @@ from keywise.flow.lanes import Ticket
 
 Read: TypeAlias = Callable[[Any], Put | Delete | Ignore]
 Route: TypeAlias = tuple[str, Order, bool]
-"""Key, order, deleted."""
+"""The key, the order, and whether the key is deleted."""
 
 
 class ReadBatch(msgspec.Struct):
-    """What became of many deliveries."""
+    """The result of reading a batch of deliveries; malformed and ignored ones come with the reason."""
 
     tickets: list[Ticket] = []
     malformed: list[tuple[Delivery, str]] = []
@@ -38,7 +38,7 @@ class ReadBatch(msgspec.Struct):
 
 
 class Fields(msgspec.Struct, frozen=True):
-    """Where key, version and deletion stand in a JSON object."""
+    """The fields of a JSON object that hold the key, the version and the deletion flags."""
 
     key: str
     version: str | None = None
@@ -46,7 +46,7 @@ class Fields(msgspec.Struct, frozen=True):
 
 
 class MessageReader:
-    """Reads deliveries for one pipeline."""
+    """Reads the deliveries of one pipeline as changes."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class MessageReader:
         self._route = route
         self._body_max_bytes = body_max_bytes
         self.decode = decode or route.decode
-        """What `change.value` is made with."""
+        """Decodes the body for `change.value`."""
 
     def read(self, deliveries: Sequence[Delivery], source: int, now: float) -> ReadBatch:
-        """Make tickets; one bad delivery never takes its neighbours with it."""
+        """Make a ticket of each delivery. A bad delivery is reported in the result and does not affect the others."""
         read_batch = ReadBatch()
         route, decode, body_max = self._route, self.decode, self._body_max_bytes
         add = read_batch.tickets.append
@@ -80,14 +80,15 @@ class MessageReader:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 read_batch.malformed.append((delivery, f"body cannot be read: {error}"))
             except Exception as error:
-                # User code and hostile bodies meet here; whatever they raise, even in their own texts, is theirs alone.
+                # User code runs here on untrusted bodies and may raise anything. Only the name of the class is
+                # kept: the text may quote the body, and a __str__ of the user's may raise as well.
                 read_batch.malformed.append((delivery, f"body cannot be read: {type(error).__name__}"))
             else:
                 add(Ticket(Change(key, order, deleted, delivery.sent_at, body, decode), delivery, source, now))
         return read_batch
 
     def read_one(self, body: bytes) -> Change[Any]:
-        """Read one body that is not from a source; raises `MalformedError` if it says nothing."""
+        """Read one body that did not come from a source; raises `MalformedError` if it is malformed or ignored."""
         read_batch = self.read([Delivery("", "", body, float("inf"))], 0, 0.0)
         for _, cause in (*read_batch.malformed, *read_batch.ignored):
             raise MalformedError(cause or "the pipeline ignores this body")
@@ -95,7 +96,7 @@ class MessageReader:
 
 
 class FieldRoute:
-    """Finds key, version and deletion by the names of fields."""
+    """Reads the key, the version and the deletion from named fields."""
 
     decode: Callable[[bytes], Any] | None = None
 
@@ -136,7 +137,10 @@ class FieldRoute:
 
 
 class FunctionRoute:
-    """Asks a function of the user's, who gets the body as the type that it is annotated with."""
+    """Reads the key, the version and the deletion with the user's read function.
+
+    The function gets the body decoded as the type of its first parameter.
+    """
 
     def __init__(self, read: Read) -> None:
         if inspect.iscoroutinefunction(read):
@@ -153,29 +157,29 @@ class FunctionRoute:
         except Exception as error:
             raise MalformedError(f"the body's type refused it: {type(error).__name__}: {error}") from error
         try:
-            said = self.read(value)
+            result = self.read(value)
         except Exception as error:
             raise MalformedError(f"read failed: {type(error).__name__}: {error}") from error
-        match said:
+        match result:
             case Put() | Delete():
-                if not isinstance(said.key, str):
-                    raise MalformedError(f"read returned the key {said.key!r}; a key must be text")
-                return said.key, order_of(said.version), isinstance(said, Delete)
+                if not isinstance(result.key, str):
+                    raise MalformedError(f"read returned the key {result.key!r}; a key must be text")
+                return result.key, order_of(result.version), isinstance(result, Delete)
             case Ignore():
-                raise _Ignored(said.reason)
+                raise _Ignored(result.reason)
             case _:
-                raise MalformedError(f"read returned {said!r}; return Put, Delete or Ignore")
+                raise MalformedError(f"read returned {result!r}; return Put, Delete or Ignore")
 
 
 class _Ignored(Exception):
-    """The read function said Ignore."""
+    """The read function returned `Ignore`."""
 
 
 _VERSION = Annotated[int, msgspec.Meta(ge=VERSION_MIN, le=VERSION_MAX)] | datetime
 
 
 def _check_fields(fields: Fields) -> None:
-    """Refuse what would be read as something else than was meant."""
+    """Raise `SettingsError` for field names and values that would silently be read differently than meant."""
     names = [fields.key, *([] if fields.version is None else [fields.version]), *fields.deleted]
     for name in names:
         if names.count(name) > 1:
@@ -191,5 +195,5 @@ def _check_fields(fields: Fields) -> None:
 
 
 def _is_among(value: Any, values: Sequence[Any]) -> bool:
-    """As `in`, but true is not 1 and false is not 0."""
+    """Like `in`, but true does not equal 1, and false does not equal 0."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in values)

@@ -1,6 +1,7 @@
-"""The waiting lines of one consumer: one lane per key, the newest change first, older ones follow it.
+"""The lanes of one consumer: one waiting line per key, from which the newest change is taken first.
 
-Nothing here awaits, reads a clock or talks to anybody: the consumer asks what to do, and then does it.
+Older changes of the key follow it and end with it. Nothing here awaits, reads a clock or does I/O:
+each method decides, and the caller acts on its result.
 """
 
 import enum
@@ -16,55 +17,55 @@ from keywise.core.change import Change, Delivery, Order, Outcome, is_unversioned
 from keywise.core.limits import Debounce
 
 LIVE_BEFORE_BULK = 8
-"""So many live changes go before a bulk one that waits as well."""
+"""After this many live changes in a row, a waiting bulk change goes next."""
 
 
 class Ticket(msgspec.Struct, gc=False):
-    """A change and the delivery that carried it; only the consumer sees both."""
+    """A change and the delivery that carried it. Sinks see only the change, sources only the delivery."""
 
     change: Change[Any]
     delivery: Delivery
-    """Replaced when the message comes again: an ack with an old receipt does nothing."""
+    """Replaced when the message is redelivered, because an ack with an old receipt does nothing."""
     source: int = 0
     extended_at: float = 0.0
 
 
 class State(enum.Enum):
-    """Where a lane stands."""
+    """The state of a lane."""
 
     READY = 1
     HELD = 2
-    """Not before `due`."""
+    """It waits until `due`."""
     BUSY = 3
-    """One of its changes is being worked on."""
+    """One of its changes is being processed."""
     ISOLATED = 4
-    """Its last holder died: the next try must have nothing beside it."""
+    """The last holder of the key died: the next attempt must run with nothing beside it."""
 
 
 class Lane(msgspec.Struct, gc=False):
-    """The changes of one key that wait here."""
+    """The waiting changes of one key."""
 
     waiting: list[Ticket]
     state: State = State.READY
     due: float = 0.0
     blocks_newer: bool = False
-    """What it is held for concerns the key, so that a newer change has to wait as well."""
+    """The lane is held for a reason that concerns the key (a pause, a rate limit), so newer changes wait as well."""
     is_gathering: bool = False
-    """It is held for the rest of a burst, and soon goes on by itself."""
+    """The lane is held by the debounce only."""
     is_bulk: bool = False
-    """Nothing of it came from a live source."""
+    """All its changes came from bulk sources."""
     first_at: float = math.inf
-    """When the first change arrived that is gathered, if bursts are gathered."""
+    """When the first change of the current burst arrived; infinite without a debounce."""
     last_at: float = 0.0
 
 
 SettledTicket = tuple[Ticket, Outcome]
 SettledByOutcome = dict[Outcome, list[Ticket]]
-"""Everything that ended in one batch, by outcome."""
+"""The tickets that ended in one batch, by outcome."""
 
 
 class Lanes:
-    """All lanes of one consumer, within a capacity; live lanes go before bulk lanes, but not for ever."""
+    """All lanes of one consumer, within a capacity. Live lanes go before bulk lanes, but do not starve them."""
 
     def __init__(self, capacity: int, *, bulk: Collection[int] = (), debounce: Debounce | None = None) -> None:
         self.capacity = capacity
@@ -74,7 +75,7 @@ class Lanes:
         self._tickets: dict[tuple[int, str | int], Ticket] = {}
         self._ready: deque[str] = deque()
         self._ready_bulk: deque[str] = deque()
-        """Names here and in the other line may be outdated; the lane itself knows."""
+        """Keys here and in `_ready` may be outdated: `take` skips those whose lane is in another state by now."""
         self._isolated: deque[str] = deque()
         self._due: list[tuple[float, str]] = []
         self._live_in_row = 0
@@ -88,7 +89,11 @@ class Lanes:
         return max(0, self.capacity - len(self._tickets))
 
     def room_for(self, source: int) -> int:
-        """How many deliveries of a source find room. Bulk leaves half of it to live ones, and those a part to bulk."""
+        """How many more deliveries of a source fit in.
+
+        Bulk sources may use half of the capacity. Live sources leave an eighth of it to bulk, so that neither
+        waits for the other.
+        """
         if source in self._bulk:
             return max(0, min(self.room, max(1, self.capacity // 2) - self._bulk_tickets))
         if not self._bulk or self.capacity == 1:
@@ -101,17 +106,17 @@ class Lanes:
         return bool(self._isolated)
 
     def tickets(self) -> list[Ticket]:
-        """Everything that is held, worked on or waiting."""
+        """All tickets: waiting, held or being processed."""
         return list(self._tickets.values())
 
     def counts(self) -> tuple[int, int, int, int]:
-        """How many deliveries are live, bulk, worked on, and held."""
+        """How many deliveries are live, bulk, being processed, and held."""
         busy = sum(lane.state is State.BUSY for lane in self._lanes.values())
         held = sum(len(lane.waiting) for lane in self._lanes.values() if lane.state is State.HELD)
         return len(self._tickets) - self._bulk_tickets, self._bulk_tickets, busy, held
 
     def add(self, tickets: Iterable[Ticket]) -> None:
-        """Join the lanes. A message that is here already only brings its newer receipt."""
+        """Put tickets into their lanes. A redelivery of a message that is already here only updates its receipt."""
         known, lanes, is_simple = self._tickets, self._lanes, not self._bulk and self._debounce is None
         for ticket in tickets:
             identity, key = (ticket.source, ticket.delivery.id), ticket.change.key
@@ -126,12 +131,14 @@ class Lanes:
                 lanes[key] = Lane([ticket])
                 self._ready.append(key)
             else:
+                # BUSY keeps `_join` from scheduling the empty lane; `_go_on` then makes it ready, or holds it
+                # for the debounce. It counts as bulk until a live ticket joins.
                 lanes[key] = lane = Lane([], State.BUSY, is_bulk=True)
                 self._join(ticket, lane)
                 self._go_on(key, lane)
 
     def take(self, limit: int, now: float, bulk_limit: int | None = None) -> list[Ticket]:
-        """The newest change of each ready lane, longest-waiting lanes first: never two of one key."""
+        """Take the newest change of each ready lane, never two of one key; lanes that have waited longest go first."""
         self._wake(now)
         taken: list[Ticket] = []
         ready, lanes, bulk_left = self._ready, self._lanes, limit if bulk_limit is None else bulk_limit
@@ -142,14 +149,14 @@ class Lanes:
                 break
             lane = lanes.get(line.popleft())
             if lane is None or lane.state is not State.READY or lane.is_bulk is not is_bulk:
-                continue
+                continue  # Outdated: the lane was finished, held, or became live meanwhile.
             taken.append(self._start(lane))
             bulk_left -= is_bulk
             self._live_in_row = 0 if is_bulk else self._live_in_row + 1
         return taken
 
     def take_isolated(self) -> Ticket | None:
-        """One change whose last holder died."""
+        """Take one change whose last holder died; None if there is none."""
         while self._isolated:
             lane = self._lanes.get(self._isolated.popleft())
             if lane is not None and lane.state is State.ISOLATED:
@@ -157,11 +164,12 @@ class Lanes:
         return None
 
     def finish(self, ticket: Ticket, outcome: Outcome, upto: Order) -> list[SettledTicket]:
-        """The key is committed up to an order: this change and all its followers at or below it have ended."""
+        """The key is committed up to an order: settle this change and all its followers at or below that order."""
         key = ticket.change.key
         lane = self._lanes[key]
         settled = [(ticket, outcome)]
         if not lane.waiting and not self._bulk_tickets:
+            # The common case, without the general bookkeeping below.
             del self._lanes[key], self._tickets[ticket.source, ticket.delivery.id]
             return settled
         settled += ((other, outcome_of_follower(other, upto)) for other in lane.waiting if is_at_or_below(other, upto))
@@ -171,49 +179,57 @@ class Lanes:
         return settled
 
     def dead_letter(self, ticket: Ticket) -> list[SettledTicket]:
-        """Only this change has ended; the next newest of its lane has its turn."""
+        """Settle only this change, as dead; the next newest change of its lane may be taken."""
         self.leave(ticket)
         return [(ticket, Outcome.DEAD)]
 
     def leave(self, ticket: Ticket) -> None:
-        """A change that was taken goes away for now; the next newest of its lane has its turn."""
+        """Remove a taken change that goes back to its source; the next newest change of its lane may be taken."""
         self._forget([(ticket, Outcome.BUSY)])
         self._free(ticket.change.key, self._lanes[ticket.change.key])
 
     def hold(self, ticket: Ticket, due: float, *, blocks_newer: bool = False) -> None:
-        """The change goes back to its lane, and the lane waits; one that blocks newer changes is for them too."""
+        """Put a taken change back into its lane, and hold the lane until `due`.
+
+        A newer change of the key ends the hold, unless `blocks_newer` is set.
+        """
         key, lane = ticket.change.key, self._lanes[ticket.change.key]
         overtaken = any(other.change.order > ticket.change.order for other in lane.waiting)
         lane.waiting.append(ticket)
         if overtaken and not blocks_newer:
-            # Something newer joined meanwhile, and the reason to wait does not concern it.
+            # A newer change arrived while this one was processed, and the reason to wait does not concern it.
             self._go_on(key, lane)
             return
         self._hold(key, lane, due, blocks_newer)
 
     def isolate(self, ticket: Ticket) -> None:
-        """The change goes back to its lane, to be taken alone."""
+        """Put a taken change back into its lane; only `take_isolated` takes it from there."""
         lane = self._lanes[ticket.change.key]
         lane.waiting.append(ticket)
         lane.state = State.ISOLATED
         self._isolated.append(ticket.change.key)
 
     def next_due(self) -> float | None:
-        """When the first held lane may go on; None if none is held."""
+        """When the next held lane becomes ready; None if no lane is held."""
+        # The heap is cleaned lazily: an entry of a lane that was released or rescheduled is corrected here.
         while self._due:
             due, key = self._due[0]
             lane = self._lanes.get(key)
             if lane is None or lane.state is not State.HELD or lane.due < due:
                 heapq.heappop(self._due)
             elif lane.due > due:
-                # It was put off meanwhile.
+                # The lane was held again meanwhile, until later.
                 heapq.heapreplace(self._due, (lane.due, key))
             else:
                 return due
         return None
 
     def evict_blocked(self) -> list[Ticket]:
-        """Waiting changes above half of the room that blocked keys may use; they leave the lanes."""
+        """Remove the waiting changes of blocked lanes that exceed half of the capacity, and return them.
+
+        Bulk lanes may use only a quarter. Without this, a few blocked keys could fill the lanes, and healthy keys
+        would wait for them.
+        """
         excess, bulk_excess = self._blocked() - self.capacity // 2, 0
         if self._bulk_tickets:
             bulk_excess = self._blocked(bulk_only=True) - self.capacity // 4
@@ -223,7 +239,7 @@ class Lanes:
         for key, lane in list(self._lanes.items()):
             if lane.state is State.READY:
                 continue
-            # The oldest leave: they come back stale, while the newest would be a write of its own.
+            # Evict the oldest first: they will be stale when they come back, while the newest must be written.
             lane.waiting.sort(key=lambda ticket: ticket.change.order, reverse=True)
             while self._held_back(lane) and (excess > 0 or (lane.is_bulk and bulk_excess > 0)):
                 leaving.append(lane.waiting.pop())
@@ -232,7 +248,7 @@ class Lanes:
         return self._left(leaving)
 
     def drain(self) -> list[Ticket]:
-        """All waiting changes leave the lanes; what is worked on stays."""
+        """Remove all waiting changes and return them; those being processed stay."""
         leaving: list[Ticket] = []
         for key, lane in list(self._lanes.items()):
             leaving += lane.waiting
@@ -250,7 +266,7 @@ class Lanes:
         self._bulk_tickets += is_bulk
         lane.waiting.append(ticket)
         if self._debounce is not None:
-            # When the delivery was read is when it arrived here.
+            # A ticket is created when its delivery is read, so `extended_at` is still the time of arrival.
             lane.first_at = min(lane.first_at, ticket.extended_at)
             lane.last_at = ticket.extended_at
         if lane.is_bulk and not is_bulk:
@@ -259,7 +275,7 @@ class Lanes:
                 self._ready.append(key)
         newest = all(ticket.change.order >= other.change.order for other in lane.waiting)
         if lane.state is State.HELD and newest and not lane.blocks_newer:
-            # What the lane waits for belongs to an older change.
+            # The lane is held for the retry of an older change; the newer one need not wait for it.
             self._go_on(key, lane)
 
     def _start(self, lane: Lane) -> Ticket:
@@ -283,7 +299,7 @@ class Lanes:
         self._go_on(key, lane)
 
     def _go_on(self, key: str, lane: Lane) -> None:
-        """Nothing stands in the way of the newest change any more, but more of a burst may be gathered."""
+        """Make the lane ready, or hold it for the debounce if it has changes of a new burst."""
         if self._debounce is None or lane.first_at == math.inf:
             self._make_ready(key, lane)
         else:
@@ -295,6 +311,7 @@ class Lanes:
         (self._ready_bulk if lane.is_bulk else self._ready).append(key)
 
     def _hold(self, key: str, lane: Lane, due: float, blocks_newer: bool) -> None:
+        # A hold that only moves to a later time needs no second heap entry: `next_due` corrects the first.
         if lane.state is not State.HELD or due < lane.due:
             heapq.heappush(self._due, (due, key))
         lane.state, lane.due, lane.blocks_newer, lane.is_gathering = State.HELD, due, blocks_newer, False
@@ -304,8 +321,9 @@ class Lanes:
             del self._lanes[key]
 
     def _blocked(self, *, bulk_only: bool = False) -> int:
+        """How many waiting changes of blocked lanes could be evicted: the sum of `_held_back`."""
         ready, held = State.READY, State.HELD
-        # Every receive asks, and there may be thousands of lanes.
+        # Inlined for speed: it runs before every receive, over perhaps thousands of lanes.
         return sum(
             len(lane.waiting) - (lane.is_gathering and lane.state is held)
             for lane in self._lanes.values()
@@ -313,8 +331,11 @@ class Lanes:
         )
 
     def _held_back(self, lane: Lane) -> int:
-        """How many of a lane stand in the way of others. The newest of a burst does not: if it left, it would
-        be gathered anew when it came back, and so for ever."""
+        """How many changes of a lane may be evicted.
+
+        One change of a lane that is being debounced stays: an evicted one would start a new burst when it came back,
+        and would be debounced again, for ever.
+        """
         return len(lane.waiting) - (lane.is_gathering and lane.state is State.HELD)
 
     def _forget(self, settled: Sequence[SettledTicket]) -> None:

@@ -1,4 +1,4 @@
-"""What one consumer does besides its changes: it writes the history, and in turns with others it tidies up."""
+"""Background jobs of a consumer: flush the reporters, trim the history, prune the ledger."""
 
 import asyncio
 from contextlib import suppress
@@ -11,21 +11,24 @@ FLUSH_S = 0.5
 
 
 class Maintenance:
-    """The maintenance of one pipeline in this process."""
+    """Runs the background jobs of one pipeline.
+
+    Every consumer flushes its own reporters. Trimming and pruning are done by one consumer per interval.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Write what has gathered, and end."""
+        """Flush the reporters once more, and end."""
         self._stop.set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            tidying = group.create_task(self._tidy())
+            trimming = group.create_task(self._trim_and_prune())
             await self._report()
-            tidying.cancel()
+            trimming.cancel()
 
     async def _report(self) -> None:
         pipeline = self._pipeline
@@ -38,11 +41,11 @@ class Maintenance:
             for reporter in pipeline.reporters:
                 for event in reporter.due(pipeline.name, pipeline.clock()):
                     pipeline.emit(event)
-                # What it keeps waits; whatever else cannot reach the ledger says so.
+                # The reporter keeps its records for the next flush. Other calls report the outage.
                 with suppress(UnavailableError):
                     await reporter.flush(pipeline.history_store, pipeline.admin, is_last=self._stop.is_set())
 
-    async def _tidy(self) -> None:
+    async def _trim_and_prune(self) -> None:
         pipeline, every_s = self._pipeline, self._pipeline.settings.maintenance_s
         while True:
             try:

@@ -1,33 +1,36 @@
-"""Whether the ledger can be reached: one lost connection is no outage, it is down once it was silent for a grace."""
+"""Outage detection: the ledger counts as down once it has not answered for a grace period."""
 
 from collections.abc import Callable
 
 from keywise.core.clock import Clock
 
-Tell = Callable[[float, str], None]
+ReportDown = Callable[[float, str], None]
 
 
 class Outage:
-    """Hears of every answer of the ledger, and of every one that did not come. Nothing here waits."""
+    """The state of the ledger as this worker sees it. Callers report each call that was answered or failed.
 
-    def __init__(self, grace_s: float, clock: Clock, down: Tell, back: Callable[[float], None]) -> None:
+    A single lost connection is not an outage. Nothing here waits.
+    """
+
+    def __init__(self, grace_s: float, clock: Clock, down: ReportDown, back: Callable[[float], None]) -> None:
         self.is_down = False
         self._grace_s = grace_s
         self._clock = clock
         self._down = down
-        """Told how long ago the first answer was missed, and why."""
+        """Called when an outage begins, with the seconds since the first failed call and the cause."""
         self._back = back
-        """Told how long it took."""
+        """Called when an outage ends, with its seconds."""
         self._since: float | None = None
         self._needs_write = False
 
     @property
     def seconds(self) -> float:
-        """Since the first answer that did not come; 0 if the last one came."""
+        """Seconds since the first call that failed; 0 if the last call was answered."""
         return 0.0 if self._since is None else self._clock() - self._since
 
     def failed(self, cause: str, *, at_write: bool = True) -> None:
-        """No answer came."""
+        """Record a call without an answer. `at_write=False` is for a call that only reads."""
         if self._since is None:
             self._since = self._clock()
         self._needs_write = self._needs_write or at_write
@@ -36,7 +39,10 @@ class Outage:
             self._down(self.seconds, cause)
 
     def answered(self, *, at_write: bool = True) -> None:
-        """An answer came. A ledger that can be read and not written, as on a full disk, is not back."""
+        """Record an answered call. After a failed write only a write ends the outage.
+
+        On a full disk, for example, the ledger can be read but not written.
+        """
         if self._since is None or (self._needs_write and not at_write):
             return
         was_down, seconds = self.is_down, self.seconds

@@ -1,4 +1,4 @@
-"""An opened pipeline: the parts that a consumer works with, and the few acts that all its programs share."""
+"""An open pipeline: its parts, and what all workers share: acks and releases, retries, dead letters, events."""
 
 import asyncio
 import random
@@ -34,16 +34,16 @@ from keywise.flow.outage import Outage
 T = TypeVar("T")
 
 LEDGER = "ledger"
-"""What is told of when it cannot be reached."""
+"""The name of the ledger in `Unavailable` events."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Pipeline:
-    """What one consumer needs, opened by whoever made it."""
+    """The open parts of a pipeline that one consumer works with. The caller opens and closes them."""
 
     name: str
     sources: Sequence[tuple[str, Source]]
-    """Each with the name that people know it by."""
+    """Each source with its display name."""
     ledger: Ledger
     admin: LedgerAdmin
     control_store: ControlStore
@@ -54,21 +54,21 @@ class Pipeline:
     owner: str
     observers: Sequence[events.Observer] = ()
     reporters: Sequence[Reporter] = ()
-    """They watch besides the observers, and maintenance runs them."""
+    """Observers that also store what they have seen; maintenance flushes them."""
     refetch: Callable[[str], Any] | None = None
-    """Reads the current body of a key from the source of truth; None from it means that the key is gone."""
+    """Reads the current body of a key from the source of truth; it returns None if the key is gone."""
     lookup: Callable[[str], Any] | None = None
-    """Reads what a handler's store holds of a key: the body or some of its fields; None if it is not there."""
+    """Reads what a handler's store holds of a key, the body or some of its fields; None if the key is not there."""
     connect_heartbeat: Callable[[], Ledger] | None = None
-    """Connects a second time to the ledger, for a heartbeat in a thread of its own."""
+    """Opens a second connection to the ledger, for a heartbeat in its own thread."""
     bulk: frozenset[int] = frozenset()
-    """Which of the sources go behind the others."""
+    """Indexes of the sources whose changes give way to those of the others."""
     debounce: Debounce | None = None
     rate: Rate | None = None
     journal_store: JournalStore | None = None
-    """Where keys are noted that are written without the ledger; None: nothing is."""
+    """Where keys are journaled that are written without the ledger; None if the pipeline waits for the ledger."""
     controls: Controls = PLAIN
-    """What an operator had set when somebody looked last."""
+    """The operator's controls, as they were last read."""
     clock: Clock = boot_time
     wall: Clock = time.time
     rng: random.Random = field(default_factory=random.Random)
@@ -86,23 +86,26 @@ class Pipeline:
 
     @property
     def has_suspects(self) -> bool:
-        """Whether an older write after a newer one would show in the sink."""
+        """Whether keys can become suspect: the sink accepts an older write after a newer one."""
         return may_show_older(self.sink)
 
     @property
     def is_without_ledger(self) -> bool:
-        """The ledger is down, and is not waited for."""
+        """Whether the ledger is down and the pipeline writes without it."""
         return self.outage.is_down and self.journal_store is not None
 
     @property
     def has_both_lanes(self) -> bool:
-        """Whether some sources are bulk and others live; if all are bulk, nothing has to go first."""
+        """Whether some sources are bulk and others live; only then does one kind give way to the other."""
         return 0 < len(self.bulk) < len(self.sources)
 
     def enable_fair_writes(self) -> None:
-        """Live changes are sent while bulk ones are worked on: a database that has one writer at a time gives way."""
-        plugs: list[Any] = [self.ledger, *(source for _, source in self.sources)]
-        databases: list[Any] = [getattr(plug, "database", None) for plug in plugs if self.has_both_lanes]
+        """Let producers write between the batches of this pipeline, if it has live and bulk sources.
+
+        A database with one writer at a time would otherwise keep producers of live changes waiting for bulk work.
+        """
+        adapters: list[Any] = [self.ledger, *(source for _, source in self.sources)]
+        databases: list[Any] = [getattr(adapter, "database", None) for adapter in adapters if self.has_both_lanes]
         for database in databases:
             if hasattr(database, "enable_fair_writes"):
                 database.enable_fair_writes()
@@ -112,7 +115,7 @@ class Pipeline:
 
     @contextmanager
     def batch(self, changes: int) -> Iterator[None]:
-        """Tell that changes are worked on, and that they are not any more, however it ends."""
+        """Emit `BatchOpened` on entry and `BatchClosed` on exit, also after an error."""
         self.emit(events.BatchOpened(pipeline=self.name, changes=changes))
         try:
             yield
@@ -133,7 +136,7 @@ class Pipeline:
         return DeadLetter(storable(cause), delivery.body, key, version, delivery.headers, delivery.sent_at, name)
 
     def until(self, due: float | None) -> float | None:
-        """The seconds from now to a moment of the own clock; None for never."""
+        """Return the seconds from now until `due`, a reading of `clock`; None if it is never due."""
         return None if due is None or due == float("inf") else max(0.0, due - self.clock())
 
     def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float) -> events.Failed:
@@ -175,9 +178,9 @@ class Pipeline:
             self.emit(events.Ignored(pipeline=self.name, reason=reason, changes=count))
 
     async def retry_until_reachable(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
-        """Try until it can be reached: everything is held meanwhile, nothing is lost.
+        """Repeat a call, with backoff, until the source, ledger or sink can be reached.
 
-        Raises UnavailableError once the ledger is down and is not to be waited for.
+        Raises UnavailableError once the ledger is down and the pipeline writes without it.
         """
         attempts = 0
         while True:
@@ -194,11 +197,11 @@ class Pipeline:
                 return result
 
     async def back_off(self, what: str, error: UnavailableError, attempts: int) -> None:
-        """Say that something cannot be reached, and wait."""
+        """Report that a source, ledger or sink cannot be reached, and wait."""
         await asyncio.sleep(self.report_unavailable(what, error, attempts))
 
     def report_unavailable(self, what: str, error: UnavailableError, attempts: int) -> float:
-        """Say that something cannot be reached; return how long to wait."""
+        """Report that a source, ledger or sink cannot be reached; return the seconds to wait."""
         retry_s = self.retry_s(attempts)
         if what == LEDGER:
             self.outage.failed(str(error))
@@ -210,20 +213,20 @@ class Pipeline:
         await self._at(index, lambda source: source.ack(deliveries))
 
     async def release_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
-        """Let deliveries come back later that never became changes."""
+        """Release deliveries that never became changes; the source redelivers them later."""
         await self._at(index, lambda source: source.release(deliveries, self.settings.evict_delay_s))
 
     async def settle(self, settled: Sequence[SettledTicket]) -> None:
-        """Ack what has ended. An ack that is lost does no harm: the message comes back as a duplicate."""
+        """Ack changes that have ended. A lost ack does no harm: the message comes back as a duplicate."""
         self.report_settled(group_by_outcome(settled))
         await self._each_source((ticket for ticket, _ in settled), lambda source, some: source.ack(some))
 
     async def release(self, tickets: Iterable[Ticket], delay_s: float) -> None:
-        """Let deliveries come back later, here or elsewhere."""
+        """Release deliveries; the source redelivers them after the delay, to this or to another worker."""
         await self._each_source(tickets, lambda source, some: source.release(some, delay_s))
 
     async def extend(self, tickets: Iterable[Ticket], age: float) -> None:
-        """Keep deliveries hidden whose last extension is older than this part of the visibility."""
+        """Extend deliveries whose last extension is older than the fraction `age` of the visibility timeout."""
         now, limits = self.clock(), [source.visibility_s for _, source in self.sources]
         due = [t for t in tickets if (s := limits[t.source]) is not None and now - t.extended_at >= s * age]
         for ticket in due:
@@ -240,7 +243,7 @@ class Pipeline:
     async def _each_source(
         self, tickets: Iterable[Ticket], act: Callable[[Source, list[Delivery]], Awaitable[None]]
     ) -> None:
-        """Act once per source on its deliveries; they come back by themselves if it cannot be reached."""
+        """Call `act` once per source, with its deliveries. A source that cannot be reached redelivers them itself."""
         by_source: dict[int, list[Delivery]] = {}
         for ticket in tickets:
             by_source.setdefault(ticket.source, []).append(ticket.delivery)
@@ -249,7 +252,7 @@ class Pipeline:
             await self._at(index, lambda source: act(source, some))
             return
         async with asyncio.TaskGroup() as group:
-            # At once: a receipt that waits for another source's answer grows old.
+            # Concurrently: a receipt may expire while its ack waits for the answer of another source.
             for index, some in by_source.items():
                 group.create_task(self._at(index, lambda source, some=some: act(source, some)))  # type: ignore[misc]
 
@@ -262,7 +265,7 @@ class Pipeline:
 
 
 def may_show_older(sink: Sink | AtomicSink) -> bool:
-    """Whether an older write after a newer one would show: then claims need intents, and keys can be suspect."""
+    """Whether the sink accepts an older write after a newer one: then claims need intents, and keys can be suspect."""
     return not is_atomic(sink) and (sink.grade is Grade.PLAIN or sink.forgets_deletions)  # type: ignore[union-attr]
 
 

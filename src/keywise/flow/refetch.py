@@ -1,4 +1,4 @@
-"""Reads the source of truth: what `refetch` says of a key, as a change."""
+"""Reading the source of truth: the result of the user's `refetch` function as a change."""
 
 import inspect
 from typing import Any
@@ -10,7 +10,7 @@ from keywise.flow.pipeline import Pipeline
 
 
 async def refetched(pipeline: Pipeline, key: str) -> Change[Any] | None:
-    """The current state of a key, in no era yet; None if the key is gone."""
+    """Return the current state of a key; None if the key is gone. The caller has to set the era of the order."""
     body = needs_refetch(pipeline)(key)
     if inspect.isawaitable(body):
         body = await body
@@ -25,17 +25,17 @@ async def refetched(pipeline: Pipeline, key: str) -> Change[Any] | None:
 
 
 def needs_refetch(pipeline: Pipeline) -> Any:
-    """The function that reads the truth; raises `SettingsError` if there is none."""
+    """Return the pipeline's refetch function; raises `SettingsError` if it has none."""
     if pipeline.refetch is None:
         raise SettingsError(
-            f"pipeline {pipeline.name!r} cannot read the source of truth; give it a function that returns the current "
-            "body of a key, or None if the key is gone: decorate it with .refetch"
+            f"pipeline {pipeline.name!r} cannot read the source of truth; write a function that takes a key and "
+            "returns its current body, or None if the key is gone, and decorate it with .refetch"
         )
     return pipeline.refetch
 
 
 def is_same_version(one: Order, other: Order) -> bool:
-    """Whether two orders differ in nothing that upstream knows of; what has no version is always the same."""
+    """Whether two orders have the same era and version, at any generation; unversioned ones of an era are the same."""
     if is_unversioned(one) and is_unversioned(other):
         return one[0] == other[0]
     return one[:2] == other[:2] and not is_unversioned(one) and not is_unversioned(other)

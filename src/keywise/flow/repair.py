@@ -1,4 +1,4 @@
-"""Puts suspect keys right: takes each by a claim of its own, reads the truth again and writes it."""
+"""Repair of suspect keys: claim the key, read its current state from the source of truth, and write it."""
 
 import asyncio
 from typing import Any
@@ -16,14 +16,17 @@ from keywise.flow.pipeline import Pipeline
 from keywise.flow.refetch import is_same_version, refetched
 
 KEYS_A_ROUND = 10
-"""Changes go on between rounds."""
+"""How many keys are repaired in one round. Changes are processed between rounds."""
 
 _LOWEST: Order = (0, VERSION_MIN, 0)
-"""Of a key that has neither a mark nor a place in the source of truth."""
+"""The order of the deletion of a key that has no mark and does not exist in the source of truth."""
 
 
 class Repairer:
-    """Looks for suspect keys now and then. It runs user code, so nothing else may run beside it."""
+    """Finds suspect keys periodically and repairs them.
+
+    A repair runs user code under an isolated claim, so the caller must run nothing beside it.
+    """
 
     def __init__(self, pipeline: Pipeline, heartbeat: Heartbeat, *, despite_pause: bool = False) -> None:
         self._pipeline = pipeline
@@ -31,10 +34,10 @@ class Repairer:
         self._despite_pause = despite_pause
         self.due = self._next_due()
         self._retry_at: dict[str, float] = {}
-        """Keys that could not be repaired, with when to look again: they must not stand in the way of others."""
+        """Keys whose repair was tried, with the time of the next attempt; until then other keys go first."""
 
     async def suspects(self) -> list[str]:
-        """Keys that can be repaired now; the next look is due later."""
+        """Return the keys that can be repaired now, and set when the next search is due."""
         self.due = self._next_due()
         try:
             now = self._pipeline.clock()
@@ -47,7 +50,7 @@ class Repairer:
             return []
 
     async def run(self, keys: list[str]) -> dict[str, str]:
-        """Repair one after another; return why some could not be."""
+        """Repair keys one after another; return the cause for each key that was not repaired."""
         causes: dict[str, str] = {}
         for place, key in enumerate(keys):
             try:
@@ -64,7 +67,7 @@ class Repairer:
         return self._pipeline.clock() + self._pipeline.settings.repair_s * (0.5 + self._pipeline.rng.random())
 
     async def _repair(self, key: str) -> str:
-        """Why it could not be repaired; empty if it was."""
+        """Repair one key; return why it was not repaired, or an empty text."""
         pipeline = self._pipeline
         asked_at = pipeline.clock()
         terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, isolated=True, despite_pause=self._despite_pause)
@@ -80,11 +83,12 @@ class Repairer:
 
     async def _repair_under(self, claim: Claim) -> str:
         if claim.suspicions == 0 or claim.took_over:
-            # Somebody else was faster, or died at it: then its write may still land, and the horizon begins anew.
+            # Another worker has repaired the key, or has died holding it. In the second case its write may still
+            # land after ours, so the key has to wait for the whole horizon again.
             await self._pipeline.ledger.release([claim])
-            return "a worker died at this key, so the horizon begins anew" if claim.took_over else ""
+            return "a worker died holding this key; its repair waits for the horizon again" if claim.took_over else ""
         if claim.crashes >= self._pipeline.settings.crashes_max:
-            # It stays suspect, and is shown as such.
+            # Repairing it again would crash the next worker. The key stays suspect, and `keywise why` shows it.
             cause = f"{claim.crashes} workers died while they repaired this key"
             self._report_failure(claim, cause)
             await self._pipeline.ledger.release([claim])
@@ -96,19 +100,20 @@ class Repairer:
         entry = await pipeline.admin.inspect(claim.key)
         if not await self._is_quiet(entry or EMPTY):
             await pipeline.ledger.release([claim])
-            return "it became suspect again, so the horizon begins anew"
+            return "the key became suspect again; its repair waits for the horizon again"
         try:
             if not await self._heartbeat.begin(pipeline.ledger, claim):
                 return "the claim was lost before the repair began"
             async with asyncio.timeout(pipeline.settings.lease_s), self._heartbeat.limit([claim]):
-                truth = await self._refetched(claim.key, entry or EMPTY)
-                if truth is None:
+                current = await self._refetched(claim.key, entry or EMPTY)
+                if current is None:
                     await pipeline.ledger.release([claim])
-                    return "what refetch returns is older than what was applied, or perhaps written"
+                    return "refetch returned an older version than the one that was, or may have been, written"
                 self._heartbeat.check([claim])  # Reading may have taken long.
                 sink: Sink = pipeline.sink  # type: ignore[assignment]
-                [result] = await sink.apply([truth], [claim])
+                [result] = await sink.apply([current], [claim])
         except (Exception, asyncio.CancelledError) as error:
+            # A CancelledError may come from user code; only one that cancels this task is passed on.
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
@@ -122,25 +127,28 @@ class Repairer:
             self._report_failure(claim, result.cause)
             await pipeline.ledger.fail([Failure(claim, result.certainty, 0.0)])
             return result.cause
-        written = truth if truth.order != _LOWEST else None
+        written = current if current.order != _LOWEST else None
         await pipeline.retry_until_reachable("ledger", lambda: pipeline.admin.finish_repair(claim, written))
         self._retry_at.pop(claim.key, None)
         pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
         return ""
 
     async def _give_up(self, claim: Claim, cause: str) -> str:
-        """The write may have landed or not: the key stays suspect, or is so again if somebody else has repaired it."""
+        """End a repair whose outcome is unknown: the key stays suspect.
+
+        If the claim has ended and another worker has repaired the key meanwhile, it becomes suspect again.
+        """
         self._report_failure(claim, cause)
         claim.overdue = self._heartbeat.left_s([claim]) <= 0
         await self._pipeline.ledger.fail([Failure(claim, Certainty.UNKNOWN, 0.0)])
         return cause
 
     async def _is_quiet(self, entry: Entry) -> bool:
-        """Whether nothing that was written since the suspects were looked for may still land after the truth."""
+        """Whether the last suspicious write is older than the horizon, so that it cannot land after the repair."""
         return entry.suspected_at <= await self._pipeline.admin.now() - self._pipeline.settings.horizon_s
 
     async def _refetched(self, key: str, entry: Entry) -> Change[Any] | None:
-        """The current state as a change; None if what was read is older than what is committed or perhaps written."""
+        """Return the current state as a change; None if it is older than what is, or may be, in the sink."""
         mark = entry.mark
         change = await refetched(self._pipeline, key)
         controls = await self._pipeline.control_store.controls()
@@ -151,7 +159,7 @@ class Repairer:
         seen = [order for order in (mark, unknown) if order is not None]
         forced = [order for order in seen if is_same_version(order, change.order)]
         if entry.deleted and mark in forced and mark > change.order:
-            return Change(key, mark, deleted=True)  # An operator has removed it; only a newer version brings it back.
+            return Change(key, mark, deleted=True)  # An operator removed this version; only a newer one replaces it.
         change.order = max([change.order, *forced])
         return change if all(change.order >= order for order in seen) else None
 

@@ -1,4 +1,4 @@
-"""How the batches of a pipeline are committed: chosen once, at start, by what source, ledger and sink allow."""
+"""The commit strategy of a pipeline: chosen once, at start, from what its source, ledger and sink allow."""
 
 import enum
 
@@ -7,21 +7,27 @@ from keywise.flow.pipeline import Pipeline, is_atomic
 
 
 class CommitStrategy(enum.StrEnum):
-    """How batches go; decided once, at start, and printed."""
+    """How a batch is claimed, written and committed; `keywise run` prints it at start."""
 
     QUEUE_TRANSACTION = "queue_transaction"
+    """Receive, decide, write, mark and ack in one transaction; no lease."""
     LEDGER_TRANSACTION = "ledger_transaction"
+    """Decide, write and mark in one transaction, then ack; no lease."""
     CLAIMED_TRANSACTION = "claimed_transaction"
+    """Claim first, then run handlers and commit in one transaction, then ack."""
     LEASED = "leased"
+    """Claim, call the sink outside of any transaction, commit, then ack."""
 
 
 def choose_strategy(pipeline: Pipeline, source: Source) -> CommitStrategy:
-    """The strongest strategy that source, ledger and sink allow together."""
+    """Return the strongest strategy that the source, the ledger and the sink allow together."""
     sink = pipeline.sink
     if not is_atomic(sink):
         return CommitStrategy.LEASED
     if sink.runs_user_code:
+        # User code may crash the process; only a claim records that it was running.
         return CommitStrategy.CLAIMED_TRANSACTION
+    # Debounced and rate-limited changes wait in lanes, outside of the queue's transaction.
     has_to_wait = pipeline.debounce is not None or pipeline.rate is not None
     if source.database is sink.database and not has_to_wait:
         return CommitStrategy.QUEUE_TRANSACTION

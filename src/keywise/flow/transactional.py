@@ -1,4 +1,4 @@
-"""The ways of an atomic batch that takes no claim: decide, write and mark in one transaction."""
+"""The workers of the commit strategies without a lease: decide, write and mark in one transaction."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ from keywise.flow.pipeline import Pipeline
 from keywise.flow.wakeup import Wakeup
 
 BULK_PART = 12
-"""A batch of bulk changes is a part of this size of the largest batch: live changes may have to wait for its end."""
+"""A bulk batch is this many times smaller than the largest batch, because live changes may have to wait for it."""
 
 
 class BatchResult(msgspec.Struct):
-    """What a transaction made of a batch with one change per key."""
+    """The result of one transaction over a batch with one change per key."""
 
     applied: list[Ticket] = []
     refused: list[tuple[Ticket, Refusal]] = []
@@ -36,16 +36,19 @@ class BatchResult(msgspec.Struct):
     waiting: list[tuple[Ticket, float]] = []
     """Busy, deferred or failed, with the seconds to wait."""
     blocks_newer: set[str] = set()
-    """Keys of those whose newer changes have to wait as well."""
+    """Keys in `waiting` whose newer changes must wait as well."""
     paused: bool = False
-    """Some of those that wait do so because an operator said so."""
+    """Some of those in `waiting` are paused by an operator."""
     dead_lettered: list[Ticket] = []
     to_emit: list[events.Event] = []
-    """To be told once the transaction has committed."""
+    """Events to emit once the transaction has committed."""
 
 
 class PrefetchedBatch(msgspec.Struct):
-    """A batch that was read before it was its turn; it may be gone by then."""
+    """A batch that was read and decoded while the previous one was written.
+
+    It holds no locks: another worker may take its messages before its transaction begins.
+    """
 
     source: int = 0
     deliveries: Sequence[Delivery] = ()
@@ -53,17 +56,17 @@ class PrefetchedBatch(msgspec.Struct):
 
 
 class QueueTransactionWorker:
-    """Receive, decide, write, mark and ack in one transaction: the queues live in the ledger's database."""
+    """The worker for queues in the ledger's database: receive, decide, write, mark and ack in one transaction."""
 
     def __init__(self, pipeline: Pipeline, sources: Sequence[int], going: asyncio.Event) -> None:
         self._pipeline = pipeline
         self._live = [index for index in sources if index not in pipeline.bulk]
         self._bulk = [index for index in sources if index in pipeline.bulk]
         self._going = going
-        """Set, unless the whole pipeline is paused."""
+        """Cleared while the whole pipeline is paused."""
         self._live_in_row = 0
         self._bulk_is_due = False
-        """So many live batches went before that the next bulk one goes first."""
+        """So many live batches in a row were taken that a bulk batch goes next."""
         self._stopping = False
         self._waiting: list[asyncio.Task[bool]] = []
         self._prefetching: asyncio.Task[PrefetchedBatch] | None = None
@@ -78,7 +81,7 @@ class QueueTransactionWorker:
         try:
             await self._work()
         finally:
-            if self._prefetching is not None:  # Nobody asks for it any more.
+            if self._prefetching is not None:  # No batch will use it any more.
                 self._prefetching.cancel()
 
     async def _work(self) -> None:
@@ -89,15 +92,15 @@ class QueueTransactionWorker:
                     await self._batch(index)
                 self._unreachable = 0
             except _AllPausedError:
-                # They stay where they are; whoever watches the pipeline tells when it goes on.
+                # The messages stay in the queue. The consumer sets `going` again when the pause ends.
                 self._going.clear()
             except UnavailableError as error:
-                # If the transaction arrived all the same, its messages are gone with it.
+                # If the transaction has committed all the same, its messages were removed with it.
                 self._unreachable += 1
                 await self._pipeline.back_off("database", error, self._unreachable)
 
     async def _next(self) -> int | None:
-        """The source whose turn it is: live before bulk, but not for ever. None: look again."""
+        """Return the source to take from: live before bulk, but not for ever. None means: check again."""
         self._bulk_is_due = self._live_in_row >= LIVE_BEFORE_BULK
         for index in (*self._bulk, *self._live) if self._bulk_is_due else (*self._live, *self._bulk):
             if await self._source(index).arrived(0.0):
@@ -107,13 +110,13 @@ class QueueTransactionWorker:
         return None
 
     async def _is_overtaken(self, index: int) -> bool:
-        """Whether something live arrived while a bulk batch waited for its transaction, and may go first."""
+        """Whether a live message arrived while a bulk batch waited for its transaction, and may go first."""
         if index in self._live or self._bulk_is_due:
             return False
         return any([await self._source(live).arrived(0.0) for live in self._live])
 
     async def _arrival(self) -> None:
-        """Wait for a message, or for the stop."""
+        """Wait until a message arrives, the poll interval passes, or the worker is stopped."""
         poll_s = self._pipeline.settings.poll_s
         sources = [self._source(index) for index in (*self._live, *self._bulk)]
         self._waiting = [asyncio.ensure_future(source.arrived(poll_s)) for source in sources]
@@ -132,7 +135,7 @@ class QueueTransactionWorker:
         return cast(TransactionalSource, source)
 
     async def _batch(self, index: int) -> None:
-        """The whole batch at once first; if one of its changes is bad, again and carefully."""
+        """Write a batch as a whole; if one of its changes fails, roll back and repeat it with savepoints."""
         prefetched = await self._take_prefetched(index)
         try:
             await self._transaction(index, prefetched, careful=False)
@@ -157,10 +160,11 @@ class QueueTransactionWorker:
             read_batch = prefetched.read_batch if deliveries is prefetched.deliveries else self._read(index, deliveries)
             coalesced = coalesce(read_batch.tickets)
             if len(deliveries) == limit and self._prefetching is None:
-                # The next batch is read and decoded while the database is busy with this one.
+                # Read and decode the next batch while the database is busy with this one.
                 self._prefetching = asyncio.create_task(self._peek(index, deliveries[-1]))
             result = await transact(pipeline, transaction, coalesced.survivors, careful=careful)
             if result.paused and (await pipeline.control_store.controls()).is_paused:
+                # Roll back: the messages stay in the queue as they are, instead of each being put off.
                 raise _AllPausedError
             settled = await self._end(index, transaction, queue, read_batch, coalesced, result)
             await queue.ack(_gone(deliveries, settled, read_batch))
@@ -170,7 +174,7 @@ class QueueTransactionWorker:
         pipeline.report_settled(settled)
 
     def _limit(self, index: int) -> int:
-        """Bulk batches are short where live changes may have to wait for them."""
+        """How many messages to receive. Bulk batches are short if live changes may have to wait for them."""
         limit = shortened(self._pipeline.settings.batch_max, self._unreachable)
         return max(1, limit // BULK_PART) if index in self._bulk and self._pipeline.has_both_lanes else limit
 
@@ -185,7 +189,7 @@ class QueueTransactionWorker:
         return PrefetchedBatch(index, deliveries, self._read(index, deliveries))
 
     async def _take_prefetched(self, index: int) -> "PrefetchedBatch":
-        """What was read ahead, if it is from the source whose turn it is."""
+        """Return the prefetched batch if it came from this source, else an empty one."""
         task, self._prefetching = self._prefetching, None
         prefetched = await task if task is not None else PrefetchedBatch()
         return prefetched if prefetched.source == index else PrefetchedBatch(index)
@@ -199,7 +203,7 @@ class QueueTransactionWorker:
         coalesced: Coalesced,
         result: BatchResult,
     ) -> SettledByOutcome:
-        """Say what has settled, and put off the rest; followers of a buried change stay for the next batch."""
+        """Return what has settled, and delay the rest. Followers of a dead-lettered change stay for the next batch."""
         settled = _settled(coalesced, result)
         for ticket, wait_s in result.waiting:
             together = [ticket, *coalesced.followers.get(ticket.change.key, ())]
@@ -211,7 +215,7 @@ class QueueTransactionWorker:
 
 
 def _settled(coalesced: Coalesced, result: BatchResult) -> SettledByOutcome:
-    """What ended together in a transaction: survivors, and whoever followed them."""
+    """Return the tickets that ended in a transaction, by outcome: survivors, and the followers that end with them."""
     others: list[SettledTicket] = [(ticket, Outcome.DEAD) for ticket in result.dead_lettered]
     for ticket, refusal in result.refused:
         others.append((ticket, Outcome(refusal.reason.value)))
@@ -228,7 +232,7 @@ def _settled(coalesced: Coalesced, result: BatchResult) -> SettledByOutcome:
 
 
 def _gone(deliveries: Sequence[Delivery], settled: SettledByOutcome, read_batch: ReadBatch) -> Sequence[Delivery]:
-    """What is to be acked: the whole batch, as a rule, and then nothing has to be picked out."""
+    """Return the deliveries to ack. Usually that is the whole batch, which is then returned as it is."""
     unread = [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)]
     if sum(map(len, settled.values())) + len(unread) == len(deliveries):
         return deliveries
@@ -236,7 +240,7 @@ def _gone(deliveries: Sequence[Delivery], settled: SettledByOutcome, read_batch:
 
 
 class LedgerTransactionWorker:
-    """Decide, write and mark in one transaction; the ack follows it, because the queue is elsewhere."""
+    """The worker for queues outside of the ledger's database: decide, write and mark in one transaction, then ack."""
 
     def __init__(self, pipeline: Pipeline, lanes: Lanes, wakeup: Wakeup, room: Wakeup) -> None:
         self._pipeline = pipeline
@@ -263,14 +267,14 @@ class LedgerTransactionWorker:
                 unreachable = 0
                 self._pipeline.outage.answered()
             except UnavailableError as error:
-                # If the transaction arrived all the same, the next try finds duplicates.
+                # If the transaction has committed all the same, the next attempt finds duplicates.
                 for ticket in tickets:
                     self._lanes.hold(ticket, self._pipeline.clock())
                 unreachable += 1
                 await self._pipeline.back_off("ledger", error, unreachable)
 
     async def _batch(self, tickets: list[Ticket]) -> None:
-        """The whole batch at once first; if one of its changes is bad, again and carefully."""
+        """Write a batch as a whole; if one of its changes fails, roll back and repeat it with savepoints."""
         try:
             await self._transaction(tickets, careful=False)
         except BadBatchError:
@@ -302,19 +306,23 @@ class LedgerTransactionWorker:
 
 
 class _AllPausedError(Exception):
-    """The whole pipeline is paused; the batch is left in the queue as it is."""
+    """The whole pipeline is paused; the batch stays in the queue."""
 
 
 class BadBatchError(Exception):
-    """A change of the batch cannot be written; the transaction has to be rolled back and run again, carefully."""
+    """A change of the batch cannot be written: the transaction is rolled back and repeated with savepoints."""
 
 
 async def transact(
     pipeline: Pipeline, transaction: Transaction, tickets: Sequence[Ticket], *, careful: bool
 ) -> BatchResult:
-    """Bring one change per key to an end, inside a transaction; only a careful one finds out which of them is bad."""
+    """Decide, write and mark one change per key inside a transaction.
+
+    A careful transaction uses savepoints and finds the changes that cannot be written. Any other one raises
+    `BadBatchError` for them.
+    """
     result = BatchResult()
-    # If not all of a batch that is not careful is written and marked, it is rolled back.
+    # Without care, marks may be raised before the writes: if a write fails, everything is rolled back.
     decide = transaction.decide if careful else getattr(transaction, "decide_and_mark", transaction.decide)
     changes = [ticket.change for ticket in tickets]
     refusals = await decide(changes)
@@ -339,7 +347,7 @@ async def transact(
 async def _write_at_once(
     transaction: Transaction, sink: AtomicSink, changes: Sequence[Change[Any]]
 ) -> dict[int, Exception]:
-    """Write without savepoints, which would cost a third of the throughput on SQLite."""
+    """Write without savepoints, which cost a third of the throughput on SQLite."""
     try:
         for start in range(0, len(changes), sink.batch_max):
             await sink.write(transaction, changes[start : start + sink.batch_max])
@@ -351,7 +359,10 @@ async def _write_at_once(
 
 
 async def write_all(transaction: Transaction, sink: AtomicSink, changes: Sequence[Change[Any]]) -> dict[int, Exception]:
-    """Write all changes but the bad ones, which are returned by index: the whole batch first, then by halves."""
+    """Write all changes that can be written; return the errors of the others, by index.
+
+    A batch that fails is bisected until the changes that fail are found.
+    """
     errors: dict[int, Exception] = {}
     size = sink.batch_max
     pending = [(start, min(start + size, len(changes))) for start in range(0, len(changes), size)]
@@ -364,7 +375,7 @@ async def write_all(transaction: Transaction, sink: AtomicSink, changes: Sequenc
             raise
         except Exception as error:
             if end - start == 1 or isinstance(error, Snooze):
-                # A snooze is no error: nobody is to blame for it, so nobody is looked for.
+                # A snooze is a request of the handler, not an error of one change, so there is nothing to search for.
                 errors |= dict.fromkeys(range(start, end), error)
             else:
                 middle = (start + end) // 2
@@ -379,7 +390,7 @@ async def _refuse(
         case RefusalReason.STALE | RefusalReason.DUPLICATE:
             result.refused.append((ticket, refusal))
         case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
-            # What goes on with the key is not this change's doing.
+            # This change was never tried: keep the attempts of the other changes of the key.
             await _dead_letter(pipeline, transaction, result, ticket, cause_of_refusal(refusal), tried=False)
         case _:
             result.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))

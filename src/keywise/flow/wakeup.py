@@ -1,10 +1,10 @@
-"""Something changed, look again: what loops wait for when they have nothing to do."""
+"""The event that an idle loop waits for: something has changed, check again."""
 
 import asyncio
 
 
 class Wakeup:
-    """An auto-reset event for one waiting loop. A notification while nobody waits is kept."""
+    """An auto-reset event for one waiting loop. A notification is kept until the next wait."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

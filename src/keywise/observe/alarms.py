@@ -1,4 +1,4 @@
-"""Notices what only a person can put right: upstream counts again from a low number, or a ledger has lost marks."""
+"""Alarms that need an operator: upstream has restarted its version numbers, or a ledger has lost marks."""
 
 from collections import deque
 
@@ -7,49 +7,52 @@ from keywise.core.change import Outcome
 
 WINDOW_S = 600.0
 FIRSTS_MIN = 100
-"""With fewer first deliveries in the window, nothing is said."""
+"""With fewer first deliveries in the window, no alarm is raised."""
 FIRSTS_ENOUGH = 1000
-"""Of more, only the newest are judged, so that a busy pipeline notices it soon."""
+"""If the window has more, only the newest of them count, so that a busy pipeline raises the alarm soon."""
 STALE_SHARE = 0.95
 CLEARED_SHARE = 0.5
 CLEARED_MIN = 20
 AGAIN_S = 300.0
-"""How soon the same is said again."""
+"""How soon the same alarm may be raised again."""
 
-CAUSE = "nearly every change that comes for the first time is stale: upstream may have begun to number from the start"
+CAUSE = "nearly every new change is stale on first delivery: upstream may have restarted its version numbers"
 ADVICE = (
     "if it has, stop the producer, let the queue drain, run keywise pause --all --wait, keywise reset --era and "
     "keywise resume --all, and let it send everything again; if old messages are being sent again on purpose, there "
     "is nothing to do"
 )
 
-LOSS = "the server of the ledger has lost what it had confirmed: nobody knows which marks are gone"
+LOSS = "the server of the ledger has lost writes that it had confirmed, so an unknown number of marks is gone"
 LOSS_ADVICE = (
     "let upstream send everything again, then run keywise repair --resynced; until then an older change may be applied "
-    "after a newer one. Let the server write every change to a file, so that it does not happen again"
+    "after a newer one. Make the server persist every write, so that it does not happen again"
 )
 
 
 class LedgerLossAlarm:
-    """Counts how often a ledger has found that its server lost something; most ledgers never do."""
+    """Raises an alarm when the ledger finds that its server has lost confirmed writes; most ledgers never do."""
 
     def __init__(self) -> None:
-        self._told = 0
+        self._reported = 0
 
     def look(self, pipeline: str, losses: int) -> events.Event | None:
-        """An alarm for each time; None if there is nothing new to say."""
-        if losses == self._told:
+        """Return an alarm if the number of losses has changed; None if not."""
+        if losses == self._reported:
             return None
-        self._told = losses
+        self._reported = losses
         return events.Alarmed(pipeline=pipeline, cause=LOSS, advice=LOSS_ADVICE)
 
 
 class RenumberingAlarm:
-    """An observer that counts first deliveries. Duplicates and redeliveries are no sign of anything."""
+    """Raises an alarm when most first deliveries are stale, which suggests that version numbers were restarted.
+
+    Duplicates and redeliveries do not count: they are normal.
+    """
 
     def __init__(self) -> None:
         self._counts: deque[tuple[float, int, int]] = deque()
-        """When, how many were stale, and how many were applied."""
+        """The time of each count, how many were stale, and how many were applied."""
         self._stale = self._applied = 0
         self._said_at: float | None = None
 
@@ -60,22 +63,20 @@ class RenumberingAlarm:
             self._add(now, 0, event.changes)
 
     def look(self, pipeline: str, now: float) -> events.Event | None:
-        """An alarm, or that it is over; None if there is nothing new to say."""
+        """Return an alarm, or that the last one is cleared; None if nothing has changed."""
         self._forget(now)
         total = self._stale + self._applied
         if total >= FIRSTS_MIN and self._stale >= STALE_SHARE * total:
             if self._said_at is not None and now < self._said_at + AGAIN_S:
                 return None
             self._said_at = now
-            # Only what comes from now on says whether it goes on or is over.
+            # Start again: only later deliveries show whether the condition continues or has ended.
             self._counts.clear()
             self._stale = self._applied = 0
             return events.Alarmed(pipeline=pipeline, cause=CAUSE, advice=ADVICE)
         if self._said_at is not None and total >= CLEARED_MIN and self._stale < CLEARED_SHARE * total:
             self._said_at = None
-            return events.AlarmCleared(
-                pipeline=pipeline, cause="most changes that come for the first time are applied again"
-            )
+            return events.AlarmCleared(pipeline=pipeline, cause="most new changes are applied again on first delivery")
         return None
 
     def _add(self, now: float, stale: int, applied: int) -> None:

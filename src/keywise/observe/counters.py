@@ -6,7 +6,7 @@ from keywise.core.events import Event, Settled
 
 
 class Counters:
-    """An observer that counts outcomes."""
+    """Counts changes by outcome, and events by type."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The history of a pipeline: an observer gathers what happened as lines, and they are written in batches."""
+"""The history of a pipeline: an observer that collects records of what happened and writes them in batches."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -14,23 +14,23 @@ from keywise.core.ledger import LosesWrites
 from keywise.observe.alarms import LedgerLossAlarm, RenumberingAlarm
 
 LINES_MAX = 10_000
-"""Lines that wait to be written, at the most."""
+"""At most this many records wait to be written."""
 REFUSALS_MAX = 2000
-"""Refusals that are told one by one after a quiet time; a flood of them must not cost much, nor push out the rest."""
+"""The burst of refusals that is recorded one by one; beyond it, they must not slow the worker or displace others."""
 REFUSALS_PER_S = 100.0
 WAIT_AGAIN_S = 60.0
-"""A key that waits is asked for twice a second: the same answer is told again only after so long."""
+"""A worker claims a waiting key about twice a second; the same refusal is recorded again only after this time."""
 WAITS_MAX = 10_000
 LEFT_OUT_AGAIN_S = 10.0
 
 HistoryFields: TypeAlias = tuple[str, str, int | None, str]
-"""What, key, version and detail."""
+"""The fields `what`, `key`, `version` and `detail` of a record."""
 
 
 class HistoryRecorder:
-    """Gathers lines of one worker; `flush` writes them.
+    """Collects the history records of one worker; `flush` writes them.
 
-    `keeps` is the setting `history`. Refusals and waits are told within an allowance, unless all is kept.
+    `keeps` is the setting `history`. Unless it is "all", refusals are recorded only up to a rate limit.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class HistoryRecorder:
             self._add(self._clock(), format_event(event))
 
     def due(self, pipeline: str, now: float) -> list[events.Event]:
-        """Alarms that begin or end now."""
+        """Return the alarms that begin or end now."""
         losses = 0 if self._ledger is None else self._ledger.losses
-        said = (self.renumbering_alarm.look(pipeline, now), self._losses.look(pipeline, losses))
-        return [event for event in said if event is not None]
+        found = (self.renumbering_alarm.look(pipeline, now), self._losses.look(pipeline, losses))
+        return [event for event in found if event is not None]
 
     async def flush(self, history_store: HistoryStore, admin: LedgerAdmin, *, is_last: bool = False) -> None:
-        """Write what has gathered, by the store's clock. What cannot be written waits for the next time."""
+        """Write the collected records, dated by the store's clock. If that fails, they are kept for the next flush."""
         self._report_left_out(is_last)
         taken = [self._lines.popleft() for _ in range(len(self._lines))]
         if not taken:
@@ -85,7 +85,7 @@ class HistoryRecorder:
         now = self._clock()
         self.renumbering_alarm.count(event, now)
         if self._keeps == "none" or event.outcome is Outcome.DEAD:
-            return  # A dead letter was told when it was buried, with its cause.
+            return  # The event DeadLettered was recorded already, with the cause.
         headers = event.headers
         if self._keeps != "all":
             allowed = self._allowed(len(headers), now)
@@ -107,12 +107,12 @@ class HistoryRecorder:
         else:
             self._left_out += 1
 
-    def _allowed(self, wanted: int, now: float) -> int:
-        """How many of these may be told one by one."""
+    def _allowed(self, requested: int, now: float) -> int:
+        """Take up to `requested` records from the rate limit; return how many may be recorded."""
         earned = (now - self._allowed_at) * REFUSALS_PER_S
         self._allowance = min(REFUSALS_MAX, self._allowance + earned)
         self._allowed_at = now
-        allowed = min(wanted, int(self._allowance))
+        allowed = min(requested, int(self._allowance))
         self._allowance -= allowed
         return allowed
 
@@ -125,7 +125,7 @@ class HistoryRecorder:
     def _report_left_out(self, is_last: bool) -> None:
         now = self._clock()
         if self._left_out and (is_last or now >= self._left_out_at + LEFT_OUT_AGAIN_S):
-            detail = f"{self._left_out:,} lines: more happened than the history tells one by one"
+            detail = f"{self._left_out:,} lines: more happened than the history records one by one"
             self._left_out, self._left_out_at = 0, now
             self._add(now, ("left out", "", None, detail))
 
@@ -152,7 +152,7 @@ _FORMATTERS: dict[type[events.Event], Callable[[Any], HistoryFields]] = {
     events.ClaimLost: lambda event: ("claim lost", event.key, None, ""),
     events.Snoozed: lambda event: ("snoozed", event.key, event.version, f"for {event.wait_s:.3g} s"),
     events.Repaired: lambda event: ("repaired", event.key, None, ""),
-    # The operator's act has a line of its own; this one says that a worker obeys.
+    # The operator's command has a record of its own; this one says that a worker has seen it.
     events.Paused: lambda event: ("pause seen", "", None, ""),
     events.Resumed: lambda event: ("resume seen", "", None, ""),
     events.LedgerDown: lambda event: ("ledger down", "", None, storable(f"{event.mode}: {event.cause}")),

@@ -1,4 +1,4 @@
-"""The log: an observer that writes what a person should read later."""
+"""The log: an observer that writes warnings and state changes to the `keywise` logger."""
 
 import logging
 
@@ -47,7 +47,7 @@ _NOTICES = (Started, Repaired, LedgerBack, Paused, Resumed, Pruned, AlarmCleared
 
 
 class Log:
-    """An observer that writes what a person should read later; a batch that went well is no news."""
+    """Writes one line for each event that an operator should see. Batches that succeed are not logged."""
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._logger = logger or logging.getLogger("keywise")
@@ -60,7 +60,7 @@ class Log:
 
 
 def described(event: Event) -> str:
-    """One line of text: the event's name and its fields; control characters of keys and causes are escaped."""
+    """Format an event as one line: its name and its fields. Control characters in keys and causes are escaped."""
     fields = msgspec.structs.asdict(event)
     parts = (f"{name}={value!r}" for name, value in fields.items())
     return f"{type(event).__name__.lower()} {' '.join(parts)}"

@@ -1,4 +1,4 @@
-"""What a run looks like in figures: an observer that collects them, and what one look at them finds."""
+"""The figures of a running worker: an observer that collects them, and a snapshot of each pipeline."""
 
 import threading
 import time
@@ -13,20 +13,20 @@ from keywise.core.change import Outcome
 from keywise.core.clock import Clock
 
 WINDOW_S = 5.0
-"""The rate of now is counted over so long."""
+"""The current rate is the average over this time."""
 RECENT_S = 60.0
-"""A slow call is forgotten after so long."""
+"""A slow call is forgotten after this time."""
 SLOW_MAX = 20
-"""So many slow keys are remembered; more than are shown, because they are forgotten one by one."""
+"""How many slow keys are kept: more than are shown, because they expire one by one."""
 NOTICES_MAX = 3
-"""So many warnings, and so many alarms, are remembered of each pipeline."""
+"""How many warnings, and how many alarms, are kept for each pipeline."""
 
 ENDS = (Outcome.APPLIED, Outcome.STALE, Outcome.DUPLICATE, Outcome.SUPERSEDED, Outcome.DEAD)
-"""Every outcome that a change can end with."""
+"""The outcomes that a change can end with."""
 
 
 class SlowCall(msgspec.Struct, frozen=True):
-    """The last call for a key, which was among the longest; `others` were in the same call."""
+    """The last call for a key, if it was among the slowest; `others` is how many more keys were in the call."""
 
     key: str
     others: int
@@ -35,7 +35,7 @@ class SlowCall(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct):
-    """A warning or an alarm, and how often the same one came in a row."""
+    """A warning or an alarm, and how often it came in a row."""
 
     event: events.Event
     at: float
@@ -46,45 +46,45 @@ class Notice(msgspec.Struct):
 
 
 class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at one pipeline."""
+    """A snapshot of one pipeline."""
 
     pipeline: str
     state: str
     """`starting`, `running`, `paused`, `draining` or `stopped`."""
     ledger_down: events.LedgerDown | None = None
-    """While the ledger cannot be reached."""
+    """The current outage of the ledger, if there is one."""
     grade: str
     sources: Sequence[dict[str, str]]
     seconds: float
-    """Since it started, until now or until it stopped."""
+    """The time from the start until now, or until the end."""
     changes: int
-    """That have ended or were ignored."""
+    """How many changes have ended or were ignored."""
     rate_now: float
     rate_average: float
     lag_s: float | None
-    """How old the last change was when it ended; None if nothing has ended lately."""
+    """How old the last change was when it ended; None if none has ended lately."""
     idle_s: float | None
-    """How long ago the last change ended; None if none has."""
+    """How long ago the last change ended; None if none has ended yet."""
     outcomes: dict[str, int]
     failed_tries: int
     lanes: events.Waiting | None
     slowest: Sequence[SlowCall]
-    """The longest first."""
+    """The slowest first."""
     warnings: Sequence[Notice]
-    """The newest last, as are alarms."""
+    """The newest last, as for alarms."""
     alarms: Sequence[Notice]
     now: float
-    """By the clock that `at` is told by."""
+    """When the snapshot was taken, by the same clock as `at` in notices and calls."""
 
 
 class View:
-    """An observer that keeps the figures of a run; looks may come from another thread."""
+    """An observer that collects the figures of a run. `look` may be called from another thread."""
 
     def __init__(self, names: Sequence[str], *, clock: Clock = time.monotonic, wall: Clock = time.time) -> None:
         self.sources = 0
-        """So many have started."""
+        """How many sources have started."""
         self.stirred = False
-        """Something happened since this was last set."""
+        """Set by every event but `Waiting`; the reader clears it to find out whether something happens."""
         self._clock = clock
         self._lock = threading.Lock()
         self._seen = {name: _Seen(name, clock(), wall) for name in names}
@@ -93,7 +93,7 @@ class View:
         seen = self._seen.get(event.pipeline)
         if seen is None:
             return
-        # What is held is told again and again, also while nothing happens.
+        # Waiting is emitted every second, even while nothing happens.
         if not isinstance(event, events.Waiting):
             self.stirred = True
         take = seen.takers.get(type(event))
@@ -103,14 +103,14 @@ class View:
                 self.sources += isinstance(event, events.Started)
 
     def look(self) -> list[PipelineView]:
-        """All pipelines as they are now."""
+        """Return a snapshot of each pipeline."""
         with self._lock:
             now = self._clock()
             return [seen.look(now) for seen in self._seen.values()]
 
 
 class _Seen:
-    """What was seen of one pipeline."""
+    """The figures of one pipeline."""
 
     def __init__(self, name: str, now: float, wall: Clock) -> None:
         self._name = name
@@ -154,7 +154,7 @@ class _Seen:
             events.Unrepairable: self._warn,
             events.Alarmed: self._alarm,
         }
-        """What is done at each kind of event that changes a figure; there are many others."""
+        """The handler of each type of event that changes a figure; other types are ignored."""
 
     def look(self, now: float) -> PipelineView:
         seconds = (self._stopped_at or now) - self._started_at
@@ -229,7 +229,7 @@ class _Seen:
         self._ended_at = now
 
     def _time(self, event: events.Handled, now: float) -> None:
-        """Most calls are no match for those that are remembered, and cost one comparison."""
+        """Keep the call if it is among the slowest. For most calls this costs one comparison."""
         key = event.keys[0] if event.keys else ""
         slow = self._slow
         if event.seconds <= self._slow_floor_s and key not in slow:
@@ -246,7 +246,7 @@ class _Seen:
         return sorted(recent.values(), key=lambda call: -call.seconds)
 
     def _rate(self, now: float) -> float:
-        """Over the last looks, the oldest of which is at least a window old."""
+        """Return the rate since the oldest of the kept looks, which is about a window old."""
         looks = self._looks
         while len(looks) > 1 and now - looks[1][0] >= WINDOW_S:
             looks.popleft()
@@ -256,7 +256,7 @@ class _Seen:
 
 
 def _floor_s(slow: dict[str, SlowCall]) -> float:
-    """A call that did not take longer needs no place."""
+    """Return the time that a call has to exceed to be kept."""
     return min(call.seconds for call in slow.values()) if len(slow) >= SLOW_MAX else 0.0
 
 

@@ -1,5 +1,5 @@
-"""What an operator does: inspect, pause, reset, remove, force, reconcile, replay, copy a ledger.
+"""The operator's actions: inspect, pause, reset, remove, force, repair, reconcile, replay, and copy a ledger.
 
-Each act takes its keys by a claim of its own and leaves a record in the history.
-The command line that calls these acts is in `cli/`.
+An action that writes a key claims it first, and every action that changes something leaves a record in the history.
+The command line that calls them is in `cli/`.
 """

@@ -1,6 +1,6 @@
-"""What an operator does to a pipeline; every act leaves a line in the history that says who and why.
+"""The operator's actions on a pipeline, each of which leaves a history record that says who acted and why.
 
-The line is written right after the act: whoever is killed in between has acted, and left no line.
+The record is written right after the action. A process that is killed in between has acted without a record.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -24,30 +24,30 @@ from keywise.operate.force import ForceWriter
 from keywise.operate.waiting import AdminClaimer
 
 LOOK_S = 0.2
-"""How often the end of claims is looked for."""
+"""How often a held claim is checked again."""
 PAGE = 1000
 SUSPECTS_PAGE = 100
 
 
 class AuditNote(msgspec.Struct, frozen=True):
-    """Who acts, and why."""
+    """Who acts, and why; it goes into the history."""
 
     who: str
     why: str = ""
 
 
 async def record(pipeline: Pipeline, audit_note: AuditNote, line: HistoryRecord) -> None:
-    """Add a line to the history of a pipeline, as of now; what it says comes before the reason."""
+    """Add a record to the history of a pipeline, dated now, with the reason appended to its detail."""
     detail = storable("; ".join(part for part in (line.detail, audit_note.why) if part))
     try:
         at = await pipeline.admin.now()
         await pipeline.history_store.record([replace(line, at=at, detail=detail, by=storable(audit_note.who))])
     except UnavailableError as error:
-        raise AdminError(f"{line.what}, and that is done; but the history could not be written: {error}") from error
+        raise AdminError(f"{line.what}: this is done, but the history could not be written: {error}") from error
 
 
 class PipelineAdmin:
-    """The operator's verbs on one pipeline."""
+    """The operator's actions on one pipeline."""
 
     def __init__(self, pipeline: Pipeline, audit_note: AuditNote, claimer: AdminClaimer) -> None:
         self._pipeline = pipeline
@@ -56,13 +56,13 @@ class PipelineAdmin:
         self._force_writer = ForceWriter(pipeline, claimer)
 
     async def record(self, what: str, key: str = "", version: int | None = None, detail: str = "") -> None:
-        """Add a line to the history."""
+        """Add a record to the history."""
         await record(self._pipeline, self._audit_note, HistoryRecord(0.0, what, key, version, detail))
 
     # Pauses.
 
     async def pause(self, keys: str, *, is_pattern: bool) -> Pause | None:
-        """Pause a key or a pattern; return the pause that it renews, if there was one."""
+        """Pause a key or a pattern; return the pause that it replaces, if there was one."""
         control_store, audit_note = self._pipeline.control_store, self._audit_note
         controls = await control_store.controls()
         before = next((one for one in controls.pauses if (one.keys, one.is_pattern) == (keys, is_pattern)), None)
@@ -72,7 +72,7 @@ class PipelineAdmin:
         return before
 
     async def resume(self, keys: str, *, is_pattern: bool) -> bool:
-        """End a pause, named as it was made; False if there is none."""
+        """End a pause, which is named exactly as it was set; False if there is none."""
         if not await self._pipeline.control_store.resume(keys, is_pattern):
             return False
         await self._record_pause("resumed", keys, is_pattern)
@@ -96,7 +96,7 @@ class PipelineAdmin:
         await self._claimer.wait_budget.wait(f"{held[0]!r} is held by {entry.owner}{others}", LOOK_S)
 
     async def _held(self) -> AsyncIterator[str]:
-        """Of claims there are never more than workers have open, so the pages are few."""
+        """Yield the keys that are held. Workers hold a limited number of claims, so there are few pages."""
         after = ""
         while page := await self._pipeline.control_store.held(after, PAGE):
             for key in page:
@@ -106,10 +106,10 @@ class PipelineAdmin:
     # Eras.
 
     async def reset(self, key: str) -> int:
-        """Raise the era of one key: its mark stays, and whatever comes next wins."""
+        """Raise the era of one key: its mark stays, and the next change wins."""
         self._check_era()
         if await self._pipeline.admin.inspect(key) is None:
-            raise AdminError(f"nothing is known of {key!r}, so whatever comes next wins anyway; nothing was reset")
+            raise AdminError(f"nothing is known of {key!r}, so the next change wins anyway; nothing was reset")
         async with self._claimer.taken(ChangeHeader(key, None)) as claim:
             assert not isinstance(claim, Refusal), "an exclusion is never stale"
             era = await self._pipeline.control_store.reset(claim)
@@ -119,7 +119,7 @@ class PipelineAdmin:
         return era
 
     async def raise_era(self) -> int:
-        """Raise the era of a pipeline that is paused as a whole, once no claim is held any more."""
+        """Raise the era of a pipeline. It must be paused as a whole; the action waits until no claim is held."""
         control_store = self._pipeline.control_store
         while True:
             await self.check_pause()
@@ -132,7 +132,7 @@ class PipelineAdmin:
         return era
 
     async def check_pause(self) -> None:
-        """Refuse to raise the era of a pipeline that is at work, or whose sink knows none."""
+        """Raise `AdminError` unless the pipeline is paused and its sink can have eras."""
         self._check_era()
         if not (await self._pipeline.control_store.controls()).is_paused:
             raise AdminError(
@@ -144,14 +144,14 @@ class PipelineAdmin:
         if self._pipeline.grade is Grade.CONDITIONAL:
             raise AdminError(
                 f"the sink of pipeline {self._pipeline.name!r} compares versions itself, and one 64-bit version has no "
-                "room for an era: it would refuse what comes next; send the new numbering to a fresh target, as a "
-                "pipeline of its own"
+                "room for an era: the sink would refuse the next change; send the new numbering to a fresh target, as "
+                "a pipeline of its own"
             )
 
     # Writes.
 
     async def force(self, key: str, *, older: bool = False) -> Change[Any]:
-        """Write what the source of truth says once more."""
+        """Write the current state of a key from the source of truth."""
         change = await self._force_writer.rewrite(key, older=older)
         await self.record("forced", key, change.version, "a deletion" if change.deleted else "")
         return change
@@ -159,7 +159,7 @@ class PipelineAdmin:
     async def remove(self, key: str) -> Change[Any]:
         """Delete a key; the next real change to it wins."""
         change = await self._force_writer.delete(key)
-        # The lowest order of an era stands for no version at all.
+        # The lowest version represents a key that has none.
         await self.record("removed", key, change.version if change.version != VERSION_MIN else None)
         return change
 
@@ -171,14 +171,14 @@ class PipelineAdmin:
         if retention_s is None:
             raise AdminError(
                 f"pipeline {self._pipeline.name!r} declares no retention, so nothing is ever forgotten; say how long "
-                f'keys are remembered at the least: app.pipeline({self._pipeline.name!r}, retention="30d", ...)'
+                f'keys are kept at least: app.pipeline({self._pipeline.name!r}, retention="30d", ...)'
             )
         keys = await self._pipeline.ledger.prune(retention_s)
         await self.record("pruned", detail=f"{keys:,} keys")
         return keys
 
     async def resynced(self) -> bool:
-        """Say that everything was written again; False if no full resync was due."""
+        """Record that everything was written again, so that no full resync is due; False if none was due."""
         if not (await self._pipeline.control_store.controls()).resync_at:
             return False
         await self._pipeline.admin.mark_suspect([], False)
@@ -186,7 +186,10 @@ class PipelineAdmin:
         return True
 
     async def repairs(self, keys: Sequence[str]) -> AsyncIterator[tuple[str, str]]:
-        """Repair these keys, or all suspects: each with why it could not be; that is empty if it was."""
+        """Repair these keys, or all suspect keys if there are none; yield each key with why it was not repaired.
+
+        The cause is empty for a key that was repaired.
+        """
         needs_refetch(self._pipeline)
         repairer = Repairer(self._pipeline, self._claimer.heartbeat, despite_pause=True)
         if keys:
@@ -210,7 +213,7 @@ class PipelineAdmin:
         return cause
 
     async def _not_yet(self, key: str) -> str:
-        """Why a key is not to be repaired now."""
+        """Return why a key cannot be repaired now; empty if it can."""
         settings, admin = self._pipeline.settings, self._pipeline.admin
         entry = await admin.inspect(key) or EMPTY
         since = suspect_since(entry, LedgerPolicy(redelivery_s=settings.redelivery_s))
@@ -218,12 +221,12 @@ class PipelineAdmin:
             return "it is not suspect"
         wait_s = since + settings.horizon_s - await admin.now()
         if wait_s > 0:
-            return f"a call of an earlier holder may still land; repair it in {wait_s:.0f} s"
+            return f"a write of an earlier holder may still land; repair it in {wait_s:.0f} s"
         return ""
 
 
 async def keys_like(pipeline: Pipeline, pattern: str) -> int | None:
-    """How many keys are known, if a pattern covers every one of them; None if it does not."""
+    """Return how many keys the ledger knows if the pattern covers all of them; None if it does not."""
     pause, after, count = Pause(pattern, is_pattern=True), "", 0
     while page := await pipeline.control_store.keys(after, PAGE):
         if not all(pause.covers(key) for key in page):

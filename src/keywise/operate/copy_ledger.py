@@ -1,7 +1,7 @@
-"""Carries what a ledger keeps of a pipeline to another ledger, and proves that all of it arrived.
+"""Copy of a pipeline's data from one ledger to another, with a check that everything arrived.
 
-While a copy is not finished, its target is paused by a pause of its own, which `keywise resume --all` does not end.
-A copy that was cut off leaves that pause behind: the next one sees it, and begins anew.
+While a copy is not finished, its target is paused by a special pause, which `keywise resume --all` does not end.
+An interrupted copy leaves that pause behind: the next copy finds it, clears the target and starts again.
 """
 
 import enum
@@ -26,30 +26,30 @@ from keywise.core.transfer import TransferPage
 from keywise.operate.admin import AuditNote
 
 UNFINISHED = "**"
-"""A pattern for every key that the command line cannot name: `*` is what it makes of it."""
+"""The pattern of the special pause. It covers every key, and the command line cannot produce it: it writes `*`."""
 COPIED = "copied"
-"""Lines of the history that say so belong to one ledger, and are not compared."""
+"""History records of this kind belong to one ledger, and are not compared."""
 PAGE_MAX = 1000
 SAME_CLOCK_S = 2.0
-"""Clocks that differ by less count as one: a copy takes longer than that, and reading two clocks takes time as well."""
+"""Clocks that differ by less count as equal, because reading two clocks takes time."""
 _MOMENTS = ("updated_at", "lease_until", "unknown_until", "tried_at", "not_before", "suspected_at", "rate_at")
 
 
 class LedgerHandle(msgspec.Struct, frozen=True):
-    """An opened ledger of one pipeline, and what people know it by."""
+    """An open ledger of one pipeline, with its display name."""
 
     name: str
     ledger: Any
 
 
 class Checksum(msgspec.Struct):
-    """How many things there are, and a sum over what each of them is."""
+    """A count of items, and a digest over them that does not depend on their order."""
 
     count: int = 0
     digest: int = 0
 
     def add(self, *thing: object) -> None:
-        """Count one more. In which order they come makes no difference."""
+        """Add one item."""
         hashed = hashlib.blake2b(msgspec.msgpack.encode(thing), digest_size=16)
         self.count += 1
         self.digest = (self.digest + int.from_bytes(hashed.digest(), "big")) % 2**128
@@ -59,14 +59,14 @@ class Checksum(msgspec.Struct):
 
 
 class Checksums(msgspec.Struct):
-    """What a ledger holds of one pipeline, kind by kind."""
+    """Checksums of a pipeline's keys, dead letters and history in one ledger."""
 
     keys: Checksum = msgspec.field(default_factory=Checksum)
     letters: Checksum = msgspec.field(default_factory=Checksum)
     lines: Checksum = msgspec.field(default_factory=Checksum)
 
     def add(self, page: TransferPage) -> None:
-        """Lines are told in the order in which they were written, so their place counts too."""
+        """Add a page. The position of a history record is part of its item, because the order of records matters."""
         for key, entry in page.entries:
             self.keys.add(key, entry)
         for at, letter in page.dead_letters:
@@ -76,7 +76,7 @@ class Checksums(msgspec.Struct):
                 self.lines.add(self.lines.count, line)
 
     def difference(self, other: "Checksums") -> str:
-        """In which kind another ledger differs first, in words; empty if it does not."""
+        """Describe the first kind of item in which another ledger differs; empty if none does."""
         for kind, noun in (("keys", "keys"), ("letters", "dead letters"), ("lines", "lines of history")):
             mine, theirs = getattr(self, kind), getattr(other, kind)
             if mine.count != theirs.count:
@@ -87,37 +87,37 @@ class Checksums(msgspec.Struct):
 
 
 class TargetState(enum.StrEnum):
-    """What a target holds before the copy."""
+    """What the target holds before the copy."""
 
     NOTHING = "nothing"
     UNFINISHED = "unfinished"
-    """A copy from the same ledger was cut off."""
+    """An interrupted copy from the same ledger."""
     SAME = "same"
     OTHER = "other"
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What there is to do."""
+    """What a copy will do."""
 
     pipeline: str
     found: TargetState
     counts: LedgerCounts
     controls: Controls
-    """Of the source."""
+    """The controls of the source."""
     since: float
-    """By the clock of the source: what was charged for a rate before is over."""
+    """When the plan was made, by the clock of the source. Rate limits that were over by then are not copied."""
     shift_s: float
-    """By how much the clock of the target is ahead."""
+    """By how many seconds the clock of the target is ahead; times are shifted by it."""
     difference: str = ""
-    """How what the target holds differs, in words."""
+    """A description of how the target differs from the source."""
 
 
 async def resting(pipeline: str, handle: LedgerHandle) -> Controls:
-    """What is set for a pipeline that is to be copied from a ledger. Nobody may work on it."""
+    """Return the controls of a pipeline that can be copied; raises `AdminError` if a worker may change it."""
     controls: Controls = await handle.ledger.control_store.controls()
     if _mark_of(controls) is not None:
         raise AdminError(
-            f"{handle.name} holds a copy of pipeline {pipeline!r} that was cut off; copy from the ledger that is whole"
+            f"{handle.name} holds an unfinished copy of pipeline {pipeline!r}; copy from the ledger that is complete"
         )
     if not controls.is_paused:
         raise AdminError(
@@ -142,7 +142,7 @@ def _pausing(pipeline: str) -> str:
 
 
 class LedgerCopy:
-    """One pipeline on its way from one ledger to another."""
+    """A copy of one pipeline from one ledger to another."""
 
     def __init__(
         self, pipeline: str, source: LedgerHandle, target: LedgerHandle, report: Callable[[str, int], None]
@@ -151,10 +151,10 @@ class LedgerCopy:
         self._source = source
         self._target = target
         self._report = report
-        """Called with what is done now, and how many keys and letters are through."""
+        """Called with the current step, and how many keys and dead letters it has processed."""
 
     async def plan(self) -> Plan:
-        """Look at both sides, and refuse what cannot be copied. Nothing is changed."""
+        """Inspect both ledgers; raises `AdminError` if the copy is impossible. Nothing is changed."""
         controls = await resting(self._pipeline, self._source)
         counts, since = await self._source.ledger.admin.counts(), await self._source.ledger.admin.now()
         ahead_s = await self._target.ledger.admin.now() - since
@@ -164,7 +164,7 @@ class LedgerCopy:
         if (mark := _mark_of(there)) is not None:
             if mark.why == self._why:
                 return replace(plan, found=TargetState.UNFINISHED)
-            return replace(plan, found=TargetState.OTHER, difference=f"a copy that was cut off: {mark.why}")
+            return replace(plan, found=TargetState.OTHER, difference=f"an unfinished copy: {mark.why}")
         if there == PLAIN and await self._is_empty():
             return plan
         shift_s = _shift_of(controls, there, plan.shift_s)
@@ -174,7 +174,7 @@ class LedgerCopy:
         return replace(plan, found=TargetState.OTHER if difference else TargetState.SAME, difference=difference)
 
     async def check_replaceable(self) -> None:
-        """Refuse to replace what is worked with."""
+        """Raise `AdminError` if the target may be in use, so that its data must not be replaced."""
         controls = await self._target.ledger.control_store.controls()
         if not controls.is_paused and _mark_of(controls) is None:
             raise AdminError(
@@ -184,7 +184,7 @@ class LedgerCopy:
         await _check_claims(self._pipeline, self._target)
 
     async def run(self, plan: Plan, audit_note: AuditNote) -> Checksums:
-        """Copy everything and compare both sides. What the target holds is replaced."""
+        """Copy everything, replacing what the target holds, and then compare both ledgers."""
         target, before = self._target.ledger, await self._target.ledger.control_store.controls()
         there = shifted_controls(plan.controls, plan.shift_s)
         mark = Pause(UNFINISHED, True, await target.admin.now(), storable(audit_note.who), self._why)
@@ -194,8 +194,8 @@ class LedgerCopy:
             await target.transfer.clear()
         if not await self._is_empty():
             await target.transfer.set_controls(before)
-            raise AdminError(f"{self._target.name} is being worked with; stop its workers, and run it again")
-        # A store that compares tokens has seen those of the source.
+            raise AdminError(f"{self._target.name} is in use; stop its workers, and run the copy again")
+        # New tokens must be above those of the source: a sink that compares tokens has seen them.
         await target.transfer.tokens_above(await self._source.ledger.transfer.tokens_above(0))
         copied = await self._copied(plan)
         await self._verify(plan, copied)
@@ -206,7 +206,10 @@ class LedgerCopy:
         return copied
 
     async def _refuse_itself(self, before: Controls) -> None:
-        """One ledger may have two names. Then the mark of the target is found in the source, which had none."""
+        """Raise `AdminError` if source and target are one ledger under two names.
+
+        Then the special pause, which was set in the target, is found in the source.
+        """
         if _mark_of(await self._source.ledger.control_store.controls()) is not None:
             await self._target.ledger.transfer.set_controls(before)
             raise AdminError(
@@ -232,23 +235,27 @@ class LedgerCopy:
         if difference := copied.difference(arrived):
             raise AdminError(
                 f"{self._target.name} does not hold what was copied to it: {difference}; "
-                f"stop whatever works on it, and run it again; pipeline {self._pipeline!r} stays paused there"
+                f"stop its workers, and run the copy again; pipeline {self._pipeline!r} stays paused there"
             )
         left = await self._checksummed(self._source, "checking the original", plan.since, plan.shift_s)
         difference = copied.difference(left)
         if difference or await resting(self._pipeline, self._source) != plan.controls:
             raise AdminError(
                 f"{self._source.name} was changed while it was copied ({difference or 'its pauses'}); "
-                f"stop its workers, and run it again; pipeline {self._pipeline!r} stays paused in {self._target.name}"
+                f"stop its workers, and run the copy again; pipeline {self._pipeline!r} stays paused in "
+                f"{self._target.name}"
             )
         if miscount := await self._miscount():
             raise AdminError(
-                f"not everything that {self._source.name} counts was told to {self._target.name} ({miscount}), "
-                f"by a mistake of one of their adapters; pipeline {self._pipeline!r} stays paused there"
+                f"{self._target.name} counts differently than {self._source.name} ({miscount}), because of a bug in "
+                f"one of their adapters; pipeline {self._pipeline!r} stays paused there"
             )
 
     async def _miscount(self) -> str:
-        """What both ledgers count by themselves, where it differs: what one of them has not told is missed here."""
+        """Describe where the counts of the two ledgers differ; empty if they agree.
+
+        It finds items that an adapter counts, but leaves out of its transfer pages.
+        """
         mine, theirs = [await handle.ledger.admin.counts() for handle in (self._source, self._target)]
         for noun in ("keys", "tombstones", "suspects", "dead"):
             if getattr(mine, noun) != getattr(theirs, noun):
@@ -277,7 +284,7 @@ class LedgerCopy:
 
 
 async def _pages(handle: LedgerHandle) -> AsyncIterator[TransferPage]:
-    """All of a scope, one part after another."""
+    """Yield everything that a ledger holds of the pipeline, page by page."""
     cursor = ""
     while True:
         page = await handle.ledger.transfer.page(cursor, PAGE_MAX)
@@ -288,19 +295,22 @@ async def _pages(handle: LedgerHandle) -> AsyncIterator[TransferPage]:
 
 
 def _mark_of(controls: Controls) -> Pause | None:
-    """The pause of an unfinished copy, if there is one."""
+    """Return the special pause of an unfinished copy, if there is one."""
     return next((one for one in controls.pauses if one.is_pattern and one.keys == UNFINISHED), None)
 
 
 def _shift_of(mine: Controls, theirs: Controls, otherwise_s: float) -> float:
-    """By how much moments were moved when what is set was copied: the clocks may be a little further apart by now."""
+    """Return by how much an earlier copy shifted times, from pauses that both ledgers have.
+
+    The clocks may have drifted since, so their present difference would make equal data look different.
+    """
     moments = {replace(pause, at=0.0): pause.at for pause in mine.pauses}
     apart_s = [pause.at - moments[same] for pause in theirs.pauses if (same := replace(pause, at=0.0)) in moments]
     return float(round(apart_s[0])) if apart_s else otherwise_s
 
 
 def carried(page: TransferPage, since: float, shift_s: float) -> TransferPage:
-    """A part as any other ledger keeps it: in whole seconds where only they are kept, on a clock that is ahead."""
+    """Return a page as the target stores it: times shifted to its clock, and rounded where ledgers keep seconds."""
     entries = [(key, _carried_entry(entry, since, shift_s)) for key, entry in page.entries]
     return TransferPage(
         entries=[(key, entry) for key, entry in entries if rules.kept(entry) is not None],
@@ -329,12 +339,12 @@ def _carried_line(line: HistoryRecord, shift_s: float) -> HistoryRecord:
 
 
 def shifted_controls(controls: Controls, shift_s: float) -> Controls:
-    """What is set, on a clock that is ahead."""
+    """Return the controls with their times shifted to the clock of the target."""
     resync_at = controls.resync_at + shift_s if controls.resync_at else 0.0
     pauses = tuple(replace(pause, at=pause.at + shift_s) for pause in controls.pauses)
     return replace(controls, pauses=pauses, resync_at=resync_at)
 
 
 def _text(text: str) -> str:
-    """Not every store has NUL in its texts."""
+    """Replace NUL, which not every store accepts in a text."""
     return text.replace("\0", "\ufffd")

@@ -1,7 +1,7 @@
-"""Writes one key by an operator's word: its current state once more, or its deletion, under a claim of its own.
+"""Forced writes: an operator writes the current state of one key, or deletes the key, under a claim.
 
-What is written is above the mark and below the next version from upstream, so the mark never falls and the next
-real change wins.
+The order of such a write is above the mark and below the next version from upstream. So the mark never falls, and
+the next real change wins.
 """
 
 from collections.abc import Awaitable, Callable
@@ -26,19 +26,22 @@ KEYS_LOOKED_AT = 20
 
 
 class ForceWriter:
-    """Writes single keys through the sink of a pipeline. Nothing else is at work on a key meanwhile."""
+    """Writes single keys through the sink of a pipeline, each under an isolated claim."""
 
     def __init__(self, pipeline: Pipeline, claimer: AdminClaimer) -> None:
         self._pipeline = pipeline
         self._claimer = claimer
 
     async def rewrite(self, key: str, *, older: bool = False) -> Change[Any]:
-        """Read the truth and write it; return what was written. Truth that is older than the mark needs `older`."""
+        """Read the key from the source of truth and write it; return what was written.
+
+        A state that is older than the mark is refused unless `older` is set.
+        """
         needs_refetch(self._pipeline)
         return await self._write(lambda: self._refetched(key, older))
 
     async def delete(self, key: str) -> Change[Any]:
-        """Delete a key from the sink, whatever the source of truth says; return what was written."""
+        """Delete a key from the sink, even if it exists in the source of truth; return what was written."""
         return await self._write(lambda: self._deletion(key))
 
     async def _refetched(self, key: str, older: bool) -> Change[Any]:
@@ -53,7 +56,7 @@ class ForceWriter:
         if not is_same_version(change.order, mark) and not older:
             raise AdminError(
                 f"refetch({key!r}) returned {_version(change.order)}, which is older than the mark at "
-                f"{_version(mark)}; nothing was written; --older writes it all the same"
+                f"{_version(mark)}; nothing was written; use --older to write it all the same"
             )
         change.order = above(mark)
         return change
@@ -80,7 +83,7 @@ class ForceWriter:
         return await pipeline.admin.inspect(key) or EMPTY, await pipeline.control_store.controls()
 
     async def _lowest(self, era: int) -> Order:
-        """Below all that upstream can send; a pipeline without versions has a lowest order of its own."""
+        """Return an order below all that upstream can send. Unversioned pipelines are recognised by their marks."""
         for key in await self._pipeline.control_store.keys("", KEYS_LOOKED_AT):
             entry = await self._pipeline.admin.inspect(key)
             if entry is not None and entry.mark is not None:
@@ -88,7 +91,7 @@ class ForceWriter:
         return (era, VERSION_MIN, 0)
 
     async def _write(self, plan: Callable[[], Awaitable[Change[Any]]]) -> Change[Any]:
-        """Plan, take the key and write; if the key has moved in between, plan again."""
+        """Plan the change, claim the key and write; if the key has changed in between, plan again."""
         self._claimer.wait_budget.renew()
         while True:
             change = await plan()
@@ -102,8 +105,8 @@ class ForceWriter:
                     continue
                 elif claim.reason is RefusalReason.MIXED:
                     raise AdminError(
-                        f"some changes of {change.key!r} have a version and some have none, so nobody can order them; "
-                        f"nothing was written; keywise reset begins anew with the next one"
+                        f"some changes of {change.key!r} have a version and some have none, so they have no common "
+                        f"order; nothing was written; after keywise reset, the next change wins"
                     )
             await self._claimer.wait_budget.wait(f"{change.key!r} changes all the time", OVERTAKEN_S)
 
@@ -120,7 +123,7 @@ class ForceWriter:
             await self._end(claim, await self._apply(claim, change))
 
     async def _transact(self, claim: Claim, change: Change[Any]) -> None:
-        """Effect and mark in one transaction; whatever goes wrong takes both back."""
+        """Write the effect and the mark in one transaction; an error rolls both back."""
         ledger, sink = self._pipeline.ledger, self._pipeline.sink
         assert is_atomic(sink)
         try:
@@ -128,12 +131,12 @@ class ForceWriter:
                 for error in (await write_all(transaction, sink, [change])).values():
                     raise error
                 if await transaction.commit([claim]):
-                    raise AdminError("somebody else has the key by now")
+                    raise AdminError("another worker has taken the key")
         except Exception as error:
             with suppress(UnavailableError):
                 await ledger.release([claim])
             if isinstance(error, UnavailableError):
-                raise  # It may have arrived; the mark tells, and once more does no harm.
+                raise  # The transaction may have committed. A second try does no harm: it finds the new mark.
             cause = (
                 "the claim ended before the sink answered"
                 if isinstance(error, TimeoutError)
@@ -161,7 +164,7 @@ class ForceWriter:
         if result.outcome is Outcome.APPLIED:
             if await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.commit([claim])):
                 raise AdminError(
-                    f"{key!r} was written, but somebody else had taken the key by then; {self._consequence()} "
+                    f"{key!r} was written, but another worker had taken the key by then; {self._consequence()} "
                     f"(see keywise why)"
                 )
             return
@@ -171,8 +174,8 @@ class ForceWriter:
             await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.fail([failure]))
             if result.certainty is Certainty.UNKNOWN:
                 raise AdminError(
-                    f"{key!r}: {cause}; nobody knows whether it was written, so its claim stays until its lease of "
-                    f"{pipeline.settings.lease_s:g} s runs out, and {self._consequence()}"
+                    f"{key!r}: {cause}; it may or may not have been written, so the claim stays until its lease of "
+                    f"{pipeline.settings.lease_s:g} s expires, and {self._consequence()}"
                 )
             raise AdminError(f"{key!r}: {cause}; it may have been written in part; {self._consequence()}")
         await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.release([claim]))
@@ -181,15 +184,15 @@ class ForceWriter:
         raise AdminError(f"{key!r}: {cause}; nothing was written")
 
     def _consequence(self) -> str:
-        """What a write of unknown outcome means for the key."""
+        """Describe what a write of unknown outcome means for the key."""
         sink: Sink = self._pipeline.sink  # type: ignore[assignment]
         if sink.grade == "plain" or sink.forgets_deletions:
-            return "the key counts as suspect then, unless a newer change settles it: keywise repair puts it right"
-        return "the sink itself refuses whatever is older than it holds"
+            return "the key then counts as suspect, unless a newer change settles it: keywise repair repairs it"
+        return "the sink itself refuses versions that are older than the one it holds"
 
 
 def above(mark: Order) -> Order:
-    """The next order that upstream cannot send: newer than the mark, and older than the next version."""
+    """Return an order that upstream cannot send: above the mark, and below the next version."""
     era, version, generation = mark
     if is_unversioned(mark):
         return (era, version + 1, generation)
@@ -197,7 +200,10 @@ def above(mark: Order) -> Order:
 
 
 def unsettled(entry: Entry, now: float) -> Order | None:
-    """What may be in the sink though it is not committed, and nobody is at work on: a removal is meant for it too."""
+    """Return the order of a write that may be in the sink without being committed, if no worker is processing it.
+
+    A removal has to be newer than that write too.
+    """
     if entry.token and (entry.abandoned or now >= entry.lease_until) and entry.intent is not None:
         return max(entry.intent, entry.unknown or entry.intent)
     return entry.unknown

@@ -1,4 +1,4 @@
-"""What an operator asks: the figures of a pipeline, and the report on one key with what would happen to it next."""
+"""Reports for an operator: the figures of a pipeline, and all about one key, with a forecast of what happens next."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -20,16 +20,16 @@ from keywise.flow.strategy import choose_strategy
 Dated = TypeVar("Dated", Pause, HistoryRecord)
 
 LETTERS_MAX = 1000
-"""A key's dead letters are looked for among so many of the newest."""
+"""The dead letters of a key are searched among this many of the newest ones of the pipeline."""
 LINES_SHOWN = 20
 ALARM_S = 3600.0
-"""An alarm is shown for so long, unless it is over."""
+"""How long an alarm is shown, unless it has been cleared."""
 ALARM_LINES = 1000
-"""It is looked for among so many of the newest lines that concern the whole pipeline."""
+"""An alarm is searched among this many of the newest history records that concern the whole pipeline."""
 
 
 class SourceFigures(msgspec.Struct, frozen=True):
-    """One source of a pipeline: how its batches go, and how many messages it holds."""
+    """One source of a pipeline: its commit strategy, and how many messages it holds."""
 
     source: str
     strategy: str
@@ -37,20 +37,20 @@ class SourceFigures(msgspec.Struct, frozen=True):
 
 
 class JournalSummary(msgspec.Struct, frozen=True):
-    """What workers on this machine have noted on disk, and the ledger does not know yet."""
+    """What the journals of workers on this machine contain that the ledger does not know yet."""
 
     since: float
-    """When the ledger could be reached last, by the wall clock."""
+    """When the outage began, by the wall clock."""
     keys: int
     journals: int
     resync_due: bool
-    """More keys were written than are noted."""
+    """More keys were written than the journals can hold."""
     unread: list[str] = []
-    """Which journals cannot be read, and why."""
+    """The journals that cannot be read, each with the cause."""
 
 
 class PipelineFigures(msgspec.Struct, frozen=True):
-    """A pipeline in figures."""
+    """The figures of a pipeline."""
 
     pipeline: str
     grade: Grade
@@ -63,10 +63,10 @@ class PipelineFigures(msgspec.Struct, frozen=True):
     era: int = 0
     pauses: list[Pause] = []
     alarms: list[HistoryRecord] = []
-    """Of the last hour, and not over."""
+    """Alarms of the last hour that have not been cleared."""
     journal: JournalSummary | None = None
     resync_since: float | None = None
-    """Since when a full resync is due; None: it is not."""
+    """Since when a full resync is due; None if it is not."""
 
 
 class Unreached(msgspec.Struct, frozen=True):
@@ -85,13 +85,13 @@ class Mark(msgspec.Struct, frozen=True):
     generation: int
     deleted: bool
     at: float | None
-    """None: something else happened to the key since, and only that moment is remembered."""
+    """When it was committed; None if the entry was touched later, because it stores only one time."""
     kept_until: float | None
-    """The first moment at which a prune may forget it; None: never."""
+    """From when on a prune may forget it; None: never."""
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who works on the key, or did when it died."""
+    """The claim that holds the key, perhaps with an expired lease."""
 
     owner: str
     token: int
@@ -99,21 +99,21 @@ class Holder(msgspec.Struct, frozen=True):
     until: float
     is_over: bool
     gave_up: bool
-    """It lives and does not know what became of its write: the lease has to run out."""
+    """The holder is alive and has reported an unknown outcome: the lease has to expire."""
     isolated: bool
     intent: int | None
-    """The version that it is about to write, where that makes older changes wait."""
+    """The version that it is about to write; None if older changes need not wait for it."""
 
 
 class UnknownWrite(msgspec.Struct, frozen=True):
-    """A write that may be in the sink without being committed; older changes wait for it."""
+    """A write that may be in the sink although it is not committed; older changes wait for it."""
 
     version: int | None
     until: float
 
 
 class Tries(msgspec.Struct, frozen=True):
-    """Failed tries at one version, and deaths of workers that were alone with it."""
+    """The failed attempts at one version, and the crashes of workers that ran it isolated."""
 
     version: int | None
     attempts: int
@@ -121,25 +121,25 @@ class Tries(msgspec.Struct, frozen=True):
     crashes: int
     crashes_max: int
     next_at: float | None
-    """Not before; None: as soon as its message comes back."""
+    """When the next attempt is due; None: as soon as the message is redelivered."""
 
 
 class Suspicion(msgspec.Struct, frozen=True):
-    """The sink may hold something else than the mark says."""
+    """The key is suspect: the sink may hold another state than the mark says."""
 
     count: int
     since: float
     repair_at: float | None
-    """Not before; None: this pipeline has no refetch, so nobody repairs it."""
+    """When the key can be repaired; None if the pipeline has no refetch function, so that nothing repairs it."""
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """How often the key may be dispatched."""
+    """The rate limit of the key."""
 
     n: int
     per_s: float
     next_at: float | None
-    """Not before; None: now."""
+    """When the next dispatch is allowed; None: now."""
 
 
 class DeadLetterSummary(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ class DeadLetterSummary(msgspec.Struct, frozen=True):
 
 
 class ForecastRange(msgspec.Struct, frozen=True):
-    """What changes between two versions would meet now; None stands for no limit on that side."""
+    """The answer that changes between two versions would get now; None means no limit on that side."""
 
     lowest: int | None
     highest: int | None
@@ -160,11 +160,11 @@ class ForecastRange(msgspec.Struct, frozen=True):
     """`granted`, or one of the refusals in `rules.RefusalReason`."""
     wait_s: float = 0.0
     versioned: bool = True
-    """False: this is about changes without a version."""
+    """False for unversioned changes."""
 
 
 class KeyReport(msgspec.Struct, frozen=True):
-    """All that a pipeline knows of one key; moments are seconds of the wall clock."""
+    """All that a pipeline knows of one key. Times are seconds of the wall clock."""
 
     pipeline: str
     grade: Grade
@@ -177,19 +177,19 @@ class KeyReport(msgspec.Struct, frozen=True):
     suspicion: Suspicion | None
     letters: list[DeadLetterSummary]
     letters_are_all: bool
-    """False: there are so many dead letters that only the newest were looked at."""
+    """False if the pipeline has so many dead letters that only the newest were searched."""
     next: list[ForecastRange]
     era: int
-    """What changes of the key belong to now."""
+    """The era that new changes of the key belong to."""
     pauses: list[Pause]
-    """Those that cover the key."""
+    """The pauses that cover the key."""
     limit: Limit | None
     history: list[HistoryRecord]
-    """Newest first, and not more than were asked for."""
+    """The newest records first, up to the requested number."""
 
 
 async def figures_of(pipeline: Pipeline, wall: float) -> PipelineFigures:
-    """Count what is queued, remembered and set aside. `wall` is the time now."""
+    """Count messages, keys, claims and dead letters. `wall` is the current time."""
     sources = [
         SourceFigures(name, choose_strategy(pipeline, source).value, await source.depth())
         for name, source in pipeline.sources
@@ -215,7 +215,7 @@ async def figures_of(pipeline: Pipeline, wall: float) -> PipelineFigures:
 
 
 def journal_summary_of(settings: Settings, pipeline: str) -> JournalSummary | None:
-    """What is noted in the journals of a pipeline on this machine; None if that is nothing."""
+    """Summarise the journals of a pipeline on this machine; None if there are none."""
     contents, unread = contents_in(settings.journal, pipeline) if settings.journal is not None else ([], [])
     if not (contents or unread):
         return None
@@ -225,15 +225,15 @@ def journal_summary_of(settings: Settings, pipeline: str) -> JournalSummary | No
 
 
 async def key_report_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> KeyReport | None:
-    """Tell what the ledger remembers of a key; None if that is nothing at all. `wall` is the time now."""
+    """Report what the ledger knows of a key; None if it knows nothing. `wall` is the current time."""
     admin = pipeline.admin
     entry, now, controls = await admin.inspect(key), await admin.now(), await pipeline.control_store.controls()
     history = await pipeline.history_store.history(key, max(1, lines))
     newest = await admin.dead_letters(LETTERS_MAX)
     ahead_s = wall - now
     letters = [
-        DeadLetterSummary(number, buried_at + ahead_s, letter.version, letter.cause)
-        for number, buried_at, letter in newest
+        DeadLetterSummary(number, at + ahead_s, letter.version, letter.cause)
+        for number, at, letter in newest
         if letter.key == key
     ]
     pauses = [pause for pause in controls.pauses if pause.covers(key)]
@@ -264,18 +264,21 @@ async def key_report_of(pipeline: Pipeline, key: str, wall: float, lines: int = 
 def forecast(
     entry: Entry, now: float, policy: LedgerPolicy, terms: LeaseTerms | None, controls: Controls = PLAIN, key: str = ""
 ) -> list[ForecastRange]:
-    """What a change would meet now, from the lowest version to the highest; equal answers are told together."""
+    """Return the answers that changes would get now, from the lowest version to the highest.
 
-    def meet(version: int | None) -> ForecastRange:
+    Neighbouring versions with the same answer form one range.
+    """
+
+    def answer_to(version: int | None) -> ForecastRange:
         refusal = decide_under(controls, entry, ChangeHeader(key, order_of(version)), now, policy, terms)
         answer, wait_s = (refusal.reason.value, refusal.wait_s) if refusal is not None else ("granted", 0.0)
         return ForecastRange(version, version, answer, wait_s, versioned=version is not None)
 
     if any(is_unversioned(order) for order in _named(entry)):
-        return [meet(None), replace(meet(0), lowest=None, highest=None)]
+        return [answer_to(None), replace(answer_to(0), lowest=None, highest=None)]
     found: list[ForecastRange] = []
     for version in _distinguishing_versions(entry):
-        forecast_range = meet(version)
+        forecast_range = answer_to(version)
         last = found[-1] if found else None
         if last is not None and (last.answer, last.wait_s) == (forecast_range.answer, forecast_range.wait_s):
             found[-1] = replace(last, highest=version)
@@ -287,7 +290,7 @@ def forecast(
 
 
 def _distinguishing_versions(entry: Entry) -> Sequence[int]:
-    """Each version that the entry names, and its neighbours: between them nothing changes."""
+    """Return each version in the entry and its neighbours: the answer can change only at these."""
     near = {order[1] + step for order in _named(entry) for step in (-1, 0, 1)} or {0}
     return sorted(version for version in near if VERSION_MIN <= version <= VERSION_MAX)
 
@@ -297,7 +300,7 @@ def _named(entry: Entry) -> list[Order]:
 
 
 def _terms(pipeline: Pipeline) -> LeaseTerms | None:
-    """What a worker that is not the holder would ask with; None where batches take no claim."""
+    """Return the terms of a worker that is not the holder; None if the commit strategy takes no claim."""
     sink = pipeline.sink
     if is_atomic(sink) and not sink.runs_user_code:
         return None
@@ -366,7 +369,7 @@ def _limit(entry: Entry, pipeline: Pipeline, now: float, ahead_s: float) -> Limi
 
 
 def _on_the_wall(dated: Sequence[Dated], ahead_s: float) -> list[Dated]:
-    """Moments of the store's clock as those of the wall clock."""
+    """Convert times of the store's clock to the wall clock."""
     return [replace(one, at=one.at + ahead_s) for one in dated]
 
 
@@ -375,6 +378,9 @@ def _version(order: Order | None) -> int | None:
 
 
 def active_alarm(lines: Sequence[HistoryRecord], since: float) -> HistoryRecord | None:
-    """The newest alarm of a pipeline's lines, newest first; None if it is over, or older than that."""
+    """Return the newest alarm among history records, which are sorted newest first.
+
+    None if it was cleared, or is older than `since`.
+    """
     newest = next((line for line in lines if line.what in (ALARM, *ENDS_ALARM)), None)
     return newest if newest is not None and newest.what == ALARM and newest.at >= since else None

@@ -1,4 +1,4 @@
-"""Compares what a sink holds with the source of truth, key by key, while the pipeline may be at work."""
+"""Reconciliation: compare the sink with the source of truth, key by key, while the pipeline may be running."""
 
 import asyncio
 import enum
@@ -19,14 +19,14 @@ from keywise.flow.pipeline import Pipeline
 from keywise.flow.refetch import needs_refetch, refetched
 
 PAGE = 200
-"""Keys in memory at once."""
+"""How many keys are compared at once."""
 LOOKS = 3
-"""A difference counts only if nothing happened to its key during one of so many looks."""
+"""How often a key is compared. A difference counts only if the key did not change during one of the comparisons."""
 LOOK_AGAIN_S = 0.5
 
 
 class Kind(enum.StrEnum):
-    """How the sink differs from the truth."""
+    """How the sink differs from the source of truth."""
 
     MISSING = "missing"
     EXTRA = "should be gone"
@@ -34,39 +34,39 @@ class Kind(enum.StrEnum):
     NEWER = "newer"
     DIFFERENT = "different"
     FAILED = "failed"
-    """Truth or sink could not be read."""
+    """The source of truth or the sink could not be read."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One key that the sink does not hold as the truth has it."""
+    """A key on which the sink and the source of truth differ."""
 
     key: str
     kind: Kind
     truth: int | None = None
-    """The version that the source of truth has, if it has one."""
+    """The version in the source of truth, if there is one."""
     held: int | None = None
-    """The version that the sink holds, if it tells."""
+    """The version in the sink, if the sink stores versions."""
     detail: str = ""
 
 
 class Reconciler:
-    """One walk over all keys of a pipeline."""
+    """One comparison of all keys of a pipeline."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         needs_refetch(pipeline)
         if pipeline.lookup is None and not hasattr(pipeline.sink, "read"):
             raise SettingsError(
-                f"the sink of pipeline {pipeline.name!r} cannot be read; give the pipeline a function that returns "
-                "what the store holds of a key, or None if it is not there: decorate it with .lookup"
+                f"the sink of pipeline {pipeline.name!r} cannot be read; write a function that takes a key and returns "
+                "what the store holds of it, or None if it is not there, and decorate it with .lookup"
             )
         self.keys_compared = 0
         self.keys_changing = 0
-        """Keys that something happened to whenever they were looked at."""
+        """Keys that changed during every comparison, so that nothing can be said about them."""
         self._pipeline = pipeline
         self._slots = asyncio.Semaphore(pipeline.settings.concurrency)
 
     async def differences(self, more: Iterable[str] = ()) -> AsyncIterator[Difference]:
-        """What differs, of the keys that the ledger knows and then of these."""
+        """Yield the differences of the keys that the ledger knows, and then of the keys in `more`."""
         async for page in self._pages(more):
             found = await asyncio.gather(*map(self._look, page), return_exceptions=True)
             self.keys_compared += len(page)
@@ -94,7 +94,7 @@ class Reconciler:
                 if found is None:
                     return None
                 is_last = look == LOOKS - 1
-                # What the truth has and the ledger has not yet may be on its way.
+                # A version that the ledger has not seen yet may still be in the queue.
                 is_behind = truth is not None and before.mark is not None and truth[1] > before.mark[1]
                 if await self._is_calm(key, before) and (is_last or not is_behind):
                     return found
@@ -126,7 +126,7 @@ class Reconciler:
         return Content(body, self._version(body))
 
     def _version(self, body: Any) -> int | None:
-        """The version in what a store holds, if it keeps that too."""
+        """Return the version in a stored body, if the store keeps it."""
         try:
             return self._pipeline.reader.read_one(encoded(body)).version
         except MalformedError:
@@ -136,14 +136,14 @@ class Reconciler:
         return await self._pipeline.admin.inspect(key) or EMPTY
 
     async def _is_calm(self, key: str, before: Entry) -> bool:
-        """Whether nothing has happened to the key, and nobody is at work on it."""
+        """Whether the key has not changed, and no worker holds it."""
         after = await self._entry(key)
         is_held = after.token != 0 and after.lease_until > await self._pipeline.admin.now()
         return not is_held and (before.mark, before.deleted, before.token) == (after.mark, after.deleted, after.token)
 
 
 def difference(key: str, truth: Change[Any] | None, held: Content | None, entry: Entry) -> Difference | None:
-    """How the sink differs from the truth; None if it does not."""
+    """Return how the sink differs from the source of truth; None if it does not."""
     held_version = held.version if held is not None else None
     if truth is None or truth.deleted:
         return Difference(key, Kind.EXTRA, held=held_version) if held is not None else None
@@ -161,16 +161,19 @@ def difference(key: str, truth: Change[Any] | None, held: Content | None, entry:
 
 
 def differing(truth: bytes, held: bytes | Mapping[str, Any]) -> list[str] | None:
-    """The names of the fields that differ, if bodies are JSON objects; None if nothing differs."""
+    """Return the names of the fields that differ; None if nothing differs.
+
+    The list is empty if the bodies differ and are not JSON objects.
+    """
     if truth == held:
         return None
-    wanted = _decoded(truth)
+    expected = _decoded(truth)
     found = held if isinstance(held, Mapping) else _decoded(held)
-    if not isinstance(wanted, Mapping) or not isinstance(found, Mapping):
-        return None if wanted == found and wanted is not _UNREADABLE else []
-    # A store that keeps some of the fields is compared in these only.
-    names = found if isinstance(held, Mapping) else {**wanted, **found}
-    fields = sorted(str(name) for name in names if not _is_same(wanted.get(name), found.get(name)))
+    if not isinstance(expected, Mapping) or not isinstance(found, Mapping):
+        return None if expected == found and expected is not _UNREADABLE else []
+    # A store that keeps only some of the fields is compared in those.
+    names = found if isinstance(held, Mapping) else {**expected, **found}
+    fields = sorted(str(name) for name in names if not _is_same(expected.get(name), found.get(name)))
     return fields or None
 
 
@@ -184,8 +187,8 @@ def _decoded(body: bytes) -> Any:
         return _UNREADABLE
 
 
-def _is_same(wanted: Any, found: Any) -> bool:
-    """Lists and objects may be kept as JSON text."""
-    if isinstance(wanted, list | dict) and isinstance(found, str):
-        return bool(_decoded(found.encode()) == wanted)
-    return bool(wanted == found)
+def _is_same(expected: Any, found: Any) -> bool:
+    """Compare two values; a list or an object may be stored as JSON text."""
+    if isinstance(expected, list | dict) and isinstance(found, str):
+        return bool(_decoded(found.encode()) == expected)
+    return bool(expected == found)

@@ -1,4 +1,4 @@
-"""Sends a dead letter again, if it is still news."""
+"""Replay of a dead letter: it is sent again, unless a newer version was applied."""
 
 import math
 
@@ -11,35 +11,39 @@ from keywise.flow.pipeline import Pipeline
 
 
 async def replay(pipeline: Pipeline, number: int, letter: DeadLetter, *, older: bool = False) -> None:
-    """Send its body to the first source, then forget the letter: a crash between the two only duplicates.
+    """Send the body of a dead letter to the first source, then delete the letter.
 
-    It counts as sent now. So where its key was forgotten, its own age decides, unless `older` says that
-    somebody knows better.
+    A crash between the two steps leaves a duplicate, which does no harm. The new message counts as sent now, so
+    the age of the letter is checked here: if its key is forgotten and the letter is older than the retention, it is
+    refused. `older` skips that check; the operator then vouches that nothing newer was applied.
     """
     try:
         change = pipeline.reader.read_one(letter.body)
     except MalformedError as error:
         raise LetterError(f"letter {number} cannot be read: {error}; it stays, drop it if it is of no use") from error
-    want = ChangeHeader(change.key, change.order, sent_at=math.inf if older else letter.sent_at)
-    refusal = await _judge(pipeline, want)
+    header = ChangeHeader(change.key, change.order, sent_at=math.inf if older else letter.sent_at)
+    refusal = await _judge(pipeline, header)
     if refusal is not None and refusal.reason is RefusalReason.FORGOTTEN:
         raise LetterError(
-            f"letter {number} was sent longer ago than the retention, and {change.key!r} is forgotten: "
-            "nobody can tell whether something newer was applied; it stays, --older sends it all the same"
+            f"letter {number} was sent longer ago than the retention, and {change.key!r} is forgotten, so something "
+            "newer may have been applied; it stays; if nothing newer was applied, replay it with --older"
         )
     if refusal is not None and refusal.mark is not None:
         raise LetterError(_format_refusal(number, change.key, change.version, refusal.reason, refusal.mark[1]))
     [url, source], *_ = pipeline.sources
     if url.startswith("memory:"):
-        raise LetterError(f"letter {number} would end with this command: {pipeline.name} reads from {url}; it stays")
+        raise LetterError(
+            f"letter {number} stays: {pipeline.name} reads from {url}, a queue in memory that ends with this command"
+        )
     await source.send([letter.body])
     await pipeline.admin.delete_dead_letters([number])
 
 
-async def _judge(pipeline: Pipeline, want: ChangeHeader) -> Refusal | None:
-    entry, now = await pipeline.admin.inspect(want.key), await pipeline.admin.now()
+async def _judge(pipeline: Pipeline, header: ChangeHeader) -> Refusal | None:
+    """Decide as the ledger would, without a claim: the worker that receives the message decides again."""
+    entry, now = await pipeline.admin.inspect(header.key), await pipeline.admin.now()
     controls, terms = await pipeline.control_store.controls(), LeaseTerms("", 1.0, despite_pause=True)
-    return decide_under(controls, entry, want, now, LedgerPolicy(retention_s=pipeline.settings.retention_s), terms)
+    return decide_under(controls, entry, header, now, LedgerPolicy(retention_s=pipeline.settings.retention_s), terms)
 
 
 def _format_refusal(number: int, key: str, version: int | None, reason: RefusalReason, mark: int) -> str:
@@ -47,6 +51,6 @@ def _format_refusal(number: int, key: str, version: int | None, reason: RefusalR
     if reason is RefusalReason.MIXED:
         return f"letter {number} of {key!r} cannot be ordered: some of its changes have a version and some have none"
     if version is None:
-        return f"letter {number} is refused: {key!r} was applied already, and without a version that is once; it stays"
+        return f"letter {number} stays: a change of {key!r} was applied, and unversioned changes are applied only once"
     applied = "is applied already" if reason is RefusalReason.DUPLICATE else f"is stale: its mark is version {mark}"
     return f"{what}, which {applied}; it stays, drop it with keywise dead drop {number}"

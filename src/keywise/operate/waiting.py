@@ -1,4 +1,4 @@
-"""How an operator's act waits: for a key that somebody holds or a rate that is used up, and not for ever."""
+"""Claims for an operator: wait for a key that is held or rate-limited, but not for ever."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,11 +12,11 @@ from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.flow.pipeline import Pipeline
 
 FINAL = (RefusalReason.STALE, RefusalReason.DUPLICATE, RefusalReason.MIXED, RefusalReason.FORGOTTEN)
-"""Answers that no waiting changes."""
+"""Refusals that do not go away by waiting."""
 
 
 class WaitBudget:
-    """How long an act waits in all, and who is told what for."""
+    """The time that an operator's action may wait for one key. Each wait is reported with its cause."""
 
     def __init__(self, pipeline: Pipeline, wait_s: float, report: Callable[[str], None], advice: str = "") -> None:
         self._clock = pipeline.clock
@@ -26,11 +26,11 @@ class WaitBudget:
         self._advice = f"; {advice}" if advice else ""
 
     def renew(self) -> None:
-        """Begin with another key."""
+        """Start the time again, for another key."""
         self._until = None
 
     async def wait(self, cause: str, look_s: float) -> None:
-        """Wait a little; once the time is up, raise `AdminError` with the cause."""
+        """Wait for up to `look_s`; raise `AdminError` with the cause once the time is used up."""
         if self._until is None:
             self._until = self._clock() + self._wait_s
         left_s = self._until - self._clock()
@@ -41,7 +41,7 @@ class WaitBudget:
 
 
 class AdminClaimer:
-    """Takes keys for an operator, who may have paused them for that, and keeps the claims alive."""
+    """Claims keys for an operator, even if they are paused, and keeps the claims alive."""
 
     def __init__(self, pipeline: Pipeline, wait_budget: WaitBudget, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
@@ -50,9 +50,10 @@ class AdminClaimer:
 
     @asynccontextmanager
     async def taken(self, header: ChangeHeader) -> AsyncIterator[Claim | Refusal]:
-        """The claim, kept alive inside the block, or the answer that calls for another header.
+        """Wait for the claim and keep it alive inside the block. The block has to end the claim in the ledger.
 
-        Whoever is inside ends the claim in the ledger.
+        Yields the refusal instead if this header will never be granted, or if it was deferred: the caller may then
+        try another one.
         """
         pipeline = self._pipeline
         terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, isolated=True, despite_pause=True)
@@ -79,29 +80,30 @@ class AdminClaimer:
             self.heartbeat.drop([claim])
 
     async def _describe_wait(self, key: str, refusal: Refusal) -> str:
-        """What the key waits for, and who holds it."""
+        """Describe what the key waits for, and which worker holds it."""
         entry = await self._pipeline.admin.inspect(key) or EMPTY
         if refusal.reason is RefusalReason.LIMITED:
             return f"the rate of {key!r} is used up"
         if refusal.reason is RefusalReason.DEFERRED:
             return f"a newer change of {key!r} was tried and is not settled: it may be in the sink"
         if entry.token == 0:
-            return f"a change of {key!r} has failed, and its next try is not due"
+            return f"a change of {key!r} has failed, and its retry is not due"
         if entry.abandoned:
-            return f"{entry.owner} does not know whether its write to {key!r} landed, so its lease has to run out"
+            return f"the outcome of a write of {key!r} by {entry.owner} is unknown, so its lease has to expire"
         return f"{key!r} is held by {entry.owner}"
 
 
 @asynccontextmanager
 async def running_heartbeat(pipeline: Pipeline) -> AsyncIterator[Heartbeat]:
-    """A heartbeat for what one command holds: in a thread of its own, or on the loop where there is but one."""
+    """Run a heartbeat for the claims of one command: in its own thread, or on the event loop if the ledger allows
+    only one connection."""
     settings = pipeline.settings
     heartbeat = Heartbeat(
         lease_s=settings.lease_s,
         margin_s=settings.margin_s,
         runtime_max_s=settings.runtime_max_s,
         clock=pipeline.clock,
-        lost=lambda claim: None,  # Whatever runs under it is cancelled, and says so.
+        lost=lambda claim: None,  # The call under a lost claim is cancelled, and reports it.
     )
     if pipeline.connect_heartbeat is not None:
         thread = HeartbeatThread(heartbeat, pipeline.connect_heartbeat)

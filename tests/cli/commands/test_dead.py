@@ -56,7 +56,7 @@ def test_letters_are_listed_by_cause_and_time(office):
     assert listed(office, "--since", "2001-01-01T00:00") == ["c", "b", "a"]
     assert listed(office, "--until", "2001-01-01 00:00:00 UTC") == []
     assert listed(office, "--since", datetime.now(UTC).replace(year=2100).isoformat()) == []
-    assert office.keywise("dead", "list", "--cause", "nothing").out == "none of 3 dead letters is like that\n"
+    assert office.keywise("dead", "list", "--cause", "nothing").out == "none of 3 dead letters matches\n"
     assert office.keywise("dead", "list", "--cause", "no such").out.endswith("\n1 of 3\n"), "a limit hides none"
     assert office.keywise("dead", "list", "--limit", "2").out.endswith("\n2 of 3; see more with --limit\n")
     wrong = office.keywise("dead", "list", "--since", "yesterday")
@@ -107,7 +107,7 @@ def test_letters_that_fit_are_dropped_after_a_question(office):
     age(office, 1, 7200)
     assert office.keywise("dead", "drop", "--until", "1h").status == 2
     status, shown = office.typed("n\n", "dead", "drop", "--all")
-    assert status == 1 and "Forget 3 letters for ever?" in shown and "nothing was done" in shown
+    assert status == 1 and "Delete 3 letters for ever?" in shown and "nothing was done" in shown
     assert office.keywise("dead", "drop", "--until", "1h", "--yes", *WHY).out == "dropped 1 letter\n"
     assert listed(office) == ["c", "b"]
     assert office.keywise("dead", "drop", "--all", "--yes", "--json").json == {"dropped": 2}

@@ -128,7 +128,7 @@ def test_pipelines_are_those_of_the_app_or_those_that_are_named_or_all(shop):
     with closing(sqlite3.connect(shop.path / "old.db")) as file, file:
         file.execute("insert into keywise_scopes (name, controls) select 'older', min(controls) from keywise_scopes")
     noted = shop.copy(OLD, NEW)
-    assert "also knows older, which this app has not; copy it with --pipeline" in noted.err
+    assert "also knows older, which this app does not have; copy it with --pipeline" in noted.err
     assert shop.copy(OLD, "sqlite:///all.db", app=None).out.count("copied ") == 2
     assert "copied older: 0 keys" in shop.copy(OLD, "sqlite:///one.db", "--pipeline", "older").out
     nothing = shop.copy(OLD, "sqlite:///none.db", "--app", "other:app", status=1)
@@ -176,7 +176,7 @@ def test_a_terminal_shows_how_far_it_is_and_control_c_says_what_is_left(shop):
     terminal.wait_for(lambda text: "pages: copying" in text and "%" in text)
     os.kill(terminal.process.pid, signal.SIGINT)
     assert terminal.end() == 1
-    assert "Error: stopped; what is not finished stays paused in sqlite:///new.db" in terminal.text
+    assert "Error: stopped; unfinished pipelines stay paused in sqlite:///new.db" in terminal.text
     assert terminal.shows_cursor
     again = Terminal(command("ledger", "copy", OLD, NEW), shop.path, environment("shop:app"))
     assert again.end() == 0 and again.shows_cursor

@@ -53,14 +53,14 @@ def test_seeds_run_side_by_side_and_their_faults_are_counted(folder):
     }
     assert told["faults"]["crash"] == sum(one["faults"].get("crash", 0) for one in told["grades"].values())
     assert sum(told["faults"].values()) > 0
-    assert sum(told["grades"]["atomic"]["ways"].values()) == 4
+    assert sum(told["grades"]["atomic"]["strategies"].values()) == 4
 
 
 def test_people_get_a_table_and_one_line_of_faults(folder):
     answer = folder.keywise("simulate", "--seeds", "2", "--grade", "plain", "--jobs", "1")
     assert answer.status == 0
     header, row, faults, end = answer.out.splitlines()
-    assert header.split() == ["grade", "seeds", "violations", "cpu", "s", "way"]
+    assert header.split() == ["grade", "seeds", "violations", "cpu", "s", "strategy"]
     assert row.split()[:3] == ["plain", "2", "0"]
     assert faults.startswith("injected ") and "crash" in faults
     assert end.startswith("0 violations in 2 seeds")

@@ -46,7 +46,7 @@ def test_everything_is_in_the_frame():
         "  slowest  1.2 s home  40 ms about and 2 more",
         "  warning  2 s ago: home failed, try 2, again in 500 ms: no such address",
         "  warning  2 s ago: home became a dead letter: no such address",
-        "  warning  2 s ago: home was taken over from a holder whose lease ran out",
+        "  warning  2 s ago: home was taken over from a worker whose lease has expired",
         "",
     ]
 

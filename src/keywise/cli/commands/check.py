@@ -1,4 +1,4 @@
-"""`keywise check`: hold a source, a ledger, a sink or a backend of turns to the promises of its protocol."""
+"""`keywise check`: tests a source, a ledger, a sink or a backend of serial functions against its contract."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from keywise.cli.output import cell, fail, plain, print_json, progress, screen
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground
 
-app = typer.Typer(help="Hold a source, a ledger, a sink or turns to their promises.", no_args_is_help=True)
+app = typer.Typer(help="Check that a source, ledger, sink or serial backend keeps its promises.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="As in an app, without the name of a queue or table.")]
 
@@ -23,7 +23,7 @@ Url = Annotated[str, typer.Argument(metavar="URL", help="As in an app, without t
 def source(url: Url, json: JsonOption = False) -> None:
     """Check a queue: messages come until they are acked, and to one consumer at a time.
 
-    It writes to queues with a name of its own, and removes them afterwards.
+    It creates its own queues, and removes them afterwards.
 
     Exits with status 1 if a promise is broken.
 
@@ -36,9 +36,9 @@ def source(url: Url, json: JsonOption = False) -> None:
 
 @app.command()
 def ledger(url: Url, json: JsonOption = False) -> None:
-    """Check a ledger: one holder a key, newest wins, and answers as the ledger in memory gives them.
+    """Check a ledger: one holder per key, newest wins, and the same answers as the memory ledger.
 
-    It writes to scopes with a name of its own, and removes them afterwards.
+    It creates its own scopes, and removes them afterwards.
 
     Exits with status 1 if a promise is broken.
 
@@ -53,7 +53,7 @@ def ledger(url: Url, json: JsonOption = False) -> None:
 def sink(url: Url, json: JsonOption = False) -> None:
     """Check a store, by its grade: changes arrive whole, deletions delete, and older ones are refused.
 
-    It writes to tables with a name of its own, and removes them afterwards.
+    It creates its own tables, and removes them afterwards.
 
     Exits with status 1 if a promise is broken.
 
@@ -66,9 +66,9 @@ def sink(url: Url, json: JsonOption = False) -> None:
 
 @app.command()
 def turns(url: Url, json: JsonOption = False) -> None:
-    """Check a backend of serial functions: one call a key at a time, in order, and each id once.
+    """Check a backend of serial functions: one call per key at a time, in order, and each id once.
 
-    It writes to serial functions with a name of its own, and removes them afterwards.
+    It creates its own serial functions, and removes them afterwards.
 
     Exits with status 1 if a promise is broken.
 
@@ -93,7 +93,7 @@ def _check(role: str, url: str, json: bool) -> None:
     if broken := report.of(Verdict.BROKEN):
         if json:
             raise typer.Exit(1)
-        fail(f"{len(broken)} of {len(report.checked)} promises are broken; protocols.py says what each of them means")
+        fail(f"{len(broken)} of {len(report.checked)} promises are broken; the contracts are in keywise/core")
 
 
 def _with_progress(playground: "Playground", role: str, json: bool) -> "Conformance":

@@ -1,4 +1,4 @@
-"""`keywise dead`: look at dead letters, send them again, or forget them."""
+"""`keywise dead`: lists, shows, replays and drops dead letters."""
 
 import asyncio
 import base64
@@ -48,21 +48,21 @@ from keywise.operate.replay import replay as send_again
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Look at dead letters, send them again, or forget them.", no_args_is_help=True)
+app = typer.Typer(help="List, show, replay or drop dead letters.", no_args_is_help=True)
 
 Numbers = Annotated[list[int] | None, typer.Argument(metavar="NUMBER", help="As shown by keywise dead list.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All letters, the oldest first.")]
 
 
 @app.command("list")
-def list_letters(  # noqa: PLR0913 - all the words that the command understands
+def list_letters(  # noqa: PLR0913 - one parameter per option
     *,
     app: AppOption = None,
     pipeline: PipelineOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
     cause: CauseOption = "",
-    limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="How many to list, the newest first.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """List dead letters, the newest first.
@@ -72,10 +72,10 @@ def list_letters(  # noqa: PLR0913 - all the words that the command understands
       keywise dead list --app shop:app --limit 5
       keywise dead list --since 2h --cause Timeout --app shop:app
     """
-    wanted = filter_of(since, until, cause)
+    selection = filter_of(since, until, cause)
 
     async def look(pipelines: list[Pipeline]) -> tuple[list[FoundLetter], int]:
-        found = [one for opened in pipelines for one in await newest(opened, limit, wanted)]
+        found = [one for opened in pipelines for one in await newest(opened, limit, selection)]
         found = sorted(found, key=lambda one: one.at, reverse=True)[:limit]
         return found, sum([(await opened.admin.counts()).dead for opened in pipelines])
 
@@ -84,7 +84,7 @@ def list_letters(  # noqa: PLR0913 - all the words that the command understands
         print_json({"dead": total, "letters": [summary(one) for one in found]})
         return
     if not found:
-        print("no dead letters" if not total or not wanted else f"none of {count(total, 'dead letter')} is like that")
+        print("no dead letters" if not total or not selection else f"none of {count(total, 'dead letter')} matches")
         return
     made = table(
         "number", "when", "pipeline", "key", "version", "cause", numbers=("number", "version"), fold=("cause",)
@@ -100,7 +100,7 @@ def list_letters(  # noqa: PLR0913 - all the words that the command understands
 
 
 @app.command("show")
-def show(  # noqa: PLR0913 - all the words that the command understands
+def show(  # noqa: PLR0913 - one parameter per option
     number: Annotated[
         int | None, typer.Argument(metavar="NUMBER", help="As shown by keywise dead list; the newest without it.")
     ] = None,
@@ -114,24 +114,24 @@ def show(  # noqa: PLR0913 - all the words that the command understands
 ) -> None:
     """Show one dead letter: its cause, headers and body.
 
-    Without a number it is the newest that --since, --until and --cause allow.
+    Without a number, it is the newest one that matches --since, --until and --cause.
 
     \b
     Example:
       keywise dead show 12 --app shop:app
       keywise dead show --cause Timeout --app shop:app
     """
-    wanted = filter_of(since, until, cause)
-    if number is not None and wanted:
+    selection = filter_of(since, until, cause)
+    if number is not None and selection:
         refuse("a number names one letter; leave out --since, --until and --cause")
 
     async def look(pipelines: list[Pipeline]) -> FoundLetter:
         if number is not None:
             [found] = await by_number(pipelines, [number])
             return found
-        letters = [one for opened in pipelines for one in await newest(opened, 1, wanted)]
+        letters = [one for opened in pipelines for one in await newest(opened, 1, selection)]
         if not letters:
-            fail("no dead letter is like that; see keywise dead list")
+            fail("no dead letter matches; see keywise dead list")
         return max(letters, key=lambda one: one.at)
 
     found = _with_pipelines(app, pipeline, look)
@@ -146,7 +146,7 @@ def _show(found: FoundLetter) -> None:
     facts = table("", "", fold=("",))
     facts.show_header = False
     facts.add_row(Text("letter", "bold"), f"{found.number} of {plain(found.pipeline.name)}")
-    facts.add_row(Text("buried", "bold"), moment(found.at, now))
+    facts.add_row(Text("since", "bold"), moment(found.at, now))
     facts.add_row(Text("cause", "bold"), cell(letter.cause))
     facts.add_row(Text("key", "bold"), cell(repr(letter.key) if letter.key else "not readable"))
     facts.add_row(Text("version", "bold"), "-" if letter.version is None else str(letter.version))
@@ -159,16 +159,14 @@ def _show(found: FoundLetter) -> None:
 
 
 @app.command("replay")
-def replay(  # noqa: PLR0913 - all the words that the command understands
+def replay(  # noqa: PLR0913 - one parameter per option
     numbers: Numbers = None,
     *,
     every: AllOption = False,
     since: SinceOption = None,
     until: UntilOption = None,
     cause: CauseOption = "",
-    older: Annotated[
-        bool, typer.Option("--older", help="Send letters of forgotten keys however old they are.")
-    ] = False,
+    older: Annotated[bool, typer.Option("--older", help="Send letters of forgotten keys too, of any age.")] = False,
     yes: YesOption = False,
     app: AppOption = None,
     pipeline: PipelineOption = None,
@@ -176,11 +174,11 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
     who: WhoOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Send dead letters again, if they are still news.
+    """Send dead letters again, unless something newer was applied.
 
-    A letter at or below the mark of its key is refused, as is one that still cannot be read, and one that
-    was sent before the retention if its key is forgotten; refused letters stay, and the exit status is 1.
-    More than one letter is asked for first.
+    A letter is refused if its version is at or below the mark of its key, if it still cannot be read, or if it
+    was sent before the retention and its key is forgotten. Refused letters stay, and the exit status is 1.
+    For more than one letter, the command asks first.
 
     \b
     Example:
@@ -188,11 +186,11 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
       keywise dead replay --all --pipeline pages --app shop:app
       keywise dead replay --since 2h --cause Timeout --yes --app shop:app
     """
-    wanted = _checked("replay", numbers, every, filter_of(since, until, cause))
+    selection = _checked("replay", numbers, every, filter_of(since, until, cause))
     by = audit_note(AdminOptions(app, pipeline, why, who))
 
     async def act(pipelines: list[Pipeline]) -> tuple[list[FoundLetter], list[tuple[FoundLetter, str]]]:
-        letters = await meant(pipelines, numbers or [], wanted)
+        letters = await meant(pipelines, numbers or [], selection)
         if len(letters) > 1:
             confirm(f"Send {count(len(letters), 'letter')} again?", yes=yes)
         replayed, refused = [], []
@@ -208,18 +206,18 @@ def replay(  # noqa: PLR0913 - all the words that the command understands
 
     replayed, refused = _with_pipelines(app, pipeline, act)
     if json:
-        stay = [{"number": found.number, "cause": told} for found, told in refused]
+        stay = [{"number": found.number, "cause": message} for found, message in refused]
         print_json({"replayed": [found.number for found in replayed], "refused": stay})
     else:
         print(f"replayed {count(len(replayed), 'letter')}")
-        for _, result in refused:
-            print_error(result)
+        for _, message in refused:
+            print_error(message)
     if refused:
         raise typer.Exit(1)
 
 
 @app.command("drop")
-def drop(  # noqa: PLR0913 - all the words that the command understands
+def drop(  # noqa: PLR0913 - one parameter per option
     numbers: Numbers = None,
     *,
     every: AllOption = False,
@@ -233,20 +231,20 @@ def drop(  # noqa: PLR0913 - all the words that the command understands
     who: WhoOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Forget dead letters for ever.
+    """Delete dead letters for ever.
 
     \b
     Example:
       keywise dead drop 12 13 --app shop:app
       keywise dead drop --until 30d --yes --app shop:app
     """
-    wanted = _checked("drop", numbers, every, filter_of(since, until, cause))
+    selection = _checked("drop", numbers, every, filter_of(since, until, cause))
     by = audit_note(AdminOptions(app, pipeline, why, who))
 
     async def act(pipelines: list[Pipeline]) -> int:
-        letters, dropped = await meant(pipelines, numbers or [], wanted), 0
+        letters, dropped = await meant(pipelines, numbers or [], selection), 0
         if letters:
-            confirm(f"Forget {count(len(letters), 'letter')} for ever?", yes=yes)
+            confirm(f"Delete {count(len(letters), 'letter')} for ever?", yes=yes)
         for found in letters:
             if await found.pipeline.admin.delete_dead_letters([found.number]):
                 dropped += 1
@@ -260,14 +258,14 @@ def drop(  # noqa: PLR0913 - all the words that the command understands
         print(f"dropped {count(dropped, 'letter')}")
 
 
-def _checked(verb: str, numbers: list[int] | None, every: bool, wanted: Filter) -> Filter:
-    """Letters are named by number, or with --all, or by what they are like."""
-    if bool(numbers) == (every or bool(wanted)):
+def _checked(verb: str, numbers: list[int] | None, every: bool, selection: Filter) -> Filter:
+    """Exit with status 2 unless the letters are given by number, or else by --all or a filter."""
+    if bool(numbers) == (every or bool(selection)):
         refuse(
-            f"name the letters to {verb}, as in keywise dead {verb} 12, or say --all, or which with "
-            "--since, --until and --cause"
+            f"name the letters to {verb}, as in keywise dead {verb} 12, or choose them with --all, "
+            "or with --since, --until and --cause"
         )
-    return wanted
+    return selection
 
 
 async def _record(found: FoundLetter, what: str, by: AuditNote) -> None:
@@ -276,7 +274,7 @@ async def _record(found: FoundLetter, what: str, by: AuditNote) -> None:
 
 
 def _with_pipelines(target: str | None, name: str | None, act: Callable[[list[Pipeline]], Coroutine[Any, Any, T]]) -> T:
-    """Act on the opened pipelines that are meant."""
+    """Open the chosen pipelines and run the action on them."""
     loaded = load(target)
     names = choose_pipelines(loaded, [name])
     warn_if_in_memory(loaded)

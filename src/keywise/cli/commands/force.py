@@ -1,4 +1,4 @@
-"""`keywise force` and `keywise remove`: write one key by an operator's word."""
+"""`keywise force` and `keywise remove`: write or delete one key in the sink."""
 
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin
 
 
-def force(  # noqa: PLR0913 - all the words that the command understands
+def force(  # noqa: PLR0913 - one parameter per option
     key: KeyArgument,
     *,
     older: Annotated[bool, typer.Option("--older", help="Write even if it is older than the mark.")] = False,
@@ -34,9 +34,9 @@ def force(  # noqa: PLR0913 - all the words that the command understands
     who: WhoOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Write a key again, as the source of truth has it now.
+    """Write a key again, as it is in the source of truth now.
 
-    Reads it with refetch, takes the key in its turn, and writes it above the mark: the next version still wins.
+    Reads the key with refetch, claims it, and writes it above the mark: the next version still wins.
     It works on a paused key too.
 
     \b
@@ -55,7 +55,7 @@ def force(  # noqa: PLR0913 - all the words that the command understands
         print(plain(f"forced {key!r} in {name}: wrote {what}, at {_order(change)}"))
 
 
-def remove(  # noqa: PLR0913 - all the words that the command understands
+def remove(  # noqa: PLR0913 - one parameter per option
     key: KeyArgument,
     *,
     wait: WaitOption = WAIT_DEFAULT,
@@ -67,7 +67,7 @@ def remove(  # noqa: PLR0913 - all the words that the command understands
 ) -> None:
     """Delete a key from the sink; its next version brings it back.
 
-    Takes the key in its turn, and writes the deletion above the mark. It works on a paused key too.
+    Claims the key, and writes the deletion above the mark. It works on a paused key too.
 
     \b
     Example:
@@ -83,7 +83,7 @@ def remove(  # noqa: PLR0913 - all the words that the command understands
         return
     next_one = "its next version brings it back"
     if is_unversioned(change.order) and change.order[1] != VERSION_MIN:
-        next_one = "without versions nothing is newer, so keywise reset has to let the next change win"
+        next_one = "without versions nothing is newer: run keywise reset, so that the next change wins"
     print(plain(f"removed {key!r} from {name}, at {_order(change)}; {next_one}"))
 
 

@@ -1,4 +1,4 @@
-"""`keywise ledger`: what a ledger holds, and how it moves to another server or technology."""
+"""`keywise ledger`: lists what a ledger holds, and copies it to another server or technology."""
 
 import asyncio
 import difflib
@@ -39,12 +39,12 @@ from keywise.core.url import Address, redacted
 from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import Checksums, LedgerCopy, LedgerHandle, Plan, TargetState, resting
 
-app = typer.Typer(help="Look into a ledger, or move it to another server.", no_args_is_help=True)
+app = typer.Typer(help="List what a ledger holds, or copy it to another server.", no_args_is_help=True)
 
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
 
 Shared = dict[tuple[Any, ...], Any]
-"""Connections that all pipelines of one ledger use."""
+"""Connections that all pipelines of a ledger share."""
 
 
 @app.command("list")
@@ -86,9 +86,9 @@ async def _listed(url: str) -> list[tuple[str, LedgerCounts, Controls]]:
 
 
 @app.command()
-def copy(  # noqa: PLR0913 - all the words that the command understands
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The ledger that is used now.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="The ledger that will be used.")],
+def copy(  # noqa: PLR0913 - one parameter per option
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The ledger in use now.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The ledger to use next.")],
     *,
     pipeline: Annotated[
         list[str] | None,
@@ -104,9 +104,9 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
 ) -> None:
     """Copy a ledger to another server or technology, and compare both.
 
-    Copies the pipelines of the app, or all that FROM knows if no app is named. They have to be paused, and stay so
-    in TO. Keys, dead letters, history and pauses are copied; the queue and the sink are not.
-    FROM stays as it is, but for a line in its history. A copy that was cut off is begun anew by the same command.
+    Copies the pipelines of the app, or all that FROM knows if no app is named. They have to be paused, and stay
+    paused in TO. Keys, dead letters, history and pauses are copied; the queue and the sink are not.
+    FROM does not change, except for a line in its history. After an interrupted copy, run the same command again.
 
     Exits with status 1 if something was not copied, or both sides differ.
 
@@ -124,7 +124,9 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
     try:
         reports = asyncio.run(job.run(loaded, pipeline or []))
     except KeyboardInterrupt:
-        fail(f"stopped; what is not finished stays paused in {redacted(target)}, and the same command begins it anew")
+        fail(
+            f"stopped; unfinished pipelines stay paused in {redacted(target)}; run the same command to copy them again"
+        )
     except KeywiseError as error:
         print_error(error)
         raise typer.Exit(1) from None
@@ -140,17 +142,17 @@ def copy(  # noqa: PLR0913 - all the words that the command understands
 
 
 class CopyReport(msgspec.Struct):
-    """What became of one pipeline."""
+    """The result of copying one pipeline."""
 
     pipeline: str
     outcome: str
-    """copied, same, or to copy (in a dry run)."""
+    """`copied`, `same`, or `to copy` in a dry run."""
     keys: int
     letters: int
     lines: int | None = None
     digests: dict[str, str] = {}
     clock_shift_s: float = 0.0
-    """By how much later all moments are told, because the clocks differ."""
+    """By how many seconds all times were shifted, because the clocks differ."""
 
     def __str__(self) -> str:
         figures = f"{count(self.keys, 'key')}, {count(self.letters, 'dead letter')}"
@@ -158,7 +160,7 @@ class CopyReport(msgspec.Struct):
             figures += f", {count(self.lines, 'line')} of history; both sides agree, digest {self.digests['keys'][:16]}"
         if self.clock_shift_s:
             ahead = "ahead" if self.clock_shift_s > 0 else "behind"
-            figures += f"; the clock of TO is {duration(abs(self.clock_shift_s))} {ahead}, and moments were shifted"
+            figures += f"; the clock of TO is {duration(abs(self.clock_shift_s))} {ahead}, and times were shifted"
         return f"{_OUTCOME_TEXTS[self.outcome]} {self.pipeline}: {figures}"
 
 
@@ -166,7 +168,7 @@ _OUTCOME_TEXTS = {"copied": "copied", "same": "nothing to do, both sides agree o
 
 
 class Copy:
-    """One call of the command: some pipelines, one after another."""
+    """One run of the command: it copies pipelines one after another."""
 
     def __init__(self, source: str, target: str, who: AuditNote, *, replace: bool, yes: bool, dry_run: bool) -> None:
         self._source = source
@@ -181,25 +183,27 @@ class Copy:
         )
 
     async def run(self, loaded: App | None, names: Sequence[str]) -> list[CopyReport]:
-        """Look at all pipelines first, so that nothing is copied if one of them cannot be."""
+        """Check all pipelines first, so that nothing is copied if one of them cannot be copied."""
         chosen = _chosen(await _scopes(self._source, self._shared), loaded, names, redacted(self._source))
         async with AsyncExitStack() as stack:
-            moves = [await stack.enter_async_context(self._ledger_copy(name, _policy(loaded, name))) for name in chosen]
+            copies = [
+                await stack.enter_async_context(self._ledger_copy(name, _policy(loaded, name))) for name in chosen
+            ]
             stack.callback(self._bar.stop)
-            plans = [await move.plan() for move in moves]
-            for move, plan in zip(moves, plans, strict=True):
-                await self._check(move, plan)
-            return [await self._copied(move, plan) for move, plan in zip(moves, plans, strict=True)]
+            plans = [await copy.plan() for copy in copies]
+            for copy, plan in zip(copies, plans, strict=True):
+                await self._check(copy, plan)
+            return [await self._copied(copy, plan) for copy, plan in zip(copies, plans, strict=True)]
 
     @asynccontextmanager
     async def _ledger_copy(self, name: str, policy: LedgerPolicy) -> AsyncIterator[LedgerCopy]:
         is_new = self._dry_run and (file := _file_of(self._target)) is not None and not file.exists()
-        # A dry run leaves no new file behind.
+        # Opening a SQLite file would create it, and a dry run must not leave a file behind.
         there = "memory://" if is_new else self._target
         async with AsyncExitStack() as stack:
             source = await stack.enter_async_context(_opened(self._source, name, policy, self._shared))
             original = LedgerHandle(redacted(self._source), source)
-            # Before the target is opened, which makes a file or tables where there are none.
+            # Check before the target is opened, because that creates files or tables.
             await resting(name, original)
             target = await stack.enter_async_context(_opened(there, name, policy, self._shared))
             task = self._bar.add_task(plain(name), total=(await source.admin.counts()).keys or None)
@@ -211,7 +215,7 @@ class Copy:
 
             yield LedgerCopy(name, original, LedgerHandle(redacted(self._target), target), show_progress)
 
-    async def _check(self, move: LedgerCopy, plan: Plan) -> None:
+    async def _check(self, copy: LedgerCopy, plan: Plan) -> None:
         if plan.found is not TargetState.OTHER:
             return
         target, name = redacted(self._target), plan.pipeline
@@ -220,41 +224,41 @@ class Copy:
                 f"{target} already holds something else of pipeline {name!r}: {plan.difference}; nothing was copied. "
                 "Copy to an empty ledger, or replace it with --replace"
             )
-        await move.check_replaceable()
+        await copy.check_replaceable()
         if not self._dry_run:
             self._bar.stop()
             confirm(f"Replace what {target} holds of {name} ({plan.difference})?", yes=self._yes)
 
-    async def _copied(self, move: LedgerCopy, plan: Plan) -> CopyReport:
+    async def _copied(self, copy: LedgerCopy, plan: Plan) -> CopyReport:
         if plan.found is TargetState.SAME or self._dry_run:
             outcome = "same" if plan.found is TargetState.SAME else "to copy"
             return CopyReport(plan.pipeline, outcome, plan.counts.keys, plan.counts.dead, clock_shift_s=plan.shift_s)
-        done: Checksums = await move.run(plan, self._audit_note)
+        done: Checksums = await copy.run(plan, self._audit_note)
         digests = {"keys": str(done.keys), "letters": str(done.letters), "lines": str(done.lines)}
         counts = (done.keys.count, done.letters.count, done.lines.count)
         return CopyReport(plan.pipeline, "copied", *counts, digests, plan.shift_s)
 
 
 def _chosen(known: Sequence[str], loaded: App | None, names: Sequence[str], place: str) -> list[str]:
-    """Which pipelines are meant: those that were named, else those of the app, else all."""
+    """Return the pipelines to copy: those that are named, else those of the app, else all."""
     known_text = f"it has: {', '.join(known)}" if known else "it holds nothing of any pipeline"
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             refuse(f"{place} knows no pipeline {name!r}; {f'did you mean {near[0]}?' if near else known_text}")
-    wanted = list(dict.fromkeys(names)) or list(loaded.pipelines if loaded else known)
-    found = [name for name in wanted if name in known]
+    requested = list(dict.fromkeys(names)) or list(loaded.pipelines if loaded else known)
+    found = [name for name in requested if name in known]
     if not found:
         fail(f"there is nothing to copy: {place} knows no pipeline{' of this app' if loaded else ''}; {known_text}")
-    if missing := [name for name in wanted if name not in known]:
+    if missing := [name for name in requested if name not in known]:
         note_that(f"{place} holds nothing of {', '.join(missing)}, so there is nothing to copy of it")
     if others := [name for name in known if name not in found and not names]:
-        note_that(f"{place} also knows {', '.join(others)}, which this app has not; copy it with --pipeline")
+        note_that(f"{place} also knows {', '.join(others)}, which this app does not have; copy it with --pipeline")
     return found
 
 
 def _policy(loaded: App | None, name: str) -> LedgerPolicy:
-    """What the app says of a pipeline, as far as a ledger keeps it."""
+    """Return the ledger policy of a pipeline of the app; the default one if the app does not have it."""
     if loaded is None or name not in loaded.pipelines:
         return LedgerPolicy()
     definition = loaded.pipelines[name]
@@ -278,13 +282,13 @@ async def _opened(url: str, name: str, policy: LedgerPolicy, shared: Shared) -> 
 
 
 def _check_place(url: str, name: str, *, exists: bool = False) -> None:
-    """A URL that cannot be meant is told before anything is opened."""
+    """Exit with status 2 if the URL cannot be right; nothing is opened."""
     address = Address(url, "", {})
     if address.scheme == "memory":
         refuse(f"{name} is {redacted(url)}, which lives and dies with one process; name a ledger that others can see")
     file = _file_of(url)
     if file is not None and not file.is_file() and (exists or name == "URL"):
-        refuse(f"there is no file {str(file)!r}, seen from {os.getcwd()}; {name} is a ledger that is used already")
+        refuse(f"there is no file {str(file)!r}, seen from {os.getcwd()}; {name} has to be an existing ledger")
 
 
 def _file_of(url: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""`keywise pause` and `keywise resume`: keys that are not to be worked on."""
+"""`keywise pause` and `keywise resume`: stop and continue the processing of keys."""
 
 import sys
 from typing import Annotated, Any
@@ -23,17 +23,17 @@ from keywise.operate.admin import PipelineAdmin, keys_like
 
 KeyOption = Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")]
 PatternOption = Annotated[
-    str | None, typer.Option("--pattern", metavar="PATTERN", help="All keys like this, with *, ? and [abc].")
+    str | None, typer.Option("--pattern", metavar="PATTERN", help="All keys that match, with *, ? and [abc].")
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="The whole pipeline.")]
 
 
-def pause(  # noqa: PLR0913 - all the words that the command understands
+def pause(  # noqa: PLR0913 - one parameter per option
     key: KeyOption = None,
     *,
     pattern: PatternOption = None,
     every: AllOption = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until no claim on these keys is held any more.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no claim on these keys is held.")] = False,
     yes: YesOption = False,
     app: AppOption = None,
     pipeline: OneOption = None,
@@ -41,9 +41,10 @@ def pause(  # noqa: PLR0913 - all the words that the command understands
     who: WhoOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Let no work begin on a key, on keys like a pattern, or on all.
+    """Pause one key, the keys that match a pattern, or all keys.
 
-    Their messages wait, and what has begun is finished. Pausing again renews the pause, and says so.
+    No new work begins on them, and their messages wait; work that has begun is finished.
+    Pausing again replaces the pause.
 
     \b
     Example:
@@ -58,7 +59,7 @@ def pause(  # noqa: PLR0913 - all the words that the command understands
             await _ask("Pause", keys, opened, every=every, yes=yes)
         before = await admin.pause(keys, is_pattern=is_pattern)
         if not json:
-            again = f"; it was paused already, by {before.by or 'somebody'}" if before is not None else ""
+            again = f"; it was paused already, by {before.by or 'an unknown user'}" if before is not None else ""
             print(plain(f"paused {named(keys, is_pattern)} in {opened.name}{again}"), flush=True)
         if wait:
             await admin.until_free(keys, is_pattern=is_pattern)
@@ -72,7 +73,7 @@ def pause(  # noqa: PLR0913 - all the words that the command understands
         print("no claim is held any more")
 
 
-def resume(  # noqa: PLR0913 - all the words that the command understands
+def resume(  # noqa: PLR0913 - one parameter per option
     key: KeyOption = None,
     *,
     pattern: PatternOption = None,
@@ -84,7 +85,7 @@ def resume(  # noqa: PLR0913 - all the words that the command understands
     who: WhoOption = "",
     json: JsonOption = False,
 ) -> None:
-    """End a pause, named as it was made.
+    """End a pause; name it exactly as it was set.
 
     Exits with status 1 if there is no such pause.
 
@@ -116,7 +117,7 @@ def resume(  # noqa: PLR0913 - all the words that the command understands
 
 
 def meant(key: str | None, pattern: str | None, every: bool) -> tuple[str, bool]:
-    """The keys that are meant, and whether they are a pattern; exactly one of the three ways names them."""
+    """Return the keys, and whether they are a pattern; exit with status 2 unless exactly one option names them."""
     if (key is not None) + (pattern is not None) + every != 1:
         refuse("name a key, or say --pattern 'page-*', or --all")
     if key is not None:
@@ -133,12 +134,12 @@ def named(keys: str, is_pattern: bool) -> str:
 
 
 def note_that(note: str) -> None:
-    """A note on stderr that is no error."""
+    """Print a note, which is not an error, on stderr."""
     print(plain(f"Note: {note}"), file=sys.stderr)
 
 
 async def _ask(verb: str, keys: str, opened: Pipeline, *, every: bool, yes: bool) -> None:
-    """A pattern that covers every known key is asked for."""
+    """Ask for confirmation if the pattern covers every known key."""
     if yes:
         return
     known = await keys_like(opened, keys)
@@ -149,12 +150,12 @@ async def _ask(verb: str, keys: str, opened: Pipeline, *, every: bool, yes: bool
 
 
 def _others(controls: Controls, keys: str, is_pattern: bool) -> str:
-    """What else is paused that somebody may have meant; empty if that is nothing."""
+    """Describe other pauses that the user may have meant; empty if there are none."""
     if is_pattern:
-        meant = controls.pauses
+        related = controls.pauses
     else:
-        meant = tuple(one for one in controls.pauses if one.covers(keys))
-    patterns = [named(one.keys, True) for one in meant if one.is_pattern]
-    count_of_keys = sum(not one.is_pattern for one in meant)
+        related = tuple(one for one in controls.pauses if one.covers(keys))
+    patterns = [named(one.keys, True) for one in related if one.is_pattern]
+    count_of_keys = sum(not one.is_pattern for one in related)
     texts = [*patterns[:5], *([count(count_of_keys, "key")] if count_of_keys else [])]
     return f"still paused: {', '.join(texts)}" if texts else ""

@@ -1,4 +1,4 @@
-"""`keywise prune`: forget keys that no delivery can reach any more."""
+"""`keywise prune`: makes the ledger forget keys that no delivery can reach any more."""
 
 from keywise.cli.admin_options import AdminOptions, OneOption, WhoOption, WhyOption, perform
 from keywise.cli.app_loader import AppOption, JsonOption
@@ -16,7 +16,7 @@ def prune(
 ) -> None:
     """Forget keys that no delivery can reach any more.
 
-    Needs a retention, as retention="30d" in app.pipeline; workers prune by themselves then.
+    Needs a retention, as retention="30d" in app.pipeline; with one, workers also prune by themselves.
     Keys with a claim, an unknown write or a suspicion stay.
 
     \b

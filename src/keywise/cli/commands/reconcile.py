@@ -1,4 +1,4 @@
-"""`keywise reconcile`: compare a sink with the source of truth, and put differences right."""
+"""`keywise reconcile`: compares a sink with the source of truth, and repairs differences."""
 
 import json as json_lines
 import sys
@@ -32,12 +32,14 @@ from keywise.operate.admin import PipelineAdmin
 from keywise.operate.reconcile import Difference, Kind, Reconciler
 
 REPAIRS_MAX = 100_000
-"""Keys that one run puts right, at the most: they are remembered until the question is answered."""
+"""At most this many keys are repaired in one run: they are kept in memory until the question is answered."""
 
 
-def reconcile(  # noqa: PLR0913 - all the words that the command understands
+def reconcile(  # noqa: PLR0913 - one parameter per option
     *,
-    repair: Annotated[bool, typer.Option("--repair", help="Write what differs again from the truth.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Write keys that differ again, from the source of truth.")
+    ] = False,
     keys_from: Annotated[
         str | None,
         typer.Option("--keys-from", metavar="FILE", help="More keys, one per line or as JSON text; - for stdin."),
@@ -52,7 +54,7 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
 ) -> None:
     """Compare the sink with the source of truth, key by key.
 
-    Reads the truth with refetch, and the sink by itself or with lookup. Keys that change meanwhile are no differences.
+    Reads the truth with refetch, and the sink directly or with lookup. Keys that change meanwhile do not count.
     With --json each difference is one line, and the last line sums up. Exits with status 1 if something differs.
 
     \b
@@ -83,7 +85,7 @@ def reconcile(  # noqa: PLR0913 - all the words that the command understands
 
 
 class ReconcileReport:
-    """What was found, and what became of it."""
+    """Prints the differences and the repairs, and counts them."""
 
     def __init__(self, json: bool) -> None:
         self.looked = 0
@@ -120,12 +122,10 @@ class ReconcileReport:
         repaired = f", {self._repaired:,} repaired" if self._repaired else ""
         self._print(summary, f"looked at {count(self.looked, 'key')}: {count(found, 'difference')}{repaired}")
         if self.changing and not self._json:
-            print(f"{count(self.changing, 'key')} changed all the time; look again")
+            print(f"{count(self.changing, 'key')} changed all the time; run it again")
         if self.is_wrong and not self._json:
             left = count(found - self._repaired, "difference")
-            print_error(
-                f"{left} left" if self._repaired else f"{left}; --repair writes these keys again from the truth"
-            )
+            print_error(f"{left} left" if self._repaired else f"{left}; to write these keys again, add --repair")
 
     def _print(self, fields: dict[str, Any], text: str) -> None:
         print(json_lines.dumps(fields) if self._json else plain(text), flush=True)
@@ -151,14 +151,14 @@ _KINDS = {
 
 
 def _checked_place(place: str | None) -> str | None:
-    """A missing file is told before anything is looked at."""
+    """Exit with status 2 if the file is missing, before anything is compared."""
     if place is not None and place != "-" and not Path(place).is_file():
         refuse(f"there is no file {place!r}; write one key per line, or name - for stdin")
     return place
 
 
 def _keys(place: str | None) -> Iterator[str]:
-    """Keys of a file, one per line; a line that is JSON text may hold any character."""
+    """Yield the keys of a file, one per line. A key with line breaks or quotes is written as JSON text."""
     if place is None:
         return
     with nullcontext(sys.stdin) if place == "-" else Path(place).open(encoding="utf-8") as lines:

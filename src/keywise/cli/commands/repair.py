@@ -1,4 +1,4 @@
-"""`keywise repair`: put suspect keys right now, without waiting for a worker to do it."""
+"""`keywise repair`: repairs suspect keys now, without waiting for a worker."""
 
 from typing import Annotated, Any
 
@@ -11,11 +11,13 @@ from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin
 
 
-def repair(  # noqa: PLR0913 - all the words that the command understands
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY", help="These only; all suspects without.")] = None,
+def repair(  # noqa: PLR0913 - one parameter per option
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY", help="These keys only; else all suspect keys.")
+    ] = None,
     *,
     resynced: Annotated[
-        bool, typer.Option("--resynced", help="Say that everything was written again: no full resync is due any more.")
+        bool, typer.Option("--resynced", help="Record that everything was written again: no full resync is due.")
     ] = False,
     app: AppOption = None,
     pipeline: OneOption = None,
@@ -25,8 +27,8 @@ def repair(  # noqa: PLR0913 - all the words that the command understands
 ) -> None:
     """Write suspect keys again from the source of truth.
 
-    Needs refetch. A key is repaired once no call of an earlier holder can land any more (the setting horizon);
-    until then it is told how long that takes. Exits with status 1 if something was not repaired.
+    Needs refetch. A key can be repaired once no write of an earlier holder can land any more (the setting horizon);
+    until then the command prints how long that takes. Exits with status 1 if a key was not repaired.
 
     \b
     Example:
@@ -34,16 +36,16 @@ def repair(  # noqa: PLR0913 - all the words that the command understands
       keywise repair page-17 page-18 --app shop:app
       keywise repair --resynced --why 'reconciled after the outage' --app shop:app
     """
-    wanted = [require_valid_key(key) for key in keys or []]
+    requested = [require_valid_key(key) for key in keys or []]
     if resynced:
-        if wanted:
+        if requested:
             refuse("--resynced is about the whole pipeline; leave the keys out")
-        _take_back(AdminOptions(app, pipeline, why, who), json)
+        _end_resync(AdminOptions(app, pipeline, why, who), json)
         return
 
     async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
         repaired, left = list[str](), dict[str, str]()
-        async for key, cause in admin.repairs(wanted):
+        async for key, cause in admin.repairs(requested):
             if cause:
                 left[key] = cause
             else:
@@ -66,7 +68,7 @@ def repair(  # noqa: PLR0913 - all the words that the command understands
         raise typer.Exit(1)
 
 
-def _take_back(call: AdminOptions, json: bool) -> None:
+def _end_resync(call: AdminOptions, json: bool) -> None:
     async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
         return {"pipeline": opened.name, "was_due": await admin.resynced()}
 
@@ -74,5 +76,5 @@ def _take_back(call: AdminOptions, json: bool) -> None:
     if json:
         print_json(result)
     else:
-        said = "no full resync is due any more" if result["was_due"] else "no full resync was due"
-        print(plain(f"{result['pipeline']}: {said}"))
+        text = "no full resync is due any more" if result["was_due"] else "no full resync was due"
+        print(plain(f"{result['pipeline']}: {text}"))

@@ -1,4 +1,4 @@
-"""`keywise reset`: a new era, for one key or for a whole pipeline, after upstream's numbering has restarted."""
+"""`keywise reset`: begins a new era for one key or a whole pipeline, after upstream has restarted its numbering."""
 
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin
 
 
-def reset(  # noqa: PLR0913 - all the words that the command understands
+def reset(  # noqa: PLR0913 - one parameter per option
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")] = None,
     *,
     era: Annotated[bool, typer.Option("--era", help="All keys; the whole pipeline has to be paused.")] = False,
@@ -34,12 +34,12 @@ def reset(  # noqa: PLR0913 - all the words that the command understands
     who: WhoOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Begin a new era: whatever comes next wins.
+    """Begin a new era, in which the next change wins.
 
-    The mark of a key stays, and the next change to it is newer whatever its version.
-    With --era it is so for all keys, while the whole pipeline is paused. What is still queued then counts as the
-    new numbering, so first stop the producer and let the queue drain.
-    A sink that compares versions itself knows no era, and needs a fresh target instead.
+    The mark of a key stays, and its next change counts as newer, at any version.
+    With --era this holds for all keys; the whole pipeline has to be paused. Messages that are still queued count as
+    the new numbering, so first stop the producer and let the queue drain.
+    A sink that compares versions itself has no eras, and needs a fresh target instead.
 
     \b
     Example:
@@ -63,4 +63,4 @@ def reset(  # noqa: PLR0913 - all the words that the command understands
         print_json(result)
     else:
         what = repr(key) if key is not None else "every key"
-        print(plain(f"{what} of {result['pipeline']} is in era {result['era']}: whatever comes next wins"))
+        print(plain(f"{what} of {result['pipeline']} is in era {result['era']}: the next change wins"))

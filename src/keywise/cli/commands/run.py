@@ -1,4 +1,4 @@
-"""`keywise run`: work until told to stop, and say what became of the messages."""
+"""`keywise run`: processes messages until it is stopped, and prints the totals."""
 
 import asyncio
 import logging
@@ -24,10 +24,10 @@ from keywise.observe.log import Log
 from keywise.observe.run_view import PipelineView, View
 
 LOOK_S = 0.1
-"""Whether the queues are empty is looked at after so long without a batch."""
+"""After this long without an event, --until-empty checks whether the queues are empty."""
 
 WIDE = 80
-"""Columns that the summary needs in a terminal."""
+"""The width that the summary needs in a terminal."""
 
 PROMISES = {
     "atomic": "each effect exactly once",
@@ -47,15 +47,15 @@ def run(
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="Stop when all queues are empty and all work is done.")
     ] = False,
-    is_plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the view, also in a terminal.")] = False,
+    is_plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the view in a terminal.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Work on messages until SIGTERM or SIGINT.
+    """Process messages until SIGTERM or SIGINT.
 
-    The first signal drains: what has begun is finished, the rest is given back.
-    A second one leaves at once.
+    After the first signal, keywise finishes the changes that have begun and releases the others to their queues.
+    A second signal ends it at once.
 
-    In a terminal, a view of the figures is drawn meanwhile; elsewhere they are lines of the log.
+    In a terminal, it draws a view of the figures; elsewhere it logs them as lines.
 
     \b
     Example:
@@ -76,7 +76,7 @@ def run(
 
 
 def leave(status: int) -> NoReturn:
-    """End the process, also while a handler hangs in a thread that nobody can stop."""
+    """End the process, even while a handler hangs in a thread that cannot be stopped."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -111,12 +111,12 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
             if await _are_empty(sources):
                 app.stop()
                 return
-            # Counting a long queue takes a while; most of the time has to be left for the work.
+            # Counting a long queue takes a while; spend at most a tenth of the time on it.
             wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
 
 
 async def _are_empty(sources: Sequence[Source]) -> bool:
-    """A message that is worked on, or waits for its next try here or elsewhere, is not acked, so it still counts."""
+    """Whether all sources are empty. A message that is being processed or retried is not acked, so it counts."""
     try:
         return not any([await source.depth() for source in sources])
     except UnavailableError:
@@ -124,7 +124,7 @@ async def _are_empty(sources: Sequence[Source]) -> bool:
 
 
 def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[None]) -> int:
-    """Run to the end; the loop is never closed, because closing it would wait for handlers that hang."""
+    """Run to the end; return the exit status. The loop is not closed, because that would wait for hung handlers."""
     try:
         with showing:
             asyncio.new_event_loop().run_until_complete(work)
@@ -140,14 +140,14 @@ def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[Non
 
 
 def _without_starts(observer: events.Observer) -> events.Observer:
-    """A log needs no second line about what is announced anyway."""
+    """Keep `Started` from the log, because `_announce` prints it already."""
     if not isinstance(observer, Log):
         return observer
     return lambda event: None if isinstance(event, events.Started) else observer(event)
 
 
 def _announce(event: events.Event) -> None:
-    """Say at the start what can be promised."""
+    """Print the grade and the commit strategy of each source at start."""
     if isinstance(event, events.Started):
         promise = PROMISES.get(event.grade, "")
         line = f"{event.pipeline}: {event.grade} ({promise}), {event.strategy}, from {event.source}"
@@ -155,7 +155,7 @@ def _announce(event: events.Event) -> None:
 
 
 def _print_totals(view: View, json: bool, seconds: float) -> None:
-    by_pipeline = {sight.pipeline: _totals_json(sight) for sight in view.look()}
+    by_pipeline = {one.pipeline: _totals_json(one) for one in view.look()}
     if json:
         print_json({"pipelines": by_pipeline, "seconds": round(seconds, 3)})
         return
@@ -172,7 +172,7 @@ def _summary(counts: dict[str, dict[str, int]]) -> Table:
 
 
 def _upright_summary(counts: dict[str, dict[str, int]]) -> Table:
-    """The same for a narrow terminal, which would cut columns off."""
+    """Return the same table for a narrow terminal, one number per row."""
     summary = table("pipeline", "changes", "number", numbers=("number",))
     for name, numbers in counts.items():
         for what, number in numbers.items():
@@ -180,10 +180,10 @@ def _upright_summary(counts: dict[str, dict[str, int]]) -> Table:
     return summary
 
 
-def _totals_json(sight: PipelineView) -> dict[str, Any]:
+def _totals_json(view: PipelineView) -> dict[str, Any]:
     return {
-        "grade": sight.grade,
-        "sources": sight.sources,
-        "outcomes": sight.outcomes,
-        "failed_tries": sight.failed_tries,
+        "grade": view.grade,
+        "sources": view.sources,
+        "outcomes": view.outcomes,
+        "failed_tries": view.failed_tries,
     }

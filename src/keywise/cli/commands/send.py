@@ -1,4 +1,4 @@
-"""`keywise send`: append messages to a pipeline's first source, or to the first one of a lane."""
+"""`keywise send`: sends messages to the first source of a pipeline or of a lane."""
 
 import asyncio
 import select
@@ -28,8 +28,12 @@ def send(
         typer.Argument(metavar="BODY", help="JSON documents; with - or none, one per line from stdin."),
     ] = None,
     app: AppOption = None,
-    delay: Annotated[str, typer.Option(metavar="DURATION", help="Hide the messages for so long, as 500ms, 5s.")] = "0s",
-    lane: Annotated[str | None, typer.Option(metavar="LANE", help="Send to the first source of live or bulk.")] = None,
+    delay: Annotated[
+        str, typer.Option(metavar="DURATION", help="Deliver the messages after this delay, as 500ms, 5s.")
+    ] = "0s",
+    lane: Annotated[
+        str | None, typer.Option(metavar="LANE", help="Send to the first source of this lane: live or bulk.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Send messages to a pipeline.
@@ -63,7 +67,7 @@ def send(
 
 
 class MessageSender:
-    """Messages on their way to one pipeline, counted once they are durable."""
+    """Sends messages to one pipeline, and counts those that are durable."""
 
     def __init__(self, app: App, pipeline: str, delay_s: float, lane: str | None = None) -> None:
         self.sent = 0
@@ -79,7 +83,7 @@ class MessageSender:
                 await self._send(bodies[start : start + BATCH])
 
     async def send_lines(self, stream: BinaryIO) -> None:
-        """One document per line. What arrives slowly is sent at once, and not held until a batch is full."""
+        """Send one document per line. Lines that arrive slowly are sent at once, not held until a batch is full."""
         if stream.isatty():
             print("Reading one JSON document per line; end with Ctrl-D.", file=sys.stderr)
         number = 0
@@ -126,7 +130,7 @@ def _checked_argument(body: str) -> bytes:
 
 
 def _checked(lines: list[bytes]) -> tuple[list[bytes], tuple[int, str] | None]:
-    """The documents before the first line that is none, and that line's index and cause. Empty lines are left out."""
+    """Return the documents before the first invalid line, and that line's index and cause. Empty lines are skipped."""
     good: list[bytes] = []
     for index, line in enumerate(lines):
         if not line.strip():
@@ -140,7 +144,7 @@ def _checked(lines: list[bytes]) -> tuple[list[bytes], tuple[int, str] | None]:
 
 
 def _batches(stream: BinaryIO, body_max_bytes: int) -> Iterator[list[bytes]]:
-    """Full batches while input waits to be read; less when it has to be waited for."""
+    """Yield full batches while input is available, and smaller ones when a read would block."""
     lines: list[bytes] = []
     rest = b""
     while chunk := _read(stream):
@@ -153,18 +157,18 @@ def _batches(stream: BinaryIO, body_max_bytes: int) -> Iterator[list[bytes]]:
             yield lines
             lines = []
         if len(rest) > body_max_bytes:
-            break  # It can only grow.
+            break  # The line is too long, and more input would only make it longer.
     if lines or rest:
         yield [*lines, rest]
 
 
 def _is_waiting(stream: BinaryIO) -> bool:
-    """Whether a read would return at once, with bytes or with the end."""
+    """Whether a read would return at once, with bytes or at the end of the stream."""
     return bool(select.select([stream], [], [], 0)[0])
 
 
 def _read(stream: BinaryIO) -> bytes:
-    """What is there, and at least one byte unless the stream has ended."""
+    """Read what is available: at least one byte, unless the stream has ended."""
     return stream.read1(READ_BYTES)  # type: ignore[attr-defined, no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""`keywise serial`: what waits and runs one at a time per key, its history, its switches, and taking a request out."""
+"""`keywise serial`: shows the requests of serial functions, switches keys on and off, and cancels requests."""
 
 import asyncio
 import base64
@@ -29,19 +29,19 @@ from keywise.serial.modes import LOOK_S
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Look at requests that wait their turn, and switch or end them.", no_args_is_help=True)
+app = typer.Typer(help="Show requests of serial functions, switch keys, cancel requests.", no_args_is_help=True)
 
 FunctionOption = Annotated[
     str | None, typer.Option("--function", metavar="NAME", help="The serial function, if the app has more than one.")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, help="How many are shown, at the most.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, help="How many to show at most.")]
 LIMIT = 50
 ASKER_MAX = 40
-"""Characters of who asked, in a table."""
+"""How many characters of the caller's name a table shows."""
 
 
 class ModeChoice(enum.StrEnum):
-    """What a key can be switched to."""
+    """The modes that a key can be switched to."""
 
     ON = "on"
     OBSERVE = "observe"
@@ -64,7 +64,7 @@ def status(
       keywise serial status --function accept --json --app clinic:app
     """
 
-    async def look(operator: Any, turns: Any) -> tuple[float, list[KeyState], list[Switch], int]:
+    async def look(operator: Any, backend: Any) -> tuple[float, list[KeyState], list[Switch], int]:
         losses = await operator.sessions_lost() if hasattr(operator, "sessions_lost") else 0
         return await operator.now(), await operator.states(limit), await operator.switches(), losses
 
@@ -94,15 +94,15 @@ def status(
 
 
 @app.command()
-def switch(  # noqa: PLR0913 - all the words that the command understands
-    mode: Annotated[ModeChoice, typer.Argument(help="What these keys are switched to; default removes the switch.")],
+def switch(  # noqa: PLR0913 - one parameter per option
+    mode: Annotated[ModeChoice, typer.Argument(help="The mode of these keys; default removes the switch.")],
     key: KeyOption = None,
     *,
     pattern: PatternOption = None,
     every: AllOption = False,
     settle: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long keys that were off are only observed before they are on."),
+        typer.Option(metavar="DURATION", help="How long keys that were off stay in observe before they are on."),
     ] = None,
     function: FunctionOption = None,
     app: AppOption = None,
@@ -111,8 +111,9 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
 ) -> None:
     """Switch keys on, to observe, or off, while the app runs.
 
-    Keys that were off are observed until nobody can still run them without the store: for as long as a process may
-    have an old view of the switches, and a call may last. To remove such a switch takes two commands, before and after.
+    A key that was off stays in observe until the last call that started without the lock must have finished: as long
+    as a process may have an old view of the switches, plus the time that a call may take. To remove such a switch, run
+    the command twice: the first one starts this time, the second one removes the switch after it.
 
     \b
     Example:
@@ -123,19 +124,19 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
     """
     keys, is_pattern = meant(key, pattern, every)
     if settle is not None and mode in (ModeChoice.OFF, ModeChoice.OBSERVE):
-        refuse(f"--settle says how long keys are observed before they are on; {mode} is at once")
+        refuse(f"--settle says how long keys are observed before they are on; {mode} takes effect at once")
     settle_s = None if settle is None else parse_duration(settle, "--settle")
     by = audit_note(AdminOptions(None, None, "", who)).who
     chosen = _chosen(app, function)
 
-    async def act(operator: Any, turns: Any) -> tuple[float, Switch | None]:
+    async def act(operator: Any, backend: Any) -> tuple[float, Switch | None]:
         now, before = await operator.now(), await operator.switches()
-        wanted = Switch(keys=keys, is_pattern=is_pattern, mode=_MODES.get(mode, Mode.ON), at=now, by=by)
+        requested = Switch(keys=keys, is_pattern=is_pattern, mode=_MODES.get(mode, Mode.ON), at=now, by=by)
         is_set = any((one.keys, one.is_pattern) == (keys, is_pattern) for one in before)
         if mode is ModeChoice.DEFAULT and not is_set:
             fail(f"{named(keys, is_pattern)} is not switched")
         rule = removed if mode is ModeChoice.DEFAULT else settled
-        made = rule(wanted, before, chosen.mode, chosen.settings.view_s + LOOK_S + chosen.settings.timeout_s)
+        made = rule(requested, before, chosen.mode, chosen.settings.view_s + LOOK_S + chosen.settings.timeout_s)
         if made is not None and settle_s is not None:
             made = replace(made, observe_until=now + settle_s) if settle_s or mode is ModeChoice.ON else None
         await operator.switch(made, keys, is_pattern)
@@ -150,7 +151,7 @@ def switch(  # noqa: PLR0913 - all the words that the command understands
     else:
         print(plain(_switched(made, now)))
         if mode is ModeChoice.DEFAULT:
-            note_that("some calls may still run off; to remove the switch, type this again when they are over")
+            note_that("calls may still run without the lock; to remove the switch, run this again after that time")
 
 
 @app.command()
@@ -162,7 +163,7 @@ def history(
     app: AppOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show requests, the newest first: who asked, their places, when they ran, and how they ended.
+    """Show requests, the newest first: who called, their places, when they ran, and how they ended.
 
     \b
     Example:
@@ -173,7 +174,7 @@ def history(
     if key is not None:
         require_valid_key(key)
 
-    async def look(operator: Any, turns: Any) -> list[Record]:
+    async def look(operator: Any, backend: Any) -> list[Record]:
         found: list[Record] = await operator.history(key, limit)
         return found
 
@@ -203,9 +204,9 @@ def cancel(
     who: WhoOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Take requests out of the line; their callers are told. What runs or has ended is left alone.
+    """Cancel requests that wait. Their callers get an error.
 
-    Exits with status 1 if one of them did not wait.
+    Requests that run or have ended are left alone. Exits with status 1 if one of them was not waiting.
 
     \b
     Example:
@@ -216,8 +217,8 @@ def cancel(
     by = audit_note(AdminOptions(None, None, why, who))
     cause = f"by {by.who}" + (f": {why}" if why else "")
 
-    async def act(operator: Any, turns: Any) -> list[str]:
-        ended: list[str] = await turns.withdraw(ids, Ending.CANCELLED, cause)
+    async def act(operator: Any, backend: Any) -> list[str]:
+        ended: list[str] = await backend.withdraw(ids, Ending.CANCELLED, cause)
         return ended
 
     name, ended = _with(app, function, act)
@@ -230,7 +231,7 @@ def cancel(
     for id in ended:
         print(plain(f"cancelled {id!r} of {name}"))
     if others:
-        fail(f"{', '.join(map(repr, others))} of {name} did not wait: running, ended, or not known")
+        fail(f"{', '.join(map(repr, others))} of {name} was not waiting: running, ended, or unknown")
 
 
 def _chosen(target: str | None, name: str | None) -> SerialFunction:
@@ -252,15 +253,15 @@ def _chosen(target: str | None, name: str | None) -> SerialFunction:
 
 
 def _with(target: str | None, name: str | None, act: Callable[[Any, Any], Coroutine[Any, Any, T]]) -> tuple[str, T]:
-    """Open the store of the one function that is meant."""
+    """Open the store of the chosen function and run the action on it."""
     chosen = _chosen(target, name)
     return chosen.name, _opened(chosen, act)
 
 
 def _opened(chosen: SerialFunction, act: Callable[[Any, Any], Coroutine[Any, Any, T]]) -> T:
     async def opened() -> T:
-        async with chosen.connect() as turns:
-            return await act(turns.operator, turns)
+        async with chosen.connect() as backend:
+            return await act(backend.operator, backend)
 
     return asyncio.run(opened())
 
@@ -269,7 +270,7 @@ def _switched(switch: Switch, now: float) -> str:
     text = f"{named(switch.keys, switch.is_pattern)}: {switch.mode}"
     if switch.mode_at(now) is not switch.mode:
         text = f"{text}, and until {stamp(switch.observe_until)} only observed"
-    return f"{text} (by {switch.by or 'somebody'}, {stamp(switch.at)})"
+    return f"{text} (by {switch.by or 'an unknown user'}, {stamp(switch.at)})"
 
 
 def _spans(record: Record) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""`keywise simulate`: real consumers on virtual time with faults."""
+"""`keywise simulate`: runs real consumers on virtual time with simulated faults."""
 
 import enum
 import time
@@ -47,15 +47,15 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     app: AppArgument = None,
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Per grade ({SEEDS}), or of a handler ({SEEDS_OF_OWN})."),
+        typer.Option(min=1, help=f"How many seeds: {SEEDS} per grade, or {SEEDS_OF_OWN} for a handler."),
     ] = None,
-    first_seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="Where to begin.")] = 0,
-    grade: Annotated[GradeChoice, typer.Option(help="What the simulated sink can promise.")] = GradeChoice.ALL,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores without it.")] = None,
+    first_seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="The first seed.")] = 0,
+    grade: Annotated[GradeChoice, typer.Option(help="The grade of the simulated sink.")] = GradeChoice.ALL,
+    jobs: Annotated[int | None, typer.Option(min=1, help="How many processes; one per core without it.")] = None,
     replay: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="Print the trace of one seed; needs --grade.")
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="The merge queue only.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Simulate serial functions only.")] = False,
     pipeline: WhichPipeline = None,
     seed: OneSeed = None,
     messages: Messages = None,
@@ -64,11 +64,11 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     zombies: Zombies = False,
     json: JsonOption = False,
 ) -> None:
-    """Try every promise, or your handler, under simulated faults.
+    """Test every promise, or your own handler, under simulated faults.
 
     Real consumers run on virtual time, with crashes, pauses, lost calls and more.
-    With APP, its handler runs in them, and its store has to end up as it does without faults;
-    the names messages, state and reset in the module of the app say with what, if no option does.
+    With APP, they run its handler, and its store has to end up as it does without faults.
+    Without the options, the messages and functions are messages, state and reset in the module of the app.
 
     Exits with status 1 if a promise was broken, or if the store did not end up right.
 
@@ -85,8 +85,8 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
         if merge or replay is not None or jobs is not None or len(grades) == 1:
             refuse(WITHOUT)
         first, number = (first_seed, seeds or SEEDS_OF_OWN) if seed is None else (seed, 1)
-        wanted = TrialOptions(app, pipeline, messages, state, reset, zombies)
-        simulate_handler(wanted, range(first, first + number), json)
+        options = TrialOptions(app, pipeline, messages, state, reset, zombies)
+        simulate_handler(options, range(first, first + number), json)
         return
     if zombies or any(one is not None for one in (pipeline, seed, messages, state, reset)):
         refuse("--pipeline, --seed, --messages, --state, --reset and --zombies need an APP: keywise simulate shop:app")
@@ -100,7 +100,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
 
 def _grades(grade: GradeChoice, merge: bool) -> list[Grade]:
     if merge and grade is GradeChoice.CONDITIONAL:
-        refuse("the merge queue has the grades plain and atomic; write --grade plain, or --grade atomic")
+        refuse("serial functions have the grades plain and atomic; write --grade plain, or --grade atomic")
     known = [one for one in Grade if not merge or one is not Grade.CONDITIONAL]
     return [one for one in known if grade in (GradeChoice.ALL, one.value)]
 
@@ -155,7 +155,7 @@ def _print_tallies(tallies: Sequence["Tally"], seconds: float, merge: bool) -> N
         fold=("strategy",),
     )
     for tally in tallies:
-        strategies = "; ".join(f"{seeds} × {way}" for way, seeds in sorted(tally.variants.items()))
+        strategies = "; ".join(f"{seeds} × {variant}" for variant, seeds in sorted(tally.variants.items()))
         made.add_row(tally.grade.value, f"{tally.seeds:,}", f"{tally.violations:,}", f"{tally.seconds:.1f}", strategies)
     print_table(made)
     faults = _faults(tallies, merge)
@@ -207,7 +207,7 @@ def _command(grade: Grade, seed: int, merge: bool) -> str:
 
 
 def _faults(tallies: Iterable["Tally"], merge: bool) -> dict[str, int]:
-    """All kinds that there are, so that one which was never injected is seen too."""
+    """Return the number of faults of every kind, including kinds that were never injected."""
     from keywise.testing.simulator.faults import KINDS
     from keywise.testing.simulator.serial.faults import KINDS as MERGE_KINDS
 

@@ -1,4 +1,4 @@
-"""`keywise status`: each pipeline in figures."""
+"""`keywise status`: prints the figures of each pipeline."""
 
 import asyncio
 import time
@@ -37,11 +37,11 @@ def status(
     every: EveryOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show each pipeline in figures.
+    """Show the figures of each pipeline.
 
-    Its grade, how many messages, keys, tombstones, live claims, suspects and dead letters there are,
+    These are its grade, the numbers of messages, keys, tombstones, live claims, suspects and dead letters,
     what is paused, its era, and alarms of the last hour with what to do about them.
-    If the ledger cannot be reached, what workers have noted in the journal of this machine; the exit status is then 1.
+    If the ledger cannot be reached, shows the journals of workers on this machine, and exits with status 1.
 
     \b
     Example:
@@ -81,7 +81,7 @@ async def _gathered(app: App, names: list[str]) -> tuple[list[PipelineFigures], 
         except UnavailableError as error:
             settings = app.pipelines[name].settings
             if settings.journal is None:
-                raise  # Nothing else is known here.
+                raise  # Without a journal, there is nothing to show.
             unreached.append(Unreached(name, str(error), journal_summary_of(settings, name)))
     return found, unreached
 
@@ -93,7 +93,7 @@ def _print_status(found: list[PipelineFigures], unreached: list[Unreached], now:
         for note in _notes(figures, now):
             screen().print(cell(f"{figures.pipeline}: {note}"))
     for one in unreached:
-        noted = "; ".join(format_journals(one.journal, now)) or "nothing is noted in its journal here"
+        noted = "; ".join(format_journals(one.journal, now)) or "its journal on this machine is empty"
         screen().print(cell(f"{one.pipeline}: cannot be reached: {one.cause}; {noted}"))
 
 
@@ -111,18 +111,18 @@ def _print_figures(found: list[PipelineFigures]) -> None:
 
 
 def format_journals(journal: JournalSummary | None, now: float, advice: str = "") -> Iterator[str]:
-    """How many keys were written without the ledger since when, whether that were too many, and what is not known."""
+    """Describe the journals: how many keys were written without the ledger, and which journals cannot be read."""
     if journal is not None and journal.journals:
         keys = f"{count(journal.keys, 'key')} {'is' if journal.keys == 1 else 'are'} noted"
         due = "; more were written than are noted, so a full resync is due" if journal.resync_due else ""
         noted = f"{keys} in {count(journal.journals, 'journal')}{due}{advice}"
         yield f"without the ledger since {moment(journal.since, now)}: {noted}"
-    for trouble in journal.unread if journal is not None else []:
-        yield f"a journal cannot be read: {trouble}"
+    for cause in journal.unread if journal is not None else []:
+        yield f"a journal cannot be read: {cause}"
 
 
 def format_pause(pause: Pause, now: float) -> str:
-    """What is paused since when, by whom, and why."""
+    """Describe a pause: which keys, by whom, since when, and why."""
     keys = repr(pause.keys) if not pause.is_pattern else f"keys like {pause.keys!r}"
     if pause.is_pattern and pause.keys == EVERYTHING:
         keys = "every key"
@@ -131,7 +131,7 @@ def format_pause(pause: Pause, now: float) -> str:
 
 
 def _notes(figures: PipelineFigures, now: float) -> Iterator[str]:
-    """What an operator has set, and what is wrong; nothing for most pipelines."""
+    """Yield what an operator has set, and what is wrong; nothing for most pipelines."""
     if figures.era:
         yield f"era {figures.era}"
     for pause in figures.pauses:
@@ -145,8 +145,8 @@ def _notes(figures: PipelineFigures, now: float) -> Iterator[str]:
     yield from format_journals(figures.journal, now, "; a worker with this journal makes them suspect")
     if figures.resync_since is not None:
         yield (
-            f"A FULL RESYNC IS DUE, since {moment(figures.resync_since, now)}: more keys are in doubt than the "
-            "ledger knows of; write everything again, then keywise repair --resynced"
+            f"A FULL RESYNC IS DUE, since {moment(figures.resync_since, now)}: more keys are suspect than the "
+            "ledger knows; write everything again, then run keywise repair --resynced"
         )
     for alarm in figures.alarms:
         yield f"ALARM, {moment(alarm.at, now)}: {alarm.detail}"

@@ -1,4 +1,4 @@
-"""`keywise why KEY`: all that is known of one key, and what would happen to it next."""
+"""`keywise why KEY`: prints all that is known of one key, and what would happen to it next."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, ForecastRange, Key
 
 LETTERS_SHOWN = 10
 MOMENTS = {"now", "at", "kept_until", "since", "until", "next_at", "repair_at"}
-"""Fields of a report that are moments."""
+"""The fields of a report that are times."""
 
 MEETS = {
     "granted": "is applied",
@@ -40,7 +40,7 @@ MEETS = {
     "duplicate": "is a duplicate: acked, nothing is written",
     "busy": "waits for the key{wait}",
     "deferred": "waits for the newer write whose outcome is unknown{wait}",
-    "isolated": "is applied, with nothing beside it, because the last holder died at work",
+    "isolated": "is applied, with nothing beside it, because the last worker died with this key",
     "paused": "waits until its key is resumed",
     "limited": "waits for the rate of its key{wait}",
     "mixed": "becomes a dead letter: versioned and unversioned changes of one key have no order",
@@ -50,23 +50,23 @@ REASONS = {
     "stale": "something newer was committed already",
     "duplicate": "this version was committed already",
     "superseded": "something newer was committed while it waited",
-    "claim lost": "somebody else has the key since",
-    "taken over": "from a worker whose lease ran out",
+    "claim lost": "another worker may have the key since",
+    "taken over": "from a worker whose lease has expired",
 }
-"""Why a line of the history says what it says."""
+"""The explanation of each kind of history record."""
 
 
 def why(
     key: Annotated[str, typer.Argument(metavar="KEY")],
     app: AppOption = None,
     pipeline: PipelineOption = None,
-    lines: Annotated[int, typer.Option("--lines", metavar="N", min=0, help="How much of its history.")] = LINES_SHOWN,
+    lines: Annotated[int, typer.Option("--lines", metavar="N", min=0, help="Lines of history to show.")] = LINES_SHOWN,
     json: JsonOption = False,
 ) -> None:
-    """Explain one key, and what happens next.
+    """Explain the state of one key, and what happens next.
 
     Shows its mark, claim, failed tries, suspicion and dead letters, whether it is paused or limited,
-    what a change to it would meet now, and what happened to it, newest first: which versions were refused, and why.
+    what would happen to a change that arrives now, and its history, newest first: which versions were refused, and why.
 
     Exits with status 1 if no pipeline knows the key.
 
@@ -124,7 +124,7 @@ def _print_story(report: KeyReport) -> None:
 
 
 def _facts(report: KeyReport) -> Iterator[tuple[str, str]]:
-    """What is known, as lines with a name; only what is there, or whose absence says something."""
+    """Yield what is known as pairs of a name and a text. Absent facts are left out, unless the absence matters."""
     yield from _about_mark(report)
     yield from _about_orders(report)
     yield from _about_claim(report)
@@ -147,10 +147,10 @@ def _about_mark(report: KeyReport) -> Iterator[tuple[str, str]]:
 
 
 def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
-    """What an operator has set, or the pipeline limits."""
+    """Yield what an operator has set for the key, and its rate limit."""
     if report.era:
         is_new = report.mark is None or report.mark.era < report.era
-        yield "era", f"{report.era}{'; whatever comes next is newer than all before' if is_new else ''}"
+        yield "era", f"{report.era}{'; the next change is newer than all before' if is_new else ''}"
     if not report.pauses:
         yield "paused", "no"
     for pause in report.pauses:
@@ -163,7 +163,7 @@ def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
 
 
 def _history(report: KeyReport) -> Table:
-    """What happened, newest first."""
+    """Return the history as a table, newest first."""
     lines_table = table("history", "what", "version", "by", "detail", numbers=("version",), fold=("detail",))
     for line in report.history:
         version = "" if line.version is None else str(line.version)
@@ -183,7 +183,7 @@ def _about_claim(report: KeyReport) -> Iterator[tuple[str, str]]:
         isolated = ", isolated" if holder.isolated else ""
         yield "claim", f"held by {holder.owner}{isolated}, token {holder.token}"
         yield "since", moment(holder.since, now)
-        ends = "ran out" if holder.is_over else "until"
+        ends = "expired" if holder.is_over else "until"
         gave_up = "; the holder gave up, the outcome of its write is unknown" if holder.gave_up else ""
         yield "lease", f"{ends} {moment(holder.until, now)}{gave_up}"
         if holder.intent is not None:
@@ -214,7 +214,7 @@ def _about_suspicion(report: KeyReport) -> Iterator[tuple[str, str]]:
         return
     yield "suspect", f"{count(suspicion.count, 'time')}, the last {moment(suspicion.since, report.now)}"
     if suspicion.repair_at is None:
-        yield "repair", "by nobody: this pipeline has no refetch; give it one with @pipeline.refetch"
+        yield "repair", "not possible: this pipeline has no refetch function; add one with @pipeline.refetch"
     else:
         yield "repair", f"by refetch, not before {moment(suspicion.repair_at, report.now)}"
 

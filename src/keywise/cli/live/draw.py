@@ -1,4 +1,4 @@
-"""How a look at a run is drawn: a block of lines for each pipeline in a terminal, or one line of a log."""
+"""Drawing of a run: a block of lines for each pipeline in a terminal, or one line for a log."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -14,15 +14,16 @@ SLOW_SHOWN = 3
 LABEL_WIDTH = 11
 NOTICE_LINES = 3
 KEY_MAX, CAUSE_MAX = 40, 300
-"""Characters of a key and of a cause; whoever sends messages chooses how long they are."""
+"""How many characters of a key and of a cause are shown: both may come from messages, and be of any length."""
 
 STATE_STYLES = {"running": "green", "paused": "bold yellow", "draining": "yellow"}
 
 
 def frame(views: Sequence[PipelineView], width: int, height: int) -> Text:
-    """All pipelines that have started, in lines that fit; if there are too many for the height, without what is long.
+    """Draw all pipelines that have started, in lines that fit the width.
 
-    The last line is empty: whatever is written after the frame, a prompt for example, begins in a line of its own.
+    If the lines exceed the height, the slowest calls and the warnings are left out. The last line is empty, so that
+    text that follows the frame, a prompt for example, begins on its own line.
     """
     views = [view for view in views if view.sources]
     blocks = [list(_block(view, width)) for view in views]
@@ -35,7 +36,7 @@ def frame(views: Sequence[PipelineView], width: int, height: int) -> Text:
 
 
 def line(view: PipelineView) -> str:
-    """One pipeline in one line, for logs."""
+    """Format one pipeline as one line, for logs."""
     ended = [f"{number:,} {outcome}" for outcome, number in view.outcomes.items() if number]
     total = count(view.changes, "change")
     if view.state == "stopped":
@@ -53,13 +54,13 @@ def line(view: PipelineView) -> str:
 
 
 def rate(changes_a_second: float) -> str:
-    """`6,250/s`, and a small one to the tenth."""
+    """Format a rate: `6,250/s`, and a small one with one decimal."""
     is_small = 0.05 <= changes_a_second < 10
     return f"{changes_a_second:.1f}/s" if is_small else f"{changes_a_second:,.0f}/s"
 
 
 def span(seconds: float) -> str:
-    """A length of time that may be short: `40 ms`, `1.2 s`, `3 min 5 s`."""
+    """Format a duration that may be short: `40 ms`, `1.2 s`, `3 min 5 s`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
@@ -88,7 +89,8 @@ def _head(view: PipelineView) -> list[Text]:
     facts = [Text(plain(view.pipeline), "bold"), Text(view.state, STATE_STYLES.get(view.state, "dim"))]
     if view.grade:
         facts.append(Text(plain(view.grade)))
-    return [*facts, *(Text(plain(way), "dim") for way in strategies), Text(duration(round(view.seconds)), "dim")]
+    names = (Text(plain(strategy), "dim") for strategy in strategies)
+    return [*facts, *names, Text(duration(round(view.seconds)), "dim")]
 
 
 def _rates(view: PipelineView) -> list[str]:
@@ -152,9 +154,9 @@ def _format_event(event: events.Event) -> str:
         case events.DeadLettered():
             return f"{_key(event.key) if event.key else 'a message'} became a dead letter: {_cause(event.cause)}"
         case events.TookOver():
-            return f"{_key(event.key)} was taken over from a holder whose lease ran out"
+            return f"{_key(event.key)} was taken over from a worker whose lease has expired"
         case events.ClaimLost():
-            return f"{_key(event.key)} is somebody else's: its claim was lost"
+            return f"the claim on {_key(event.key)} was lost; another worker may have the key"
         case events.Unavailable():
             return f"{_cause(event.what)} cannot be reached: {_cause(event.cause)}"
         case events.LedgerDown():
@@ -162,7 +164,7 @@ def _format_event(event: events.Event) -> str:
         case events.MarkedSuspect():
             return f"{count(event.keys, 'key')} had been written without the ledger, and may be suspect now"
         case events.Unrepairable():
-            return "there is no refetch, so keys that an outage makes suspect are not repaired"
+            return "there is no refetch function, so keys that an outage makes suspect are not repaired"
         case events.Alarmed():
             return f"{_cause(event.cause)}; {_cause(event.advice)}"
     return plain(described(event))
@@ -186,19 +188,19 @@ def _labelled(label: str, facts: Iterable[str | Text], width: int) -> Iterator[T
 
 
 def _with_label(label: str, lines: Iterable[Text], style: str) -> Iterator[Text]:
-    """The label stands before the first line, and nothing before the others."""
+    """Put the label before the first line, and indent the others."""
     for number, text in enumerate(lines):
         yield Text().append(f"{'' if number else f'  {label}':<{LABEL_WIDTH}}", style).append_text(text)
 
 
 def _packed(facts: Iterable[Text], width: int, gap: str) -> list[Text]:
-    """As many facts in a line as fit; none is broken, and one that is wider than a line is cut."""
+    """Put as many facts into a line as fit. A fact is never wrapped; one that is wider than a line is truncated."""
     lines: list[Text] = []
     for fact in facts:
         fact.truncate(max(1, width), overflow="ellipsis")
         if lines and lines[-1].cell_len + len(gap) + fact.cell_len <= width:
             lines[-1].append(gap).append_text(fact)
         else:
-            # A style of the whole text would colour what is appended too.
+            # Append to an empty text: a style of the fact itself would colour the facts after it too.
             lines.append(Text().append_text(fact))
     return lines

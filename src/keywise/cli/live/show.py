@@ -1,6 +1,6 @@
-"""Shows a view while the run works: drawn again and again in a terminal, or as lines of a log.
+"""Display of a view during a run: redrawn in a terminal, or as lines of a log.
 
-A thread of its own does it, so that neither a slow terminal holds up the work nor a busy event loop the view.
+It runs in its own thread, so that a slow terminal does not delay the work, nor a busy event loop the view.
 """
 
 import logging
@@ -21,20 +21,20 @@ from keywise.observe.run_view import View
 
 DRAW_S = 0.25
 GATHER_S = 0.02
-"""Lines of others wait so long for more of them."""
+"""Printed and logged lines wait this long for more, to be shown together."""
 LINE_S = 5.0
-"""In a log, a pipeline where something happens has a line so often."""
+"""In a log, an active pipeline gets a line this often."""
 LEAVE_S = 2.0
-"""A terminal that takes nothing any more is left alone after so long."""
+"""How long the end waits for a terminal that accepts no output."""
 LINES_MAX = 10_000
-"""So many lines of others wait for the next drawing at most."""
+"""At most this many printed and logged lines wait for the next drawing."""
 
 
 @contextmanager
 def live_view(
     view: View, console: Console, write_line: Callable[[str], None], *, plain: bool = False
 ) -> Iterator[None]:
-    """Show the view as long as this lasts: on the console if it is a terminal, else by telling lines."""
+    """Show the view inside the block: drawn on the console if it is a terminal, else as lines."""
     over = awake = threading.Event()
     with ExitStack() as stack:
         if plain or not can_draw(console):
@@ -53,16 +53,16 @@ def live_view(
 
 
 def can_draw(console: Console) -> bool:
-    """Whether there is a real terminal; variables that force colours make none of a file."""
+    """Whether the console is a real terminal. Variables that force colours do not make a terminal of a file."""
     return console.file.isatty() and not console.is_dumb_terminal
 
 
 class LineBuffer:
-    """Lines that others wrote while the view is drawn; whoever writes never waits for the terminal."""
+    """Lines that other code prints or logs while the view is shown. Adding a line never waits for the terminal."""
 
     def __init__(self) -> None:
         self.arrived = threading.Event()
-        """There is something to take."""
+        """Set when there are lines to take."""
         self._lock = threading.Lock()
         self._kept: deque[str] = deque()
         self._left_out = 0
@@ -76,7 +76,7 @@ class LineBuffer:
         self.arrived.set()
 
     def taken(self) -> list[str]:
-        """What was added since this was last asked."""
+        """Return the lines that were added since the last call."""
         self.arrived.clear()
         with self._lock:
             kept, self._kept = self._kept, deque()
@@ -85,7 +85,7 @@ class LineBuffer:
 
 
 class StreamRedirect:
-    """Stands in for stdout or stderr: whole lines go to `LineBuffer`, the rest is as with the real stream."""
+    """A replacement for stdout or stderr: complete lines go to a `LineBuffer`, all else to the real stream."""
 
     def __init__(self, stream: Any, lines: LineBuffer) -> None:
         self._stream, self._lines = stream, lines
@@ -112,7 +112,7 @@ class StreamRedirect:
             self._stream.flush()
 
     def end(self) -> None:
-        """Whoever still writes to this writes to the real stream."""
+        """Stop redirecting: later writes go to the real stream."""
         with self._lock:
             self._is_over = True
             rest, self._rest = self._rest, ""
@@ -125,7 +125,7 @@ class StreamRedirect:
 
 @contextmanager
 def redirected_output(console: Console) -> Iterator[LineBuffer]:
-    """Collect what is printed and logged to the terminal meanwhile, because it would tear the view."""
+    """Collect what other code prints and logs to the terminal, because it would break up the view."""
     lines = LineBuffer()
     with ExitStack() as stack:
         for name in ("stdout", "stderr"):
@@ -138,25 +138,25 @@ def redirected_output(console: Console) -> Iterator[LineBuffer]:
         try:
             yield lines
         finally:
-            # Most was drawn already; this came after the last drawing.
+            # These lines arrived after the last drawing.
             console.file.writelines(f"{text}\n" for text in lines.taken())
 
 
 @contextmanager
 def _redirected_stream(name: str, stream: Any, lines: LineBuffer) -> Iterator[None]:
-    diversion = StreamRedirect(stream, lines)
+    redirect = StreamRedirect(stream, lines)
     handlers = [handler for handler in _stream_handlers() if handler.stream is stream]
-    setattr(sys, name, diversion)
+    setattr(sys, name, redirect)
     for handler in handlers:
-        handler.setStream(diversion)
+        handler.setStream(redirect)
     try:
         yield
     finally:
         setattr(sys, name, stream)
         for handler in handlers:
-            if handler.stream is diversion:
+            if handler.stream is redirect:
                 handler.setStream(stream)
-        diversion.end()
+        redirect.end()
 
 
 def _stream_handlers() -> list[Any]:
@@ -171,11 +171,11 @@ def _draw(view: View, console: Console, lines: LineBuffer, over: threading.Event
 
     live = Live(look(), console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
     with live:
-        # It stays visible: a process that is killed could not bring it back.
+        # Keep the cursor visible: a process that is killed could not show it again.
         console.show_cursor(True)
         is_over = False
         while not is_over:
-            # A line is shown soon, because the process may not live long after it; many are shown together.
+            # Show a line soon after it arrives, because the process may end right after it; show many together.
             lines.arrived.wait(DRAW_S)
             is_over = over.wait(GATHER_S)
             if texts := lines.taken():
@@ -188,16 +188,16 @@ def _write_lines(view: View, write_line: Callable[[str], None], over: threading.
     is_over = False
     while not is_over:
         is_over = over.wait(LINE_S)
-        for sight in view.look():
-            happened = (sight.changes, sight.failed_tries, sight.state, len(sight.alarms), sight.ledger_down)
-            # An idle pipeline is no news, day after day.
-            if sight.sources and (is_over or last_written.get(sight.pipeline) != happened):
-                last_written[sight.pipeline] = happened
-                write_line(line(sight))
+        for one in view.look():
+            figures = (one.changes, one.failed_tries, one.state, len(one.alarms), one.ledger_down)
+            # An idle pipeline gets no lines.
+            if one.sources and (is_over or last_written.get(one.pipeline) != figures):
+                last_written[one.pipeline] = figures
+                write_line(line(one))
 
 
 def _guarded(work: Callable[[], None], give_up: Callable[[], None]) -> None:
-    """Whoever watches must not be able to stop what is watched."""
+    """Run the display; an error in it is logged, and does not stop the worker."""
     try:
         work()
     except Exception:

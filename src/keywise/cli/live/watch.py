@@ -1,4 +1,4 @@
-"""Looks again and again: `--watch` of a command that otherwise tells something once."""
+"""The option `--watch`: it repeats a command that otherwise prints its result once."""
 
 import io
 import json
@@ -21,10 +21,10 @@ EVERY_MIN_S = 0.1
 
 HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
-WatchOption = Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")]
 EveryOption = Annotated[
     str | None,
-    typer.Option("--every", metavar="DURATION", help="How often --watch looks, as 500ms, 2s; 1s without it."),
+    typer.Option("--every", metavar="DURATION", help="How often --watch repeats, as 500ms, 2s; 1s without it."),
 ]
 
 
@@ -36,9 +36,9 @@ def watch_or_once(
     json: bool,
     wait: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Look once, or with `watch` until Ctrl-C; a look prints what it found, as one JSON document with `json`.
+    """Call `look` once, or with `watch` until Ctrl-C. It prints its result, as one JSON document with `json`.
 
-    In a terminal each look takes the place of the one before; elsewhere it follows, and JSON has a line for each.
+    In a terminal, each result replaces the one before. Elsewhere it follows, and JSON has one line for each.
     """
     every_s = _parse_every(every, watch)
     if not watch:
@@ -48,24 +48,24 @@ def watch_or_once(
     try:
         found = _captured(look)
         if show is _show_screen:
-            # What stands there moves up and away, and is not written over.
+            # Scroll the present text of the terminal up, so that it is not overwritten.
             sys.stdout.write("\n" * Console().height)
         show(found, every_s)
         while True:
             wait(every_s)
             _repeat(look, show, every_s)
     except KeyboardInterrupt:
-        # That is how it is meant to end.
+        # Ctrl-C is the normal end.
         print(file=sys.stderr)
 
 
 def _repeat(look: Callable[[], None], show: Callable[[str, float], None], every_s: float) -> None:
-    # Started in the background of a script, a process is deaf to Ctrl-C unless it asks for it.
+    # A process that a script has started in the background ignores SIGINT unless it installs a handler.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         found = _captured(look)
     except UnavailableError as error:
-        # It was there a moment ago, and whoever watches wants to see it come back.
+        # The first look succeeded, so this is an outage: continue, to show when it ends.
         print_error(error)
     else:
         show(found, every_s)
@@ -75,7 +75,7 @@ def _parse_every(every: str | None, watch: bool) -> float:
     if every is None:
         return EVERY_S
     if not watch:
-        refuse("--every says how often --watch looks; add --watch")
+        refuse("--every says how often --watch repeats; add --watch")
     try:
         every_s = seconds(every)
     except SettingsError as error:
@@ -86,7 +86,7 @@ def _parse_every(every: str | None, watch: bool) -> float:
 
 
 class _CapturedOutput(io.StringIO):
-    """What a look prints, in the shape that the real stream would have."""
+    """Captures the output of a look, formatted as for the real stream."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def _show_text(found: str, _: float) -> None:
 
 
 def _show_screen(found: str, every_s: float) -> None:
-    """Written in one piece and over the last look, so that nothing flickers."""
+    """Write the whole screen in one call, over the last result, so that it does not flicker."""
     height = Console().height
     lines = [f"{stamp(time.time())}, every {duration(every_s)}", "", *found.splitlines()]
     if len(lines) >= height:

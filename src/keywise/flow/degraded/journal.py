@@ -1,6 +1,6 @@
-"""Notes on disk of the keys that were written while the ledger could not be reached, one file for each worker.
+"""The write-ahead journal of degraded mode: which keys were written without the ledger, one file per worker.
 
-A key is noted before it is written, and its note goes only when the ledger knows that the key is suspect.
+A key is journaled before it is written. Its record is removed only when the ledger knows that the key is suspect.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MIN, ChangeHeade
 from keywise.core.errors import UnavailableError
 
 BYTES_A_KEY = 2000
-"""A file of more bytes than this for each key that may be noted is written anew, without what is outdated."""
+"""A file is compacted when it is larger than this many bytes for each key that it may hold."""
 BYTES_MIN = 1_000_000
 
 
@@ -22,25 +22,25 @@ class JournalLine(msgspec.Struct, omit_defaults=True):
     """One line of a journal."""
 
     since: float = 0.0
-    """When the outage began, by the wall clock; the first line says it."""
+    """When the outage began, by the wall clock; only in the first line."""
     begun: list[tuple[str, Order, bool]] = []
-    """Keys that are about to be written, with order and deletion."""
+    """Keys that are about to be written, each with its order and whether it is deleted."""
     written: list[str] = []
-    """Keys whose write has ended, and may be in the sink."""
+    """Keys whose write has ended and may be in the sink."""
     clean: list[str] = []
     """Keys whose write has ended without an effect."""
     full: bool = False
-    """More keys were written than are noted: a full resync is due."""
+    """More keys were written than the journal may hold: a full resync is due."""
 
 
 class JournalContents(msgspec.Struct):
-    """What the lines of one journal say together."""
+    """The combined state of all lines of a journal."""
 
     since: float = 0.0
     headers: dict[str, ChangeHeader] = {}
     """The newest order of each key that may be in the sink."""
     flying: dict[str, ChangeHeader] = {}
-    """What was about to be written, and has not ended: its worker may have died of it."""
+    """Writes that have begun and have not ended: one of them may have crashed the worker."""
     is_full: bool = False
 
     def add(self, line: JournalLine) -> None:
@@ -59,18 +59,18 @@ class JournalContents(msgspec.Struct):
         return self.headers.keys() | self.flying.keys()
 
     def suspects(self) -> list[ChangeHeader]:
-        """What has to become suspect: what was not seen to end counts as written."""
+        """Return the keys to mark as suspect. A write that has not ended counts as written."""
         return [newer(self.headers.get(key), self.flying.get(key)) for key in sorted(self.keys)]
 
     def covers(self, other: "JournalContents") -> bool:
-        """Whether the other, which was the same once, makes nothing else suspect."""
+        """Whether `other`, a later state of the same journal, has no further suspects."""
         return (self.suspects(), self.is_full) == (other.suspects(), other.is_full)
 
     def copy(self) -> "JournalContents":
         return replace(self, headers=dict(self.headers), flying=dict(self.flying))
 
     def lines(self) -> list[JournalLine]:
-        """The same in as few lines as can be."""
+        """Return the same state in as few lines as possible."""
         headers = [
             (key, header.order, header.deleted) for key, header in self.headers.items() if header.order is not None
         ]
@@ -84,13 +84,16 @@ class JournalContents(msgspec.Struct):
 
 
 def newer(one: ChangeHeader | None, other: ChangeHeader | None) -> ChangeHeader:
-    """The newer of two headers of a key, one of which there is."""
+    """Return the newer of two headers of a key; at least one of them is not None."""
     known = [header for header in (one, other) if header is not None]
     return max(known, key=lambda header: header.order or _LOWEST)
 
 
 def read(text: bytes) -> JournalContents:
-    """What a journal says. A last line that is not whole was never acted on; any other damage may hide keys."""
+    """Parse a journal. An incomplete last line is skipped: nothing was written after it.
+
+    Any other damage may hide keys, so the journal then counts as full, and a full resync is due.
+    """
     contents = JournalContents()
     *whole, _ = text.split(b"\n")
     for line in whole:
@@ -102,44 +105,47 @@ def read(text: bytes) -> JournalContents:
 
 
 class JournalFile(Protocol):
-    """A journal that nobody else has, as long as this worker lives."""
+    """A journal that is locked by this worker, as long as it lives."""
 
     name: str
 
     async def read(self) -> bytes: ...
 
     async def append(self, text: bytes, *, durably: bool) -> None:
-        """Add lines; durably, it returns only once they would outlive a crash of the machine."""
+        """Append lines. With `durably`, return only when they would survive a crash of the machine."""
 
     async def rewrite(self, text: bytes) -> None:
-        """Put other lines in place of all, durably and in one step."""
+        """Replace the whole content, durably and atomically."""
 
     async def remove(self) -> None:
-        """It is gone from the disk."""
+        """Delete the journal from the disk."""
 
     def close(self) -> None:
-        """Leave it to whoever finds it."""
+        """Release the lock; another worker may take the journal over."""
 
 
 class Orphans(NamedTuple):
-    """Journals that workers have left behind, and what is wrong with those that cannot be had."""
+    """Journals of dead workers, and the errors of those that could not be opened."""
 
     files: Sequence[JournalFile]
     troubles: Sequence[str] = ()
 
 
 class JournalStore(Protocol):
-    """Where the journals of one pipeline are kept."""
+    """The storage of the journals of one pipeline."""
 
     async def create(self) -> JournalFile:
-        """An empty journal."""
+        """Create an empty journal."""
 
     async def orphans(self) -> Orphans:
-        """Journals that workers have left behind; each is found by one worker only."""
+        """Take over the journals of dead workers. Each journal is given to one worker only."""
 
 
 class DirtyKeyJournal:
-    """The journal of one worker, and those that it found: the keys in them are in doubt until they are handed over."""
+    """The journal of one worker, and the journals of dead workers that it has taken over.
+
+    Their keys are suspect, and the ledger has yet to be informed: the worker hands them over when the ledger is back.
+    """
 
     def __init__(self, journal_store: JournalStore, keys_max: int) -> None:
         self._journal_store = journal_store
@@ -150,9 +156,9 @@ class DirtyKeyJournal:
         self._bytes = 0
         self._found: list[tuple[JournalFile, JournalContents]] = []
         self._outdated: list[JournalFile] = []
-        """The ledger knows what they say: they only have to be removed."""
+        """Journals that were handed over to the ledger, and have to be removed."""
         self._writing = asyncio.Lock()
-        """Two that note at once would each begin a file."""
+        """Without it, two concurrent first notes would each create a file."""
 
     @property
     def is_empty(self) -> bool:
@@ -160,29 +166,29 @@ class DirtyKeyJournal:
 
     @property
     def is_full(self) -> bool:
-        """This worker has written more keys than it may note."""
+        """Whether this worker has written more keys than its journal may hold."""
         return self._contents.is_full
 
     @property
     def withheld(self) -> set[str]:
-        """Keys that other workers may have died of."""
+        """Keys that may have crashed other workers."""
         return {key for _, contents in self._found for key in contents.flying}
 
     def pending(self) -> list[tuple[JournalFile, JournalContents]]:
-        """What has to be handed over, with what each says now."""
+        """Return the journals to hand over, each with a snapshot of its contents."""
         own = [(self._own, self._contents.copy())] if self._own is not None else []
         return [*self._found, *own]
 
     async def note(self, headers: Sequence[ChangeHeader], since: float) -> None:
-        """Note what is about to be written. Raises UnavailableError if that is impossible: then write nothing."""
+        """Record changes that are about to be written. Raises UnavailableError if it cannot; then write nothing."""
         async with self._writing:
             await self._note(headers, since)
 
     async def _note(self, headers: Sequence[ChangeHeader], since: float) -> None:
         known = self._contents.keys
-        strange = [header for header in headers if header.key not in known]
+        new = [header for header in headers if header.key not in known]
         room = 0 if self.is_full else max(0, self._keys_max - len(known))
-        left_out = {header.key for header in strange[room:]}
+        left_out = {header.key for header in new[room:]}
         begun = [(header.key, _order(header), header.deleted) for header in headers if header.key not in left_out]
         line = JournalLine(begun=begun, full=bool(left_out) and not self.is_full)
         if self._own is None:
@@ -194,7 +200,7 @@ class DirtyKeyJournal:
             await self._append(line, durably=True)
 
     async def ended(self, written: Sequence[str], clean: Sequence[str]) -> None:
-        """Note what became of it. If that is lost, it only counts as something that may have been written."""
+        """Record writes that have ended. If the record is lost, the keys only count as possibly written."""
         async with self._writing:
             await self._end(written, clean)
 
@@ -212,7 +218,7 @@ class DirtyKeyJournal:
             self._bytes = len(text)
 
     async def find(self) -> None:
-        """Take what dead workers have left behind. Raises UnavailableError for what cannot be read, after the rest."""
+        """Take over journals of dead workers. Raises UnavailableError for those it cannot read, after the others."""
         files, troubles = await self._journal_store.orphans()
         causes, unread = list(troubles), list(files)
         try:
@@ -230,7 +236,7 @@ class DirtyKeyJournal:
             raise UnavailableError("; ".join(causes))
 
     async def forget(self, file: JournalFile, known: JournalContents) -> None:
-        """The ledger knows this of it, so it is no longer pending; unless more was noted meanwhile."""
+        """Drop a journal whose contents the ledger knows, unless more was recorded in it meanwhile."""
         async with self._writing:
             if file is self._own:
                 if not known.covers(self._contents):
@@ -240,7 +246,7 @@ class DirtyKeyJournal:
             self._outdated.append(file)
 
     async def tidy(self) -> None:
-        """Remove what was forgotten. Raises UnavailableError for what cannot be removed now, after the rest."""
+        """Delete dropped journals. Raises UnavailableError for those it cannot delete, after the others."""
         causes = []
         for file in list(self._outdated):
             try:
@@ -253,7 +259,7 @@ class DirtyKeyJournal:
             raise UnavailableError("; ".join(causes))
 
     def close(self) -> None:
-        """Leave everything to the next worker."""
+        """Release all journals to the next worker."""
         for file in [*self._outdated, *(file for file, _ in self.pending())]:
             file.close()
         self._own, self._contents, self._found, self._outdated = None, JournalContents(), [], []
@@ -262,7 +268,7 @@ class DirtyKeyJournal:
         assert self._own is not None, "a journal is created with its first note"
         text = _encoded(line)
         await self._own.append(text, durably=durably)
-        # Only now: what could not be noted is not written.
+        # Only after the append: changes that could not be journaled are not written.
         self._contents.add(line)
         self._bytes += len(text)
 

@@ -1,4 +1,4 @@
-"""Journals as files of one folder: each is locked by the worker that writes it, so an unlocked one was left behind."""
+"""Journals as files in a folder: a worker locks the file that it writes, so an unlocked one is of a dead worker."""
 
 import asyncio
 import errno
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 SUFFIX = ".journal"
 FRESH = ".fresh"
-"""What is about to take the place of a journal."""
+"""The suffix of a file that is about to replace a journal."""
 
 
 class JournalDirectory:
-    """The journals of one pipeline in a folder of this machine. The owner's name tells them apart."""
+    """The journals of one pipeline in a local folder. File names contain the owner, so that workers do not collide."""
 
     def __init__(self, folder: str, pipeline: str, owner: str) -> None:
         self._folder = Path(folder)
@@ -29,7 +29,7 @@ class JournalDirectory:
         self._number = 0
 
     def prepare(self) -> None:
-        """Make the folder, and find out whether it can be written: in an outage it is too late for that."""
+        """Create the folder and check that it is writable, at start: during an outage it would be too late."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             probe = self._folder / f"{self._prefix}{self._owner}.probe"
@@ -38,7 +38,7 @@ class JournalDirectory:
         except OSError as error:
             raise SettingsError(
                 f"journal={str(self._folder)!r} cannot be written: {error.strerror}; name a folder that this worker "
-                "may write and that outlives it"
+                "can write to and that survives a restart"
             ) from error
 
     async def create(self) -> "LockedFile":
@@ -57,7 +57,7 @@ class JournalDirectory:
                     elif file is not None:
                         found.append(file)
                 except OSError as error:
-                    # One that cannot be had keeps nobody from the others.
+                    # Continue with the other files.
                     troubles.append(_format_error(path, error))
             return Orphans(found, troubles)
 
@@ -68,7 +68,7 @@ class JournalDirectory:
 
 
 class LockedFile:
-    """One file, open and locked."""
+    """A journal file, open and locked."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.name = path.name
@@ -84,7 +84,7 @@ class LockedFile:
             try:
                 _write(self._descriptor, text)
             except OSError:
-                # Part of a line would spoil the next one.
+                # An incomplete line would corrupt the next one.
                 os.ftruncate(self._descriptor, size)
                 raise
             if durably:
@@ -95,16 +95,16 @@ class LockedFile:
     async def rewrite(self, text: bytes) -> None:
         def act() -> None:
             fresh = self._path.with_suffix(FRESH)
-            # Locked before it has the name that others look for.
+            # Lock the new file before it gets the name that other workers look for.
             other = _open_locked(fresh, os.O_CREAT | os.O_TRUNC)
             if other is None:
-                raise BlockingIOError(errno.EWOULDBLOCK, "somebody looks whether it was left behind")
+                raise BlockingIOError(errno.EWOULDBLOCK, "another worker is checking whether it was left behind")
             try:
                 _write(other, text)
                 os.fsync(other)
                 fresh.rename(self._path)
             except OSError:
-                # A disk that is full must not keep what is of no use.
+                # Delete the incomplete file: the disk may be full.
                 os.close(other)
                 fresh.unlink(missing_ok=True)
                 raise
@@ -129,14 +129,17 @@ class LockedFile:
 
 
 def contents_in(folder: str, pipeline: str) -> tuple[list[JournalContents], list[str]]:
-    """What all journals of a pipeline say, those of living workers too, and which cannot be read; nothing is locked."""
+    """Read all journals of a pipeline, also those of live workers; return their contents and the errors.
+
+    No file is locked.
+    """
     found, troubles = list[JournalContents](), list[str]()
 
     def look(path: Path, act: Callable[[], T]) -> T | None:
         try:
             return act()
         except FileNotFoundError:
-            pass  # It was handed over in this moment, or nobody has worked here yet.
+            pass  # The journal was just handed over and removed, or no worker has run here yet.
         except OSError as error:
             troubles.append(f"{path}: {error.strerror}")
         return None
@@ -165,13 +168,14 @@ def _created(path: Path) -> LockedFile:
 
 
 def _found(path: Path) -> LockedFile | None:
-    """None: a living worker has it, or somebody was faster."""
+    """Open and lock an orphaned journal; None if its worker lives, or another worker has taken it."""
     try:
         descriptor = _open_locked(path, 0)
     except FileNotFoundError:
         return None
     if descriptor is None:
         return None
+    # Between open and lock, its worker may have replaced or removed the file.
     try:
         is_same = os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
@@ -183,7 +187,7 @@ def _found(path: Path) -> LockedFile | None:
 
 
 def _tidy_away(path: Path, left: LockedFile) -> None:
-    """Remove what a worker was about to put in place of its journal when it died; the journal itself is whole."""
+    """Remove the replacement that a dead worker had not yet renamed; its journal is intact."""
     try:
         path.unlink(missing_ok=True)
     finally:
@@ -209,7 +213,7 @@ def _write(descriptor: int, text: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new name is on disk only once its folder is."""
+    """Flush a folder: a new or removed name is durable only after that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -218,7 +222,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 async def _in_thread(path: Path, act: Callable[[], T]) -> T:
-    """A disk may be slow, and the event loop has other work."""
+    """Run file operations in a thread, because a disk may be slow; OSError becomes UnavailableError."""
     try:
         return await asyncio.to_thread(act)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A ledger that may be down when its worker starts: it is opened by the first call that reaches it."""
+"""A ledger that may be down when its worker starts: the first call that can reach it opens it."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -8,7 +8,7 @@ from keywise.core.errors import UnavailableError
 
 
 class LazyLedger:
-    """Stands before a ledger. Until it is open, each call tries to open it, or raises UnavailableError."""
+    """A proxy for a ledger. Until the ledger is open, each call first tries to open it, or raises UnavailableError."""
 
     def __init__(self, ledger: Any, stack: AsyncExitStack) -> None:
         self._ledger = ledger
@@ -17,11 +17,11 @@ class LazyLedger:
         self._opening = asyncio.Lock()
 
     async def try_to_open(self) -> None:
-        """Open it if it can be reached now; any other trouble with it is raised."""
+        """Open the ledger if it can be reached now. Any other error is raised."""
         try:
             await self.open()
         except UnavailableError:
-            return  # The worker goes on without it, and says so.
+            return  # The worker starts without the ledger, and reports the outage.
 
     async def open(self) -> None:
         async with self._opening:
@@ -29,18 +29,20 @@ class LazyLedger:
                 await self._stack.enter_async_context(self._ledger)
                 self._is_open = True
 
-    def part(self, plug: Any) -> Any:
-        """The ledger itself or one of its hands: its calls, and its figures as they are."""
-        return _Part(self, plug)
+    def part(self, target: Any) -> Any:
+        """Return a proxy for the ledger itself or for one of its other roles, such as `LedgerAdmin`."""
+        return _Part(self, target)
 
 
 class _Part:
-    def __init__(self, lazy: LazyLedger, plug: Any) -> None:
+    """A proxy whose methods open the ledger first; attributes that are not methods are passed through."""
+
+    def __init__(self, lazy: LazyLedger, target: Any) -> None:
         self._lazy = lazy
-        self._plug = plug
+        self._target = target
 
     def __getattr__(self, name: str) -> Any:
-        act = getattr(self._plug, name)
+        act = getattr(self._target, name)
         if not callable(act):
             return act
 

@@ -1,7 +1,7 @@
-"""Writes changes while the ledger is down: without a claim, one at a time per key here, and noted on disk first.
+"""The worker of degraded mode: it writes changes while the ledger is down, and journals each key first.
 
-Nobody keeps other workers from the same keys, so an older change may be written after a newer one.
-That is why each of these keys becomes suspect once the ledger is back, and is repaired from the source of truth.
+Without claims, two workers may write the same key at once, and an older change may be written after a newer one.
+Therefore each of these keys becomes suspect once the ledger is back, and is repaired from the source of truth.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from keywise.flow.pipeline import LEDGER, Pipeline
 from keywise.flow.wakeup import Wakeup
 
 PROBE_MAX_S = 5.0
-"""So often at the least it is tried whether the ledger is back."""
+"""The longest interval between two probes of the ledger."""
 WITHHELD_LOOK_S = 5.0
 SUSPECTS_PER_CALL = 1000
-"""Keys that one call makes suspect, at the most."""
+"""At most this many keys are marked as suspect by one call."""
 
-CAUSE = "more keys were written without the ledger than the journal contents: a full resync is due"
+CAUSE = "more keys were written without the ledger than the journal can hold: a full resync is due"
 ADVICE = (
     "write everything again from the source of truth, for example with keywise reconcile --repair, and then run "
     "keywise repair --resynced"
@@ -37,7 +37,7 @@ Ending = tuple[Ticket, SinkResult]
 
 
 class DegradedWorker:
-    """What one worker does without the ledger, and how the ledger is told of it."""
+    """Writes changes while the ledger is down, and afterwards marks the written keys as suspect in the ledger."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class DegradedWorker:
         room: Wakeup,
     ) -> None:
         self.due = pipeline.clock()
-        """When to look for what dead workers have left behind."""
+        """When to look for journals of dead workers."""
         self.is_at_work = False
         self._trouble_due = self.due
         self._pipeline = pipeline
@@ -66,13 +66,14 @@ class DegradedWorker:
         self._stopping = True
 
     def close(self) -> None:
-        """What the ledger does not know yet is left to the next worker."""
+        """Close the journals. Keys that the ledger does not know yet are left to the next worker."""
         self._journal.close()
 
     async def is_settled(self, calls: Callable[[], int]) -> bool:
-        """Whether changes may be claimed: the ledger answers, and knows of every key that was written without it.
+        """Whether changes may be claimed: the ledger answers, and knows every key that was written without it.
 
-        `calls` tells how many calls under claims still run.
+        While the ledger is down, this writes without it and returns False afterwards. `calls` returns how many calls
+        under claims still run.
         """
         if self._pipeline.is_without_ledger:
             self.is_at_work = True
@@ -88,9 +89,9 @@ class DegradedWorker:
         return self._journal.is_empty or await self._hand_over()
 
     async def conclude_claimed(self, jobs: Sequence[Job]) -> None:
-        """End changes whose claims nobody can be told about any more: their leases run out by themselves.
+        """Conclude claimed changes without the ledger: journal those that were written, and let the leases expire.
 
-        Raises UnavailableError if they cannot be noted; then nothing has ended.
+        Raises UnavailableError if the journal cannot be written; then nothing is concluded.
         """
         endings = [(job.ticket, job.result) for job in jobs if not job.undone or job.result.outcome is Outcome.BUSY]
         await self._journal.note([ticket.change for ticket, result in endings if _may_show(result)], self._since())
@@ -102,7 +103,7 @@ class DegradedWorker:
     # Work.
 
     async def _work_without(self, calls: Callable[[], int]) -> None:
-        """Until the ledger answers or the worker is to stop; what has begun is finished."""
+        """Write changes until the ledger answers or the worker is stopped, then finish those that have begun."""
         async with asyncio.TaskGroup() as group:
             probing = group.create_task(self._probe())
             while self._goes_on:
@@ -120,10 +121,10 @@ class DegradedWorker:
         return self._pipeline.is_without_ledger and not self._stopping
 
     async def _prepared(self, tickets: Sequence[Ticket]) -> list[list[Ticket]]:
-        """Note what may be written now, and only then hand it out, in parts that fit into a call."""
+        """Journal the changes that may be written now; return them in batches for one call each."""
         if not tickets:
             return []
-        # A worker may just have died of one of these.
+        # Another worker may just have crashed on one of these changes: its journal shows which keys were in flight.
         await self._find()
         ready = self._let_through(tickets)
         try:
@@ -133,6 +134,7 @@ class DegradedWorker:
             await self._pipeline.back_off("journal", error, 1)
             return []
         if not self._goes_on:
+            # The ledger came back meanwhile: the changes are claimed as usual, and the journal entries withdrawn.
             self._put_back(ready)
             await self._ended([], ready)
             return []
@@ -140,13 +142,13 @@ class DegradedWorker:
         return [ready[start : start + size] for start in range(0, len(ready), size)]
 
     def _let_through(self, tickets: Sequence[Ticket]) -> list[Ticket]:
-        """Those that nothing known here speaks against; the others wait."""
+        """Return the changes that may be written now, and hold those that are withheld, paused or rate-limited."""
         now, withheld, ready = self._pipeline.clock(), self._journal.withheld, list[Ticket]()
         for ticket in tickets:
             key = ticket.change.key
             wait_s = self._pace.wait_s(key, now)
             if key in withheld:
-                # A worker may have died of it, and only the ledger can count deaths.
+                # This key may have crashed another worker. Only the ledger counts crashes, so wait for it.
                 wait_s = WITHHELD_LOOK_S
             elif self._pipeline.controls.pauses_key(key):
                 wait_s = PAUSE_LOOK_S
@@ -182,7 +184,7 @@ class DegradedWorker:
         sink: Sink = pipeline.sink  # type: ignore[assignment]
         changes = [ticket.change for ticket in tickets]
         try:
-            # For as long as a claim would have lasted: when the ledger is back, it is told after the last call.
+            # Limited to one lease, as under a claim: the keys can be handed to the ledger only after the last call.
             async with asyncio.timeout(pipeline.settings.lease_s):
                 return await sink.apply(changes, [Claim(one.key, one.order, one.deleted, 0) for one in changes])
         except Exception as error:
@@ -192,7 +194,7 @@ class DegradedWorker:
             pipeline.emit(events.Handled(pipeline=pipeline.name, keys=keys, seconds=pipeline.clock() - started))
 
     async def _conclude(self, endings: Sequence[Ending]) -> None:
-        """Ack what was written. What failed comes back: attempts and dead letters need the ledger."""
+        """Ack what was written, and release what failed: counting attempts and dead-lettering need the ledger."""
         shown = [ticket for ticket, result in endings if _may_show(result)]
         await self._ended(shown, [ticket for ticket, result in endings if not _may_show(result)])
         settled, failed = list[SettledTicket](), list[Ending]()
@@ -203,7 +205,8 @@ class DegradedWorker:
                 self._lanes.hold(ticket, self._pipeline.clock() + self._pipeline.retry_s(1))
             else:
                 failed.append((ticket, result))
-        # At once: what has left its lane must not come again before it is acked, or the ack has an old receipt.
+        # Ack before anything else: a message that is redelivered after it has left its lane gets a new receipt,
+        # and the ack with the old one would do nothing.
         await self._pipeline.settle(settled)
         for ticket, result in failed:
             await self._release(ticket, result)
@@ -220,7 +223,8 @@ class DegradedWorker:
         await pipeline.release([ticket], wait_s)
 
     async def _ended(self, shown: Sequence[Ticket], clean: Sequence[Ticket]) -> None:
-        # If it cannot be noted, the keys count as written, and as what a worker may have died of.
+        # If this fails, the keys stay in the journal as in flight: they count as written, and are withheld
+        # if this worker dies.
         with suppress(UnavailableError):
             await self._journal.ended([t.change.key for t in shown], [t.change.key for t in clean])
 
@@ -230,13 +234,13 @@ class DegradedWorker:
     # The ledger.
 
     async def _probe(self) -> None:
-        """Ask until there is an answer."""
+        """Probe the ledger until it answers."""
         attempts = 0
         while self._pipeline.outage.is_down:
             attempts += 1
             await asyncio.sleep(min(PROBE_MAX_S, self._pipeline.retry_s(attempts)))
             try:
-                # A write, each time: a ledger that can only be read is not back.
+                # The probe is a write: a ledger that can only be read is not back.
                 await self._pipeline.control_store.acquire("probe", 0.0)
             except UnavailableError as error:
                 self._pipeline.outage.failed(str(error))
@@ -245,14 +249,14 @@ class DegradedWorker:
         self._wakeup.notify()
 
     async def _find(self) -> None:
-        """What cannot be found stops nothing."""
+        """Take over the journals of dead workers. An error is reported, and does not stop the work."""
         try:
             await self._journal.find()
         except UnavailableError as error:
             self._report_trouble(error)
 
     def _report_trouble(self, error: UnavailableError) -> None:
-        """Now and then: a journal that cannot be used is seen again with every batch."""
+        """Report an error of the journal, but not more often than maintenance runs: it recurs with every batch."""
         now, retry_s = self._pipeline.clock(), self._pipeline.settings.maintenance_s
         if now >= self._trouble_due:
             self._trouble_due = now + retry_s
@@ -260,7 +264,7 @@ class DegradedWorker:
             self._pipeline.emit(events.Unavailable(pipeline=name, what="journal", cause=str(error), retry_s=retry_s))
 
     async def _hand_over(self) -> bool:
-        """Make the noted keys suspect, and only then forget the notes."""
+        """Mark the journaled keys as suspect in the ledger, and only then forget the journals."""
         pipeline = self._pipeline
         for file, contents in self._journal.pending():
             try:
@@ -275,7 +279,10 @@ class DegradedWorker:
         return self._journal.is_empty
 
     async def _tidy(self) -> None:
-        """What cannot be removed stops nothing, and is not handed over again as long as this worker lives."""
+        """Remove journals that were handed over. An error is reported, and does not stop the work.
+
+        A journal that cannot be removed is not handed over again as long as this worker lives.
+        """
         try:
             await self._journal.tidy()
         except UnavailableError as error:
@@ -290,6 +297,6 @@ class DegradedWorker:
 
 
 def _may_show(result: SinkResult) -> bool:
-    """Whether something of it may be in the sink."""
+    """Whether the change may be in the sink."""
     is_written = result.outcome not in (Outcome.BUSY, Outcome.FAILED)
     return is_written or result.certainty is not Certainty.CLEAN

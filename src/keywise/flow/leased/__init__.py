@@ -1,5 +1,5 @@
-"""The strategy for sinks outside of the ledger's database: claim, call the sink, commit.
+"""The commit strategies with a lease: claim, run the sink or the handler, commit.
 
-A worker holds a lease on every key that it works on, and commits with its token.
-The strategies that need no lease are in `flow/transactional.py`.
+A worker holds a lease on every key that it processes, and commits with the token of its claim.
+The strategies without a lease are in `flow/transactional.py`.
 """

@@ -1,4 +1,4 @@
-"""What is claimed and waits for a worker: live before bulk, and some workers are for live jobs only; some rest."""
+"""The queue between the claim loop and the worker tasks: how much to claim ahead, what goes next, and who backs off."""
 
 import asyncio
 import math
@@ -12,37 +12,38 @@ from keywise.flow.lanes import LIVE_BEFORE_BULK
 T = TypeVar("T")
 
 CLAIM_WINDOW_S = 0.1
-"""What is claimed ahead should be through in about this time: if this worker dies, others wait for its claims."""
+"""The changes claimed ahead should take about this long: if this process dies, their keys wait for its leases."""
 CLAIM_WINDOW_MAX = 16
-"""Changes claimed for each worker, at the most: after a death they are run one at a time."""
+"""At most this many changes are claimed per worker: after a crash, they run isolated, one at a time."""
 RESERVED_PART = 4
-"""Bulk changes leave one part in so many of all workers to live ones."""
+"""One worker in this many is reserved for live changes."""
 LOOK_S = 0.05
 LIVE_S = 1.0
-"""So long after the last live job it counts that live ones come."""
+"""For this long after the last live job, more live jobs are expected, and bulk calls are limited."""
 
 
 class ClaimWindow:
-    """How many changes are claimed before a worker is free for them: the quicker the work, the more at once.
+    """How many changes are claimed ahead of the workers: the faster the work, the more.
 
-    A claim of many costs little more than a claim of one, so it waits until half of them are through.
+    One claim call for many changes costs little more than a call for one. The next call therefore waits until half
+    of the window is free.
     """
 
     def __init__(self, workers: int, batch_max: int, most: int) -> None:
         self._workers = workers * batch_max
         self.least = min(2 * self._workers, most)
-        """Of bulk changes never more are claimed beside live ones, whose turn would come late."""
+        """The smallest window, and the limit for bulk changes beside live ones, which would wait behind them."""
         self._most = min(CLAIM_WINDOW_MAX * self._workers, most)
         self._looked_at = -math.inf
         self.limit = self.least
-        """Changes that are claimed and not committed, at the most."""
+        """At most this many changes are claimed and not yet committed."""
 
     def is_due(self, free: int, waiting: int) -> bool:
-        """Whether to claim, with so much room and so many that wait for a worker."""
+        """Whether to claim now: half of the window is free, or workers may run out of claimed changes."""
         return 2 * free >= self.limit or waiting < self._workers
 
     def adapt(self, waiting: int, now: float) -> None:
-        """Before a claim: were the workers through early, or do the last ones still wait?"""
+        """Resize the window before a claim: double it if the last changes were fast, halve it if some still wait."""
         took_s, self._looked_at = now - self._looked_at, now
         if took_s < CLAIM_WINDOW_S and waiting < self._workers:
             self.limit = min(2 * self.limit, self._most)
@@ -51,9 +52,9 @@ class ClaimWindow:
 
 
 class DispatchQueue(Generic[T]):
-    """Two lines of jobs, and the workers that wait for one.
+    """A queue of live jobs, a queue of bulk jobs, and the worker tasks that wait for a job.
 
-    While live jobs come, at most `bulk_max` calls for bulk jobs run: whatever is called has to serve the live ones too.
+    While live jobs arrive, at most `bulk_max` calls for bulk jobs run at a time, so that the sink can serve live ones.
     """
 
     def __init__(self, bulk_max: float = math.inf, clock: Clock = boot_time) -> None:
@@ -74,14 +75,14 @@ class DispatchQueue(Generic[T]):
         self._wake_one()
 
     def close(self) -> None:
-        """No more will come: who waits for a job is told that there is none."""
+        """No more jobs will come: once the queues are empty, `get` returns None."""
         self._is_closed = True
         for _, waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def get(self, *, live_only: bool = False) -> T | None:
-        """The next job; None once there will be none any more."""
+        """Wait for the next job; None once the queue is closed and empty."""
         while (line := self._next(live_only)) is None:
             if self._is_closed:
                 return None
@@ -89,35 +90,38 @@ class DispatchQueue(Generic[T]):
         job = line.popleft()
         self._live_in_row = self._live_in_row + 1 if line is self._live else 0
         self._bulk_calls += line is self._bulk
-        # Whoever was woken for what is left may not be the one who may take it.
+        # A worker that was woken for one of the remaining jobs may not be allowed to take it: wake one that is.
         self._wake_one()
         return job
 
     def done(self, *, is_bulk: bool) -> None:
-        """The call for what was got is over."""
+        """Report that the call for a job from `get` has ended."""
         self._bulk_calls -= is_bulk
         self._wake_one()
 
     def __len__(self) -> int:
-        """How many wait for a worker."""
+        """How many jobs wait for a worker."""
         return len(self._live) + len(self._bulk)
 
     def take_beside(self, fits: Callable[[T], bool], limit: int, *, is_bulk: bool) -> list[T]:
-        """What follows in one line, as far as it fits."""
+        """Take the next jobs of one queue, up to the first that does not fit."""
         line, taken = self._bulk if is_bulk else self._live, list[T]()
         while line and len(taken) < limit and fits(line[0]):
             taken.append(line.popleft())
         return taken
 
     def take_all(self) -> list[T]:
-        """Whatever waits for a worker."""
+        """Take all waiting jobs."""
         taken = [*self._live, *self._bulk]
         self._live.clear()
         self._bulk.clear()
         return taken
 
     def _next(self, live_only: bool) -> deque[T] | None:
-        """The line whose turn it is. A single worker that always finds a live job must not starve bulk."""
+        """Return the queue to take from; None if it is empty for this worker.
+
+        Live goes first, but after `LIVE_BEFORE_BULK` live jobs in a row a bulk job is next, so that it cannot starve.
+        """
         if live_only or not self._bulk or not self._may_call_bulk():
             return self._live or None
         return self._live if self._live and self._live_in_row < LIVE_BEFORE_BULK else self._bulk
@@ -127,13 +131,13 @@ class DispatchQueue(Generic[T]):
         return is_quiet or self._bulk_calls < self._bulk_max
 
     def _look_again_s(self, live_only: bool) -> float | None:
-        """When a bulk job may be taken though nobody tells: no live one has come for a while."""
+        """Seconds until a bulk job may become available without a notification, because no live job has arrived."""
         if live_only or not self._bulk:
             return None
         return max(LOOK_S, self._live_at + LIVE_S - self._clock())
 
     async def _something(self, live_only: bool) -> None:
-        """Wait for a job that may be taken, or for the close."""
+        """Wait until a job may be available, or the queue is closed."""
         waiter = asyncio.get_running_loop().create_future()
         place = (live_only, waiter)
         self._waiting.append(place)
@@ -146,11 +150,12 @@ class DispatchQueue(Generic[T]):
         except asyncio.CancelledError:
             if place in self._waiting:
                 self._waiting.remove(place)
+            # This waiter may have been woken already: pass the notification on.
             self._wake_one()
             raise
 
     def _wake_one(self) -> None:
-        """Wake a worker that may take a job which is there, if there are both."""
+        """Wake one waiting worker that may take one of the waiting jobs, if there is one."""
         if not self._live and not self._bulk:
             return
         for place, (live_only, waiter) in enumerate(self._waiting):
@@ -161,7 +166,7 @@ class DispatchQueue(Generic[T]):
 
 
 class WorkerBackoff:
-    """Workers that begin nothing for a while."""
+    """Counts the worker tasks that back off because the sink is busy."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -170,15 +175,15 @@ class WorkerBackoff:
 
     @property
     def all_resting(self) -> bool:
-        """Whether nobody is left who would begin something."""
+        """Whether no worker is left that would start a job."""
         return self._resting == self._workers
 
     def end(self) -> None:
-        """Wake those that rest; nobody rests from now on."""
+        """Wake all workers that back off; from now on `wait` returns at once."""
         self._is_over.set()
 
     async def wait(self, seconds: float, last: Callable[[], None]) -> None:
-        """`last` is called before if all the others rest already."""
+        """Back off for a while. If all other workers back off already, call `last` first."""
         self._resting += 1
         if self.all_resting:
             last()

@@ -1,4 +1,4 @@
-"""What is done with claimed changes: a call of a sink, or handlers inside the ledger's transaction."""
+"""Executors of claimed changes: one calls a sink, the other runs handlers inside the ledger's transaction."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -22,48 +22,48 @@ from keywise.flow.transactional import BULK_PART, write_all
 
 FIRST_SLICE = 8
 AWAY_ROUNDS_MAX = 4
-"""A sink that is away is asked less and less often, up to this step of the backoff."""
+"""A sink that cannot be reached is called less and less often, up to this step of the backoff."""
 REMEMBERED_MAX = 10_000
-"""Changes of which a worker remembers that the sink seemed to be away."""
+"""How many changes `SinkHealth` remembers."""
 SLICE_S = 0.1
-"""A transaction of handlers that takes longer than this gets fewer of them next time."""
+"""If a transaction of handlers takes longer than this, the next one runs fewer handlers."""
 
 
 class Job(msgspec.Struct):
-    """A change under its claim."""
+    """A claimed change, and later the result of its execution."""
 
     ticket: Ticket
     claim: Claim
     result: SinkResult = APPLIED
     committed: bool = False
-    """The work has committed its own mark."""
+    """The executor's transaction has committed the mark already."""
     rest_s: float = 0.0
-    """How long the sink is left alone after it; only of a busy one."""
+    """How long its worker backs off after it, because the sink is busy."""
     undone: bool = False
-    """Nothing was written and nothing is on its way: the claim can be given back."""
+    """Nothing was written and no call is in flight: the claim can be released."""
     cut_off: bool = False
-    """It ended with its claim, which could not be renewed, or the sink is away: that is nothing to blame it for."""
+    """It failed because the ledger or the sink could not be reached: its outcome is unknown and costs no attempt."""
 
 
 class Executor(Protocol):
-    """What is done with claimed changes."""
+    """Executes claimed changes."""
 
     side_by_side: int
     batch_max: int
 
     @property
     def short_max(self) -> int:
-        """How many bulk changes are done at once while live ones may have to wait for them."""
+        """How many bulk changes go into one call while live changes may have to wait for it."""
 
     def goes_isolated(self, claim: Claim) -> bool:
-        """Whether a change may take others along if it fails again."""
+        """Whether a change goes into a call of its own, because it could make the others of its batch fail."""
 
     async def execute(self, jobs: Sequence[Job]) -> float:
-        """Set each job's result, and tell that they were handled. Return how long nothing should be begun after it."""
+        """Set the result of each job and emit `Handled`. Return how many seconds the worker should back off."""
 
 
 class SinkExecutor:
-    """Calls a plain or conditional sink, for no longer than the claims last."""
+    """Calls a plain or conditional sink, and cancels the call when a claim ends."""
 
     def __init__(self, pipeline: Pipeline, sink: Sink, heartbeat: Heartbeat) -> None:
         self.side_by_side = pipeline.settings.concurrency
@@ -72,7 +72,7 @@ class SinkExecutor:
         self._sink = sink
         self._heartbeat = heartbeat
         self._refusals = 0
-        """Calls in a row that the sink took nothing of."""
+        """How many calls in a row the sink has rejected as busy."""
         self._health = SinkHealth()
 
     @property
@@ -103,7 +103,7 @@ class SinkExecutor:
     def _judge(self, job: Job, result: SinkResult) -> None:
         job.result = result
         if result.outcome is Outcome.BUSY and result.certainty is not Certainty.CLEAN:
-            # The sink seems to be away, and may have written it all the same: its claim must not be given back.
+            # The sink seems to be unreachable, but may have written the change: the claim must not be released.
             job.result = replace(result, outcome=Outcome.FAILED, wait_s=None)
             job.cut_off = self._health.is_away(job.claim)
         elif result.outcome is not Outcome.BUSY and result.outcome is not Outcome.FAILED:
@@ -111,23 +111,27 @@ class SinkExecutor:
 
     def _rest_s(self, results: Sequence[SinkResult]) -> float:
         if all(result.outcome is Outcome.BUSY and result.wait_s is None for result in results):
-            # It takes nothing now, whatever it is given: to hurry on to the next would be a storm of claims.
+            # The sink rejects every change now. Without a back-off, the worker would claim, fail and release
+            # one change after another. All workers count together, so a round is one refusal of each.
             self._refusals += 1
             rounds = 1 + self._refusals // self.side_by_side
-            away = UnavailableError(results[0].cause)
-            return self._pipeline.report_unavailable("sink", away, min(rounds, AWAY_ROUNDS_MAX))
+            error = UnavailableError(results[0].cause)
+            return self._pipeline.report_unavailable("sink", error, min(rounds, AWAY_ROUNDS_MAX))
         self._refusals = 0
         return 0.0
 
 
 class SinkHealth:
-    """Whether the sink is away, or one change makes it look so: then others pass between its tries."""
+    """Distinguishes an unreachable sink from a change that makes the sink look unreachable.
+
+    If other changes succeed between two attempts of a change, the sink can be reached, and the change is to blame.
+    """
 
     def __init__(self) -> None:
         self._taken = 0
-        """Changes that the sink took."""
+        """How many changes the sink has accepted."""
         self._seen: dict[tuple[str, Order | None], int] = {}
-        """How many these were when a change was last answered so."""
+        """The value of `_taken` when the sink last looked unreachable for a change."""
 
     def __contains__(self, claim: Claim) -> bool:
         return (claim.key, claim.order) in self._seen
@@ -138,7 +142,7 @@ class SinkHealth:
             self._seen.pop((claim.key, claim.order), None)
 
     def is_away(self, claim: Claim) -> bool:
-        """Of a change whose outcome is unknown because the sink seems to be away."""
+        """Whether the sink is unreachable, given a change that it seemed unreachable for; False blames the change."""
         seen = self._seen.pop((claim.key, claim.order), self._taken)
         self._seen[claim.key, claim.order] = self._taken
         if len(self._seen) > REMEMBERED_MAX:
@@ -152,13 +156,13 @@ def report_handled(pipeline: Pipeline, jobs: Sequence[Job], started: float) -> N
 
 
 def unknown_result(error: Exception) -> SinkResult:
-    """What is made of a call that did not end by itself."""
+    """Return the result of a call that raised or was cancelled: its outcome is unknown."""
     cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else cause_of_error(error)
     return SinkResult(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
 
 
 class TransactionExecutor:
-    """Runs handlers one after another inside a transaction that also holds their commit."""
+    """Runs handlers one after another in a transaction of the ledger that also commits their claims."""
 
     side_by_side = 1
 
@@ -178,7 +182,7 @@ class TransactionExecutor:
         return claim.attempts > 0
 
     async def execute(self, jobs: Sequence[Job]) -> float:
-        """Slow handlers get short transactions: others wait for the database meanwhile."""
+        """Run the handlers in slices, one transaction each. Slow handlers get short ones: they hold database locks."""
         rest, begun = list(jobs), self._pipeline.clock()
         while rest:
             some, rest = rest[: self._slice], rest[self._slice :]
@@ -195,20 +199,22 @@ class TransactionExecutor:
                 await self._transact(pending)
                 return
             except _CommitsRefusedError as refused:
-                # Their keys are somebody else's; the others are tried again without them.
+                # Other workers have taken these keys. The transaction was rolled back; run the others again.
                 tokens = {claim.token for claim in refused.claims}
                 for job in pending:
                     if job.claim.token in tokens:
+                        # The worker commits it again outside of this transaction, and learns there that it is lost.
                         job.result, job.committed = APPLIED, False
                 pending = [job for job in pending if job.claim.token not in tokens]
             except UnavailableError as error:
-                # Whether the transaction arrived or not, the mark tells: giving the claim back is safe.
+                # The transaction may have committed or not. Releasing the claim is safe in both cases: the effects
+                # and the mark commit together, so the next claim finds the change applied or not begun.
                 for job in pending:
                     job.undone, job.committed = True, False
                 await self._pipeline.back_off("ledger", error, 1)
                 return
             except TimeoutError:
-                # It was rolled back. Each is tried again alone, so that only the slow one fails for good.
+                # The transaction was rolled back. Each change is retried alone, so that only the slow one fails again.
                 late = SinkResult(Outcome.FAILED, "the claim ended before the handler did")
                 for job in pending:
                     job.result, job.undone, job.committed = late, not self._has_begun, False
@@ -229,7 +235,7 @@ class TransactionExecutor:
         for job in good:
             job.result, job.committed = APPLIED, True
         for index, error in errors.items():
-            # The savepoint took back whatever the handler had written.
+            # The savepoint was rolled back, so nothing that the handler wrote remains.
             if isinstance(error, Snooze):
                 jobs[index].result = SinkResult(Outcome.BUSY, str(error), wait_s=error.delay_s)
                 continue
@@ -237,7 +243,7 @@ class TransactionExecutor:
 
 
 class _CommitsRefusedError(Exception):
-    """Some commits were refused inside a transaction, which has to be rolled back."""
+    """Some commits were refused inside a transaction; raising it rolls the transaction back."""
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         self.claims = claims

@@ -1,7 +1,7 @@
-"""The leased way of a batch: claim, work side by side under claims that are kept alive, commit, ack.
+"""The worker of the leased strategies: claim, execute concurrently under renewed leases, commit, ack.
 
-A claim is also the note that its change is in flight, so user code that writes inside the ledger's
-transaction (`TransactionExecutor`) goes this way too: only its commit is part of the transaction.
+A claim also records that its change is in flight. Therefore handlers that write inside the ledger's transaction
+(`TransactionExecutor`) are run by this worker too; only their commit is part of the transaction.
 """
 
 import asyncio
@@ -26,7 +26,12 @@ from keywise.flow.wakeup import Wakeup
 
 
 class LeasedWorker:
-    """Claims in batches, works side by side, commits in batches."""
+    """Claims in batches, executes concurrently, commits in batches.
+
+    Three kinds of tasks share the work. The claim loop takes tickets from the lanes and puts granted ones into
+    `_claimed`; worker tasks execute them and append them to `_done`; the commit loop concludes those in batches.
+    `_open` counts the changes between claim and conclusion.
+    """
 
     def __init__(
         self, pipeline: Pipeline, lanes: Lanes, heartbeat: Heartbeat, executor: Executor, wakeup: Wakeup, room: Wakeup
@@ -43,7 +48,7 @@ class LeasedWorker:
         self._window = ClaimWindow(executor.side_by_side, executor.batch_max, pipeline.settings.batch_max)
         self._open_bulk = 0
         self._live_workers = executor.side_by_side // RESERVED_PART if pipeline.has_both_lanes else 0
-        # A call for many changes keeps a sink busy by itself; another beside it would only make live ones wait.
+        # One bulk call for many changes keeps a sink busy; a second one beside it would only delay live changes.
         self._claimed: DispatchQueue[Job] = DispatchQueue(
             1 if executor.batch_max > 1 else executor.side_by_side, pipeline.clock
         )
@@ -85,26 +90,34 @@ class LeasedWorker:
     # Claim.
 
     async def _claim_until_stopped(self) -> None:
+        """Claim changes until stopped. Each round does the first thing that is due, then checks again."""
         while not self._stopping:
+            # While the ledger is down, this call writes without it. Afterwards it makes the written keys suspect,
+            # and no change is claimed before the ledger knows them all.
             if self._degraded is not None and not await self._degraded.is_settled(lambda: self._calls):
                 continue
+            # Isolated changes go before ordinary ones, which would otherwise keep the worker from ever being idle.
             if self._lanes.has_isolated and await self._claim_isolated():
                 continue
+            # A repair runs isolated too: it calls user code.
             if self._repairer.due <= self._pipeline.clock() and (suspects := await self._repairer.suspects()):
                 await self._until_idle()
                 await self._repairer.run(suspects)
+            # Claim in larger batches rather than one change at a time; see ClaimWindow.
             free, now = self._window.limit - self._open, self._pipeline.clock()
             tickets = self._lanes.take(free, now, self._bulk_free(free)) if self._is_due(free) else []
             if tickets:
                 self._window.adapt(len(self._claimed), now)
                 await self._claim(tickets, isolated=False)
             else:
+                # Sleep until something changes: a ticket arrives, a change is concluded, or a time has come.
+                # A held lane that becomes due matters only if there is room to claim it.
                 due = self._lanes.next_due() if free and self._is_due(free) else None
                 look_at = self._degraded.due if self._degraded is not None else _NEVER
                 await self._wakeup.wait(self._pipeline.until(min(due or _NEVER, self._repairer.due, look_at)))
 
     def _is_due(self, free: int) -> bool:
-        """A live change has to pass the bulk ones that wait for a worker, so it is claimed at once."""
+        """Whether to claim now. With live and bulk sources always: a live change must overtake waiting bulk changes."""
         is_due = self._pipeline.has_both_lanes or self._window.is_due(free, len(self._claimed))
         return is_due and not self._backoff.all_resting
 
@@ -115,7 +128,7 @@ class LeasedWorker:
         return min(free, bulk_max - self._open_bulk)
 
     async def _claim_isolated(self) -> bool:
-        """Run one change with nothing beside it, so that another death can be blamed on it."""
+        """Run one change with nothing beside it, so that another crash can be attributed to it."""
         await self._until_idle()
         ticket = self._lanes.take_isolated()
         if ticket is None:
@@ -131,10 +144,12 @@ class LeasedWorker:
     async def _claim(self, tickets: list[Ticket], *, isolated: bool) -> None:
         pipeline = self._pipeline
         terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, isolated)
+        # Before the call: the holder's deadline must not lie after the ledger's.
         asked_at = pipeline.clock()
         try:
             results = await pipeline.ledger.claim([ticket.change for ticket in tickets], terms)
         except UnavailableError as error:
+            # If the claim arrived all the same, the next one comes from the same owner and is granted after the lease.
             for ticket in tickets:
                 self._lanes.hold(ticket, pipeline.clock())
             await pipeline.back_off(LEDGER, error, 1)
@@ -147,6 +162,7 @@ class LeasedWorker:
         await self._refuse([(by_key[key], refusal) for key, refusal in results.refused.items()])
 
     def _begin(self, jobs: list[Job]) -> None:
+        """Hand claimed changes to the worker tasks; dead-letter those that have used up their crashes or attempts."""
         if not jobs:
             return
         pipeline, settings = self._pipeline, self._pipeline.settings
@@ -162,11 +178,13 @@ class LeasedWorker:
             if claim.crashes >= settings.crashes_max:
                 self._finish_job(job, dead_result(f"{claim.crashes} workers died alone with this change"))
             elif claim.attempts >= settings.attempts_max:
+                # An unknown outcome is not dead-lettered at once, but here, after its lease has expired.
                 self._finish_job(job, dead_result(f"the outcome of the last of {claim.attempts} tries is unknown"))
             else:
                 self._claimed.put(job, is_bulk=self._is_bulk(job))
 
     async def _refuse(self, refused: list[tuple[Ticket, Refusal]]) -> None:
+        """Settle, dead-letter, isolate or hold the changes whose claims were refused."""
         pipeline, lanes, settled = self._pipeline, self._lanes, list[SettledTicket]()
         hopeless: list[tuple[Ticket, str]] = []
         for ticket, refusal in refused:
@@ -219,7 +237,7 @@ class LeasedWorker:
                 self._wakeup.notify()
 
     def _beside(self, job: Job) -> list[Job]:
-        """What can go into the same call. A change that failed before goes alone, or it would take others along."""
+        """Take more jobs for the same call. A change that failed before gets a call of its own: see `goes_isolated`."""
         if self._executor.goes_isolated(job.claim):
             return []
         is_bulk = self._is_bulk(job)
@@ -230,8 +248,9 @@ class LeasedWorker:
         )
 
     async def _work_on(self, jobs: list[Job]) -> float:
-        """How long nothing should be begun after it."""
+        """Execute jobs; return how many seconds the worker should back off afterwards."""
         ledger, heartbeat = self._pipeline.ledger, self._heartbeat
+        # An isolated claim is renewed first: the renewal records that user code runs, so that a crash is counted.
         begun = [job for job in jobs if not job.claim.isolated or await heartbeat.begin(ledger, job.claim)]
         in_time = [job for job in begun if heartbeat.left_s([job.claim]) > 0]
         timely = {job.claim.token for job in in_time}
@@ -248,6 +267,7 @@ class LeasedWorker:
         return rest_s
 
     def _undo(self, jobs: list[Job]) -> None:
+        """Finish jobs that have not begun: their claims are released."""
         for job in jobs:
             job.undone = True
             self._finish_job(job, job.result)
@@ -271,6 +291,7 @@ class LeasedWorker:
                 self._room.notify()
 
     async def _conclude(self, jobs: list[Job]) -> None:
+        """Commit, fail or release finished jobs, and settle their deliveries."""
         undone = [job for job in jobs if job.undone]
         good = [job for job in jobs if not job.undone and job.result.outcome is not Outcome.FAILED]
         bad = [job for job in jobs if not job.undone and job.result.outcome is Outcome.FAILED]
@@ -283,7 +304,7 @@ class LeasedWorker:
 
     async def _commit(self, jobs: list[Job]) -> None:
         pipeline = self._pipeline
-        # A message that comes back during its own commit would be worked on for nothing.
+        # Extend first: a message that is redelivered during its own commit would be processed for nothing.
         await pipeline.extend([job.ticket for job in jobs], age=1 / 2)
         claims = [job.claim for job in jobs if not job.committed]
         self._heartbeat.end(claims)
@@ -303,12 +324,15 @@ class LeasedWorker:
     async def _retry_until_reachable(
         self, jobs: list[Job], act: Callable[[], Awaitable[list[Claim]]]
     ) -> list[Claim] | None:
-        """None: the ledger is not waited for, and the changes have ended without it."""
+        """Repeat a call of the ledger until it is answered.
+
+        None means that the ledger is down and the degraded worker has concluded the jobs without it.
+        """
         while True:
             try:
                 return await self._pipeline.retry_until_reachable(LEDGER, act)
             except UnavailableError:
-                assert self._degraded is not None, "else the ledger is waited for"
+                assert self._degraded is not None, "without a degraded worker, the call is repeated for ever"
             try:
                 await self._degraded.conclude_claimed(jobs)
                 return None
@@ -335,7 +359,10 @@ class LeasedWorker:
             self._pipeline.emit(self._pipeline.failed(job.ticket, job.result.cause, attempts, retry_s))
 
     async def _fail_cut_off(self, jobs: list[Job]) -> None:
-        """No change is to blame, so that costs no attempt; but what was written may land after another's."""
+        """Fail changes that could not finish because the ledger or the sink was unreachable.
+
+        It costs no attempt. The outcome is unknown, so the lease has to expire before the next attempt.
+        """
         for job in jobs:
             job.claim.overdue = job.claim.cut_off = True
         failures = [Failure(job.claim, Certainty.UNKNOWN, 0.0) for job in jobs]
@@ -352,7 +379,7 @@ class LeasedWorker:
         if job.cut_off:
             return False
         if job.result.certainty is Certainty.UNKNOWN:
-            return False  # It may still land: the lease has to run out before anything is decided.
+            return False  # The write may still land: decide after the lease has expired.
         return job.result.permanent or job.claim.attempts + 1 >= self._pipeline.settings.attempts_max
 
     async def _dead_letter(self, jobs: list[Job]) -> None:
@@ -384,12 +411,12 @@ class LeasedWorker:
             if job.result.wait_s is not None:
                 await self._snooze(job.ticket, job.result.wait_s)
                 continue
-            # Not before its worker is back, or the others would hand it round among them.
+            # Retry after the worker's back-off; otherwise the other workers would pick it up at once and fail again.
             wait_s = max(job.rest_s, self._pipeline.retry_s(1)) if job.result.outcome is Outcome.BUSY else 0.0
             self._lanes.hold(job.ticket, self._pipeline.clock() + wait_s)
 
     async def _snooze(self, ticket: Ticket, wait_s: float) -> None:
-        """Back to the queue, however long it is: nothing is held for it here, and a restart does not wake it."""
+        """Release a snoozed change to its source, for any delay: it then takes no room here, and survives a restart."""
         pipeline, change = self._pipeline, ticket.change
         self._lanes.leave(ticket)
         pipeline.emit(events.Snoozed(pipeline=pipeline.name, key=change.key, version=change.version, wait_s=wait_s))
@@ -403,7 +430,7 @@ class LeasedWorker:
         return job.ticket.source in self._pipeline.bulk
 
     def _lose(self, job: Job) -> None:
-        """Somebody else has the key now; ask again what became of it."""
+        """The claim is lost. Put the change back: the next claim shows whether another worker has applied it."""
         self._pipeline.emit(events.ClaimLost(pipeline=self._pipeline.name, key=job.claim.key))
         self._lanes.hold(job.ticket, self._pipeline.clock())
 
