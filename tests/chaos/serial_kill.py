@@ -170,7 +170,7 @@ def _overlaps(fleet: Fleet) -> list[tuple[str, str, str]]:
 async def _compare(fleet: Fleet, tally: Tally) -> None:
     """Every answer is the stored one."""
     os.chdir(fleet.folder)
-    turns = adapters.connect("turns", Address(fleet.url, "accept", {}), "judge", TurnPolicy())
+    turns = adapters.connect_turns(Address(fleet.url, "accept", {}), "judge", TurnPolicy())
     async with turns:
         told = fleet.diary.rows("select id, answer from told where outcome = 'done'")
         replies = await turns.replies(sorted({id for id, _ in told}))

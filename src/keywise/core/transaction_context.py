@@ -1,12 +1,14 @@
-"""Which transactions of a store the running code was called in.
+"""The transactions inside which the running code was called.
 
-A call that waits for a transaction of its own caller would wait for ever; it is refused with the help of this.
+A call that waits for a transaction of its own caller would never return; serial functions use this to refuse it.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class OpenTransaction:
@@ -14,22 +16,22 @@ class OpenTransaction:
 
     __slots__ = ("database", "is_over")
 
-    def __init__(self, database: Any) -> None:
+    def __init__(self, database: object | None) -> None:
         self.database = database
         self.is_over = False
 
 
 open_transactions: ContextVar[tuple[OpenTransaction, ...]] = ContextVar("open_transactions", default=())
-"""Those that the running code was called in, the outermost first."""
+"""The outermost first."""
 
 
 @asynccontextmanager
-async def transaction_of(store: Any, *tokens: int) -> AsyncIterator[Any]:
-    """Open a transaction of a ledger or of a store of serial functions, and make it known to the code inside."""
-    opened, outer = OpenTransaction(getattr(store, "database", None)), open_transactions.get()
+async def transaction_of(database: object | None, opening: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """Open a transaction of a database, and add it to `open_transactions` for the code inside."""
+    opened, outer = OpenTransaction(database), open_transactions.get()
     open_transactions.set((*outer, opened))
     try:
-        async with store.transaction(*tokens) as transaction:
+        async with opening as transaction:
             yield transaction
     finally:
         opened.is_over = True

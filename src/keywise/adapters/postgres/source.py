@@ -20,6 +20,7 @@ from keywise.adapters.postgres.database import (
 )
 from keywise.core.change import Delivery
 from keywise.core.settings import seconds
+from keywise.core.source import Source
 from keywise.core.url import Address
 
 COPY_FROM = 200
@@ -218,7 +219,7 @@ class PostgresTransactionalQueue:
         return postgres_errors(self._source.database.name)
 
 
-def connect(address: Address) -> PostgresSource:
+def connect(address: Address) -> Source:
     """`postgresql://user@host/database?queue=NAME&visibility=60s`; the queue is named like the pipeline by default."""
     options = address.take("queue", "visibility", *OPTIONS)
     database = database_at(address, options)

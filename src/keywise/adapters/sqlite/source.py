@@ -13,6 +13,7 @@ from typing import Any, Self
 from keywise.adapters.sqlite.database import SqliteDatabase, opening, sqlite_errors
 from keywise.core.change import Delivery
 from keywise.core.settings import seconds
+from keywise.core.source import Source
 from keywise.core.url import Address
 
 QUEUE_BITS = 40
@@ -181,7 +182,7 @@ class SqliteTransactionalQueue:
         return sqlite_errors(self._source.database.path)
 
 
-def connect(address: Address) -> SqliteSource:
+def connect(address: Address) -> Source:
     """`sqlite:///file.db?queue=NAME&visibility=60s`; the queue is named like the pipeline unless told otherwise."""
     options = address.take("queue", "visibility")
     database = address.shared(SqliteDatabase, address.file())

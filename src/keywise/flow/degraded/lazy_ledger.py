@@ -2,15 +2,18 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Ledger
+
+T = TypeVar("T")
 
 
 class LazyLedger:
     """Stands before a ledger. Until it is open, each call tries to open it, or raises UnavailableError."""
 
-    def __init__(self, ledger: Any, stack: AsyncExitStack) -> None:
+    def __init__(self, ledger: Ledger, stack: AsyncExitStack) -> None:
         self._ledger = ledger
         self._stack = stack
         self._is_open = False
@@ -29,9 +32,9 @@ class LazyLedger:
                 await self._stack.enter_async_context(self._ledger)
                 self._is_open = True
 
-    def part(self, plug: Any) -> Any:
-        """The ledger itself or one of its hands: its calls, and its figures as they are."""
-        return _Part(self, plug)
+    def part(self, plug: T) -> T:
+        """The ledger itself or one of its stores: each call opens the ledger first, and attributes are read as is."""
+        return cast(T, _Part(self, plug))
 
 
 class _Part:
