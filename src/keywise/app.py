@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from keywise import adapters
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
@@ -31,7 +31,7 @@ from keywise.flow.pipeline import Pipeline, may_show_older
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.observe.history import HistoryRecorder
 from keywise.observe.log import Log
-from keywise.options import Retry, check_limits, check_types, settings_from
+from keywise.options import PipelineOptions, Retry, check_limits, check_types, settings_from
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
@@ -153,12 +153,12 @@ class App:
         retry: Retry | None = None,
         debounce: Debounce | None = None,
         rate: Rate | None = None,
-        **options: Any,
+        **options: Unpack[PipelineOptions],
     ) -> PipelineDefinition:
         """Define a pipeline. Its name is the scope of its keys: keep it, whatever else changes.
 
         Say where key and version stand (`key=`, `version=`, `deleted=`), or give a `read` function.
-        Any setting can follow by its name, durations as `lease="30s"` too.
+        Any setting can follow by its name, a duration as `lease="30s"` or in seconds as `lease=30`.
         """
         if not name or name in self.pipelines:
             raise SettingsError(f"a pipeline needs a name of its own, and {name!r} is taken or empty")
@@ -168,8 +168,12 @@ class App:
         check_limits(retry, debounce, rate)
         route = FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
         if retry is not None:
-            given = {"attempts_max": retry.attempts, "backoff": retry.backoff, "backoff_max": retry.max}
-            options = {name: value for name, value in given.items() if f"{name}_s" not in options} | options
+            given: PipelineOptions = {
+                "attempts_max": retry.attempts,
+                "backoff": retry.backoff,
+                "backoff_max": retry.max,
+            }
+            options = {**given, **options}
         definition = PipelineDefinition(self, name, route, settings_from(options))
         definition.debounce, definition.rate = debounce, rate
         self.pipelines[name] = definition

@@ -36,7 +36,7 @@ SLACK_S = 1.5
 FRESH_S = 0.5
 """What began longer ago and has no end was broken off."""
 WORKERS = 3
-SETTINGS = {"lease_s": LEASE_S, "margin_s": 0.3, "poll_s": 0.1}
+SETTINGS = {"lease": LEASE_S, "margin": 0.3, "poll": 0.1}
 
 
 @dataclass
