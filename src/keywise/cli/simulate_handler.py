@@ -137,8 +137,13 @@ def _report_json(report: "SimulationReport", wanted: TrialOptions) -> dict[str, 
 def _replay_command(report: "SimulationReport", wanted: TrialOptions) -> str:
     """The command that shows the first finding again."""
     words = ["keywise simulate", wanted.target]
-    options = {name: getattr(wanted, name) for name in ("pipeline", "messages", "state", "reset")}
-    words += [f"--{name} {value}" for name, value in options.items() if value is not None]
+    options = (
+        ("pipeline", wanted.pipeline),
+        ("messages", wanted.messages),
+        ("state", wanted.state),
+        ("reset", wanted.reset),
+    )
+    words += [f"--{name} {value}" for name, value in options if value is not None]
     words += ["--zombies"] if wanted.zombies else []
     seed = report.findings[0].seed
     return " ".join([*words, *([f"--seed {seed}"] if seed is not None else [])])

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from keywise.core import rules
 from keywise.core.admin import LedgerCounts
@@ -323,7 +323,8 @@ def _carried_entry(entry: Entry, since: float, shift_s: float) -> Entry:
     entry = replace(entry, updated_at=float(math.ceil(entry.updated_at)))
     if not shift_s:
         return entry
-    return replace(entry, **{name: at + shift_s for name in _MOMENTS if (at := getattr(entry, name))})
+    fields = asdict(entry)
+    return replace(entry, **{name: fields[name] + shift_s for name in _MOMENTS if fields[name]})
 
 
 def _carried_letter(letter: DeadLetter) -> DeadLetter:

@@ -13,6 +13,7 @@ from keywise.core.change import Change, Outcome
 from keywise.core.database import AsyncDatabase
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import OutcomeUnknownError, PermanentError, SettingsError, TransientError
+from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.limits import Snooze
 from keywise.core.sink import APPLIED, Grade, SinkResult
 from keywise.core.transaction import Transaction
@@ -193,16 +194,8 @@ async def _finished(running: Awaitable[object]) -> object:
 
 
 def _failed(error: Exception) -> SinkResult:
-    permanent = isinstance(error, PermanentError | msgspec.ValidationError)
-    cause = _text(error)
+    cause, permanent = cause_of_error(error), is_permanent(error)
     return SinkResult(Outcome.FAILED, cause, permanent=permanent, certainty=certainty_of(error))
-
-
-def _text(error: Exception) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
 
 
 def certainty_of(error: Exception) -> Certainty:

@@ -73,7 +73,8 @@ def listed(
         return
     rows = table("pipeline", *NUMBERS, "paused", numbers=NUMBERS)
     for name, counts, controls in found:
-        figures = (f"{getattr(counts, number):,}" for number in NUMBERS)
+        fields = msgspec.structs.asdict(counts)
+        figures = (f"{fields[number]:,}" for number in NUMBERS)
         rows.add_row(cell(name), *figures, "yes" if controls.is_paused else "no")
     print_table(rows)
 
