@@ -17,6 +17,7 @@ import pytest
 import keywise.adapters
 import keywise.core
 from keywise import adapters
+from tidy.tree import expect_none
 
 NO_ADAPTERS = {
     "AsyncResource": "a part of the contracts of sources, ledgers, sinks and serial stores",
@@ -140,6 +141,17 @@ def test_every_class_is_listed_under_each_contract_that_it_serves():
     }
     told = {(kind.__name__, contract.__name__) for contract, kinds in listed().items() for kind in kinds}
     assert told | set(SAME_NAMES) == expected
+
+
+def test_the_methods_of_a_class_have_the_parameters_of_the_contract():
+    """mypy does not compare the names of parameters that can be given by their place."""
+    expect_none(
+        f"{kind.__name__}.{name} has other parameters than {contract.__name__}.{name}"
+        for contract, kinds in listed().items()
+        for kind in kinds
+        for name, member in members(contract).items()
+        if inspect.isfunction(member) and not _takes(getattr(kind, name), member)
+    )
 
 
 def test_an_ability_can_be_asked_for_at_run_time():
