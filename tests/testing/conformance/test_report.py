@@ -210,7 +210,7 @@ def test_what_could_be_somebody_elses_is_refused(check, url: str, told: str, tmp
 
 def test_an_adapter_that_takes_no_notice_of_the_pipelines_name_is_refused(monkeypatch):
     """Its queue is whatever its URL says, so it may be somebody else's."""
-    monkeypatch.setattr(adapters, "_finder", lambda role, address: lambda address: Forgetful())
+    monkeypatch.setattr(adapters, "_finder", lambda role, address, name: lambda address: Forgetful())
     with pytest.raises(SettingsError, match="broker://host/orders says itself which queue is used"):
         run(check_source("broker://host/orders"))
 
@@ -226,7 +226,7 @@ def test_a_sink_that_cannot_be_read_is_refused_by_its_url(monkeypatch):
         async def __aexit__(self, *error: object) -> None:
             pass
 
-    monkeypatch.setattr(adapters, "_finder", lambda role, address: lambda address: Blind(address.name))
+    monkeypatch.setattr(adapters, "_finder", lambda role, address, name: lambda address: Blind(address.name))
     with pytest.raises(SettingsError, match="cannot be read, so nobody can tell what it holds"):
         run(check_sink("search://host"))
 
@@ -256,7 +256,7 @@ def test_promises_about_time_are_checked_if_a_plug_can_move_its_clock(monkeypatc
 
     if is_movable:
         Remote.advance = advance
-    monkeypatch.setattr(adapters, "_finder", lambda role, address: Remote)
+    monkeypatch.setattr(adapters, "_finder", lambda role, address, name: Remote)
     monkeypatch.setattr(Playground, "_second", lambda self, shared: shared)
     report = run(check_source("queue://host"))
     assert report, str(report)
