@@ -38,10 +38,11 @@ schedule: $(READY) ## Accept care requests one at a time per market and day, on 
 
 test: check coverage ## Style, types, tests, and the coverage threshold
 
-check: $(READY) ## Format, lint and types; changes nothing
+check: $(READY) ## Format, lint, types and contracts; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(wildcard src examples benchmarks)
+	$(BIN)/mypy $(wildcard src examples benchmarks tests/typing)
+	$(BIN)/python -m pytest --quiet tests/typing
 
 # Most tests wait for processes that they start, so a few run side by side; simulated worlds are too slow under coverage.
 # The files go out in their order, so that the many short ones of tests/core and tests/flow come last and no worker waits for another.

@@ -15,10 +15,11 @@ from benchmarks import keywise_sqlite, workload
 from benchmarks.figure import Figure, Scale
 from benchmarks.machine import ROOT, Bystander
 from keywise.adapters.http.client import HttpClient, Server
-from keywise.adapters.opensearch.sink import BATCH_MAX, OpenSearchSink, connect
+from keywise.adapters.opensearch.sink import BATCH_MAX, connect
 from keywise.core.change import Change
 from keywise.core.entry import Claim
 from keywise.core.events import Settled
+from keywise.core.sink import Sink
 from keywise.core.url import Address
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -115,7 +116,7 @@ async def bare(batch: Sequence[bytes], client: HttpClient, index: str) -> None:
     assert answer.body == b'{"errors":false}', answer.body
 
 
-async def sunk(batch: Sequence[bytes], sink: OpenSearchSink) -> None:
+async def sunk(batch: Sequence[bytes], sink: Sink) -> None:
     """The same through the sink, under claims as a ledger would give them."""
     changes = [_change(body) for body in batch]
     results = await sink.apply(changes, [Claim(one.key, one.order, False, 1) for one in changes])

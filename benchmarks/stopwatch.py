@@ -101,12 +101,17 @@ class Watched:
 
     def __init__(self, plug: Any, stopwatch: Stopwatch, layers: Mapping[str, str]) -> None:
         self._plug = plug
-        self._stopwatch = stopwatch
-        self._layers = layers
+        # As attributes: isinstance sees the members of a protocol only where an object really has them.
+        vars(self).update(
+            {
+                name: watched(getattr(plug, name), stopwatch, layer)
+                for name, layer in layers.items()
+                if hasattr(plug, name)
+            }
+        )
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._plug, name)
-        return watched(found, self._stopwatch, self._layers[name]) if name in self._layers else found
+        return getattr(self._plug, name)
 
 
 def watched(function: Callable[..., Any], stopwatch: Stopwatch, layer: str) -> Callable[..., Any]:

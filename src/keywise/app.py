@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from keywise import adapters
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
@@ -16,22 +16,22 @@ from keywise.core.clock import boot_time
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
 from keywise.core.events import Observer
-from keywise.core.ledger import Ledger, LosesWrites
+from keywise.core.ledger import Ledger, LosesWrites, PluggedLedger
 from keywise.core.limits import Debounce, Rate
-from keywise.core.serial.contract import TurnPolicy
+from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.settings import Settings, seconds
-from keywise.core.sink import AtomicSink, Sink
-from keywise.core.source import Source
+from keywise.core.sink import AtomicSink, Sink, is_atomic
+from keywise.core.source import AckTimeoutSource, OutboxSource, Source
 from keywise.core.url import Address, redacted
 from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import JournalDirectory
 from keywise.flow.degraded.lazy_ledger import LazyLedger
 from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, MessageReader, Read
-from keywise.flow.pipeline import Pipeline, is_atomic, may_show_older
+from keywise.flow.pipeline import Pipeline, may_show_older
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.observe.history import HistoryRecorder
 from keywise.observe.log import Log
-from keywise.options import Retry, check_limits, check_types, settings_from
+from keywise.options import PipelineOptions, Retry, check_limits, check_types, settings_from
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
@@ -39,6 +39,7 @@ SAME_WISH_S = 0.2
 """Signals within this time count as one: `timeout` and some process managers signal a process and also its group."""
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class PipelineDefinition:
@@ -157,7 +158,7 @@ class App:
         retry: Retry | None = None,
         debounce: Debounce | None = None,
         rate: Rate | None = None,
-        **options: Any,
+        **options: Unpack[PipelineOptions],
     ) -> PipelineDefinition:
         """Define a pipeline. Its name is the scope of its keys in the ledger: with another name, all marks are lost.
 
@@ -172,8 +173,12 @@ class App:
         check_limits(retry, debounce, rate)
         route = FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
         if retry is not None:
-            given = {"attempts_max": retry.attempts, "backoff": retry.backoff, "backoff_max": retry.max}
-            options = {name: value for name, value in given.items() if f"{name}_s" not in options} | options
+            given: PipelineOptions = {
+                "attempts_max": retry.attempts,
+                "backoff": retry.backoff,
+                "backoff_max": retry.max,
+            }
+            options = {**given, **options}
         definition = PipelineDefinition(self, name, route, settings_from(options))
         definition.debounce, definition.rate = debounce, rate
         self.pipelines[name] = definition
@@ -191,10 +196,10 @@ class App:
             raise SettingsError(f"a serial function needs a name of its own, and {name!r} is taken or empty")
 
         def decorate(function: Callable[..., Any]) -> SerialFunction:
-            def connect(owner: str, policy: TurnPolicy) -> Any:
+            def connect(owner: str, policy: TurnPolicy) -> Turns:
                 is_url = "://" in turns
                 address = self._address(turns if is_url else self.ledger_url, name)
-                return adapters.connect("turns", address, owner, policy, backend="" if is_url else turns)
+                return adapters.connect_turns(address, owner, policy, backend="" if is_url else turns)
 
             wiring = Wiring(connect=connect, observers=self.observers)
             self.serials[name] = define(name, function, wiring, {"key": key, **options})
@@ -229,12 +234,12 @@ class App:
         """
         url = self._definition(pipeline).source_for(lane)
         if (pipeline, url) not in self._senders:
-            source = adapters.connect("sources", self._address(url, pipeline))
-            self._senders[pipeline, url] = await self._stack.enter_async_context(source)
+            connected = adapters.connect_source(self._address(url, pipeline))
+            self._senders[pipeline, url] = await self._stack.enter_async_context(connected)
         source, messages = self._senders[pipeline, url], [encoded(body) for body in bodies]
         if within is None:
             await source.send(messages, delay_s=seconds(delay))
-        elif hasattr(source, "send_within"):
+        elif isinstance(source, OutboxSource):
             await source.send_within(within, messages, delay_s=seconds(delay))
         else:
             raise SettingsError(f"the source of pipeline {pipeline!r} cannot send within your own transaction")
@@ -273,8 +278,6 @@ class App:
         definition = self._definition(name)
         async with AsyncExitStack() as stack:
             policy, ledger, sink = self._ledger_and_sink(definition)
-            # The ledger's other roles are attributes that its protocol does not declare.
-            roles: Any = ledger
             definition.source_for(None)
             owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
             journal_store = _journal_store(definition, owner) if work else None
@@ -285,19 +288,19 @@ class App:
             await stack.enter_async_context(sink)
             sources = []
             for url in definition.source_urls:
-                source: Source = adapters.connect("sources", self._address(url, name))
+                source = adapters.connect_source(self._address(url, name))
                 await stack.enter_async_context(source)
                 definition.settings.check_visibility(source.visibility_s, redacted(url))
-                if (ack_timeout_s := getattr(source, "ack_timeout_s", None)) is not None:
-                    definition.settings.check_ack_timeout(ack_timeout_s, redacted(url))
+                if isinstance(source, AckTimeoutSource):
+                    definition.settings.check_ack_timeout(source.ack_timeout_s, redacted(url))
                 sources.append((redacted(url), source))
             yield Pipeline(
                 name=name,
                 sources=sources,
                 ledger=part(ledger),
-                admin=part(roles.admin),
-                control_store=part(roles.control_store),
-                history_store=part(roles.history_store),
+                admin=part(ledger.admin),
+                control_store=part(ledger.control_store),
+                history_store=part(ledger.history_store),
                 sink=sink,
                 reader=definition._reader(),
                 settings=definition.settings,
@@ -317,12 +320,12 @@ class App:
         """Return the commit strategy of each source."""
         return [(name, choose_strategy(pipeline, source)) for name, source in pipeline.sources]
 
-    def _ledger_and_sink(self, definition: PipelineDefinition) -> tuple[LedgerPolicy, Ledger, Sink | AtomicSink]:
+    def _ledger_and_sink(self, definition: PipelineDefinition) -> tuple[LedgerPolicy, PluggedLedger, Sink | AtomicSink]:
         """Connect the ledger and the sink, and check that they fit together."""
         sink = self._sink(definition)
         settings = definition.settings
         policy = LedgerPolicy(may_show_older(sink), settings.redelivery_s, settings.retention_s, definition.rate)
-        ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), policy)
+        ledger = adapters.connect_ledger(self._address(self.ledger_url, definition.name), policy)
         if is_atomic(sink) and ledger.database is None:
             raise SettingsError(
                 f"the sink of pipeline {definition.name!r} writes inside the ledger's transaction, and "
@@ -352,10 +355,8 @@ class App:
             )
 
     def _sink(self, definition: PipelineDefinition) -> Sink | AtomicSink:
-        sink: Sink | AtomicSink
         if definition._sink_url is not None:
-            sink = adapters.connect("sinks", self._address(definition._sink_url, definition.name))
-            return sink
+            return adapters.connect_sink(self._address(definition._sink_url, definition.name))
         handler = definition._handler
         if handler is None:
             raise SettingsError(
@@ -364,7 +365,7 @@ class App:
             )
         if not signature_of(handler).wants_transaction:
             return FunctionSink(handler, threads=definition.settings.concurrency)
-        ledger = adapters.connect("ledgers", self._address(self.ledger_url, definition.name), LedgerPolicy())
+        ledger = adapters.connect_ledger(self._address(self.ledger_url, definition.name), LedgerPolicy())
         return TransactedFunctionSink(handler, ledger.database)
 
     def _connect_heartbeat(self, name: str, policy: LedgerPolicy) -> Callable[[], Ledger] | None:
@@ -373,8 +374,7 @@ class App:
             return None
 
         def connect() -> Ledger:
-            ledger: Ledger = adapters.connect("ledgers", Address(self.ledger_url, name, {}), policy)
-            return ledger
+            return adapters.connect_ledger(Address(self.ledger_url, name, {}), policy)
 
         return connect
 
@@ -408,7 +408,7 @@ def _history(settings: Settings, owner: str, ledger: Ledger) -> HistoryRecorder:
     return HistoryRecorder(owner, keeps=settings.history, ledger=ledger if isinstance(ledger, LosesWrites) else None)
 
 
-def _itself(role: Any) -> Any:
+def _itself(role: T) -> T:
     return role
 
 

@@ -10,16 +10,15 @@ import tomllib
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from keywise.app import App, PipelineDefinition
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.limits import Debounce, Rate
-from keywise.core.settings import Settings
+from keywise.core.settings import unknown_setting
 from keywise.core.url import EnvFilledUrl, redacted
-from keywise.options import Retry
+from keywise.options import PIPELINE_WORDS, PipelineOptions, Retry
 
 TABLES = {
     "retry": (Retry, 'retry = { attempts = 5, backoff = "500ms", max = "1m" }'),
@@ -28,8 +27,7 @@ TABLES = {
 }
 """Words whose value is a table: what becomes of it, and what to write."""
 FUNCTIONS = ("read", "apply", "refetch", "lookup")
-WORDS = {"sources", "sink", "key", "version", "deleted", *FUNCTIONS, *TABLES}
-SETTINGS = {field.name for field in fields(Settings)}
+WORDS = {"sources", "sink", *PIPELINE_WORDS, *FUNCTIONS, *PipelineOptions.__annotations__}
 SOURCES = 'sources = ["sqlite:///shop.db"]'
 
 
@@ -53,7 +51,7 @@ def load(path: str | os.PathLike[str]) -> App:
 
 def _define(app: App, name: str, table: Mapping[str, Any], folder: Path) -> PipelineDefinition:
     """Say to the app what the table says."""
-    _check_words(table, WORDS | SETTINGS | {one.removesuffix("_s") for one in SETTINGS})
+    _check_words(table, WORDS)
     sources = [_source(entry) for entry in _list_of_sources(table)]
     functions = {word: _function(word, table[word], folder) for word in FUNCTIONS if word in table}
     made = {word: _made(word, table[word]) for word in TABLES if word in table}
@@ -200,10 +198,7 @@ def _table(word: str, value: Any, example: str) -> dict[str, Any]:
 def _check_words(given: Mapping[str, Any], known: Collection[str]) -> None:
     for word in given:
         if word not in known:
-            near = difflib.get_close_matches(word, known, 1)
-            listed = sorted({one.removesuffix("_s") for one in known})
-            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(listed)}"
-            raise SettingsError(f"unknown setting {word!r}; {hint}")
+            raise unknown_setting(word, known)
 
 
 def _quoted(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -17,6 +17,45 @@ class Retry(msgspec.Struct, frozen=True):
     attempts: int = 5
     backoff: float | str = "500ms"
     max: float | str = "1m"
+
+
+Duration = float | str
+"""Seconds as a number, or text such as `500ms`, `5s`, `10m`, `2h`, `7d`."""
+
+
+class PipelineOptions(TypedDict, total=False):
+    """The settings that `App.pipeline` accepts by name; `Settings` says what each of them means."""
+
+    batch_max: int
+    prefetch: int
+    evict_delay: Duration
+    concurrency: int
+    lease: Duration
+    margin: Duration
+    runtime_max: Duration
+    redelivery: Duration
+    retention: Duration | None
+    horizon: Duration
+    attempts_max: int
+    crashes_max: int
+    backoff: Duration
+    backoff_max: Duration
+    poll: Duration
+    drain: Duration
+    repair: Duration
+    body_max_bytes: int
+    history: str
+    history_age: Duration
+    history_lines_max: int
+    maintenance: Duration
+    on_ledger_down: str
+    ledger_grace: Duration
+    journal: str | None
+    journal_keys_max: int
+
+
+PIPELINE_WORDS = ("key", "version", "deleted", "read", "retry", "debounce", "rate")
+"""What `App.pipeline` accepts besides settings."""
 
 
 def check_types(key: object, version: object, deleted: object) -> None:
@@ -39,5 +78,5 @@ def check_limits(retry: object, debounce: object, rate: object) -> None:
 
 
 def settings_from(options: Mapping[str, Any]) -> Settings:
-    """Settings by name; `lease="30s"` and `lease_s=30` mean the same."""
-    return Settings(**named_settings(options, {field.name for field in fields(Settings)}))
+    """Make settings from options; `lease="30s"` and `lease=30` mean the same."""
+    return Settings(**named_settings(options, [field.name for field in fields(Settings)], PIPELINE_WORDS))

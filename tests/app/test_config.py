@@ -40,13 +40,13 @@ def fields_and_sink(app: App, shop: ModuleType) -> None:
 
 
 def settings(app: App, shop: ModuleType) -> None:
-    app.pipeline("search", key="id", lease="45s", margin_s=1.5, batch_max=10, retention="30d", drain=3)
+    app.pipeline("search", key="id", lease="45s", margin=1.5, batch_max=10, retention="30d", drain=3)
 
 
 def retries(app: App, shop: ModuleType) -> None:
     app.pipeline("search", key="id", retry=Retry(attempts=3, backoff="1s", max=30))
-    app.pipeline("other", key="id", attempts_max=2, backoff_s=2.0)
-    app.pipeline("third", key="id", attempts_max=2, backoff_s=2.0)
+    app.pipeline("other", key="id", attempts_max=2, backoff=2.0)
+    app.pipeline("third", key="id", attempts_max=2, backoff=2.0)
 
 
 def limits(app: App, shop: ModuleType) -> None:
@@ -92,7 +92,7 @@ DEFINITIONS: dict[str, tuple[Callable[[App, ModuleType], None], str]] = {
         [pipeline.search]
         key = "id"
         lease = "45s"
-        margin_s = 1.5
+        margin = 1.5
         batch_max = 10
         retention = "30d"
         drain = 3
@@ -112,7 +112,7 @@ DEFINITIONS: dict[str, tuple[Callable[[App, ModuleType], None], str]] = {
 
         [pipeline.third]
         key = "id"
-        backoff_s = 2
+        backoff = 2
         retry = { attempts = 2 }
         """,
     ),

@@ -58,9 +58,13 @@ MISTAKES: dict[str, tuple[Callable[[App], object], str]] = {
         lambda app: app.pipeline("search", key="id").source("memory://").source("memory://"),
         "key = 'id'\nsources = ['memory://', { url = 'memory://' }]",
     ),
-    "a setting twice": (
-        lambda app: app.pipeline("search", key="id", lease="45s", lease_s=45),
-        "key = 'id'\nlease = '45s'\nlease_s = 45",
+    "a setting with its unit": (
+        lambda app: app.pipeline("search", key="id", lease_s=45),
+        "key = 'id'\nlease_s = 45",
+    ),
+    "a misspelt word": (
+        lambda app: app.pipeline("search", key="id", verson="v"),
+        "key = 'id'\nverson = 'v'",
     ),
     "an unknown lane": (
         lambda app: app.pipeline("search", key="id").source("memory://", lane="slow"),

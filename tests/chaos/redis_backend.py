@@ -56,7 +56,7 @@ class Handlers:
 
     def __init__(self, url: str, ledger: str, witness: Witness) -> None:
         self._store = PostgresHandlers(url, witness)
-        self._ledger: Any = adapters.connect("ledgers", Address(ledger, "stock", {}), LedgerPolicy())
+        self._ledger: Any = adapters.connect_ledger(Address(ledger, "stock", {}), LedgerPolicy())
         self._is_open = False
         self._opening = asyncio.Lock()
         self._looks: set[asyncio.Task[None]] = set()

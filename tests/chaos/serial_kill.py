@@ -37,7 +37,7 @@ SLACK_S = 1.5
 FRESH_S = 0.5
 """What began longer ago and has no end was broken off."""
 WORKERS = 3
-SETTINGS = {"lease_s": LEASE_S, "margin_s": 0.3, "poll_s": 0.1}
+SETTINGS = {"lease": LEASE_S, "margin": 0.3, "poll": 0.1}
 
 
 @dataclass
@@ -171,7 +171,7 @@ def _overlaps(fleet: Fleet) -> list[tuple[str, str, str]]:
 async def _compare(fleet: Fleet, tally: Tally) -> None:
     """Every answer is the stored one."""
     os.chdir(fleet.folder)
-    turns = adapters.connect("turns", Address(fleet.url, "accept", {}), "judge", TurnPolicy())
+    turns = adapters.connect_turns(Address(fleet.url, "accept", {}), "judge", TurnPolicy())
     async with turns:
         told = fleet.diary.rows("select id, answer from told where outcome = 'done'")
         replies = await turns.replies(sorted({id for id, _ in told}))

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from keywise.core.errors import KeywiseError, SettingsError
-from keywise.core.settings import Settings, seconds
+from keywise.core.settings import Settings, public_name, seconds
 
 WORDS = ("history", "on_ledger_down", "journal")
 NAMES = [field.name for field in dataclasses.fields(Settings) if field.name not in WORDS]
@@ -21,14 +21,14 @@ def test_the_defaults_work_together():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_nothing_may_be_zero_or_below(name: str, value: float):
-    with pytest.raises(SettingsError, match=rf"{name}={value} must be (above zero|a whole number)"):
+    with pytest.raises(SettingsError, match=rf"{public_name(name)}={value} must be (above zero|a whole number)"):
         Settings(**{name: value})
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [True, "5", [5]])
 def test_everything_must_be_a_number(name: str, value: object):
-    with pytest.raises(SettingsError, match=f"{name}=.* must be a (whole )?number"):
+    with pytest.raises(SettingsError, match=f"{public_name(name)}=.* must be a (whole )?number"):
         Settings(**{name: value})
 
 
@@ -40,9 +40,9 @@ def test_what_is_counted_must_be_a_whole_number(name: str):
 
 def test_only_the_retention_may_be_left_out():
     assert Settings(retention_s=None).retention_s is None
-    with pytest.raises(SettingsError, match="lease_s=None must be a number"):
+    with pytest.raises(SettingsError, match="lease=None must be a number"):
         Settings(lease_s=None)
-    with pytest.raises(SettingsError, match="drain_s=inf must be above zero, and finite"):
+    with pytest.raises(SettingsError, match="drain=inf must be above zero, and finite"):
         Settings(drain_s=float("inf"))
 
 
@@ -56,8 +56,8 @@ def test_settings_cannot_be_changed_afterwards():
     [
         ({"lease_s": 4.0, "margin_s": 2.0}, "the margin has to be below half of the lease"),
         ({"lease_s": 3.0}, 'write margin="0.75s" as well, or a lease above 4s'),
-        ({"lease_s": 700.0}, "runtime_max_s=600.0 is below lease_s=700.0; raise it"),
-        ({"retention_s": 60.0}, "raise retention_s, or lower redelivery_s if no message waits so long"),
+        ({"lease_s": 700.0}, "runtime_max=600.0 is below lease=700.0; raise it"),
+        ({"retention_s": 60.0}, "raise retention, or lower redelivery if no message waits so long"),
         ({"prefetch": 10, "batch_max": 20}, "prefetch=10 is below batch_max=20: no batch could fill; raise prefetch"),
     ],
 )
@@ -77,7 +77,7 @@ def test_a_source_whose_messages_come_back_during_the_lease_is_refused():
     settings = Settings(lease_s=30.0)
     with pytest.raises(SettingsError) as refused:
         settings.check_visibility(20.0, "orders")
-    assert "lease_s=30 is longer than the visibility of orders (20 s)" in str(refused.value)
+    assert "lease=30 is longer than the visibility of orders (20 s)" in str(refused.value)
     assert "set visibility=60s on the source, or a shorter lease" in str(refused.value)
     settings.check_visibility(30.0, "orders")
     settings.check_visibility(None, "orders")

@@ -74,12 +74,12 @@ def test_a_password_that_ends_its_url_too_early_is_refused_and_no_part_of_it_tol
 @pytest.mark.parametrize("hosts", ["host:port", "host:70000", "one:5432,other:port", "u:s3cret@host:-1"])
 def test_a_port_that_is_no_number_is_refused_as_an_address(scheme: str, hosts: str):
     with pytest.raises(AddressError, match="has an invalid port; write a number") as error:
-        adapters.connect("ledgers", Address(f"{scheme}://{hosts}/0", "shop", {}), LedgerPolicy())
+        adapters.connect_ledger(Address(f"{scheme}://{hosts}/0", "shop", {}), LedgerPolicy())
     assert SECRET not in str(error.value)
 
 
 def test_several_hosts_with_ports_are_no_mistake():
-    adapters.connect("ledgers", Address("postgresql://u:p@one:5432,[::1]:5433,other/shop", "shop", {}), LedgerPolicy())
+    adapters.connect_ledger(Address("postgresql://u:p@one:5432,[::1]:5433,other/shop", "shop", {}), LedgerPolicy())
 
 
 def test_a_file_may_have_an_at_in_its_name():
@@ -101,17 +101,17 @@ WRITTEN = {
 def test_an_adapter_that_refuses_a_url_tells_nothing_from_the_environment(written: str, url: str):
     value = url.removeprefix(written.partition("${")[0])
     with pytest.raises(SettingsError) as error:
-        adapters.connect("sources", Address(EnvFilledUrl(url, written, [value]), "shop", {}))
+        adapters.connect_source(Address(EnvFilledUrl(url, written, [value]), "shop", {}))
     assert SECRET not in str(error.value)
     assert error.value.__cause__ is None
     with pytest.raises(SettingsError):
-        adapters.connect("sources", Address(url, "shop", {}))
+        adapters.connect_source(Address(url, "shop", {}))
 
 
 def test_words_of_the_url_itself_and_short_values_are_not_hidden():
     written = "sqlite:///shop.db?visble=${X}"
     with pytest.raises(SettingsError, match="unknown option 'visble'; did you mean visibility"):
-        adapters.connect("sources", Address(EnvFilledUrl(written.replace("${X}", "y"), written, ["y"]), "shop", {}))
+        adapters.connect_source(Address(EnvFilledUrl(written.replace("${X}", "y"), written, ["y"]), "shop", {}))
 
 
 def test_options_that_name_a_secret_are_shown_without_it():

@@ -12,7 +12,7 @@ from docs.pages import ROOT, Page, make_targets, page, pages
 from docs.tree import drawing
 from keywise.cli import app as command_line
 from keywise.core import errors, events
-from keywise.core.settings import SerialSettings, Settings
+from keywise.core.settings import SerialSettings, Settings, public_name
 from keywise.observe import history
 from mutants import MUTANTS
 from tidy.tree import expect_none
@@ -77,16 +77,16 @@ def _spellings(parameter: object) -> list[str]:
 def setting_faults(text: str) -> list[str]:
     found = []
     for field in fields(Settings):
-        row = row_of(text, field.name)
+        row = row_of(text, public_name(field.name))
         if not row or row[1] != str(field.default) or not row[2:]:
-            found.append(f"{field.name} has the default {field.default}, the page says {row or 'nothing'}")
-    return found + strangers(text, "setting", {field.name for field in fields(Settings)})
+            found.append(f"{public_name(field.name)} has the default {field.default}, the page says {row or 'nothing'}")
+    return found + strangers(text, "setting", {public_name(field.name) for field in fields(Settings)})
 
 
 def serial_setting_faults(text: str) -> list[str]:
     [table] = [part for part in text.split("\n\n") if part.startswith("| serial setting |")]
     told = {row[0].strip("`| "): row[1] for row in rows(table)[1:]}
-    known = {field.name: str(field.default) for field in fields(SerialSettings)}
+    known = {public_name(field.name): str(field.default) for field in fields(SerialSettings)}
     return [
         f"{name} is {known.get(name)}, the page says {told.get(name)}"
         for name in known.keys() | told.keys()
@@ -309,7 +309,7 @@ def test_what_is_missing_is_reported():
     """Each check notices a page that lost a line."""
     settings, commands_page = page("docs/reference/settings.md").text, page("docs/reference/commands.md").text
     assert len(setting_faults(settings.replace("| 30.0 |", "| 31.0 |"))) == 1
-    assert len(setting_faults(settings.replace("| `poll_s`", "| `pull_s`"))) == 2
+    assert len(setting_faults(settings.replace("| `poll`", "| `pull`"))) == 2
     assert command_faults(commands_page.replace("`--until-empty`", "`--until-full`")) == [
         "keywise run: --until-empty is missing",
         "keywise run: there is no --until-full",

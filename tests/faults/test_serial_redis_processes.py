@@ -69,6 +69,6 @@ def test_after_kills_and_stops_in_the_middle_of_calls_nothing_was_accepted_twice
 
 
 async def history(url: str) -> list:
-    turns = adapters.connect("turns", Address(f"{url}?buckets=7", "count", {}), "judge", TurnPolicy())
+    turns = adapters.connect_turns(Address(f"{url}?buckets=7", "count", {}), "judge", TurnPolicy())
     async with turns:
         return await turns.operator.history(None, 10_000)

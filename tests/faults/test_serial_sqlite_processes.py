@@ -17,7 +17,7 @@ def test_a_thousand_calls_on_twenty_keys_from_four_processes(tmp_path, monkeypat
     fleet = Fleet(
         tmp_path,
         "sqlite:///merge.db",
-        settings={"lease_s": 30.0},
+        settings={"lease": 30.0},
         work_s=0.0005,
         capacity=CAPACITY,
         callers=CALLERS,

@@ -246,7 +246,7 @@ SETTINGS = {
     "an unknown setting": ({"leese": "5s"}, "did you mean lease"),
     "a setting of another library": ({"max_retries": 3}, "known are"),
     "a margin that leaves too little": ({"lease": "10s", "margin": "5s"}, "has to be below half"),
-    "a retention below the redelivery": ({"retention": "10m"}, "raise retention_s, or lower redelivery_s"),
+    "a retention below the redelivery": ({"retention": "10m"}, "raise retention, or lower redelivery"),
     "a runtime below the lease": ({"lease": "60s", "runtime_max": "30s"}, "raise it"),
     "a prefetch below the batch": ({"prefetch": 10}, "raise prefetch"),
     "a duration of zero": ({"lease": 0}, "above zero"),

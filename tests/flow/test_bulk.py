@@ -303,6 +303,7 @@ class Away:
 
     def __init__(self, source: MemorySource, rig: FlowRig) -> None:
         self._source, self._rig = source, rig
+        self.queue_in, self.peek = source.queue_in, source.peek
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from keywise.core.errors import UnavailableError
+from keywise.core.source import TransactionalSource
 
 
 class Unreachable:
@@ -16,13 +17,18 @@ class Unreachable:
         self.failures = Counter(failures)
         """How many calls of each method are still to fail. `after_` and a name: the act is done, its answer is lost."""
         self.calls: Counter[str] = Counter()
+        if isinstance(plug, TransactionalSource):
+            # Since Python 3.12, isinstance sees the members of a protocol only where an object really has them.
+            self.queue_in, self.arrived, self.peek = plug.queue_in, self._passed("arrived"), self._passed("peek")
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._plug, name)
         if name == "transaction":
             return self._transaction
-        if not callable(found) or name == "queue_in":
-            return found
+        return self._passed(name) if callable(found) else found
+
+    def _passed(self, name: str) -> Any:
+        found = getattr(self._plug, name)
 
         async def call(*arguments: Any, **options: Any) -> Any:
             self._check(name)

@@ -134,7 +134,7 @@ async def test_calls_that_are_slow_are_not_taken_in_a_row():
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.Event().wait(), 0.01)
 
-    f = serial(slow, run_s=0.001, poll="1s")
+    f = serial(slow, run=0.001, poll="1s")
     await asyncio.gather(*(f({"k": "a"}) for _ in range(9)))
     assert len(seen) == 9
     await f.close()

@@ -34,10 +34,15 @@ def _is_protocol(node: ast.ClassDef) -> bool:
 
 
 def _public_methods(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
-    """Those of the bases in the same file count too: an adapter has to write them all."""
-    own = {item.name for item in node.body if isinstance(item, Function) and not item.name.startswith("_")}
+    """Those of the bases in the same file count too: an adapter has to write them all. A property is an attribute."""
+    functions = [item for item in node.body if isinstance(item, Function) and not _is_property(item)]
+    own = {item.name for item in functions if not item.name.startswith("_")}
     bases = [classes[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in classes]
     return own.union(*(_public_methods(base, classes) for base in bases))
+
+
+def _is_property(node: Function) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == "property" for one in node.decorator_list)
 
 
 def test_functions_are_short():
@@ -58,7 +63,8 @@ def test_a_long_function_is_reported_also_inside_a_class():
 
 def test_a_wide_protocol_is_reported_also_when_it_is_wide_by_its_base():
     methods = "".join(f"    def m{number}(self): ...\n" for number in range(8))
-    narrow = f"class A(Protocol):\n{methods}    def _hidden(self): ...\n"
+    hidden = "    def _hidden(self): ...\n    @property\n    def shown(self): ...\n"
+    narrow = f"class A(Protocol):\n{methods}{hidden}"
     assert protocol_faults(Module.of("src/a.py", narrow)) == []
     wide = f"{narrow}class B(A, Protocol):\n    async def more(self): ...\n"
-    assert protocol_faults(Module.of("src/a.py", wide)) == ["src/a.py:11: B has 9 public methods, at most 8"]
+    assert protocol_faults(Module.of("src/a.py", wide)) == ["src/a.py:13: B has 9 public methods, at most 8"]

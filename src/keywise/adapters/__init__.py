@@ -3,10 +3,16 @@
 import difflib
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AddressError, MissingExtraError, SettingsError
+from keywise.core.ledger import PluggedLedger
+from keywise.core.serial.contract import TurnPolicy, Turns
+from keywise.core.sink import AtomicSink, Sink
+from keywise.core.source import Source
 from keywise.core.url import Address, redacted
 
 # No adapter is imported before its URL is used, because its client library may be missing.
@@ -55,23 +61,47 @@ ADAPTERS = {
 EXTRAS = {"postgres", "redis", "rabbitmq", "opensearch", "http"}
 
 
-def connect(role: str, address: Address, *arguments: Any, backend: str = "") -> Any:
-    """Make the adapter for an address; it is opened later, by `async with`.
+def connect_source(address: Address) -> Source:
+    """Make the source for an address; the caller opens it later, by `async with`. So do the functions below."""
+    with _discreet(address):
+        source: Source = _finder("sources", address, address.scheme)(address)
+        return source
 
-    `backend` names one of several adapters for the address, in place of its scheme.
-    """
-    try:
-        return _finder(role, address, backend or address.scheme)(address, *arguments)
-    except SettingsError as error:
-        if (message := address.discreet(str(error))) == str(error):
-            raise
-        raise type(error)(message) from None
+
+def connect_ledger(address: Address, policy: LedgerPolicy) -> PluggedLedger:
+    with _discreet(address):
+        ledger: PluggedLedger = _finder("ledgers", address, address.scheme)(address, policy)
+        return ledger
+
+
+def connect_sink(address: Address) -> Sink | AtomicSink:
+    with _discreet(address):
+        sink: Sink | AtomicSink = _finder("sinks", address, address.scheme)(address)
+        return sink
+
+
+def connect_turns(address: Address, owner: str, policy: TurnPolicy, *, backend: str = "") -> Turns:
+    """Make the store of a serial function. `backend` names one of several for the address, in place of its scheme."""
+    with _discreet(address):
+        turns: Turns = _finder("turns", address, backend or address.scheme)(address, owner, policy)
+        return turns
 
 
 def schemes(role: str) -> dict[str, str]:
     """All schemes of a role, with the module that serves each."""
     points = importlib.metadata.entry_points(group=f"keywise.{role}")
     return ADAPTERS[role] | {point.name: point.value for point in points}
+
+
+@contextmanager
+def _discreet(address: Address) -> Iterator[None]:
+    """Keep what came from the environment out of the message of a mistake."""
+    try:
+        yield
+    except SettingsError as error:
+        if (message := address.discreet(str(error))) == str(error):
+            raise
+        raise type(error)(message) from None
 
 
 def _finder(role: str, address: Address, name: str) -> Callable[..., Any]:

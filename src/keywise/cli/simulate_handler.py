@@ -140,7 +140,12 @@ def _report_json(report: "SimulationReport", options: TrialOptions) -> dict[str,
 def _replay_command(report: "SimulationReport", options: TrialOptions) -> str:
     """Return the command that reproduces the first finding."""
     parts = ["keywise simulate", options.target]
-    named = {name: getattr(options, name) for name in ("pipeline", "messages", "state", "reset")}
+    named = {
+        "pipeline": options.pipeline,
+        "messages": options.messages,
+        "state": options.state,
+        "reset": options.reset,
+    }
     parts += [f"--{name} {value}" for name, value in named.items() if value is not None]
     parts += ["--zombies"] if options.zombies else []
     seed = report.findings[0].seed

@@ -1,4 +1,4 @@
-"""The contract of an operator's hand on a ledger."""
+"""The contracts of a ledger for operators, and for the work that workers coordinate."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,7 +12,7 @@ from keywise.core.entry import Claim, Entry
 
 
 class LedgerCounts(msgspec.Struct, frozen=True):
-    """A ledger's scope in figures."""
+    """How much one ledger scope contains."""
 
     keys: int
     tombstones: int
@@ -22,63 +22,65 @@ class LedgerCounts(msgspec.Struct, frozen=True):
 
 
 class LedgerAdmin(Protocol):
-    """The operator's hand on one ledger scope."""
+    """Lets an operator inspect and repair one ledger scope."""
 
     async def inspect(self, key: str) -> Entry | None:
-        """What the ledger remembers of a key."""
+        """Return the entry of a key, or None if the ledger has none."""
 
     async def counts(self) -> LedgerCounts: ...
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
-        """Keys whose content in the sink has been in doubt for a while, and has not become more so since."""
+        """Return suspect keys about which no new suspicion was recorded for `quiet_s`."""
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        """End a repair under an exclusion."""
+        """End a repair and its exclusive claim. `written` is the change that the repair wrote, or None."""
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
-        """Make keys suspect that were written without a claim; each header says the newest order that was. It may be
-        asked with none. True notes besides that a full resync is due since now, unless it is already; False ends that.
+        """Mark keys suspect that were written without a claim; each header carries the newest order written.
+
+        `resync_due=True` also records that a full resync is due from now on, unless it is already; False clears that.
+        `headers` may be empty.
         """
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
     ) -> list[tuple[int, float, DeadLetter]]:
-        """Dead letters, newest first: number, when it was buried, and what."""
+        """Return dead letters, newest first, each with its number and the time at which it was stored."""
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
-        """Forget dead letters; return how many there were."""
+        """Delete dead letters; return how many existed."""
 
     async def now(self) -> float:
-        """The store's clock, to say how long ago something was."""
+        """Return the time of the store's clock."""
 
 
 class PeriodicLock(Protocol):
-    """Lets one worker of a ledger scope do a periodic task."""
+    """Lets one worker of a ledger scope run a periodic task."""
 
     async def acquire(self, task: str, every_s: float) -> bool:
         """Try to become the one worker that runs a task in the current interval. Every call writes."""
 
 
 class ControlStore(PeriodicLock, Protocol):
-    """What an operator sets in one ledger scope, and what workers of it agree on."""
+    """Stores what an operator has set for one ledger scope, and what its workers agree on."""
 
     async def controls(self) -> Controls:
-        """What holds for all keys now."""
+        """Return the controls that apply to all keys now."""
 
     async def pause(self, pause: Pause) -> None:
-        """From now on no claim on these keys is granted; claims that are held go on. Pausing again renews it."""
+        """Grant no more claims on these keys; existing claims go on. Pausing again replaces the earlier pause."""
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        """End one pause, named as it was made; False if there is none."""
+        """End one pause, named as it was set; return False if there is none."""
 
     async def reset(self, claim: Claim) -> int | None:
-        """End an exclusion and raise the era of its key; return it, or None if the claim is lost."""
+        """End an exclusive claim and raise the era of its key; return the era, or None if the claim is lost."""
 
     async def raise_era(self) -> int | None:
-        """Raise the era of all keys above any that one of them has; None while a claim is held."""
+        """Raise the era of all keys above the highest one of any key; return it, or None while a claim is held."""
 
     async def keys(self, after: str, limit: int) -> list[str]:
-        """Known keys after one, in an order of the ledger's own that never changes; all are after an empty one."""
+        """Return known keys behind `after`, in the ledger's own stable order; an empty `after` is before all keys."""
 
     async def held(self, after: str, limit: int) -> list[str]:
-        """Keys after one that a claim is held on now, in their order."""
+        """Return keys behind `after` on which a claim is held now, in order."""

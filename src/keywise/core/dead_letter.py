@@ -1,4 +1,4 @@
-"""Dead letters: deliveries that were set aside with their cause."""
+"""Dead letters: deliveries that were set aside, with the cause."""
 
 import math
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from keywise.core.entry import Certainty, Claim
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A dead letter: a delivery set aside with its cause."""
+    """A delivery that was set aside, with the cause."""
 
     cause: str
     body: bytes
     key: str = ""
-    """Empty if the delivery could not be read so far."""
+    """Empty if the key of the delivery could not be read."""
     version: int | None = None
     headers: Mapping[str, str] | None = None
     sent_at: float = 0.0
@@ -22,7 +22,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class DeadLetterRequest(msgspec.Struct, frozen=True):
-    """A dead letter on its way: with the claim it ends, if one is held, and what is known of the last try."""
+    """A dead letter to store, with the claim that it ends, if one is held, and what is known about the last attempt."""
 
     letter: DeadLetter
     claim: Claim | None = None
@@ -30,14 +30,14 @@ class DeadLetterRequest(msgspec.Struct, frozen=True):
 
 
 class DeadLetterFilter(msgspec.Struct, frozen=True):
-    """Which dead letters are looked for; without anything, all of them."""
+    """Selects dead letters; without conditions, all of them."""
 
     since: float = -math.inf
-    """Buried at this moment of the store's clock, or later."""
+    """Stored at this time of the store's clock, or later."""
     until: float = math.inf
-    """Buried before."""
+    """Stored before this time."""
     cause: str = ""
-    """Part of their cause."""
+    """A part of the cause."""
 
     def covers(self, buried_at: float, letter: DeadLetter) -> bool:
         return self.since <= buried_at < self.until and self.cause in letter.cause

@@ -1,4 +1,4 @@
-"""The contract of the history of a pipeline, and of the reporters that write it."""
+"""The contracts of the history of a pipeline, and of the reporters that write it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,13 +10,13 @@ from keywise.core.events import Event
 
 
 class HistoryRecord(msgspec.Struct, frozen=True):
-    """One line of the history: what happened to a key, or what an operator did."""
+    """One record of the history: what happened to a key, or what an operator did."""
 
     at: float
     """By the store's clock."""
     what: str
     key: str = ""
-    """Empty for what concerns the whole pipeline."""
+    """Empty if the record concerns the whole pipeline."""
     version: int | None = None
     detail: str = ""
     by: str = ""
@@ -24,31 +24,31 @@ class HistoryRecord(msgspec.Struct, frozen=True):
 
 
 class HistoryStore(Protocol):
-    """Keeps the history of one ledger scope: lines are only added, until they are too old or too many."""
+    """Stores the history of one ledger scope. Records are only appended, and trimmed by age and by number."""
 
     async def record(self, records: Sequence[HistoryRecord]) -> None: ...
 
     async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
-        """The newest lines of a key, newest first; None: of the whole pipeline and all keys."""
+        """Return the newest records of a key, newest first. None: those of the pipeline and of all keys."""
 
     async def trim(self, age_s: float, records_max: int) -> int:
-        """Forget old lines, and the oldest above a count; return how many."""
+        """Delete records older than `age_s`, and the oldest ones above `records_max`; return how many."""
 
 
 ALARM, CLEARED = "alarm", "alarm over"
 
 
 ENDS_ALARM = (CLEARED, "era raised", "resynced")
-"""An operator who raises the era, or says that everything was written again, has done what an alarm asks for."""
+"""Records that end an alarm: it also ends when an operator raises the era or reports a full resync."""
 
 
 class Reporter(Protocol):
-    """An observer that also reports by itself, and keeps what it has seen in the ledger. Maintenance runs it."""
+    """An observer that also emits events itself, and writes what it has seen to the ledger. Maintenance runs it."""
 
     def __call__(self, event: Event) -> None: ...
 
     def due(self, pipeline: str, now: float) -> Sequence[Event]:
-        """What it has to say to all observers now; most of the time nothing."""
+        """Return the events that all observers have to receive now; usually none."""
 
     async def flush(self, history_store: HistoryStore, admin: LedgerAdmin, *, is_last: bool = False) -> None:
-        """Write what has gathered. What cannot be written waits for the next time."""
+        """Write the collected records. Records that cannot be written are kept for the next call."""

@@ -1,6 +1,6 @@
-"""The contract of a ledger: it remembers one entry per key, and grants claims.
+"""The contract of a ledger: it stores one entry per key, and grants claims.
 
-All methods take many items at once and are one atomic step per key.
+Every method takes many items at once and is one atomic step per key.
 """
 
 from collections.abc import Sequence
@@ -9,22 +9,25 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from keywise.core.admin import ControlStore, LedgerAdmin
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal
+from keywise.core.history import HistoryStore
 from keywise.core.resource import AsyncResource
-from keywise.core.transaction import Transaction
+from keywise.core.transaction import MarkingTransaction, Transaction
+from keywise.core.transfer import LedgerTransfer
 
 
 class ClaimResults(msgspec.Struct):
-    """What a ledger says to many headers at once."""
+    """The ledger's answer to a batch of headers."""
 
     granted: list[Claim] = []
     refused: dict[str, Refusal] = {}
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A failed try under a claim."""
+    """A failed attempt under a claim."""
 
     claim: Claim
     certainty: Certainty
@@ -32,45 +35,73 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Ledger(AsyncResource, Protocol):
-    """Remembers one entry per key of one pipeline, and grants claims on them. `rules.py` says how it decides.
+    """Stores one entry per key of one pipeline, and grants claims on keys. `rules.py` contains the decisions."""
 
-    A ledger that plugs in also has the attributes `admin`, `control_store` and `history_store`, perhaps all itself,
-    `transfer` if it can be copied, and `database`: the one that an atomic sink can share, None if it has no
-    transactions.
-    """
+    @property
+    def database(self) -> object | None:
+        """The open database that an atomic sink can share; None if the ledger has no transactions."""
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
-        """Check and take in one step per key. The headers name each key once."""
+        """Decide and grant in one step per key. The headers name each key once."""
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        """Extend where the token is equal; return the claims that are lost."""
+        """Extend the lease where the token is equal; return the claims that are lost."""
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Raise marks where the token is equal and the order above the mark; return the claims that were refused.
+        """Raise the mark where the token is equal and the order is above the mark; return the refused claims.
 
-        A claim whose order is the mark already counts as committed, so a commit may be repeated after a lost answer.
+        A claim whose order is already the mark counts as committed, so a commit can be repeated after a lost answer.
         """
 
     async def fail(self, failures: Sequence[Failure]) -> None:
-        """Count failed tries. A key of unknown outcome stays held until its lease runs out."""
+        """Count failed attempts. A key with an unknown outcome stays claimed until its lease ends."""
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        """Give back claims under which nothing was written."""
+        """Give up claims under which nothing was written."""
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
-        """Keep dead letters and end their claims in one step; return the claims that are lost (nothing is kept)."""
+        """Store dead letters and end their claims in one step; return the lost claims, whose letters are not stored."""
 
     async def prune(self, retention_s: float) -> int:
-        """Forget idle entries older than the retention; return how many."""
+        """Delete idle entries that are older than the retention; return how many."""
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """One transaction of the ledger's database: commits on leaving, rolls back on an error."""
+        """Open a transaction of the ledger's database: it commits on leaving, and rolls back on an error."""
+
+
+class PluggedLedger(Ledger, Protocol):
+    """What the `connect` of a ledger adapter returns: the ledger, and its other contracts. It may serve all itself."""
+
+    @property
+    def admin(self) -> LedgerAdmin: ...
+
+    @property
+    def control_store(self) -> ControlStore: ...
+
+    @property
+    def history_store(self) -> HistoryStore: ...
+
+
+@runtime_checkable
+class TransferableLedger(PluggedLedger, Protocol):
+    """A ledger that can be copied to another store."""
+
+    @property
+    def transfer(self) -> LedgerTransfer: ...
+
+
+@runtime_checkable
+class MarkingLedger(Protocol):
+    """The ability of a ledger to decide and mark in one step, which saves a round trip per batch."""
+
+    def marking_transaction(self) -> AbstractAsyncContextManager[MarkingTransaction]:
+        """Do what `Ledger.transaction` does."""
 
 
 @runtime_checkable
 class LosesWrites(Protocol):
-    """What a ledger has besides if its store may lose what it had confirmed."""
+    """The ability of a ledger to notice that its store has lost a confirmed write."""
 
     @property
     def losses(self) -> int:
-        """How often this opening has found that."""
+        """How many losses the ledger has noticed since it was opened."""

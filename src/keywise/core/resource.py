@@ -1,4 +1,4 @@
-"""What every adapter is: something that is opened and closed."""
+"""What every adapter is: a resource that is opened and closed."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -6,7 +6,7 @@ from typing import Protocol, Self
 
 
 class AsyncResource(Protocol):
-    """Something that stores its settings when made, connects on `async with`, and disconnects after it."""
+    """Stores its settings when it is made, connects on entering `async with`, and disconnects on leaving it."""
 
     async def __aenter__(self) -> Self: ...
 

@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -79,22 +79,23 @@ class Settings:
             value, is_whole = getattr(self, field.name), field.type in (int, "int")
             if field.name in _WORDS or (value is None and field.name == "retention_s"):
                 continue
+            name = public_name(field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise SettingsError(f"{field.name}={value!r} must be a number")
+                raise SettingsError(f"{name}={value!r} must be a number")
             if not 0 < value < float("inf"):
-                raise SettingsError(f"{field.name}={value} must be above zero, and finite")
+                raise SettingsError(f"{name}={value} must be above zero, and finite")
             if is_whole and not isinstance(value, int):
-                raise SettingsError(f"{field.name}={value} must be a whole number")
+                raise SettingsError(f"{name}={value} must be a whole number")
         if self.history not in HISTORIES:
             raise SettingsError(f"history={self.history!r} is not known; write one of {', '.join(HISTORIES)}")
         self._check_ledger_down()
         _check_margin(self.lease_s, self.margin_s)
         if self.runtime_max_s < self.lease_s:
-            raise SettingsError(f"runtime_max_s={self.runtime_max_s} is below lease_s={self.lease_s}; raise it")
+            raise SettingsError(f"runtime_max={self.runtime_max_s} is below lease={self.lease_s}; raise it")
         if self.retention_s is not None and self.retention_s < self.redelivery_s:
             raise SettingsError(
-                f"retention_s={self.retention_s} is below redelivery_s={self.redelivery_s}: a message could come back "
-                "after its key was forgotten; raise retention_s, or lower redelivery_s if no message waits so long"
+                f"retention={self.retention_s} is below redelivery={self.redelivery_s}: a message could come back "
+                "after its key was forgotten; raise retention, or lower redelivery if no message waits so long"
             )
         if self.prefetch < self.batch_max:
             raise SettingsError(
@@ -121,7 +122,7 @@ class Settings:
         """Refuse a source whose deliveries come back while their claim still runs."""
         if visibility_s is not None and visibility_s < self.lease_s:
             raise SettingsError(
-                f"lease_s={self.lease_s:g} is longer than the visibility of {source} ({visibility_s:g} s): "
+                f"lease={self.lease_s:g} is longer than the visibility of {source} ({visibility_s:g} s): "
                 f"messages would come back while they are worked on; "
                 f"set visibility={self.lease_s * 2:g}s on the source, or a shorter lease"
             )
@@ -130,7 +131,7 @@ class Settings:
         """Refuse a source that takes deliveries back while a handler may still work on them."""
         if ack_timeout_s <= self.runtime_max_s:
             raise SettingsError(
-                f"runtime_max_s={self.runtime_max_s:g} is not below the acknowledgement timeout of {source} "
+                f"runtime_max={self.runtime_max_s:g} is not below the acknowledgement timeout of {source} "
                 f"({ack_timeout_s:g} s): its broker would end the channel while a handler works; lower runtime_max, "
                 "or raise consumer_timeout at the broker and say so with ack_timeout="
             )
@@ -172,28 +173,44 @@ class SerialSettings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            name = public_name(field.name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise SettingsError(f"{field.name}={value!r} must be a number above zero, and finite")
+                raise SettingsError(f"{name}={value!r} must be a number above zero, and finite")
             if field.type in (int, "int") and not isinstance(value, int):
-                raise SettingsError(f"{field.name}={value} must be a whole number")
+                raise SettingsError(f"{name}={value} must be a whole number")
         _check_margin(self.lease_s, self.margin_s)
 
 
-def named_settings(options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """Options under the names that settings have; an unknown one is refused with the nearest known one."""
+def public_name(field: str) -> str:
+    """The name under which people give a setting: durations carry their unit in the value."""
+    return field.removesuffix("_s")
+
+
+def named_settings(options: Mapping[str, Any], known: Collection[str], words: Collection[str] = ()) -> dict[str, Any]:
+    """Turn options into the fields of settings; an unknown one is refused with the nearest known one.
+
+    `words` are other options of the caller, which a misspelt one may mean as well.
+    """
+    fields_by_name = {public_name(field): field for field in known}
     given: dict[str, Any] = {}
     for name, value in options.items():
-        if name.endswith("_s") and name.removesuffix("_s") in options:
-            raise SettingsError(f"{name.removesuffix('_s')} and {name} are one setting; keep one of them")
-        if f"{name}_s" in known:
-            given[f"{name}_s"] = None if value is None else seconds(value)
-        elif name in known:
-            given[name] = value
-        else:
-            near = difflib.get_close_matches(name, [*known, *(one.removesuffix("_s") for one in known)], 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are: {', '.join(sorted(known))}"
-            raise SettingsError(f"unknown setting {name!r}; {hint}")
+        if name not in fields_by_name:
+            raise unknown_setting(name, {*fields_by_name, *words})
+        field = fields_by_name[name]
+        given[field] = seconds(value) if field != name and value is not None else value
     return given
+
+
+def unknown_setting(name: str, known: Collection[str]) -> SettingsError:
+    """The refusal of an option, which says what to write instead."""
+    near = difflib.get_close_matches(name, known, 1)
+    if name != public_name(name) and public_name(name) in known:
+        hint = f"write {public_name(name)}="
+    elif near:
+        hint = f"did you mean {near[0]}?"
+    else:
+        hint = f"known are: {', '.join(sorted(known))}"
+    return SettingsError(f"unknown setting {name!r}; {hint}")
 
 
 def _check_margin(lease_s: float, margin_s: float) -> None:

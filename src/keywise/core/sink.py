@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -11,9 +11,13 @@ from keywise.core.entry import Certainty, Claim
 from keywise.core.resource import AsyncResource
 from keywise.core.transaction import Transaction
 
+if TYPE_CHECKING:
+    # Python has it since 3.13; type checkers know it in every version.
+    from typing_extensions import TypeIs
+
 
 class Grade(enum.StrEnum):
-    """What a sink can promise."""
+    """What a sink guarantees when a write is repeated or arrives late."""
 
     ATOMIC = "atomic"
     CONDITIONAL = "conditional"
@@ -21,16 +25,16 @@ class Grade(enum.StrEnum):
 
 
 class SinkResult(msgspec.Struct, frozen=True):
-    """What a sink made of one change."""
+    """The result of applying one change."""
 
     outcome: Outcome
-    """Applied, superseded (the sink holds something newer), failed, or busy (no fault of the change)."""
+    """Applied, superseded (the sink holds a newer version), failed, or busy (not the fault of the change)."""
     cause: str = ""
     permanent: bool = False
     certainty: Certainty = Certainty.CLEAN
-    """Of a failed or busy one."""
+    """What is known about the effect of a failed or busy change."""
     wait_s: float | None = None
-    """Of a busy one: when to bring it back; None leaves it to the consumer."""
+    """When to retry a busy change; None leaves it to the consumer."""
 
 
 APPLIED = SinkResult(Outcome.APPLIED)
@@ -40,41 +44,64 @@ SUPERSEDED = SinkResult(Outcome.SUPERSEDED)
 
 
 class Sink(AsyncResource, Protocol):
-    """Applies changes under claims. It never sees a delivery, so it cannot ack."""
+    """A plain or conditional sink: applies changes under claims. It never sees a delivery, so it cannot ack."""
 
-    grade: Grade
-    forgets_deletions: bool
-    """A conditional sink that may accept an old version again some time after a deletion."""
-    batch_max: int
-    """How many changes one call may carry."""
+    @property
+    def grade(self) -> Grade:
+        """`PLAIN` or `CONDITIONAL`."""
+
+    @property
+    def forgets_deletions(self) -> bool:
+        """Whether a conditional sink may accept an old version again some time after a deletion."""
+
+    @property
+    def batch_max(self) -> int:
+        """How many changes one call may contain."""
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
-        """One result per change. Raising (or being cancelled) means that the outcome of all of them is unknown."""
+        """Return one result per change. Raising (or being cancelled) means that the outcome of all is unknown."""
 
 
 class AtomicSink(AsyncResource, Protocol):
     """Writes inside a transaction of the ledger's database."""
 
-    database: object
-    batch_max: int
-    runs_user_code: bool
-    """User code may kill the process, so its batch is noted as in flight first."""
+    @property
+    def grade(self) -> Grade:
+        """Always `ATOMIC`."""
+
+    @property
+    def database(self) -> object:
+        """The database that the sink writes to; the ledger has to use the same one."""
+
+    @property
+    def batch_max(self) -> int:
+        """How many changes one call may contain."""
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether user code runs in the transaction. It may crash the process, so the ledger grants a claim first."""
 
     async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
-        """Write all changes or raise; the caller then rolls back and finds the bad one."""
+        """Write all changes or raise; the caller then rolls back and searches for the bad change."""
+
+
+def is_atomic(sink: Sink | AtomicSink) -> "TypeIs[AtomicSink]":
+    """Say whether a sink writes inside the ledger's transaction, as its grade declares."""
+    return sink.grade is Grade.ATOMIC
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What a sink holds of one key."""
+    """What a sink stores under one key."""
 
     body: bytes | Mapping[str, Any]
-    """The whole body, or those of its fields that the sink keeps."""
+    """The whole body, or those of its fields that the sink stores."""
     version: int | None = None
-    """None if the sink does not keep it."""
+    """None if the sink does not store it."""
 
 
+@runtime_checkable
 class ReadableSink(Protocol):
-    """What a sink has besides if its content can be compared with the source of truth."""
+    """The ability of a sink to return what it stores, so that it can be compared with the source of truth."""
 
     async def read(self, keys: Sequence[str]) -> Mapping[str, Content]:
-        """What it holds of these keys; one that it does not hold is left out."""
+        """Return what the sink stores under these keys. A key that it does not have is left out."""

@@ -1,50 +1,53 @@
 """The contract of a source: where deliveries come from.
 
-`UnavailableError` means that nothing is known to have happened and that the caller may try again;
-adapters turn their client library's errors into it, and never retry on their own.
+An adapter turns the errors of its client library into `UnavailableError` and never retries by itself.
+`UnavailableError` means that the call may or may not have taken effect, and that the caller may repeat it.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from keywise.core.change import Delivery
 from keywise.core.resource import AsyncResource
 
 
 class Source(AsyncResource, Protocol):
-    """Hands over deliveries. It never looks inside a body."""
+    """Hands over deliveries. A source never looks inside a body."""
 
-    visibility_s: float | None
-    """How long a delivery stays hidden from others; None: as long as the connection lives."""
-    database: object | None
-    """The opened database that the queue lives in, if a transaction of it can also receive and ack."""
+    @property
+    def visibility_s(self) -> float | None:
+        """How long a delivery stays hidden from other consumers; None: as long as the connection lives."""
+
+    @property
+    def database(self) -> object | None:
+        """The open database of the queue, if one of its transactions can also receive and ack; otherwise None."""
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
-        """Up to `limit` deliveries; waits up to `wait_s` for the first one."""
+        """Return up to `limit` deliveries; wait up to `wait_s` for the first one."""
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
-        """Keep deliveries hidden for longer. One that already came back to somebody else is left alone."""
+        """Keep deliveries hidden for longer. A delivery that another consumer has received since is left alone."""
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries. Acking one that already came back does nothing."""
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
-        """Let deliveries come back after a delay, to anybody."""
+        """Make deliveries visible to every consumer again, after a delay."""
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
-        """Append messages, durably once it returns."""
+        """Append messages. They are durable when the call returns."""
 
     async def depth(self) -> int:
-        """How many messages are not acked yet, delayed and handed-over ones included."""
+        """Count the messages that are not acked yet, including delayed and delivered ones."""
 
 
 class TransactionalQueue(Protocol):
-    """A source's queue seen from inside a transaction of its database."""
+    """The queue of a source, seen from inside a transaction of its database."""
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
-        """Visible deliveries, hidden from others by the transaction itself.
+        """Return visible deliveries, which the transaction itself hides from other consumers.
 
-        It is `peeked` itself if all of that is still there and nothing else is due before it.
+        Return the `peeked` object itself if all of it is still there and nothing else is due before it.
         """
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None: ...
@@ -52,14 +55,32 @@ class TransactionalQueue(Protocol):
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None: ...
 
 
+@runtime_checkable
 class TransactionalSource(Protocol):
-    """What a source has besides if it lives in a database which can hold a ledger too."""
+    """The ability of a source to receive and ack inside a transaction of its database."""
 
     def queue_in(self, connection: Any) -> TransactionalQueue:
-        """This queue inside a transaction of its database."""
+        """Return this queue as the transaction on `connection` sees it."""
 
     async def arrived(self, wait_s: float) -> bool:
-        """Whether something can be received; waits up to `wait_s` for it. It takes no lock."""
+        """Say whether a message can be received; wait up to `wait_s` for one. Takes no lock."""
 
     async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
-        """What probably comes after a delivery. It takes no lock, so others may receive it meanwhile."""
+        """Return the deliveries that probably follow `after`. Takes no lock: another consumer may receive them."""
+
+
+@runtime_checkable
+class OutboxSource(Protocol):
+    """The ability of a source to send inside a transaction of the caller (a transactional outbox)."""
+
+    async def send_within(self, connection: Any, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
+        """Append messages on the caller's connection: they exist if its transaction commits."""
+
+
+@runtime_checkable
+class AckTimeoutSource(Protocol):
+    """A source whose broker takes back a delivery that is not acked in time, whether or not it is extended."""
+
+    @property
+    def ack_timeout_s(self) -> float:
+        """How long the broker lets a consumer hold a delivery."""

@@ -10,35 +10,36 @@ from keywise.core.entry import Claim, Refusal
 
 
 class Transaction(Protocol):
-    """One transaction of the database that ledger and sink (and perhaps source) share."""
+    """One transaction of the database that the ledger, the sink and perhaps the source share."""
 
-    connection: Any
-    """What a handler is given to write with."""
+    @property
+    def connection(self) -> Any:
+        """The connection that a handler writes with."""
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
-        """Refusals by key; whatever is not in it may be written and marked in this transaction."""
+        """Return the refusals by key. Every other change may be written and marked in this transaction."""
 
     async def mark(self, headers: Sequence[ChangeHeader]) -> None:
-        """Raise marks of keys that `decide` has just allowed."""
+        """Raise the marks of keys that `decide` has allowed in this transaction."""
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        """As `Ledger.commit`, inside this transaction. If anything is refused, the caller rolls back.
+        """Do what `Ledger.commit` does, inside this transaction. If a claim is refused, the caller rolls back.
 
-        An order that is the mark already is refused too: its effect is there, and must not come a second time.
+        A claim whose order is already the mark is refused as well: its effect exists, and must not be repeated.
         """
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
-        """Count failed tries of keys that no claim is held on; return the counts."""
+        """Count a failed attempt of keys on which no claim is held; return the attempts so far."""
 
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
-        """Keep dead letters; older changes of their keys are eligible again."""
+        """Store dead letters. Older changes of their keys may be applied again."""
 
     def savepoint(self) -> AbstractAsyncContextManager[None]:
-        """A part that is rolled back alone if it raises."""
+        """Open a part of the transaction that is rolled back alone if it raises."""
 
 
-class MarkingTransaction(Protocol):
-    """What a transaction has besides if it saves a step for a caller that marks everything or rolls back."""
+class MarkingTransaction(Transaction, Protocol):
+    """A transaction that can decide and mark in one step, for a caller that marks the whole batch or rolls back."""
 
     async def decide_and_mark(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
-        """As `Transaction.decide`, and what is allowed may be marked already. The caller asks for the marks as well."""
+        """Do what `decide` does, and perhaps raise the marks of the allowed changes. The caller still calls `mark`."""

@@ -4,9 +4,11 @@ A serial call that waits for a transaction of its own caller would wait for ever
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class OpenTransaction:
@@ -14,7 +16,7 @@ class OpenTransaction:
 
     __slots__ = ("database", "is_over")
 
-    def __init__(self, database: Any) -> None:
+    def __init__(self, database: object | None) -> None:
         self.database = database
         self.is_over = False
 
@@ -24,12 +26,12 @@ open_transactions: ContextVar[tuple[OpenTransaction, ...]] = ContextVar("open_tr
 
 
 @asynccontextmanager
-async def transaction_of(store: Any, *tokens: int) -> AsyncIterator[Any]:
-    """Open a transaction of a ledger or of a serial backend, and record it in `open_transactions` while it lasts."""
-    opened, outer = OpenTransaction(getattr(store, "database", None)), open_transactions.get()
+async def transaction_of(database: object | None, opening: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """Open a transaction of a database, and record it in `open_transactions` while it lasts."""
+    opened, outer = OpenTransaction(database), open_transactions.get()
     open_transactions.set((*outer, opened))
     try:
-        async with store.transaction(*tokens) as transaction:
+        async with opening as transaction:
             yield transaction
     finally:
         opened.is_over = True

@@ -12,37 +12,37 @@ from keywise.core.history import HistoryRecord
 
 
 class TransferPage(msgspec.Struct, frozen=True):
-    """Some of what a ledger keeps of one scope."""
+    """A part of one ledger scope."""
 
     entries: Sequence[tuple[str, Entry]] = ()
     dead_letters: Sequence[tuple[float, DeadLetter]] = ()
-    """Each with when it was buried; the oldest first, by that moment or by its number."""
+    """Each with the time at which it was stored; the oldest first, by that time or by its number."""
     records: Sequence[HistoryRecord] = ()
     """The oldest first."""
     cursor: str = ""
-    """Where to go on; empty at the end."""
+    """Where the next page starts; empty on the last page."""
 
 
 class LedgerTransfer(Protocol):
-    """All of one ledger scope, to be carried to another ledger while nobody works on it."""
+    """Reads and writes all of one ledger scope, to copy it to another ledger while no worker uses it."""
 
     async def scopes(self) -> list[str]:
-        """All scopes of this store that hold something, in their order."""
+        """Return the scopes of this store that are not empty, in order."""
 
     async def page(self, cursor: str, limit: int) -> TransferPage:
-        """Up to `limit` things behind a cursor: first entries, whatever the policy is, then letters, then lines."""
+        """Return up to `limit` items behind a cursor: entries, whatever the policy, then dead letters, then records."""
 
     async def add(self, page: TransferPage) -> None:
-        """Take in what another ledger told: keys that are not known here, and letters and lines behind those that are.
+        """Store a page of another ledger: entries of unknown keys, and letters and records behind the existing ones.
 
-        Only `updated_at` may change, to the next whole second. Half of a part may be there after an error.
+        Only `updated_at` may change, to the next whole second. After an error, a part of the page may be stored.
         """
 
     async def clear(self) -> None:
-        """Forget everything of this scope but its controls."""
+        """Delete everything in this scope except its controls."""
 
     async def set_controls(self, controls: Controls) -> None:
-        """Replace what holds for all keys."""
+        """Replace the controls of all keys."""
 
     async def tokens_above(self, floor: int) -> int:
-        """Grant only tokens above this one from now on; return one that no earlier token is above."""
+        """Grant only tokens above `floor` from now on; return a token that no earlier one exceeds."""

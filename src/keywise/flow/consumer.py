@@ -9,13 +9,14 @@ from keywise.core.change import Delivery
 from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
+from keywise.core.sink import is_atomic
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.flow.intake import ReadBatch
 from keywise.flow.lanes import Lanes
 from keywise.flow.leased.executors import Executor, SinkExecutor, TransactionExecutor
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.maintenance import Maintenance
-from keywise.flow.pipeline import LEDGER, Pipeline, is_atomic
+from keywise.flow.pipeline import LEDGER, Pipeline
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.flow.transactional import LedgerTransactionWorker, QueueTransactionWorker
 from keywise.flow.wakeup import Wakeup
@@ -130,7 +131,7 @@ class Consumer:
         sink = self._pipeline.sink
         if is_atomic(sink):
             return TransactionExecutor(self._pipeline, sink, self._heartbeat)
-        return SinkExecutor(self._pipeline, sink, self._heartbeat)  # type: ignore[arg-type]
+        return SinkExecutor(self._pipeline, sink, self._heartbeat)
 
     async def _feed(self, index: int) -> None:
         """Receive from one source and fill the lanes, within their capacity."""

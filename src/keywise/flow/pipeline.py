@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 from keywise.core import events
 from keywise.core.admin import ControlStore, LedgerAdmin
@@ -15,15 +15,16 @@ from keywise.core.backoff import backoff_s
 from keywise.core.change import Delivery, Outcome
 from keywise.core.clock import Clock, boot_time
 from keywise.core.controls import PLAIN, Controls
+from keywise.core.database import FairWriteDatabase
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import storable
 from keywise.core.history import HistoryStore, Reporter
-from keywise.core.ledger import Ledger
+from keywise.core.ledger import Ledger, MarkingLedger
 from keywise.core.limits import Debounce, Rate
 from keywise.core.settings import Settings
-from keywise.core.sink import AtomicSink, Grade, Sink
+from keywise.core.sink import AtomicSink, Grade, Sink, is_atomic
 from keywise.core.source import Source
 from keywise.flow.coalesce import group_by_outcome
 from keywise.flow.degraded.journal import JournalStore
@@ -73,16 +74,18 @@ class Pipeline:
     wall: Clock = time.time
     rng: random.Random = field(default_factory=random.Random)
     outage: Outage = field(init=False)
+    marking_ledger: MarkingLedger | None = field(init=False)
+    """The ledger, if it can decide and mark in one step."""
 
     def __post_init__(self) -> None:
         self.outage = Outage(
             self.settings.ledger_grace_s, self.clock, self._report_ledger_down, self._report_ledger_back
         )
+        self.marking_ledger = self.ledger if isinstance(self.ledger, MarkingLedger) else None
 
     @property
     def grade(self) -> Grade:
-        sink = self.sink
-        return Grade.ATOMIC if is_atomic(sink) else sink.grade  # type: ignore[union-attr]
+        return self.sink.grade
 
     @property
     def has_suspects(self) -> bool:
@@ -104,10 +107,10 @@ class Pipeline:
 
         A database with one writer at a time would otherwise keep producers of live changes waiting for bulk work.
         """
-        adapters: list[Any] = [self.ledger, *(source for _, source in self.sources)]
-        databases: list[Any] = [getattr(adapter, "database", None) for adapter in adapters if self.has_both_lanes]
-        for database in databases:
-            if hasattr(database, "enable_fair_writes"):
+        if not self.has_both_lanes:
+            return
+        for database in (self.ledger.database, *(source.database for _, source in self.sources)):
+            if isinstance(database, FairWriteDatabase):
                 database.enable_fair_writes()
 
     def emit(self, event: events.Event) -> None:
@@ -266,8 +269,4 @@ class Pipeline:
 
 def may_show_older(sink: Sink | AtomicSink) -> bool:
     """Whether the sink accepts an older write after a newer one: then claims need intents, and keys can be suspect."""
-    return not is_atomic(sink) and (sink.grade is Grade.PLAIN or sink.forgets_deletions)  # type: ignore[union-attr]
-
-
-def is_atomic(sink: Sink | AtomicSink) -> TypeGuard[AtomicSink]:
-    return hasattr(sink, "write") and not hasattr(sink, "apply")
+    return not is_atomic(sink) and (sink.grade is Grade.PLAIN or sink.forgets_deletions)

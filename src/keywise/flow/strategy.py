@@ -2,8 +2,9 @@
 
 import enum
 
-from keywise.core.source import Source
-from keywise.flow.pipeline import Pipeline, is_atomic
+from keywise.core.sink import is_atomic
+from keywise.core.source import Source, TransactionalSource
+from keywise.flow.pipeline import Pipeline
 
 
 class CommitStrategy(enum.StrEnum):
@@ -29,6 +30,7 @@ def choose_strategy(pipeline: Pipeline, source: Source) -> CommitStrategy:
         return CommitStrategy.CLAIMED_TRANSACTION
     # Debounced and rate-limited changes wait in lanes, outside of the queue's transaction.
     has_to_wait = pipeline.debounce is not None or pipeline.rate is not None
-    if source.database is sink.database and not has_to_wait:
+    can_join = isinstance(source, TransactionalSource) and source.database is sink.database
+    if can_join and not has_to_wait:
         return CommitStrategy.QUEUE_TRANSACTION
     return CommitStrategy.LEDGER_TRANSACTION

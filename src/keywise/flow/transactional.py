@@ -1,21 +1,21 @@
 """The workers of the commit strategies without a lease: decide, write and mark in one transaction."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any, TypeAlias
 
 import msgspec
 
 from keywise.core import events
 from keywise.core.backoff import shortened
-from keywise.core.change import Change, Delivery, Outcome
+from keywise.core.change import Change, ChangeHeader, Delivery, Outcome
 from keywise.core.entry import Refusal, RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
 from keywise.core.limits import Snooze
-from keywise.core.sink import AtomicSink
-from keywise.core.source import TransactionalQueue, TransactionalSource
+from keywise.core.sink import AtomicSink, is_atomic
+from keywise.core.source import Source, TransactionalQueue, TransactionalSource
 from keywise.core.transaction import Transaction
 from keywise.flow.coalesce import Coalesced, coalesce
 from keywise.flow.intake import ReadBatch
@@ -25,6 +25,9 @@ from keywise.flow.wakeup import Wakeup
 
 BULK_PART = 12
 """A bulk batch is this many times smaller than the largest batch, because live changes may have to wait for it."""
+
+Decide: TypeAlias = Callable[[Sequence[ChangeHeader]], Awaitable[dict[str, Refusal]]]
+"""`Transaction.decide`, or `decide_and_mark` in its place."""
 
 
 class BatchResult(msgspec.Struct):
@@ -60,6 +63,8 @@ class QueueTransactionWorker:
 
     def __init__(self, pipeline: Pipeline, sources: Sequence[int], going: asyncio.Event) -> None:
         self._pipeline = pipeline
+        self._sink = _atomic(pipeline)
+        self._sources = {index: _transactional(pipeline.sources[index][1]) for index in sources}
         self._live = [index for index in sources if index not in pipeline.bulk]
         self._bulk = [index for index in sources if index in pipeline.bulk]
         self._going = going
@@ -103,7 +108,7 @@ class QueueTransactionWorker:
         """Return the source to take from: live before bulk, but not for ever. None means: check again."""
         self._bulk_is_due = self._live_in_row >= LIVE_BEFORE_BULK
         for index in (*self._bulk, *self._live) if self._bulk_is_due else (*self._live, *self._bulk):
-            if await self._source(index).arrived(0.0):
+            if await self._sources[index].arrived(0.0):
                 return index
         self._live_in_row = 0
         await self._arrival()
@@ -113,12 +118,12 @@ class QueueTransactionWorker:
         """Whether a live message arrived while a bulk batch waited for its transaction, and may go first."""
         if index in self._live or self._bulk_is_due:
             return False
-        return any([await self._source(live).arrived(0.0) for live in self._live])
+        return any([await self._sources[live].arrived(0.0) for live in self._live])
 
     async def _arrival(self) -> None:
         """Wait until a message arrives, the poll interval passes, or the worker is stopped."""
         poll_s = self._pipeline.settings.poll_s
-        sources = [self._source(index) for index in (*self._live, *self._bulk)]
+        sources = [self._sources[index] for index in (*self._live, *self._bulk)]
         self._waiting = [asyncio.ensure_future(source.arrived(poll_s)) for source in sources]
         try:
             done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -129,10 +134,6 @@ class QueueTransactionWorker:
         errors = [waiting.exception() for waiting in done if not waiting.cancelled()]
         for error in filter(None, errors):
             raise error
-
-    def _source(self, index: int) -> TransactionalSource:
-        source: Any = self._pipeline.sources[index][1]
-        return cast(TransactionalSource, source)
 
     async def _batch(self, index: int) -> None:
         """Write a batch as a whole; if one of its changes fails, roll back and repeat it with savepoints."""
@@ -147,8 +148,8 @@ class QueueTransactionWorker:
             await self._transact(index, prefetched, batch, careful=careful)
 
     async def _transact(self, index: int, prefetched: "PrefetchedBatch", batch: ExitStack, *, careful: bool) -> None:
-        pipeline, limit, source = self._pipeline, self._limit(index), self._source(index)
-        async with pipeline.ledger.transaction() as transaction:
+        pipeline, limit, source = self._pipeline, self._limit(index), self._sources[index]
+        async with _open_transaction(pipeline, careful=careful) as (transaction, decide):
             if await self._is_overtaken(index):
                 return
             queue = source.queue_in(transaction.connection)
@@ -162,7 +163,8 @@ class QueueTransactionWorker:
             if len(deliveries) == limit and self._prefetching is None:
                 # Read and decode the next batch while the database is busy with this one.
                 self._prefetching = asyncio.create_task(self._peek(index, deliveries[-1]))
-            result = await transact(pipeline, transaction, coalesced.survivors, careful=careful)
+            tickets = coalesced.survivors
+            result = await transact(pipeline, self._sink, transaction, decide, tickets, careful=careful)
             if result.paused and (await pipeline.control_store.controls()).is_paused:
                 # Roll back: the messages stay in the queue as they are, instead of each being put off.
                 raise _AllPausedError
@@ -183,7 +185,7 @@ class QueueTransactionWorker:
 
     async def _peek(self, index: int, after: Delivery) -> "PrefetchedBatch":
         try:
-            deliveries = await self._source(index).peek(self._limit(index), after)
+            deliveries = await self._sources[index].peek(self._limit(index), after)
         except UnavailableError:
             return PrefetchedBatch()
         return PrefetchedBatch(index, deliveries, self._read(index, deliveries))
@@ -244,6 +246,7 @@ class LedgerTransactionWorker:
 
     def __init__(self, pipeline: Pipeline, lanes: Lanes, wakeup: Wakeup, room: Wakeup) -> None:
         self._pipeline = pipeline
+        self._sink = _atomic(pipeline)
         self._lanes = lanes
         self._wakeup = wakeup
         self._room = room
@@ -283,8 +286,8 @@ class LedgerTransactionWorker:
     async def _transaction(self, tickets: list[Ticket], *, careful: bool) -> None:
         pipeline = self._pipeline
         with pipeline.batch(len(tickets)):
-            async with pipeline.ledger.transaction() as transaction:
-                result = await transact(pipeline, transaction, tickets, careful=careful)
+            async with _open_transaction(pipeline, careful=careful) as (transaction, decide):
+                result = await transact(pipeline, self._sink, transaction, decide, tickets, careful=careful)
         for event in result.to_emit:
             pipeline.emit(event)
         settled = self._finish(result)
@@ -313,8 +316,38 @@ class BadBatchError(Exception):
     """A change of the batch cannot be written: the transaction is rolled back and repeated with savepoints."""
 
 
+def _atomic(pipeline: Pipeline) -> AtomicSink:
+    assert is_atomic(pipeline.sink), "these strategies write inside the ledger's transaction"
+    return pipeline.sink
+
+
+def _transactional(source: Source) -> TransactionalSource:
+    assert isinstance(source, TransactionalSource), "only such a source has this strategy"
+    return source
+
+
+@asynccontextmanager
+async def _open_transaction(pipeline: Pipeline, *, careful: bool) -> AsyncIterator[tuple[Transaction, Decide]]:
+    """Open a transaction, and say how to decide in it.
+
+    A batch that is not careful is rolled back unless all of it is written and marked, so it may be marked early.
+    """
+    if careful or pipeline.marking_ledger is None:
+        async with pipeline.ledger.transaction() as transaction:
+            yield transaction, transaction.decide
+    else:
+        async with pipeline.marking_ledger.marking_transaction() as marking:
+            yield marking, marking.decide_and_mark
+
+
 async def transact(
-    pipeline: Pipeline, transaction: Transaction, tickets: Sequence[Ticket], *, careful: bool
+    pipeline: Pipeline,
+    sink: AtomicSink,
+    transaction: Transaction,
+    decide: Decide,
+    tickets: Sequence[Ticket],
+    *,
+    careful: bool,
 ) -> BatchResult:
     """Decide, write and mark one change per key inside a transaction.
 
@@ -322,8 +355,6 @@ async def transact(
     `BadBatchError` for them.
     """
     result = BatchResult()
-    # Without care, marks may be raised before the writes: if a write fails, everything is rolled back.
-    decide = transaction.decide if careful else getattr(transaction, "decide_and_mark", transaction.decide)
     changes = [ticket.change for ticket in tickets]
     refusals = await decide(changes)
     granted = tickets
@@ -333,7 +364,6 @@ async def transact(
         for ticket in tickets:
             if (refusal := refusals.get(ticket.change.key)) is not None:
                 await _refuse(pipeline, transaction, result, ticket, refusal)
-    sink: AtomicSink = pipeline.sink  # type: ignore[assignment]
     errors = (
         await write_all(transaction, sink, changes) if careful else await _write_at_once(transaction, sink, changes)
     )

@@ -269,4 +269,5 @@ def _note(notices: deque[Notice], event: events.Event, now: float) -> None:
 
 
 def _subject(event: events.Event) -> tuple[object, ...]:
-    return tuple(getattr(event, name, None) for name in ("key", "what", "cause"))
+    fields = msgspec.structs.asdict(event)
+    return tuple(fields.get(name) for name in ("key", "what", "cause"))

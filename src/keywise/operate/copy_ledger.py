@@ -9,10 +9,9 @@ import hashlib
 import math
 import shlex
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from keywise.core import rules
 from keywise.core.admin import LedgerCounts
@@ -22,6 +21,7 @@ from keywise.core.entry import EMPTY, Entry
 from keywise.core.errors import AdminError
 from keywise.core.failures import storable
 from keywise.core.history import HistoryRecord
+from keywise.core.ledger import TransferableLedger
 from keywise.core.transfer import TransferPage
 from keywise.operate.admin import AuditNote
 
@@ -39,7 +39,7 @@ class LedgerHandle(msgspec.Struct, frozen=True):
     """An open ledger of one pipeline, with its display name."""
 
     name: str
-    ledger: Any
+    ledger: TransferableLedger
 
 
 class Checksum(msgspec.Struct):
@@ -77,8 +77,11 @@ class Checksums(msgspec.Struct):
 
     def difference(self, other: "Checksums") -> str:
         """Describe the first kind of item in which another ledger differs; empty if none does."""
-        for kind, noun in (("keys", "keys"), ("letters", "dead letters"), ("lines", "lines of history")):
-            mine, theirs = getattr(self, kind), getattr(other, kind)
+        for mine, theirs, noun in (
+            (self.keys, other.keys, "keys"),
+            (self.letters, other.letters, "dead letters"),
+            (self.lines, other.lines, "lines of history"),
+        ):
             if mine.count != theirs.count:
                 return f"{theirs.count:,} {noun} instead of {mine.count:,}"
             if mine != theirs:
@@ -257,9 +260,14 @@ class LedgerCopy:
         It finds items that an adapter counts, but leaves out of its transfer pages.
         """
         mine, theirs = [await handle.ledger.admin.counts() for handle in (self._source, self._target)]
-        for noun in ("keys", "tombstones", "suspects", "dead"):
-            if getattr(mine, noun) != getattr(theirs, noun):
-                return f"{noun}: {getattr(theirs, noun):,} instead of {getattr(mine, noun):,}"
+        for noun, count, expected in (
+            ("keys", theirs.keys, mine.keys),
+            ("tombstones", theirs.tombstones, mine.tombstones),
+            ("suspects", theirs.suspects, mine.suspects),
+            ("dead", theirs.dead, mine.dead),
+        ):
+            if count != expected:
+                return f"{noun}: {count:,} instead of {expected:,}"
         return ""
 
     async def _checksummed(self, handle: LedgerHandle, what: str, since: float, shift_s: float = 0.0) -> Checksums:
@@ -325,7 +333,8 @@ def _carried_entry(entry: Entry, since: float, shift_s: float) -> Entry:
     entry = replace(entry, updated_at=float(math.ceil(entry.updated_at)))
     if not shift_s:
         return entry
-    return replace(entry, **{name: at + shift_s for name in _MOMENTS if (at := getattr(entry, name))})
+    fields = asdict(entry)
+    return replace(entry, **{name: fields[name] + shift_s for name in _MOMENTS if fields[name]})
 
 
 def _carried_letter(letter: DeadLetter) -> DeadLetter:
@@ -334,8 +343,8 @@ def _carried_letter(letter: DeadLetter) -> DeadLetter:
 
 
 def _carried_line(line: HistoryRecord, shift_s: float) -> HistoryRecord:
-    texts = {name: _text(getattr(line, name)) for name in ("what", "detail", "by")}
-    return replace(line, at=line.at + shift_s, **texts)
+    what, detail, by = _text(line.what), _text(line.detail), _text(line.by)
+    return replace(line, at=line.at + shift_s, what=what, detail=detail, by=by)
 
 
 def shifted_controls(controls: Controls, shift_s: float) -> Controls:

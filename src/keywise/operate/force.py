@@ -15,8 +15,8 @@ from keywise.core.errors import AdminError, KeywiseError, MalformedError, Unavai
 from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
 from keywise.core.rules import era_of, in_era
-from keywise.core.sink import Sink, SinkResult
-from keywise.flow.pipeline import Pipeline, is_atomic
+from keywise.core.sink import AtomicSink, Sink, SinkResult, is_atomic
+from keywise.flow.pipeline import Pipeline, may_show_older
 from keywise.flow.refetch import is_same_version, needs_refetch, refetched
 from keywise.flow.transactional import write_all
 from keywise.operate.waiting import AdminClaimer
@@ -117,15 +117,15 @@ class ForceWriter:
             raise AdminError(f"{claim.crashes} processes died while they wrote {change.key!r}; nothing was written")
         if not await self._claimer.heartbeat.begin(pipeline.ledger, claim):
             raise AdminError(f"the claim on {change.key!r} was lost before the write began; nothing was written")
-        if is_atomic(pipeline.sink):
-            await self._transact(claim, change)
+        sink = pipeline.sink
+        if is_atomic(sink):
+            await self._transact(sink, claim, change)
         else:
-            await self._end(claim, await self._apply(claim, change))
+            await self._end(claim, await self._apply(sink, claim, change))
 
-    async def _transact(self, claim: Claim, change: Change[Any]) -> None:
+    async def _transact(self, sink: AtomicSink, claim: Claim, change: Change[Any]) -> None:
         """Write the effect and the mark in one transaction; an error rolls both back."""
-        ledger, sink = self._pipeline.ledger, self._pipeline.sink
-        assert is_atomic(sink)
+        ledger = self._pipeline.ledger
         try:
             async with self._claimer.heartbeat.limit([claim]), ledger.transaction() as transaction:
                 for error in (await write_all(transaction, sink, [change])).values():
@@ -144,8 +144,7 @@ class ForceWriter:
             )
             raise AdminError(f"{change.key!r}: {cause}; nothing was written") from error
 
-    async def _apply(self, claim: Claim, change: Change[Any]) -> SinkResult:
-        sink: Sink = self._pipeline.sink  # type: ignore[assignment]
+    async def _apply(self, sink: Sink, claim: Claim, change: Change[Any]) -> SinkResult:
         try:
             async with self._claimer.heartbeat.limit([claim]):
                 [result] = await sink.apply([change], [claim])
@@ -185,8 +184,7 @@ class ForceWriter:
 
     def _consequence(self) -> str:
         """Describe what a write of unknown outcome means for the key."""
-        sink: Sink = self._pipeline.sink  # type: ignore[assignment]
-        if sink.grade == "plain" or sink.forgets_deletions:
+        if may_show_older(self._pipeline.sink):
             return "the key then counts as suspect, unless a newer change settles it: keywise repair repairs it"
         return "the sink itself refuses versions that are older than the one it holds"
 

@@ -12,9 +12,9 @@ from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
 from keywise.core.history import ALARM, ENDS_ALARM, HistoryRecord
 from keywise.core.rules import decide_under, era_of
 from keywise.core.settings import Settings
-from keywise.core.sink import Grade
+from keywise.core.sink import Grade, is_atomic
 from keywise.flow.degraded.journal_files import contents_in
-from keywise.flow.pipeline import Pipeline, is_atomic
+from keywise.flow.pipeline import Pipeline
 from keywise.flow.strategy import choose_strategy
 
 Dated = TypeVar("Dated", Pause, HistoryRecord)

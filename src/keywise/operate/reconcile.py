@@ -14,7 +14,7 @@ from keywise.core.change import Change, Order, is_unversioned
 from keywise.core.entry import EMPTY, Entry
 from keywise.core.errors import KeywiseError, MalformedError, SettingsError, UnavailableError
 from keywise.core.failures import cause_of_error
-from keywise.core.sink import Content
+from keywise.core.sink import Content, ReadableSink
 from keywise.flow.pipeline import Pipeline
 from keywise.flow.refetch import needs_refetch, refetched
 
@@ -54,7 +54,8 @@ class Reconciler:
 
     def __init__(self, pipeline: Pipeline) -> None:
         needs_refetch(pipeline)
-        if pipeline.lookup is None and not hasattr(pipeline.sink, "read"):
+        self._sink = pipeline.sink if isinstance(pipeline.sink, ReadableSink) else None
+        if pipeline.lookup is None and self._sink is None:
             raise SettingsError(
                 f"the sink of pipeline {pipeline.name!r} cannot be read; write a function that takes a key and returns "
                 "what the store holds of it, or None if it is not there, and decorate it with .lookup"
@@ -114,9 +115,8 @@ class Reconciler:
 
     async def _held(self, key: str) -> Content | None:
         if self._pipeline.lookup is None:
-            sink: Any = self._pipeline.sink
-            found: Mapping[str, Content] = await sink.read([key])
-            return found.get(key)
+            assert self._sink is not None, "one of the two can be read, or there is no reconciler"
+            return (await self._sink.read([key])).get(key)
         value = self._pipeline.lookup(key)
         if inspect.isawaitable(value):
             value = await value

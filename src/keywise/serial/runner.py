@@ -125,7 +125,7 @@ class Runner:
         claim = Claim(key, None, False, 0)
         if not self._serial.is_atomic:
             return await self._called(claim, argument, None)
-        async with transaction_of(self._turns) as transaction:
+        async with transaction_of(self._turns.database, self._turns.transaction()) as transaction:
             return await self._called(claim, argument, transaction)
 
     def close(self) -> None:
@@ -238,7 +238,8 @@ class Runner:
 
     async def _transact_all(self, bundle: Bundle, replies: list[Reply]) -> None:
         """Fills in the replies that stand. One that has to be tried again has none, nor have those behind it."""
-        async with transaction_of(self._turns, *(held.token for held in bundle.helds)) as transaction:
+        opening = self._turns.transaction(*(held.token for held in bundle.helds))
+        async with transaction_of(self._turns.database, opening) as transaction:
             for held in bundle.helds:
                 for due in held.left:
                     if not held.may_begin():
@@ -286,7 +287,7 @@ class Runner:
     async def _transact(self, held: Held, dues: Iterable[Due], replies: list[Reply]) -> str:
         """Fills in the replies that stand; returns the cause if the next one has to be tried again."""
         cause = ""
-        async with transaction_of(self._turns, held.token) as transaction:
+        async with transaction_of(self._turns.database, self._turns.transaction(held.token)) as transaction:
             for due in dues:
                 # It may have waited for long until the transaction began.
                 if not held.may_begin():

@@ -45,7 +45,7 @@ def result_of(answer: HttpResponse, asked: DesiredState = PUT, contract: Contrac
 
 
 def sink_at(url: str) -> HttpSink:
-    return adapters.connect("sinks", Address(url, "pages", {}))
+    return adapters.connect_sink(Address(url, "pages", {}))
 
 
 # Answers.

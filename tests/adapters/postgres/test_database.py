@@ -104,15 +104,15 @@ def test_what_is_wrong_with_an_address_is_told_without_its_password(url):
 
 def test_plugs_of_one_app_share_the_database_that_their_addresses_name(url):
     shared_by_app: dict = {}
-    source = adapters.connect("sources", Address(f"{url}?queue=a&visibility=5s", "shop", shared_by_app))
-    ledger = adapters.connect("ledgers", Address(url, "shop", shared_by_app), LedgerPolicy())
-    sink = adapters.connect("sinks", Address(f"{url}?table=stock", "shop", shared_by_app))
-    other = adapters.connect("ledgers", Address(f"{url}?sslmode=disable", "shop", shared_by_app), LedgerPolicy())
+    source = adapters.connect_source(Address(f"{url}?queue=a&visibility=5s", "shop", shared_by_app))
+    ledger = adapters.connect_ledger(Address(url, "shop", shared_by_app), LedgerPolicy())
+    sink = adapters.connect_sink(Address(f"{url}?table=stock", "shop", shared_by_app))
+    other = adapters.connect_ledger(Address(f"{url}?sslmode=disable", "shop", shared_by_app), LedgerPolicy())
     assert source.database is ledger.database is sink.database
     assert other.database is not ledger.database
     assert source.visibility_s == 5.0
     with pytest.raises(AddressError, match="did you mean queue"):
-        adapters.connect("sources", Address(f"{url}?queu=a", "shop", shared_by_app))
+        adapters.connect_source(Address(f"{url}?queu=a", "shop", shared_by_app))
 
 
 def test_a_lost_connection_is_told_as_unavailable_and_the_next_try_works(url):

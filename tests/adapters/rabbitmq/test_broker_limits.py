@@ -165,7 +165,7 @@ def test_an_acknowledgement_timeout_below_the_longest_handler_is_refused(place: 
             pass
 
     run(opened("11m"))
-    with pytest.raises(SettingsError, match="runtime_max_s=600 is not below the acknowledgement timeout"):
+    with pytest.raises(SettingsError, match="runtime_max=600 is not below the acknowledgement timeout"):
         run(opened("10m"))
 
 

@@ -10,8 +10,10 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 import msgspec
 
 from keywise.core.change import Change, Outcome
+from keywise.core.database import AsyncDatabase
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import OutcomeUnknownError, PermanentError, SettingsError, TransientError
+from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.limits import Snooze
 from keywise.core.sink import APPLIED, Grade, SinkResult
 from keywise.core.transaction import Transaction
@@ -138,13 +140,14 @@ class FunctionSink:
 class TransactedFunctionSink:
     """An atomic sink: the function writes inside the ledger's transaction."""
 
+    grade = Grade.ATOMIC
     runs_user_code = True
 
     def __init__(self, handler: Callable[..., Any], database: object) -> None:
         self.database = database
         self._handler = handler
         self._signature = signature_of(handler)
-        if getattr(database, "is_async", False) and not self._signature.is_async:
+        if isinstance(database, AsyncDatabase) and database.is_async and not self._signature.is_async:
             raise SettingsError(
                 f"{_name(handler)} is no coroutine, and the connection of its transaction has to be awaited; "
                 f"write async def {_name(handler)}"
@@ -191,16 +194,8 @@ async def _finished(running: Awaitable[object]) -> object:
 
 
 def _failed(error: Exception) -> SinkResult:
-    permanent = isinstance(error, PermanentError | msgspec.ValidationError)
-    cause = _text(error)
+    cause, permanent = cause_of_error(error), is_permanent(error)
     return SinkResult(Outcome.FAILED, cause, permanent=permanent, certainty=certainty_of(error))
-
-
-def _text(error: Exception) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
 
 
 def certainty_of(error: Exception) -> Certainty:

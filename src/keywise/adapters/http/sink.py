@@ -23,7 +23,7 @@ from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, OutcomeUnknownError, UnavailableError
 from keywise.core.settings import seconds
-from keywise.core.sink import APPLIED, SUPERSEDED, Grade, SinkResult
+from keywise.core.sink import APPLIED, SUPERSEDED, Grade, Sink, SinkResult
 from keywise.core.url import Address, redacted
 
 ANSWER_MAX = 64 * 1024
@@ -262,7 +262,7 @@ def misfit_of(key: str) -> str | None:
     return None
 
 
-def connect(address: Address) -> HttpSink:
+def connect(address: Address) -> Sink:
     """`https://host/path/{key}`, where each key has its place.
 
     The other options are in docs/how-to/http.md.

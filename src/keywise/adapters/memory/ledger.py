@@ -13,7 +13,7 @@ from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
 from keywise.core.history import HistoryRecord
-from keywise.core.ledger import ClaimResults, Failure
+from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -211,7 +211,7 @@ class MemoryWorkingSet:
         self._database.set(self._scope.letters, self._database.number(), (self.now, letter))
 
 
-def connect(address: Address, policy: LedgerPolicy) -> MemoryLedger:
+def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
     """`memory://`: lives and dies with the process."""
     address.take()
     return MemoryLedger(address.shared(MemoryDatabase), address.name, policy)

@@ -19,6 +19,7 @@ from keywise.core.serial.contract import (
     Switch,
     Turn,
     TurnPolicy,
+    Turns,
     TurnsTransaction,
 )
 from keywise.core.url import Address
@@ -192,7 +193,7 @@ def _newest(record: Record) -> tuple[float, int, str]:
     return record.asked_at, record.place, record.request.key
 
 
-def connect(address: Address, owner: str, policy: TurnPolicy) -> MemoryTurns:
+def connect(address: Address, owner: str, policy: TurnPolicy) -> Turns:
     """`memory://`; it serves the callers of one process only."""
     address.take()
     return MemoryTurns(address.shared(MemoryDatabase), address.name, owner, policy)

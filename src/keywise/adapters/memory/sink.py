@@ -11,7 +11,7 @@ from keywise.core.clock import Clock, boot_time
 from keywise.core.entry import Claim
 from keywise.core.errors import AddressError
 from keywise.core.settings import seconds
-from keywise.core.sink import APPLIED, SUPERSEDED, Content, Grade, SinkResult
+from keywise.core.sink import APPLIED, SUPERSEDED, AtomicSink, Content, Grade, Sink, SinkResult
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -79,6 +79,7 @@ class MemorySink:
 class MemoryTable:
     """An atomic store: a table of the memory database that holds the ledger too."""
 
+    grade = Grade.ATOMIC
     runs_user_code = False
     batch_max = 1000
 
@@ -113,7 +114,7 @@ def _contents(stored: Mapping[str, Stored], keys: Sequence[str]) -> dict[str, Co
     }
 
 
-def connect(address: Address) -> MemorySink | MemoryTable:
+def connect(address: Address) -> Sink | AtomicSink:
     """`memory://?grade=plain`, `conditional` or `atomic` (the default): lives and dies with the process."""
     options = address.take("grade", "table", "forget_deletions")
     grade = options.get("grade", "atomic")

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from keywise.adapters.memory.database import MemoryDatabase, Message
 from keywise.core.change import Delivery
 from keywise.core.settings import seconds
+from keywise.core.source import Source
 from keywise.core.url import Address
 
 
@@ -135,7 +136,7 @@ class MemoryTransactionalQueue:
             self._source.database.set(self._source._queue, delivery.id, replace(message, count=delivery.count))
 
 
-def connect(address: Address) -> MemorySource:
+def connect(address: Address) -> Source:
     """`memory://?queue=NAME&visibility=60s`: lives and dies with the process."""
     options = address.take("queue", "visibility")
     database = address.shared(MemoryDatabase)

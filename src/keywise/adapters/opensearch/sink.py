@@ -35,7 +35,7 @@ from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, OutcomeUnknownError, UnavailableError
 from keywise.core.settings import seconds
-from keywise.core.sink import APPLIED, Content, Grade, SinkResult
+from keywise.core.sink import APPLIED, Content, Grade, Sink, SinkResult
 from keywise.core.url import Address
 
 PORT = 9200
@@ -278,7 +278,7 @@ class OpenSearchSink:
         return await self._client.request("POST", path, body=body, headers=headers, timeout_s=self._timeout_s)
 
 
-def connect(address: Address) -> OpenSearchSink:
+def connect(address: Address) -> Sink:
     """`opensearch://user:password@host:9200/INDEX`; with `opensearchs` the connection is encrypted."""
     options = address.take("batch_max", "request_max_bytes", "timeout", *OPTIONS)
     scheme = "https" if address.scheme.endswith("searchs") else "http"

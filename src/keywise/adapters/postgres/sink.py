@@ -12,7 +12,7 @@ from keywise.adapters.postgres.schema.install import LOCKS
 from keywise.core.change import Change
 from keywise.core.errors import PermanentError, SettingsError
 from keywise.core.resource import opening
-from keywise.core.sink import Content
+from keywise.core.sink import AtomicSink, Content, Grade
 from keywise.core.statements import check_name, quoted
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
@@ -21,6 +21,7 @@ from keywise.core.url import Address
 class PostgresSink:
     """A table with a key column, a version column, and the body as one column or as columns of its own."""
 
+    grade = Grade.ATOMIC
     runs_user_code = False
     batch_max = 10_000
 
@@ -142,7 +143,7 @@ class PostgresSink:
         )
 
 
-def connect(address: Address) -> PostgresSink:
+def connect(address: Address) -> AtomicSink:
     """`postgresql://user@host/database?table=NAME`, and `key`, `version`, `body` or `columns=a,b` to name columns."""
     options = address.take("table", "key", "version", "body", "columns", *OPTIONS)
     database = database_at(address, options)

@@ -20,6 +20,7 @@ from keywise.adapters.postgres.database import (
 from keywise.core.change import Delivery
 from keywise.core.resource import opening
 from keywise.core.settings import seconds
+from keywise.core.source import Source
 from keywise.core.statements import read_statements
 from keywise.core.url import Address
 
@@ -219,7 +220,7 @@ class PostgresTransactionalQueue:
         return postgres_errors(self._source.database.name)
 
 
-def connect(address: Address) -> PostgresSource:
+def connect(address: Address) -> Source:
     """`postgresql://user@host/database?queue=NAME&visibility=60s`; the queue is named like the pipeline by default."""
     options = address.take("queue", "visibility", *OPTIONS)
     database = database_at(address, options)

@@ -21,6 +21,7 @@ from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES, Subscr
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.core.settings import seconds
+from keywise.core.source import Source
 from keywise.core.url import Address, redacted
 
 ACK_TIMEOUT_S = 1_800.0
@@ -315,7 +316,7 @@ class RabbitSource:
         return error
 
 
-def connect(address: Address) -> RabbitSource:
+def connect(address: Address) -> Source:
     """`amqp://user:password@host:5672/vhost?queue=NAME`; the queue is named like the pipeline by default."""
     options = address.take("queue", "prefetch", "ack_timeout", "management", *OPTIONS)
     broker = broker_at(address, options)

@@ -10,7 +10,7 @@ from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.core.change import Change
 from keywise.core.errors import PermanentError, SettingsError
 from keywise.core.resource import opening
-from keywise.core.sink import Content
+from keywise.core.sink import AtomicSink, Content, Grade
 from keywise.core.statements import check_name, quoted
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
@@ -19,6 +19,7 @@ from keywise.core.url import Address
 class SqliteSink:
     """A table with a key column, a version column, and the body as JSON text or as columns of its own."""
 
+    grade = Grade.ATOMIC
     runs_user_code = False
     batch_max = 10_000
 
@@ -102,7 +103,7 @@ class SqliteSink:
             ) from error
 
 
-def connect(address: Address) -> SqliteSink:
+def connect(address: Address) -> AtomicSink:
     """`sqlite:///file.db?table=NAME`, and `key`, `version`, `body` or `columns=a,b` to name columns."""
     options = address.take("table", "key", "version", "body", "columns")
     columns = [name.strip() for name in options.pop("columns", "").split(",") if name.strip()]

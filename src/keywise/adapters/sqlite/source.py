@@ -14,6 +14,7 @@ from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.core.change import Delivery
 from keywise.core.resource import opening
 from keywise.core.settings import seconds
+from keywise.core.source import Source
 from keywise.core.statements import read_statements
 from keywise.core.url import Address
 
@@ -180,7 +181,7 @@ class SqliteTransactionalQueue:
         return sqlite_errors(self._source.database.path)
 
 
-def connect(address: Address) -> SqliteSource:
+def connect(address: Address) -> Source:
     """`sqlite:///file.db?queue=NAME&visibility=60s`; the queue is named like the pipeline unless told otherwise."""
     options = address.take("queue", "visibility")
     database = address.shared(SqliteDatabase, address.file())

@@ -35,6 +35,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.controls import Controls
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AdminError, KeywiseError
+from keywise.core.ledger import TransferableLedger
 from keywise.core.url import Address, redacted
 from keywise.operate.admin import AuditNote
 from keywise.operate.copy_ledger import Checksums, LedgerCopy, LedgerHandle, Plan, TargetState, resting
@@ -72,7 +73,8 @@ def listed(
         return
     rows = table("pipeline", *NUMBERS, "paused", numbers=NUMBERS)
     for name, counts, controls in found:
-        figures = (f"{getattr(counts, number):,}" for number in NUMBERS)
+        fields = msgspec.structs.asdict(counts)
+        figures = (f"{fields[number]:,}" for number in NUMBERS)
         rows.add_row(cell(name), *figures, "yes" if controls.is_paused else "no")
     print_table(rows)
 
@@ -268,14 +270,13 @@ def _policy(loaded: App | None, name: str) -> LedgerPolicy:
 
 async def _scopes(url: str, shared: Shared) -> list[str]:
     async with _opened(url, "", LedgerPolicy(), shared) as ledger:
-        scopes: list[str] = await ledger.transfer.scopes()
-        return scopes
+        return await ledger.transfer.scopes()
 
 
 @asynccontextmanager
-async def _opened(url: str, name: str, policy: LedgerPolicy, shared: Shared) -> AsyncIterator[Any]:
-    ledger = adapters.connect("ledgers", Address(url, name, shared), policy)
-    if getattr(ledger, "transfer", None) is None:
+async def _opened(url: str, name: str, policy: LedgerPolicy, shared: Shared) -> AsyncIterator[TransferableLedger]:
+    ledger = adapters.connect_ledger(Address(url, name, shared), policy)
+    if not isinstance(ledger, TransferableLedger):
         raise AdminError(f"the ledger {redacted(url)} cannot be copied: its adapter has no `transfer`")
     async with ledger:
         yield ledger

@@ -22,7 +22,7 @@ from keywise.cli.admin_options import (
 from keywise.cli.app_loader import AppOption, JsonOption, load, warn_if_in_memory
 from keywise.cli.commands.pause import AllOption, KeyOption, PatternOption, meant, named, note_that
 from keywise.cli.output import cell, count, duration, fail, iso, plain, print_json, print_table, refuse, stamp, table
-from keywise.core.serial.contract import Ending, KeyState, Mode, Record, Switch
+from keywise.core.serial.contract import CountsLostSessions, Ending, KeyState, Mode, Record, Switch
 from keywise.serial.function import SerialFunction
 from keywise.serial.mode_transitions import removed, settled
 from keywise.serial.modes import LOOK_S
@@ -65,7 +65,7 @@ def status(
     """
 
     async def look(operator: Any, backend: Any) -> tuple[float, list[KeyState], list[Switch], int]:
-        losses = await operator.sessions_lost() if hasattr(operator, "sessions_lost") else 0
+        losses = await operator.sessions_lost() if isinstance(operator, CountsLostSessions) else 0
         return await operator.now(), await operator.states(limit), await operator.switches(), losses
 
     name, (now, states, switches, losses) = _with(app, function, look)

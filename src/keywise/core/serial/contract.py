@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -176,7 +176,8 @@ class KeyState(msgspec.Struct, frozen=True, kw_only=True):
 class TurnsTransaction(Protocol):
     """A transaction of the store: what a function writes in it stands if its answer does."""
 
-    connection: Any
+    @property
+    def connection(self) -> Any: ...
 
     async def answer(self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1) -> Answered:
         """As `Turns.answer`, when the transaction commits. If one is refused, the caller has to roll back.
@@ -195,10 +196,16 @@ class Turns(AsyncResource, Protocol):
     All that happens in one call happens at one moment of the store's clock.
     """
 
-    database: object | None
-    """The opened database, if functions can write in a transaction of it."""
-    is_shared: bool
-    """Requests may be run by any process that works; else only by the one that asks for them."""
+    @property
+    def database(self) -> object | None:
+        """The opened database, if functions can write in a transaction of it."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Requests may be run by any process that works; else only by the one that asks for them."""
+
+    @property
+    def operator(self) -> "TurnsOperator": ...
 
     async def ask(self, requests: Sequence[Request]) -> list[Reply | Turn | None]:
         """Take in requests, each behind all others of its key that came before; one answer for each.
@@ -254,7 +261,7 @@ class TransactedTurns(Turns, Protocol):
 
 
 class TurnsOperator(Protocol):
-    """The operator's verbs; a `Turns` has one as its attribute `operator`."""
+    """The operator's verbs."""
 
     async def now(self) -> float:
         """The time by the store's clock."""
@@ -276,3 +283,10 @@ class TurnsOperator(Protocol):
 
     async def prune(self, retention_s: float) -> int:
         """Forget requests that ended longer ago; returns how many."""
+
+
+@runtime_checkable
+class CountsLostSessions(Protocol):
+    """The ability of a `TurnsOperator` to say how many sessions were lost with the locks of running calls."""
+
+    async def sessions_lost(self) -> int: ...

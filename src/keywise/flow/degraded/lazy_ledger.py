@@ -2,15 +2,18 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Ledger
+
+T = TypeVar("T")
 
 
 class LazyLedger:
     """A proxy for a ledger. Until the ledger is open, each call first tries to open it, or raises UnavailableError."""
 
-    def __init__(self, ledger: Any, stack: AsyncExitStack) -> None:
+    def __init__(self, ledger: Ledger, stack: AsyncExitStack) -> None:
         self._ledger = ledger
         self._stack = stack
         self._is_open = False
@@ -29,9 +32,9 @@ class LazyLedger:
                 await self._stack.enter_async_context(self._ledger)
                 self._is_open = True
 
-    def part(self, target: Any) -> Any:
+    def part(self, target: T) -> T:
         """Return a proxy for the ledger itself or for one of its other roles, such as `LedgerAdmin`."""
-        return _Part(self, target)
+        return cast(T, _Part(self, target))
 
 
 class _Part:

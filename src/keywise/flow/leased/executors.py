@@ -222,8 +222,8 @@ class TransactionExecutor:
 
     async def _transact(self, jobs: list[Job]) -> None:
         self._has_begun = False
-        limit = self._heartbeat.limit([job.claim for job in jobs])
-        async with limit, transaction_of(self._pipeline.ledger) as transaction:
+        ledger, limit = self._pipeline.ledger, self._heartbeat.limit([job.claim for job in jobs])
+        async with limit, transaction_of(ledger.database, ledger.transaction()) as transaction:
             self._has_begun = True
             await self._do_in(transaction, jobs)
 

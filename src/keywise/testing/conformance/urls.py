@@ -13,8 +13,8 @@ from keywise import adapters
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
 from keywise.core.serial.contract import TurnPolicy
+from keywise.core.sink import ReadableSink, is_atomic
 from keywise.core.url import Address, redacted
-from keywise.flow.pipeline import is_atomic
 from keywise.testing.conformance.benches import SharingBench, bench_of
 from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.serial.ordering import TurnsBench
@@ -25,6 +25,12 @@ THINGS = {"sources": "queue", "ledgers": "scope", "sinks": "table", "turns": "se
 CHECKS = {"sources": "check_source", "ledgers": "check_ledger", "sinks": "check_sink", "turns": "check_turns"}
 ARGUMENTS: dict[str, tuple[Any, ...]] = {"ledgers": (LedgerPolicy(),), "turns": ("w1", TurnPolicy())}
 """What a plug is made with besides its address."""
+CONNECT: dict[str, Callable[..., Any]] = {
+    "sources": adapters.connect_source,
+    "ledgers": adapters.connect_ledger,
+    "sinks": adapters.connect_sink,
+    "turns": adapters.connect_turns,
+}
 OWN_NAMES = ("queue", "table", "index", "topic", "stream", "collection", "exchange")
 """Options with which a URL names something that may hold what somebody needs."""
 
@@ -132,8 +138,8 @@ class Playground:
 
     def _connect(self, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any) -> Any:
         address = _NamedAddress(self.url, name, shared)
-        plug = adapters.connect(role, address, *arguments)
-        if role == "sinks" and not hasattr(plug, "read"):
+        plug = CONNECT[role](address, *arguments)
+        if role == "sinks" and not isinstance(plug, ReadableSink):
             raise SettingsError(
                 f"the sink {redacted(self.url)} cannot be read, so nobody can tell what it holds; give it a method "
                 "read(keys), or call keywise.testing.check_sink with a bench whose content() asks the store"
@@ -148,7 +154,7 @@ class Playground:
     async def _ledger(self, stack: AsyncExitStack, name: str, shared: dict[tuple[Any, ...], Any]) -> Any:
         """The ledger in the database of an adapter, open as that is."""
         address = Address(self.url.partition("?")[0], name, shared)
-        ledger = await stack.enter_async_context(adapters.connect("ledgers", address, LedgerPolicy()))
+        ledger = await stack.enter_async_context(adapters.connect_ledger(address, LedgerPolicy()))
         stack.push_async_callback(self._bench.remove, ledger, name)
         return ledger
 

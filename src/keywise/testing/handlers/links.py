@@ -116,6 +116,7 @@ class WiredLedger:
     def __init__(self, wire: Wire, ledger: MemoryLedger) -> None:
         self._wire = wire
         self._ledger = ledger
+        self.database = ledger.database
 
     async def __aenter__(self) -> Self:
         return self

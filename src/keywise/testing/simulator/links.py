@@ -168,6 +168,7 @@ class LinkedLedger:
     def __init__(self, link: Link, ledger: MemoryLedger) -> None:
         self._link = link
         self._ledger = ledger
+        self.database = ledger.database
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import PermanentError, TransientError
-from keywise.core.sink import SinkResult
+from keywise.core.sink import Grade, SinkResult
 from keywise.core.transaction import Transaction
 from keywise.testing.simulator.gateway import Blame
 from keywise.testing.simulator.links import Link
@@ -88,6 +88,8 @@ class LinkedSink:
 
 class LinkedTable:
     """An atomic sink: a table, or a handler that writes inside the transaction."""
+
+    grade = Grade.ATOMIC
 
     def __init__(self, link: Link, table: MemoryTable, *, runs_user_code: bool) -> None:
         self._link = link

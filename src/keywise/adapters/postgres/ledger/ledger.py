@@ -22,10 +22,10 @@ from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.ledger import ClaimResults, Failure
+from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.statements import read_statements
-from keywise.core.transaction import Transaction
+from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.url import Address
 
 PRUNE_AT_ONCE = 2_000
@@ -94,6 +94,9 @@ class PostgresLedger:
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transaction()
 
+    def marking_transaction(self) -> AbstractAsyncContextManager[MarkingTransaction]:
+        return self._transaction()
+
     async def inspect(self, key: str) -> Entry | None:
         rows = await self.database.read(_SQL["inspect"], self.scope.number, encoded(key))
         entry = entry_of(rows[0], rows[0][5]) if rows else None
@@ -147,14 +150,14 @@ class PostgresLedger:
                 await working_set.store()
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Transaction]:
+    async def _transaction(self) -> AsyncIterator[PostgresTransaction]:
         async with self.database.transaction(scope=self.scope.number) as connection:
             transaction = PostgresTransaction(self.database, self.scope.number, self._policy, connection)
             yield transaction
             await transaction.tidy()
 
 
-def connect(address: Address, policy: LedgerPolicy) -> PostgresLedger:
+def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
     """`postgresql://user@host/database`; the scope is the pipeline's name."""
     return PostgresLedger(database_at(address, address.take(*OPTIONS)), address.name, policy)
 

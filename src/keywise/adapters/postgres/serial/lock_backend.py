@@ -17,7 +17,7 @@ from keywise.adapters.postgres.serial.tables import Taking, TurnTables
 from keywise.adapters.postgres.serial.transaction import transaction
 from keywise.core.errors import UnavailableError
 from keywise.core.resource import opening
-from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
+from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy, Turns, TurnsTransaction
 from keywise.core.url import Address
 
 POLL_S = 0.5
@@ -126,6 +126,6 @@ class PostgresLockTurns:
         self._bell.set()
 
 
-def connect(address: Address, owner: str, policy: TurnPolicy) -> PostgresLockTurns:
+def connect(address: Address, owner: str, policy: TurnPolicy) -> Turns:
     """`postgresql://user@host/database`; requests are kept under the function's name."""
     return PostgresLockTurns(database_at(address, address.take(*OPTIONS)), address.name, owner, policy)

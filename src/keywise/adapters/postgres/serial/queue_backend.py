@@ -14,7 +14,7 @@ from keywise.adapters.postgres.serial.admin import PostgresTurnsOperator
 from keywise.adapters.postgres.serial.tables import Taking, TurnTables
 from keywise.adapters.postgres.serial.transaction import transaction
 from keywise.core.resource import opening
-from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy, TurnsTransaction
+from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy, Turns, TurnsTransaction
 from keywise.core.url import Address
 
 POLL_S = 0.5
@@ -80,6 +80,6 @@ class PostgresQueueTurns:
         return await self.database.bell(f"t{self._tables.number}", self._tables.owner)
 
 
-def connect(address: Address, owner: str, policy: TurnPolicy) -> PostgresQueueTurns:
+def connect(address: Address, owner: str, policy: TurnPolicy) -> Turns:
     """`postgres-queue://user@host/database`; requests are kept under the function's name."""
     return PostgresQueueTurns(database_at(address, address.take(*OPTIONS)), address.name, owner, policy)

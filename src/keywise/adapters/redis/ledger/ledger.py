@@ -25,7 +25,7 @@ from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFi
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
 from keywise.core.errors import AddressError, SettingsError
 from keywise.core.key_encoding import decoded
-from keywise.core.ledger import ClaimResults, Failure
+from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -306,7 +306,7 @@ class RedisLedger:
         return len(gone)
 
 
-def connect(address: Address, policy: LedgerPolicy) -> RedisLedger:
+def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
     """`redis://host:6379/0`, or `rediss://` if it is encrypted; the scope is the pipeline's name."""
     options = address.take("buckets", *OPTIONS)
     buckets = options.pop("buckets", None)

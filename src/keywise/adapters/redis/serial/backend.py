@@ -11,7 +11,7 @@ from keywise.adapters.redis.database import OPTIONS, RedisDatabase, database_at
 from keywise.adapters.redis.serial.admin import RedisTurnsOperator
 from keywise.adapters.redis.serial.bell import RedisBell
 from keywise.adapters.redis.serial.store import RedisTurnsStore
-from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy
+from keywise.core.serial.contract import Answered, Ending, Reply, Request, Turn, TurnPolicy, Turns
 from keywise.core.url import Address
 
 POLL_S = 0.5
@@ -23,6 +23,7 @@ class RedisTurns:
 
     database = None
     """No function can write in a transaction of it."""
+    is_shared = False
 
     def __init__(self, server: RedisDatabase, function: str, owner: str, policy: TurnPolicy) -> None:
         self.owner = owner
@@ -84,7 +85,7 @@ class RedisTurns:
         return self._store.losses
 
 
-def connect(address: Address, owner: str, policy: TurnPolicy) -> RedisTurns:
+def connect(address: Address, owner: str, policy: TurnPolicy) -> Turns:
     """`redis://host:6379/0`, or `rediss://` if it is encrypted; requests are kept under the function's name."""
     options = address.take("buckets", *OPTIONS)
     # Of the ledger, whose URL this may be.

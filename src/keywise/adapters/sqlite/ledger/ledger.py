@@ -19,7 +19,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
-from keywise.core.ledger import ClaimResults, Failure
+from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.statements import read_statements
 from keywise.core.transaction import Transaction
@@ -142,7 +142,7 @@ class SqliteLedger:
             yield SqliteTransaction(self.database, self.scope.number, self._policy, connection)
 
 
-def connect(address: Address, policy: LedgerPolicy) -> SqliteLedger:
+def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
     """`sqlite:///file.db`; the scope is the pipeline's name."""
     address.take()
     return SqliteLedger(address.shared(SqliteDatabase, address.file()), address.name, policy)

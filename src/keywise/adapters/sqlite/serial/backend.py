@@ -25,6 +25,7 @@ from keywise.core.serial.contract import (
     Switch,
     Turn,
     TurnPolicy,
+    Turns,
     TurnsTransaction,
 )
 from keywise.core.url import Address
@@ -164,7 +165,7 @@ class _Transaction:
         return self._inner.savepoint()
 
 
-def connect(address: Address, owner: str, policy: TurnPolicy) -> SqliteTurns:
+def connect(address: Address, owner: str, policy: TurnPolicy) -> Turns:
     """`sqlite:///file.db`, for all processes that open this file."""
     address.take()
     return SqliteTurns(address.shared(SqliteDatabase, address.file()), address.name, owner, policy)

@@ -32,16 +32,16 @@ LEASE_S = 10.0
 PAUSE_MAX_S = 25.0
 JUMP_MAX_S = 15.0
 OPTIONS = {
-    "timeout_s": 20.0,
+    "timeout": 20.0,
     "concurrency": 3,
-    "lease_s": LEASE_S,
-    "margin_s": 1.0,
+    "lease": LEASE_S,
+    "margin": 1.0,
     "attempts_max": 3,
-    "backoff_s": 0.1,
-    "backoff_max_s": 1.0,
-    "poll_s": 0.5,
-    "view_s": 2.0,
-    "drain_s": 5.0,
+    "backoff": 0.1,
+    "backoff_max": 1.0,
+    "poll": 0.5,
+    "view": 2.0,
+    "drain": 5.0,
 }
 
 
@@ -72,7 +72,7 @@ class MergeWorld:
         self.faults = SerialFaults(self.rng)
         self.store_ahead_s = 0.0
         self.is_down = False
-        self.paces = {"run_s": self.rng.choice((0.005, 3.0)), "transaction_s": self.rng.choice((0.005, 30.0))}
+        self.paces = {"run": self.rng.choice((0.005, 3.0)), "transaction": self.rng.choice((0.005, 30.0))}
         self.capacity = self.rng.choice((2, 50))
         self.database = MemoryDatabase(clock=self.store_now, rng=random.Random(self.rng.random()))
         self.lines: Lines = lines_of(self.database, "sim")
