@@ -8,7 +8,7 @@ A parameter that changes in one class, or in the contract only, is an error in t
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink
 from keywise.adapters.http.sink import HttpSink
 from keywise.adapters.memory.dump import MemoryLedgerTransfer
-from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
+from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction, MemoryWorkingSet
 from keywise.adapters.memory.serial import MemoryTurns
 from keywise.adapters.memory.serial_book import MemoryTurnBook
 from keywise.adapters.memory.sink import MemorySink, MemoryTable
@@ -99,7 +99,7 @@ LEDGER_TRANSFER: tuple[type[LedgerTransfer], ...] = (
     PostgresLedgerTransfer,
     RedisLedgerTransfer,
 )
-WORKING_SET: tuple[type[WorkingSet], ...] = (SqliteWorkingSet, PostgresWorkingSet)
+WORKING_SET: tuple[type[WorkingSet], ...] = (MemoryWorkingSet, SqliteWorkingSet, PostgresWorkingSet)
 TRANSACTION: tuple[type[Transaction], ...] = (MemoryTransaction, SqliteTransaction, PostgresTransaction)
 MARKING_TRANSACTION: tuple[type[MarkingTransaction], ...] = (PostgresTransaction,)
 
