@@ -179,7 +179,7 @@ def test_a_dead_letter_is_not_replayed_into_the_memory_of_a_command_that_ends(fo
     text = (folder.path / "shop.py").read_text()
     folder.write("shop.py", text.replace('mails.source("sqlite:///shop.db")', 'mails.source("memory://")'))
     refused = folder.keywise("dead", "replay", "1")
-    assert refused.status == 1 and "it stays" in refused.err
+    assert refused.status == 1 and "letter 1 stays" in refused.err
     assert folder.keywise("dead", "list", "--json").json["dead"] == 1
 
 

@@ -99,7 +99,7 @@ def test_nothing_gets_around_the_time_in_which_calls_may_still_be_off(folder):
     told = switched("on")
     assert told["observe_until"] > told["at"]
     answer = merge(folder, "switch", "default", "Denver")
-    assert "only observed" in answer.out and "type this again" in answer.err
+    assert "only observed" in answer.out and "run this again" in answer.err
     answer = merge(folder, "switch", "off", "Denver", "--settle", "1s")
     assert (answer.status, "--settle" in answer.err) == (2, True)
 

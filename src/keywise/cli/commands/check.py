@@ -14,7 +14,7 @@ from keywise.cli.output import cell, fail, plain, print_json, progress, screen
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground
 
-app = typer.Typer(help="Check that a source, ledger, sink or serial backend keeps its promises.", no_args_is_help=True)
+app = typer.Typer(help="Check a source, ledger, sink or serial backend.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="As in an app, without the name of a queue or table.")]
 

@@ -29,7 +29,7 @@ from keywise.serial.modes import LOOK_S
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Show requests of serial functions, switch keys, cancel requests.", no_args_is_help=True)
+app = typer.Typer(help="Show and cancel serial requests, and switch keys.", no_args_is_help=True)
 
 FunctionOption = Annotated[
     str | None, typer.Option("--function", metavar="NAME", help="The serial function, if the app has more than one.")

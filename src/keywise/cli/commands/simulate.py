@@ -64,7 +64,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     zombies: Zombies = False,
     json: JsonOption = False,
 ) -> None:
-    """Test every promise, or your own handler, under simulated faults.
+    """Test every promise, or your handler, under simulated faults.
 
     Real consumers run on virtual time, with crashes, pauses, lost calls and more.
     With APP, they run its handler, and its store has to end up as it does without faults.
