@@ -13,7 +13,7 @@ from keywise.observe.counters import Counters
 from keywise.observe.log import Log
 from keywise.options import Retry
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "App",

@@ -39,8 +39,6 @@ NOT_YET = {
     "src/keywise/core/serial/contract.py",
     "src/keywise/core/serial/rules.py",
     "src/keywise/core/serial/steps.py",
-    "src/keywise/core/settings.py",
-    "src/keywise/core/transfer.py",
 }
 
 

@@ -21,58 +21,58 @@ class Settings:
     """How a pipeline works; the defaults suit most."""
 
     batch_max: int = 1000
-    """Changes in one batch, at the most."""
+    """The most changes in one batch."""
     prefetch: int = 4000
-    """Deliveries that one consumer holds, at the most; half of them may wait for a blocked key."""
+    """The most deliveries that one consumer holds; at most half of them may belong to blocked keys."""
     evict_delay_s: float = 5.0
     """How long deliveries stay away that found no room behind a blocked key."""
     concurrency: int = 16
-    """Handlers that run side by side, at the most."""
+    """The most handlers that run at the same time."""
     lease_s: float = 30.0
-    """How long a claim lasts without renewal. Dead workers hold up their keys for as long."""
+    """How long a claim lasts without renewal. The keys of a dead worker wait for as long."""
     margin_s: float = 2.0
-    """How much earlier than the ledger a holder considers its own claim over."""
+    """How long before the end of its lease a worker stops using a claim, so that clocks may differ a little."""
     runtime_max_s: float = 600.0
-    """After this long a handler counts as hung: its claim is not renewed any more."""
+    """A handler that runs for longer counts as hung, and its claim is no longer renewed."""
     redelivery_s: float = 3600.0
-    """The longest time after which the source may still bring a message back."""
+    """The longest time after which the source may still deliver a message again."""
     retention_s: float | None = None
-    """How long keys are remembered at the least. None: for ever. A delivery that was sent longer ago than this,
-    to a key that is not remembered, is set aside: nobody can tell whether it is stale."""
+    """How long the ledger remembers an idle key at least; None: for ever. A delivery that was sent longer ago, to a key
+    that the ledger does not remember, becomes a dead letter: the ledger cannot decide whether it is stale."""
     horizon_s: float = 120.0
-    """How long after a suspicion a call of the earlier holder may still land; repair waits so long."""
+    """How long after a key became suspect a late write may still take effect. A repair waits for as long."""
     attempts_max: int = 5
-    """Tries at one change before it becomes a dead letter."""
+    """Attempts at one change before it becomes a dead letter."""
     crashes_max: int = 3
-    """Worker deaths alone with one change before it becomes a dead letter."""
+    """How many workers may die while they run one change alone before it becomes a dead letter."""
     backoff_s: float = 0.5
     """The first retry waits about so long; each further one twice as long."""
     backoff_max_s: float = 60.0
     poll_s: float = 0.5
     """How long a receive waits for the first message."""
     drain_s: float = 20.0
-    """How long running work may go on after the first signal to stop."""
+    """How long running work may continue after the first signal to stop."""
     repair_s: float = 10.0
-    """How often suspects are looked for."""
+    """How often a worker looks for suspect keys to repair."""
     body_max_bytes: int = 8 * 1024 * 1024
     history: str = "events"
     """What the history keeps: `events` (refusals, failures, takeovers, dead letters and operators' acts),
-    `all` (every application too), or `none` (operators' acts only)."""
+    `all` (applied changes too), or `none` (operators' acts only)."""
     history_age_s: float = 30 * 86400.0
-    """How long a line of the history is kept."""
+    """How long a record of the history is kept."""
     history_lines_max: int = 100_000
-    """Lines of one pipeline's history, at the most; the oldest go first."""
+    """The most records in the history of a pipeline; the oldest are deleted first."""
     maintenance_s: float = 60.0
-    """How often keys are pruned and the history is trimmed, by one worker at a time."""
+    """How often one of the workers prunes keys and trims the history."""
     on_ledger_down: str = "wait"
-    """While the ledger cannot be reached: `wait` (hold everything), or `write-anyway` (write without a claim, note each
-    key in the journal first, and make it suspect afterwards)."""
+    """What a worker does while it cannot reach the ledger: `wait`, or `write-anyway` (write without a claim, after the
+    key was recorded in the journal; the key is suspect afterwards)."""
     ledger_grace_s: float = 5.0
-    """The ledger is down once it was silent for so long; one lost connection is no outage."""
+    """The ledger counts as down after it has not answered for this long; a lost connection alone is no outage."""
     journal: str | None = None
-    """The folder for notes of keys that were written without the ledger; it outlives the worker, and is for one app."""
+    """The folder of the journal for `write-anyway`. It must outlive the worker and belong to one app."""
     journal_keys_max: int = 10_000
-    """Keys that one worker notes, at the most; with more, a full resync is due."""
+    """The most keys in the journal of one worker; beyond it, a full resync is due."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

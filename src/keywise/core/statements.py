@@ -36,5 +36,5 @@ def check_name(name: str, reserved: str) -> None:
 
 
 def quoted(name: str) -> str:
-    """A name that was checked, as SQL takes it whatever its case."""
+    """Return a checked name in quotes, so that SQL keeps its case."""
     return f'"{name}"'

@@ -30,7 +30,7 @@ class LedgerTransfer(Protocol):
         """Return the scopes of this store that are not empty, in order."""
 
     async def page(self, cursor: str, limit: int) -> TransferPage:
-        """Return up to `limit` items behind a cursor: entries, whatever the policy, then dead letters, then records."""
+        """Return up to `limit` items behind a cursor: entries under any policy, then dead letters, then records."""
 
     async def add(self, page: TransferPage) -> None:
         """Store a page of another ledger: entries of unknown keys, and letters and records behind the existing ones.
