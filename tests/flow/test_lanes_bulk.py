@@ -76,6 +76,17 @@ def test_a_lane_is_bulk_again_when_nothing_live_waits_in_it():
     assert names(lanes.take(10, 0.0)) == [("a", 1), ("k", 1)]
 
 
+def test_a_lane_is_bulk_again_when_its_live_changes_have_left_while_a_bulk_one_was_processed():
+    lanes = both()
+    lanes.add([change("a", 2)])
+    [taken] = lanes.take(1, 0.0)
+    lanes.add([change("a", 1, source=LIVE)])
+    assert names(lanes.drain()) == [("a", 1)]
+    lanes.hold(taken, 0.0)
+    assert lanes.take(1, 0.0, bulk_limit=0) == []
+    assert names(lanes.take(1, 0.0, bulk_limit=1)) == [("a", 2)]
+
+
 def test_a_bulk_lane_that_waits_becomes_live_with_a_live_change_even_if_that_is_older():
     lanes = both()
     lanes.add([change("k", 5), *bulk("b")])

@@ -196,6 +196,7 @@ class Lanes:
         key, lane = ticket.change.key, self._lanes[ticket.change.key]
         overtaken = any(other.change.order > ticket.change.order for other in lane.waiting)
         lane.waiting.append(ticket)
+        lane.is_bulk = self._is_all_bulk(lane)
         if overtaken and not blocks_newer:
             # A newer change arrived while this one was processed, and the reason to wait does not concern it.
             self._go_on(key, lane)
@@ -206,6 +207,7 @@ class Lanes:
         """Put a taken change back into its lane; only `take_isolated` takes it from there."""
         lane = self._lanes[ticket.change.key]
         lane.waiting.append(ticket)
+        lane.is_bulk = self._is_all_bulk(lane)
         lane.state = State.ISOLATED
         self._isolated.append(ticket.change.key)
 
@@ -295,8 +297,12 @@ class Lanes:
         if not lane.waiting:
             del self._lanes[key]
             return
-        lane.is_bulk = bool(self._bulk) and all(ticket.source in self._bulk for ticket in lane.waiting)
+        lane.is_bulk = self._is_all_bulk(lane)
         self._go_on(key, lane)
+
+    def _is_all_bulk(self, lane: Lane) -> bool:
+        """Live changes may have been evicted or drained from a lane while a bulk one was processed."""
+        return bool(self._bulk) and all(ticket.source in self._bulk for ticket in lane.waiting)
 
     def _go_on(self, key: str, lane: Lane) -> None:
         """Make the lane ready, or hold it for the debounce if it has changes of a new burst."""
