@@ -334,7 +334,7 @@ def test_options_say_what_is_agreed():
         ("http://one,two/{key}", "names no server"),
         ("http://ho..st/{key}", "names no server"),
         ("http://exämple.net/{key}", "names no server"),
-        ("http://host:http/{key}", "port that is no number"),
+        ("http://host:http/{key}", "invalid port"),
         (f"{BASE}?grade=atomic", "grade=atomic is unknown; write plain or conditional"),
         (f"{BASE}?superseded=412", "superseded is for grade=conditional"),
         (f"{BASE}?forgets_deletions=yes", "forgets_deletions is for grade=conditional"),

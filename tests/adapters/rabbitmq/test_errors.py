@@ -25,7 +25,7 @@ SECRET = "s3cret"
 BAD_URLS = {
     "amqp://": "names no broker",
     "amqp://one,two/": "names no broker",
-    "amqp://host:port/": "names a port that is no number",
+    "amqp://host:port/": "has an invalid port",
     "amqp://host/a/b": "write %2F there",
     "amqp://host/?queue=q&prefetch=0": "from 1 to 65535",
     "amqp://host/?prefetch=many": "from 1 to 65535",

@@ -191,7 +191,7 @@ def test_more_keys_than_can_be_noted_make_a_full_resync_due():
             await rig.send(body("a", 2), body("d", 2))
             await rig.until(lambda: not rig.queue)
             outage.comes_back()
-            await rig.until(lambda: rig.ledger._controls().resync_at)
+            await rig.until(lambda: rig.ledger.working_set.controls.resync_at)
 
     rig.play(story())
     assert [event.cause for event in rig.of(events.Alarmed)] == [CAUSE]

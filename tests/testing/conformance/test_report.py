@@ -122,7 +122,7 @@ def test_a_source_that_acks_too_little_is_caught_by_its_url(mutate):
 def test_a_ledger_that_releases_for_anybody_is_caught(mutate):
     async def release(self, claims) -> None:
         for claim in claims:
-            self._set(claim.key, None)
+            self.working_set.set(claim.key, None)
 
     mutate(MemoryLedger, "release", release)
     found = broken(check_ledger(memory_ledger))
