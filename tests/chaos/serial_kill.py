@@ -100,12 +100,19 @@ class Fleet:
 
     def end(self) -> None:
         for process in self.processes:
+            # One that was started just now may not listen to signals yet.
+            until(lambda process=process: self._listens(process), "a process to have an answer")
             process.send_signal(signal.SIGTERM)
         for process in self.processes:
             try:
-                assert process.wait(60) == 0, f"a process ended with {process.returncode}"
+                assert process.wait(scaled(60)) == 0, f"a process ended with {process.returncode}"
             finally:
                 process.kill()
+
+    def _listens(self, process: subprocess.Popen) -> bool:
+        return process.poll() is not None or bool(
+            self.diary.rows(f"select 1 from told where pid = {process.pid:d} limit 1")
+        )
 
 
 def hunt(folder: Path, url: str, times: int, site: Site | None = None, *, is_atomic: bool = False) -> Tally:
