@@ -157,9 +157,17 @@ def _imported(module: str, folder: Path) -> Any:
             raise SettingsError(
                 f"no module is called {module!r}, looked for in {folder} and the installed packages"
             ) from None
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-        where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
-        raise SettingsError(f"{module} cannot be imported: {type(error).__name__}: {error}{where}") from error
+        raise SettingsError(import_fault(module, error, frames=1)) from error
+
+
+def import_fault(module: str, error: BaseException, frames: int) -> str:
+    """Describe where a user's module is broken, without the frames of the import machinery.
+
+    `frames` is how many frames of ours the traceback begins with.
+    """
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    where = f" ({found[-1].filename}, line {found[-1].lineno})" if len(found) > frames else ""
+    return f"{module} cannot be imported: {type(error).__name__}: {error}{where}"
 
 
 def _parsed(file: Path) -> dict[str, Any]:

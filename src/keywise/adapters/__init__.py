@@ -15,45 +15,37 @@ from keywise.core.sink import AtomicSink, Sink
 from keywise.core.source import Source
 from keywise.core.url import Address, redacted
 
+POSTGRES = ("postgresql", "postgres")
+REDIS = ("redis", "rediss")
+SEARCH = ("opensearch", "opensearchs", "elasticsearch", "elasticsearchs")
+
 # No adapter is imported before its URL is used, because its client library may be missing.
 ADAPTERS = {
     "sources": {
         "memory": "keywise.adapters.memory.source",
         "sqlite": "keywise.adapters.sqlite.source",
-        "postgresql": "keywise.adapters.postgres.source",
-        "postgres": "keywise.adapters.postgres.source",
-        "amqp": "keywise.adapters.rabbitmq.source",
-        "amqps": "keywise.adapters.rabbitmq.source",
+        **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.source"),
+        **dict.fromkeys(("amqp", "amqps"), "keywise.adapters.rabbitmq.source"),
     },
     "ledgers": {
         "memory": "keywise.adapters.memory.ledger",
         "sqlite": "keywise.adapters.sqlite.ledger.ledger",
-        "postgresql": "keywise.adapters.postgres.ledger.ledger",
-        "postgres": "keywise.adapters.postgres.ledger.ledger",
-        "redis": "keywise.adapters.redis.ledger.ledger",
-        "rediss": "keywise.adapters.redis.ledger.ledger",
+        **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.ledger.ledger"),
+        **dict.fromkeys(REDIS, "keywise.adapters.redis.ledger.ledger"),
     },
     "sinks": {
         "memory": "keywise.adapters.memory.sink",
         "sqlite": "keywise.adapters.sqlite.sink",
-        "postgresql": "keywise.adapters.postgres.sink",
-        "postgres": "keywise.adapters.postgres.sink",
-        "opensearch": "keywise.adapters.opensearch.sink",
-        "opensearchs": "keywise.adapters.opensearch.sink",
-        "elasticsearch": "keywise.adapters.opensearch.sink",
-        "elasticsearchs": "keywise.adapters.opensearch.sink",
-        "http": "keywise.adapters.http.sink",
-        "https": "keywise.adapters.http.sink",
+        **dict.fromkeys(POSTGRES, "keywise.adapters.postgres.sink"),
+        **dict.fromkeys(SEARCH, "keywise.adapters.opensearch.sink"),
+        **dict.fromkeys(("http", "https"), "keywise.adapters.http.sink"),
     },
     "turns": {
         "memory": "keywise.adapters.memory.serial",
         "sqlite": "keywise.adapters.sqlite.serial.backend",
-        "postgresql": "keywise.adapters.postgres.serial.lock_backend",
-        "postgres": "keywise.adapters.postgres.serial.lock_backend",
-        "postgres-lock": "keywise.adapters.postgres.serial.lock_backend",
+        **dict.fromkeys((*POSTGRES, "postgres-lock"), "keywise.adapters.postgres.serial.lock_backend"),
         "postgres-queue": "keywise.adapters.postgres.serial.queue_backend",
-        "redis": "keywise.adapters.redis.serial.backend",
-        "rediss": "keywise.adapters.redis.serial.backend",
+        **dict.fromkeys(REDIS, "keywise.adapters.redis.serial.backend"),
     },
 }
 

@@ -7,26 +7,24 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 import typer
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from keywise.app import App
-from keywise.cli.app_loader import choose_pipelines, load, warn_if_in_memory
+from keywise.cli.app_loader import AppOption, JsonOption, choose_pipelines, load, warn_if_in_memory
 from keywise.cli.commands.run import leave
+from keywise.cli.options import parse_duration, require_storable
 from keywise.cli.output import ask_yes_no, fail, plain, print_error, progress, refuse
-from keywise.core.change import Change
-from keywise.core.errors import KeywiseError, SettingsError
-from keywise.core.settings import seconds
+from keywise.core.errors import KeywiseError
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 
 T = TypeVar("T")
 
-KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 OneOption = Annotated[
     str | None, typer.Option("--pipeline", metavar="NAME", help="The pipeline, if the app has more than one.")
 ]
@@ -42,50 +40,46 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 WAIT_DEFAULT = "30s"
 
 
-class AdminOptions(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, kw_only=True)
+class AdminOptions:
     """The options that all operator's commands have."""
 
-    app: str | None
-    pipeline: str | None
-    why: str = ""
-    who: str = ""
-    wait: str | None = WAIT_DEFAULT
-    """How long to wait for a key; None: as long as a claim can last."""
+    app: AppOption = None
+    pipeline: OneOption = None
+    why: WhyOption = ""
+    who: WhoOption = ""
+    json: JsonOption = False
 
 
-def perform(options: AdminOptions, act: Callable[[PipelineAdmin, Pipeline], Coroutine[Any, Any, T]]) -> T:
-    """Open the chosen pipeline and run the action on it; exit with status 1 if it fails."""
+Act = Callable[[PipelineAdmin], Coroutine[Any, Any, T]]
+
+
+def perform(options: AdminOptions, act: Act[T], wait: str | None = WAIT_DEFAULT) -> tuple[str, T]:
+    """Run an action on the chosen pipeline; return the pipeline's name and the result, or exit with status 1.
+
+    `wait` is how long to wait for a key; None: as long as a claim can last.
+    """
     loaded = load(options.app)
     name = require_one_pipeline(loaded, options.pipeline)
-    wait_s = None if options.wait is None else parse_duration(options.wait, "--wait")
+    wait_s = None if wait is None else parse_duration(wait, "--wait")
     warn_if_in_memory(loaded)
     try:
-        return asyncio.run(_perform(loaded, name, options, wait_s, act))
+        return name, asyncio.run(_perform(loaded, name, audit_note(options.who, options.why), wait_s, act))
     except KeywiseError as error:
         # Do not return: a handler that hangs in a thread would keep the process from ending.
         print_error(error)
         leave(1)
 
 
-async def _perform(
-    app: App,
-    name: str,
-    options: AdminOptions,
-    wait_s: float | None,
-    act: Callable[[PipelineAdmin, Pipeline], Coroutine[Any, Any, T]],
-) -> T:
+async def _perform(app: App, name: str, note: AuditNote, wait_s: float | None, act: Act[T]) -> T:
     with showing_wait() as show_wait:
         async with app.open(name) as pipeline:
             # The command itself prints what happens and records it as the operator's action. It never writes
             # without the ledger.
             pipeline.observers, pipeline.reporters, pipeline.journal_store = (), (), None
             async with running_heartbeat(pipeline) as heartbeat:
-                admin = PipelineAdmin(
-                    pipeline,
-                    audit_note(options),
-                    AdminClaimer(pipeline, _wait_budget(pipeline, wait_s, show_wait), heartbeat),
-                )
-                return await act(admin, pipeline)
+                claimer = AdminClaimer(pipeline, _wait_budget(pipeline, wait_s, show_wait), heartbeat)
+                return await act(PipelineAdmin(pipeline, note, claimer))
 
 
 def _wait_budget(pipeline: Pipeline, wait_s: float | None, report: Callable[[str], None]) -> WaitBudget:
@@ -94,11 +88,11 @@ def _wait_budget(pipeline: Pipeline, wait_s: float | None, report: Callable[[str
     return WaitBudget(pipeline, wait_s, report, "wait longer with --wait")
 
 
-def audit_note(options: AdminOptions) -> AuditNote:
+def audit_note(who: str, why: str = "") -> AuditNote:
     """Return who acts and why; without --who it is the user of this machine."""
-    require_storable(options.who, "a name")
-    require_storable(options.why, "a reason")
-    return AuditNote(options.who or f"{_user()}@{socket.gethostname()}", options.why)
+    require_storable(who, "a name")
+    require_storable(why, "a reason")
+    return AuditNote(who or f"{_user()}@{socket.gethostname()}", why)
 
 
 def _user() -> str:
@@ -114,29 +108,6 @@ def require_one_pipeline(app: App, name: str | None) -> str:
     if len(names) > 1:
         refuse(f"this app has more than one pipeline; say which with --pipeline: {', '.join(names)}")
     return names[0]
-
-
-def parse_duration(text: str, option: str) -> float:
-    try:
-        return seconds(text)
-    except SettingsError as error:
-        refuse(f"{option}: {error}")
-
-
-def require_valid_key(key: str) -> str:
-    """Return the key; exit with status 2 if it is empty or cannot be stored."""
-    if not key:
-        refuse("the key is empty; name one, as in page-17")
-    return require_storable(key, "a key")
-
-
-def require_storable(text: str, what: str) -> str:
-    """Return the text; exit with status 2 if it is not valid UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        refuse(f"{text!r} is no UTF-8 text, so it cannot be {what}")
-    return text
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -170,15 +141,3 @@ def showing_wait() -> Iterator[Callable[[str], None]]:
         yield show_wait
     finally:
         bar.stop()
-
-
-def change_json(change: Change[Any]) -> dict[str, Any]:
-    """Return the written change as JSON fields."""
-    era, _, generation = change.order
-    return {
-        "key": change.key,
-        "era": era,
-        "version": change.version,
-        "generation": max(0, generation),
-        "deleted": change.deleted,
-    }

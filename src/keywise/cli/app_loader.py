@@ -1,23 +1,27 @@
 """Loading of the app that a command works on: `shop:app`, `path/to/shop.py:app`, or `pipeline.toml`."""
 
-import difflib
+import asyncio
 import importlib
 import importlib.util
 import os
 import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from keywise.app import App
-from keywise.cli.output import fail, print_error, refuse
+from keywise.cli.options import suggestion
+from keywise.cli.output import fail, refuse
+from keywise.config import import_fault
 from keywise.config import load as from_toml
 from keywise.core.errors import KeywiseError
+from keywise.flow.pipeline import Pipeline
 
+T = TypeVar("T")
 APP_VARIABLE = "KEYWISE_APP"
 
 AppOption = Annotated[
@@ -63,12 +67,24 @@ def choose_pipelines(app: App, names: Sequence[str | None]) -> list[str]:
     given = [name for name in names if name is not None]
     for name in given:
         if name not in app.pipelines:
-            near = difflib.get_close_matches(name, app.pipelines, 1)
             known = f"this app has: {', '.join(app.pipelines) or 'none'}"
-            refuse(f"no pipeline is called {name!r}; {f'did you mean {near[0]}?' if near else known}")
+            refuse(f"no pipeline is called {name!r}; {suggestion(name, app.pipelines, known)}")
     if not app.pipelines:
         fail("this app has no pipeline; define one with app.pipeline(...), or as [pipeline.NAME] in its TOML file")
     return given or list(app.pipelines)
+
+
+def with_pipelines(target: str | None, name: str | None, act: Callable[[list[Pipeline]], Coroutine[Any, Any, T]]) -> T:
+    """Open the chosen pipelines to inspect them, and run the action on them."""
+    loaded = load(target)
+    names = choose_pipelines(loaded, [name])
+    warn_if_in_memory(loaded)
+
+    async def run() -> T:
+        async with AsyncExitStack() as stack:
+            return await act([await stack.enter_async_context(loaded.open(name, work=False)) for name in names])
+
+    return asyncio.run(run())
 
 
 def warn_if_in_memory(app: App) -> None:
@@ -86,10 +102,7 @@ def _load_config(path: str) -> App:
         refuse(f"there is no file {path!r}; write path/to/pipeline.toml, seen from {os.getcwd()}")
     # The file may name functions in modules of the current folder.
     sys.path.insert(0, os.getcwd())
-    try:
-        return from_toml(path)
-    except KeywiseError as error:
-        fail(str(error))
+    return from_toml(path)
 
 
 def import_place(place: str) -> ModuleType:
@@ -97,12 +110,11 @@ def import_place(place: str) -> ModuleType:
     try:
         return _import_file(Path(place)) if place.endswith(".py") else _import_by_name(place)
     except KeywiseError as error:
-        print_error(f"{place}: {error}")
-        raise typer.Exit(1) from None
+        fail(f"{place}: {error}")
     except (typer.Exit, KeyboardInterrupt):
         raise
     except BaseException as error:
-        _exit_broken_module(place, error)
+        fail(import_fault(place, error, frames=2))
 
 
 def _import_by_name(place: str) -> ModuleType:
@@ -129,10 +141,3 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _exit_broken_module(place: str, error: BaseException) -> NoReturn:
-    """Print where the user's module is broken, without the frames of the import machinery, and exit with status 1."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 2 else ""
-    fail(f"{place} cannot be imported: {type(error).__name__}: {error}{where}")

@@ -1,7 +1,8 @@
 """Selection of dead letters for a command: by number, by time, by cause, or all of them."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -17,14 +18,6 @@ from keywise.flow.pipeline import Pipeline
 PAGE = 100
 """How many letters a search by number reads first; it doubles each time."""
 
-SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="Set aside since: 2h for 2 h ago, or 2026-01-31T12:00.")
-]
-UntilOption = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="Set aside before: 2h for 2 h ago, or 2026-01-31T12:00.")
-]
-CauseOption = Annotated[str, typer.Option("--cause", metavar="TEXT", help="Whose cause contains this text.")]
-
 
 class FoundLetter(msgspec.Struct):
     """A dead letter, and the pipeline that it belongs to."""
@@ -36,12 +29,40 @@ class FoundLetter(msgspec.Struct):
     letter: DeadLetter
 
 
-class Filter(msgspec.Struct, frozen=True):
+def _moment(option: str) -> Callable[[str], float]:
+    """Return a parser of times: a duration is a time in the past; a time without a zone is UTC, as in all output."""
+
+    def parse(text: str) -> float:
+        try:
+            return time.time() - seconds(text)
+        except SettingsError:
+            pass
+        try:
+            moment = datetime.fromisoformat(text.removesuffix(" UTC"))
+        except ValueError:
+            refuse(f"{option}: {text!r} is no time; write 90m for 90 minutes ago, 2d, or 2026-01-31T12:00")
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+    return parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
     """The letters to select; times are those of the wall clock."""
 
-    since: float | None = None
-    until: float | None = None
-    cause: str = ""
+    since: Annotated[
+        float | None,
+        typer.Option(
+            parser=_moment("--since"), metavar="TIME", help="Set aside since: 2h for 2 h ago, or 2026-01-31T12:00."
+        ),
+    ] = None
+    until: Annotated[
+        float | None,
+        typer.Option(
+            parser=_moment("--until"), metavar="TIME", help="Set aside before: 2h for 2 h ago, or 2026-01-31T12:00."
+        ),
+    ] = None
+    cause: Annotated[str, typer.Option(metavar="TEXT", help="Whose cause contains this text.")] = ""
 
     def __bool__(self) -> bool:
         return self != Filter()
@@ -52,27 +73,6 @@ class Filter(msgspec.Struct, frozen=True):
         return DeadLetterFilter(
             cause=self.cause, **{name: at - ahead_s for name, at in given.items() if at is not None}
         )
-
-
-def filter_of(since: str | None, until: str | None, cause: str) -> Filter:
-    """Parse the options; exit with status 2 if a time cannot be read."""
-    now = time.time()
-    return Filter(_moment(since, "--since", now), _moment(until, "--until", now), cause)
-
-
-def _moment(text: str | None, option: str, now: float) -> float | None:
-    """Parse a duration as a time in the past; a time without a zone is UTC, like all times in the output."""
-    if text is None:
-        return None
-    try:
-        return now - seconds(text)
-    except SettingsError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text.removesuffix(" UTC"))
-    except ValueError:
-        refuse(f"{option}: {text!r} is no time; write 90m for 90 minutes ago, 2d, or 2026-01-31T12:00")
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 async def newest(pipeline: Pipeline, limit: int, selection: Filter) -> list[FoundLetter]:

@@ -2,13 +2,13 @@
 
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +26,11 @@ def screen(*, stderr: bool = False) -> Console:
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """Return a progress bar on stderr, which disappears at the end; it is disabled without a terminal."""
+    """Return a progress bar on stderr, which disappears at the end; it is disabled without a terminal.
+
+    Without columns, it counts.
+    """
+    columns = columns or (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = screen(stderr=True)
     return Progress(
         *columns,
@@ -38,8 +42,30 @@ def progress(*columns: ProgressColumn) -> Progress:
     )
 
 
-def table(*columns: str, numbers: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Table:
-    """Return a table without rules; only the columns in `fold` may be wrapped to fit a terminal."""
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print names, and what is known of each."""
+    made = _table(("name", "fact"), fold=("fact",))
+    made.show_header = False
+    for name, fact in facts:
+        made.add_row(cell(name, "bold"), cell(fact))
+    _print_table(made)
+
+
+def print_table(
+    columns: Collection[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    numbers: Collection[str] = (),
+    fold: Collection[str] = (),
+) -> None:
+    """Print a table without rules; only the columns in `fold` may be wrapped to fit a terminal."""
+    made = _table(columns, numbers, fold)
+    for row in rows:
+        made.add_row(*(cell(f"{value:,}" if isinstance(value, int) else value) for value in row))
+    _print_table(made)
+
+
+def _table(columns: Iterable[str], numbers: Collection[str] = (), fold: Collection[str] = ()) -> Table:
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for column in columns:
         justify: Any = "right" if column in numbers else "left"
@@ -47,7 +73,7 @@ def table(*columns: str, numbers: tuple[str, ...] = (), fold: tuple[str, ...] = 
     return made
 
 
-def print_table(made: Table) -> None:
+def _print_table(made: Table) -> None:
     """Print a table; in a pipe, without trailing spaces."""
     out = screen()
     if out.is_terminal:
@@ -67,6 +93,14 @@ def cell(value: object, style: str = "") -> Text:
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout. It is ASCII, so any terminal and any encoding can show it."""
     print(json.dumps(value, indent=2))
+
+
+def print_result(fields: Any, text: str, *, json: bool) -> None:
+    """Print the result of a command: its fields for scripts, or the text for people."""
+    if json:
+        print_json(fields)
+    else:
+        print(plain(text))
 
 
 def print_error(error: KeywiseError | str) -> None:

@@ -2,74 +2,67 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from keywise.cli.app_loader import choose_pipelines, import_place, load
 from keywise.cli.output import cell, fail, plain_lines, print_json, progress, refuse, screen
 
 if TYPE_CHECKING:
-    from keywise.testing.handlers.report import SimulationReport
     from keywise.testing.handlers.world import Trial
 
 SEEDS = 100
 
-AppArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="APP", help="Simulate a handler of this app, as shop:app, shop.py:app or pipeline.toml."),
-]
-WhichPipeline = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the pipeline, if there are several.")]
-OneSeed = Annotated[int | None, typer.Option(metavar="SEED", min=0, help="Of APP: run this seed only.")]
-Messages = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of APP: sample bodies, a list or function, or a file of lines.")
-]
-State = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that reads the store.")]
-Reset = Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that empties the store.")]
-Zombies = Annotated[bool, typer.Option("--zombies", help="Of APP: also stop workers just before the handler.")]
 
-
-class TrialOptions(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, kw_only=True)
+class TrialOptions:
     """The options of a simulation of the user's handler."""
 
-    target: str
-    pipeline: str | None
-    messages: str | None
-    state: str | None
-    reset: str | None
-    zombies: bool
+    pipeline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of APP: the pipeline, if there are several.")
+    ] = None
+    seed: Annotated[int | None, typer.Option(metavar="SEED", min=0, help="Of APP: run this seed only.")] = None
+    messages: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of APP: sample bodies, a list or function, or a file of lines.")
+    ] = None
+    state: Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that reads the store.")] = None
+    reset: Annotated[str | None, typer.Option(metavar="NAME", help="Of APP: the function that empties the store.")] = (
+        None
+    )
+    zombies: Annotated[bool, typer.Option("--zombies", help="Of APP: also stop workers just before the handler.")] = (
+        False
+    )
 
 
-def simulate_handler(options: TrialOptions, seeds: Sequence[int], json: bool) -> None:
+def simulate_handler(target: str, options: TrialOptions, seeds: Sequence[int], json: bool) -> None:
     """Simulate the handler, print the report, and exit with status 1 if something was found."""
     from keywise.testing.handlers.simulate import run_trials
 
-    loading = _TrialLoader(options)
+    loading = _TrialLoader(target, options)
     loading.trial()
-    bar = progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with bar:
+    with progress() as bar:
         task = bar.add_task("seeds", total=len(seeds))
         report = run_trials(loading.trial, seeds, lambda seed: bar.advance(task))
+    again = _replay_command(target, options, report.findings[0].seed) if report.findings else None
     if json:
-        print_json(_report_json(report, options))
-        if report.findings:
-            raise typer.Exit(1)
-        return
+        print_json(msgspec.to_builtins(report) | {"ok": not report.findings, "replay": again})
+        raise typer.Exit(1 if report.findings else 0)
     for line in plain_lines(str(report)).splitlines():
         screen().print(cell(line))
     if report.findings:
-        again = _replay_command(report, options)
         fail(f"the store of pipeline {report.pipeline!r} does not end up right; see it again with: {again}")
 
 
 class _TrialLoader:
     """Loads the app and the functions that the options name; the user's own modules are imported again each time."""
 
-    def __init__(self, options: TrialOptions) -> None:
+    def __init__(self, target: str, options: TrialOptions) -> None:
+        self._target = target
         self._options = options
         self._before = set(sys.modules)
 
@@ -78,7 +71,7 @@ class _TrialLoader:
 
         self._forget()
         options = self._options
-        app = load(options.target)
+        app = load(self._target)
         sys.path[:] = dict.fromkeys(sys.path)
         pipeline = choose_pipelines(app, [options.pipeline])[0] if options.pipeline is not None else None
         return trial_of(
@@ -92,7 +85,7 @@ class _TrialLoader:
 
     def _forget(self) -> None:
         """Unload the user's modules, so that a run does not see the state of an earlier one; packages stay."""
-        here = {Path.cwd(), Path(self._options.target.rpartition(":")[0] or self._options.target).resolve().parent}
+        here = {Path.cwd(), Path(self._target.rpartition(":")[0] or self._target).resolve().parent}
         for name in set(sys.modules) - self._before:
             file = getattr(sys.modules[name], "__file__", None)
             if file is not None and here & set(Path(file).resolve().parents) and "site-packages" not in file:
@@ -127,26 +120,15 @@ class _TrialLoader:
         return getattr(module, name, None)
 
     def _module(self, place: str) -> ModuleType | None:
-        own = self._options.target.rpartition(":")[0]
+        own = self._target.rpartition(":")[0]
         loaded = sys.modules.get(Path(own).stem if own.endswith(".py") else own)
         return import_place(place) if place and place != own else loaded
 
 
-def _report_json(report: "SimulationReport", options: TrialOptions) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(report)
-    return fields | {"ok": not report.findings, "replay": _replay_command(report, options) if report.findings else None}
-
-
-def _replay_command(report: "SimulationReport", options: TrialOptions) -> str:
-    """Return the command that reproduces the first finding."""
-    parts = ["keywise simulate", options.target]
-    named = {
-        "pipeline": options.pipeline,
-        "messages": options.messages,
-        "state": options.state,
-        "reset": options.reset,
-    }
-    parts += [f"--{name} {value}" for name, value in named.items() if value is not None]
+def _replay_command(target: str, options: TrialOptions, seed: int | None) -> str:
+    """Return the command that reproduces a finding."""
+    named = {name: value for name, value in asdict(options).items() if name not in {"seed", "zombies"}}
+    parts = [f"--{name} {value}" for name, value in named.items() if value is not None]
     parts += ["--zombies"] if options.zombies else []
-    seed = report.findings[0].seed
-    return " ".join([*parts, *([f"--seed {seed}"] if seed is not None else [])])
+    parts += [f"--seed {seed}"] if seed is not None else []
+    return " ".join(["keywise simulate", target, *parts])

@@ -2,9 +2,8 @@
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -22,7 +21,10 @@ NOTICES_MAX = 3
 """How many warnings, and how many alarms, are kept for each pipeline."""
 
 ENDS = (Outcome.APPLIED, Outcome.STALE, Outcome.DUPLICATE, Outcome.SUPERSEDED, Outcome.DEAD)
+OUTCOMES = (*(end.value for end in ENDS), "ignored")
 """The outcomes that a change can end with."""
+_OF_CHANGES = (events.Failed, events.DeadLettered, events.TookOver, events.ClaimLost)
+_WARNINGS = (*_OF_CHANGES, events.Unavailable, events.LedgerDown, events.MarkedSuspect, events.Unrepairable)
 
 
 class SlowCall(msgspec.Struct, frozen=True):
@@ -45,34 +47,34 @@ class Notice(msgspec.Struct):
         return type(event) is type(self.event) and _subject(event) == _subject(self.event)
 
 
-class PipelineView(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of one pipeline."""
+class PipelineView(msgspec.Struct, kw_only=True):
+    """The figures of one pipeline. `View.look` returns copies, which do not change."""
 
     pipeline: str
-    state: str
+    state: str = "starting"
     """`starting`, `running`, `paused`, `draining` or `stopped`."""
     ledger_down: events.LedgerDown | None = None
     """The current outage of the ledger, if there is one."""
-    grade: str
-    sources: Sequence[dict[str, str]]
-    seconds: float
+    grade: str = ""
+    sources: Sequence[dict[str, str]] = ()
+    seconds: float = 0.0
     """The time from the start until now, or until the end."""
-    changes: int
+    changes: int = 0
     """How many changes have ended or were ignored."""
-    rate_now: float
-    rate_average: float
-    lag_s: float | None
+    rate_now: float = 0.0
+    rate_average: float = 0.0
+    lag_s: float | None = None
     """How old the last change was when it ended; None if none has ended lately."""
-    idle_s: float | None
+    idle_s: float | None = None
     """How long ago the last change ended; None if none has ended yet."""
-    outcomes: dict[str, int]
-    failed_tries: int
-    lanes: events.Waiting | None
-    slowest: Sequence[SlowCall]
+    outcomes: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    failed_tries: int = 0
+    lanes: events.Waiting | None = None
+    slowest: Sequence[SlowCall] = ()
     """The slowest first."""
-    warnings: Sequence[Notice]
+    warnings: Sequence[Notice] = ()
     """The newest last, as for alarms."""
-    alarms: Sequence[Notice]
+    alarms: Sequence[Notice] = ()
     now: float
     """When the snapshot was taken, by the same clock as `at` in notices and calls."""
 
@@ -96,11 +98,9 @@ class View:
         # Waiting is emitted every second, even while nothing happens.
         if not isinstance(event, events.Waiting):
             self.stirred = True
-        take = seen.takers.get(type(event))
-        if take is not None:
-            with self._lock:
-                take(event, self._clock())
-                self.sources += isinstance(event, events.Started)
+        with self._lock:
+            seen.take(event, self._clock())
+            self.sources += isinstance(event, events.Started)
 
     def look(self) -> list[PipelineView]:
         """Return a snapshot of each pipeline."""
@@ -113,119 +113,84 @@ class _Seen:
     """The figures of one pipeline."""
 
     def __init__(self, name: str, now: float, wall: Clock) -> None:
-        self._name = name
+        self._view = PipelineView(pipeline=name, now=now)
         self._wall = wall
-        self._grade = ""
-        self._sources: list[dict[str, str]] = []
-        self._state = "starting"
         self._is_paused = False
-        self._ledger_down: events.LedgerDown | None = None
         self._started_at = now
         self._stopped_at: float | None = None
-        self._outcomes: Counter[str] = Counter()
-        self._failed_tries = 0
-        self._changes = 0
         self._looks = deque([(now, 0)])
         self._ended_at: float | None = None
-        self._lag_s: float | None = None
-        self._lanes: events.Waiting | None = None
         self._slow: dict[str, SlowCall] = {}
         self._slow_floor_s = 0.0
         self._warnings: deque[Notice] = deque(maxlen=NOTICES_MAX)
         self._alarms: deque[Notice] = deque(maxlen=NOTICES_MAX)
-        self.takers: dict[type[events.Event], Callable[[Any, float], None]] = {
-            events.Settled: self._settle,
-            events.Ignored: self._ignore,
-            events.Handled: self._time,
-            events.Waiting: self._wait,
-            events.Paused: self._pause,
-            events.Resumed: self._pause,
-            events.Started: self._start,
-            events.Draining: self._end,
-            events.Stopped: self._end,
-            events.Failed: self._fail,
-            events.DeadLettered: self._warn,
-            events.TookOver: self._warn,
-            events.ClaimLost: self._warn,
-            events.Unavailable: self._warn,
-            events.LedgerDown: self._lose_ledger,
-            events.LedgerBack: self._find_ledger,
-            events.MarkedSuspect: self._warn,
-            events.Unrepairable: self._warn,
-            events.Alarmed: self._alarm,
-        }
-        """The handler of each type of event that changes a figure; other types are ignored."""
 
     def look(self, now: float) -> PipelineView:
+        view = self._view
         seconds = (self._stopped_at or now) - self._started_at
         idle_s = None if self._ended_at is None else now - self._ended_at
-        return PipelineView(
-            pipeline=self._name,
-            state="paused" if self._is_paused and self._state == "running" else self._state,
-            ledger_down=self._ledger_down,
-            grade=self._grade,
-            sources=tuple(self._sources),
+        return msgspec.structs.replace(
+            view,
+            state="paused" if self._is_paused and view.state == "running" else view.state,
             seconds=seconds,
-            changes=self._changes,
             rate_now=self._rate(now),
-            rate_average=self._changes / seconds if seconds > 0 else 0.0,
-            lag_s=self._lag_s if idle_s is not None and idle_s <= WINDOW_S else None,
+            rate_average=view.changes / seconds if seconds > 0 else 0.0,
+            lag_s=view.lag_s if idle_s is not None and idle_s <= WINDOW_S else None,
             idle_s=idle_s,
-            outcomes={end.value: self._outcomes[end.value] for end in ENDS} | {"ignored": self._outcomes["ignored"]},
-            failed_tries=self._failed_tries,
-            lanes=self._lanes,
+            outcomes={name: view.outcomes[name] for name in OUTCOMES},
             slowest=self._slowest(now),
             warnings=[msgspec.structs.replace(notice) for notice in self._warnings],
             alarms=[msgspec.structs.replace(notice) for notice in self._alarms],
             now=now,
         )
 
-    def _settle(self, event: events.Settled, now: float) -> None:
-        self._count(event.outcome.value, event.changes, now)
-        if event.sent_at:
-            self._lag_s = max(0.0, self._wall() - event.sent_at)
-
-    def _ignore(self, event: events.Ignored, now: float) -> None:
-        self._count("ignored", event.changes, now)
-
-    def _wait(self, event: events.Waiting, now: float) -> None:
-        self._lanes = event
-
-    def _pause(self, event: events.Paused | events.Resumed, now: float) -> None:
-        self._is_paused = isinstance(event, events.Paused)
-
-    def _end(self, event: events.Draining | events.Stopped, now: float) -> None:
-        self._state = "stopped" if isinstance(event, events.Stopped) else "draining"
-        self._stopped_at = now if isinstance(event, events.Stopped) else None
-
-    def _fail(self, event: events.Failed, now: float) -> None:
-        self._failed_tries += 1
-        self._warn(event, now)
+    def take(self, event: events.Event, now: float) -> None:
+        """Change the figures that an event concerns; the most frequent events come first."""
+        view = self._view
+        match event:
+            case events.Settled():
+                self._count(event.outcome.value, event.changes, now)
+                if event.sent_at:
+                    view.lag_s = max(0.0, self._wall() - event.sent_at)
+            case events.Handled():
+                self._time(event, now)
+            case events.Ignored():
+                self._count("ignored", event.changes, now)
+            case events.Waiting():
+                view.lanes = event
+            case events.Paused() | events.Resumed():
+                self._is_paused = isinstance(event, events.Paused)
+            case events.Started():
+                self._start(event, now)
+            case events.Draining():
+                view.state, self._stopped_at = "draining", None
+            case events.Stopped():
+                view.state, self._stopped_at = "stopped", now
+            case events.LedgerBack():
+                view.ledger_down = None
+            case events.Alarmed():
+                _note(self._alarms, event, now)
+            case _ if isinstance(event, _WARNINGS):
+                self._warn(event, now)
 
     def _warn(self, event: events.Event, now: float) -> None:
+        if isinstance(event, events.Failed):
+            self._view.failed_tries += 1
+        if isinstance(event, events.LedgerDown):
+            self._view.ledger_down = event
         _note(self._warnings, event, now)
 
-    def _alarm(self, event: events.Alarmed, now: float) -> None:
-        _note(self._alarms, event, now)
-
-    def _lose_ledger(self, event: events.LedgerDown, now: float) -> None:
-        self._ledger_down = event
-        self._warn(event, now)
-
-    def _find_ledger(self, event: events.LedgerBack, now: float) -> None:
-        self._ledger_down = None
-
     def _start(self, event: events.Started, now: float) -> None:
-        if not self._sources:
+        view = self._view
+        if not view.sources:
             self._started_at = now
-            self._looks = deque([(now, self._changes)])
-        self._state = "running"
-        self._grade = event.grade
-        self._sources.append({"source": event.source, "strategy": event.strategy})
+            self._looks = deque([(now, view.changes)])
+        view.state, view.grade = "running", event.grade
+        view.sources = (*view.sources, {"source": event.source, "strategy": event.strategy})
 
     def _count(self, outcome: str, changes: int, now: float) -> None:
-        self._outcomes[outcome] += changes
-        self._changes += changes
+        self._view.outcomes[outcome] = self._view.outcomes.get(outcome, 0) + changes
+        self._view.changes += changes
         self._ended_at = now
 
     def _time(self, event: events.Handled, now: float) -> None:
@@ -251,8 +216,8 @@ class _Seen:
         while len(looks) > 1 and now - looks[1][0] >= WINDOW_S:
             looks.popleft()
         since, before = looks[0]
-        looks.append((now, self._changes))
-        return (self._changes - before) / (now - since) if now > since else 0.0
+        looks.append((now, self._view.changes))
+        return (self._view.changes - before) / (now - since) if now > since else 0.0
 
 
 def _floor_s(slow: dict[str, SlowCall]) -> float:

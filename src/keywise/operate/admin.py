@@ -50,30 +50,30 @@ class PipelineAdmin:
     """The operator's actions on one pipeline."""
 
     def __init__(self, pipeline: Pipeline, audit_note: AuditNote, claimer: AdminClaimer) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._audit_note = AuditNote(storable(audit_note.who), storable(audit_note.why))
         self._claimer = claimer
         self._force_writer = ForceWriter(pipeline, claimer)
 
     async def record(self, what: str, key: str = "", version: int | None = None, detail: str = "") -> None:
         """Add a record to the history."""
-        await record(self._pipeline, self._audit_note, HistoryRecord(0.0, what, key, version, detail))
+        await record(self.pipeline, self._audit_note, HistoryRecord(0.0, what, key, version, detail))
 
     # Pauses.
 
     async def pause(self, keys: str, *, is_pattern: bool) -> Pause | None:
         """Pause a key or a pattern; return the pause that it replaces, if there was one."""
-        control_store, audit_note = self._pipeline.control_store, self._audit_note
+        control_store, audit_note = self.pipeline.control_store, self._audit_note
         controls = await control_store.controls()
         before = next((one for one in controls.pauses if (one.keys, one.is_pattern) == (keys, is_pattern)), None)
-        at = await self._pipeline.admin.now()
+        at = await self.pipeline.admin.now()
         await control_store.pause(Pause(keys, is_pattern, at, audit_note.who, audit_note.why))
         await self._record_pause("paused", keys, is_pattern)
         return before
 
     async def resume(self, keys: str, *, is_pattern: bool) -> bool:
         """End a pause, which is named exactly as it was set; False if there is none."""
-        if not await self._pipeline.control_store.resume(keys, is_pattern):
+        if not await self.pipeline.control_store.resume(keys, is_pattern):
             return False
         await self._record_pause("resumed", keys, is_pattern)
         return True
@@ -91,14 +91,14 @@ class PipelineAdmin:
             await self._wait_for(held)
 
     async def _wait_for(self, held: Sequence[str]) -> None:
-        entry = await self._pipeline.admin.inspect(held[0]) or EMPTY
+        entry = await self.pipeline.admin.inspect(held[0]) or EMPTY
         others = f", and {len(held) - 1:,} more" if len(held) > 1 else ""
         await self._claimer.wait_budget.wait(f"{held[0]!r} is held by {entry.owner}{others}", LOOK_S)
 
     async def _held(self) -> AsyncIterator[str]:
         """Yield the keys that are held. Workers hold a limited number of claims, so there are few pages."""
         after = ""
-        while page := await self._pipeline.control_store.held(after, PAGE):
+        while page := await self.pipeline.control_store.held(after, PAGE):
             for key in page:
                 yield key
             after = page[-1]
@@ -108,11 +108,11 @@ class PipelineAdmin:
     async def reset(self, key: str) -> int:
         """Raise the era of one key: its mark stays, and the next change wins."""
         self._check_era()
-        if await self._pipeline.admin.inspect(key) is None:
+        if await self.pipeline.admin.inspect(key) is None:
             raise AdminError(f"nothing is known of {key!r}, so the next change wins anyway; nothing was reset")
         async with self._claimer.taken(ChangeHeader(key, None)) as claim:
             assert not isinstance(claim, Refusal), "an exclusion is never stale"
-            era = await self._pipeline.control_store.reset(claim)
+            era = await self.pipeline.control_store.reset(claim)
         if era is None:
             raise AdminError(f"the claim on {key!r} was lost; nothing was reset, try again")
         await self.record("reset", key, detail=f"era {era}")
@@ -120,7 +120,7 @@ class PipelineAdmin:
 
     async def raise_era(self) -> int:
         """Raise the era of a pipeline. It must be paused as a whole; the action waits until no claim is held."""
-        control_store = self._pipeline.control_store
+        control_store = self.pipeline.control_store
         while True:
             await self.check_pause()
             era = await control_store.raise_era()
@@ -134,16 +134,16 @@ class PipelineAdmin:
     async def check_pause(self) -> None:
         """Raise `AdminError` unless the pipeline is paused and its sink can have eras."""
         self._check_era()
-        if not (await self._pipeline.control_store.controls()).is_paused:
+        if not (await self.pipeline.control_store.controls()).is_paused:
             raise AdminError(
-                f"pipeline {self._pipeline.name!r} is not paused, so a worker could mix both numberings; "
+                f"pipeline {self.pipeline.name!r} is not paused, so a worker could mix both numberings; "
                 "first keywise pause --all --wait"
             )
 
     def _check_era(self) -> None:
-        if self._pipeline.grade is Grade.CONDITIONAL:
+        if self.pipeline.grade is Grade.CONDITIONAL:
             raise AdminError(
-                f"the sink of pipeline {self._pipeline.name!r} compares versions itself, and one 64-bit version has no "
+                f"the sink of pipeline {self.pipeline.name!r} compares versions itself, and one 64-bit version has no "
                 "room for an era: the sink would refuse the next change; send the new numbering to a fresh target, as "
                 "a pipeline of its own"
             )
@@ -167,21 +167,21 @@ class PipelineAdmin:
 
     async def prune(self) -> int:
         """Forget keys that no delivery can reach any more; return how many."""
-        retention_s = self._pipeline.settings.retention_s
+        retention_s = self.pipeline.settings.retention_s
         if retention_s is None:
             raise AdminError(
-                f"pipeline {self._pipeline.name!r} declares no retention, so nothing is ever forgotten; say how long "
-                f'keys are kept at least: app.pipeline({self._pipeline.name!r}, retention="30d", ...)'
+                f"pipeline {self.pipeline.name!r} declares no retention, so nothing is ever forgotten; say how long "
+                f'keys are kept at least: app.pipeline({self.pipeline.name!r}, retention="30d", ...)'
             )
-        keys = await self._pipeline.ledger.prune(retention_s)
+        keys = await self.pipeline.ledger.prune(retention_s)
         await self.record("pruned", detail=f"{keys:,} keys")
         return keys
 
     async def resynced(self) -> bool:
         """Record that everything was written again, so that no full resync is due; False if none was due."""
-        if not (await self._pipeline.control_store.controls()).resync_at:
+        if not (await self.pipeline.control_store.controls()).resync_at:
             return False
-        await self._pipeline.admin.mark_suspect([], False)
+        await self.pipeline.admin.mark_suspect([], False)
         await self.record("resynced")
         return True
 
@@ -190,15 +190,15 @@ class PipelineAdmin:
 
         The cause is empty for a key that was repaired.
         """
-        needs_refetch(self._pipeline)
-        repairer = Repairer(self._pipeline, self._claimer.heartbeat, despite_pause=True)
+        needs_refetch(self.pipeline)
+        repairer = Repairer(self.pipeline, self._claimer.heartbeat, despite_pause=True)
         if keys:
             for key in dict.fromkeys(keys):
                 yield key, await self._repair(repairer, key)
             return
         seen: set[str] = set()
         while True:
-            found = await self._pipeline.admin.suspects(SUSPECTS_PAGE + len(seen), 0.0)
+            found = await self.pipeline.admin.suspects(SUSPECTS_PAGE + len(seen), 0.0)
             fresh = [key for key in found if key not in seen]
             if not fresh:
                 return
@@ -214,7 +214,7 @@ class PipelineAdmin:
 
     async def _not_yet(self, key: str) -> str:
         """Return why a key cannot be repaired now; empty if it can."""
-        settings, admin = self._pipeline.settings, self._pipeline.admin
+        settings, admin = self.pipeline.settings, self.pipeline.admin
         entry = await admin.inspect(key) or EMPTY
         since = suspect_since(entry, LedgerPolicy(redelivery_s=settings.redelivery_s))
         if since is None:

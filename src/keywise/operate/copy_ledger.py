@@ -259,15 +259,10 @@ class LedgerCopy:
 
         It finds items that an adapter counts, but leaves out of its transfer pages.
         """
-        mine, theirs = [await handle.ledger.admin.counts() for handle in (self._source, self._target)]
-        for noun, count, expected in (
-            ("keys", theirs.keys, mine.keys),
-            ("tombstones", theirs.tombstones, mine.tombstones),
-            ("suspects", theirs.suspects, mine.suspects),
-            ("dead", theirs.dead, mine.dead),
-        ):
-            if count != expected:
-                return f"{noun}: {count:,} instead of {expected:,}"
+        mine, theirs = [asdict(await handle.ledger.admin.counts()) for handle in (self._source, self._target)]
+        for noun in ("keys", "tombstones", "suspects", "dead"):
+            if theirs[noun] != mine[noun]:
+                return f"{noun}: {theirs[noun]:,} instead of {mine[noun]:,}"
         return ""
 
     async def _checksummed(self, handle: LedgerHandle, what: str, since: float, shift_s: float = 0.0) -> Checksums:

@@ -137,24 +137,14 @@ class ForceWriter:
                 await ledger.release([claim])
             if isinstance(error, UnavailableError):
                 raise  # The transaction may have committed. A second try does no harm: it finds the new mark.
-            cause = (
-                "the claim ended before the sink answered"
-                if isinstance(error, TimeoutError)
-                else _describe_error(error)
-            )
-            raise AdminError(f"{change.key!r}: {cause}; nothing was written") from error
+            raise AdminError(f"{change.key!r}: {_describe_error(error)}; nothing was written") from error
 
     async def _apply(self, sink: Sink, claim: Claim, change: Change[Any]) -> SinkResult:
         try:
             async with self._claimer.heartbeat.limit([claim]):
                 [result] = await sink.apply([change], [claim])
         except Exception as error:
-            cause = (
-                "the claim ended before the sink answered"
-                if isinstance(error, TimeoutError)
-                else _describe_error(error)
-            )
-            result = SinkResult(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
+            result = SinkResult(Outcome.FAILED, _describe_error(error), certainty=Certainty.UNKNOWN)
         claim.overdue = self._claimer.heartbeat.left_s([claim]) <= 0
         return result
 
@@ -212,4 +202,6 @@ def _version(order: Order) -> str:
 
 
 def _describe_error(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "the claim ended before the sink answered"
     return str(error) if isinstance(error, AdminError) else cause_of_error(error)

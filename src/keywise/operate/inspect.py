@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, is_unversioned, order_of
 from keywise.core.controls import PLAIN, Controls, Pause
@@ -201,11 +201,7 @@ async def figures_of(pipeline: Pipeline, wall: float) -> PipelineFigures:
         pipeline=pipeline.name,
         grade=pipeline.grade,
         sources=sources,
-        keys=counts.keys,
-        tombstones=counts.tombstones,
-        claims=counts.claims,
-        suspects=counts.suspects,
-        dead=counts.dead,
+        **asdict(counts),
         era=controls.era,
         pauses=_on_the_wall(controls.pauses, wall - now),
         alarms=_on_the_wall([alarm] if alarm is not None else [], wall - now),

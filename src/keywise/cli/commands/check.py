@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from keywise.cli.app_loader import JsonOption
-from keywise.cli.output import cell, fail, plain, print_json, progress, screen
+from keywise.cli.output import cell, fail, plain, print_result, progress, screen
 
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground
@@ -86,10 +85,10 @@ def _check(role: str, url: str, json: bool) -> None:
     if not json:
         print(plain(f"writes to {playground}"))
     report = _with_progress(playground, role, json)
-    if json:
-        print_json(_report_json(report, playground))
-    else:
-        print(report.summary)
+    counts = {verdict.value: len(report.of(verdict)) for verdict in Verdict}
+    promises = msgspec.to_builtins(report.checked)
+    fields = {"role": report.role, "wrote_to": playground.prefix, **counts, "promises": promises}
+    print_result(fields, report.summary, json=json)
     if broken := report.of(Verdict.BROKEN):
         if json:
             raise typer.Exit(1)
@@ -97,8 +96,7 @@ def _check(role: str, url: str, json: bool) -> None:
 
 
 def _with_progress(playground: "Playground", role: str, json: bool) -> "Conformance":
-    bar = progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with bar:
+    with progress() as bar:
         task = bar.add_task("promises", total=None)
 
         def show_checked(checked: "Checked", total: int) -> None:
@@ -127,11 +125,3 @@ async def _checked(playground: "Playground", role: str, on_checked: "Callable[[C
         return error.report
     finally:
         await playground.clean()
-
-
-def _report_json(report: "Conformance", playground: "Playground") -> dict[str, Any]:
-    from keywise.testing.conformance import Verdict
-
-    counts = {verdict.value: len(report.of(verdict)) for verdict in Verdict}
-    promises = msgspec.to_builtins(report.checked)
-    return {"role": report.role, "wrote_to": playground.prefix, **counts, "promises": promises}

@@ -4,35 +4,21 @@ from typing import Annotated, Any
 
 import typer
 
-from keywise.cli.admin_options import (
-    WAIT_DEFAULT,
-    AdminOptions,
-    KeyArgument,
-    OneOption,
-    WaitOption,
-    WhoOption,
-    WhyOption,
-    change_json,
-    perform,
-    require_valid_key,
-)
-from keywise.cli.app_loader import AppOption, JsonOption
-from keywise.cli.output import plain, print_json
+from keywise.cli.admin_options import WAIT_DEFAULT, AdminOptions, WaitOption, perform
+from keywise.cli.options import grouped, require_valid_key
+from keywise.cli.output import print_result
 from keywise.core.change import VERSION_MIN, Change, is_unversioned
-from keywise.flow.pipeline import Pipeline
-from keywise.operate.admin import PipelineAdmin
+
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 
 
-def force(  # noqa: PLR0913 - one parameter per option
+@grouped
+def force(
     key: KeyArgument,
     *,
     older: Annotated[bool, typer.Option("--older", help="Write even if it is older than the mark.")] = False,
     wait: WaitOption = WAIT_DEFAULT,
-    app: AppOption = None,
-    pipeline: OneOption = None,
-    why: WhyOption = "",
-    who: WhoOption = "",
-    json: JsonOption = False,
+    options: AdminOptions,
 ) -> None:
     """Write a key again, as it is in the source of truth now.
 
@@ -43,27 +29,18 @@ def force(  # noqa: PLR0913 - one parameter per option
     Example:
       keywise force page-17 --why 'edited by hand' --app shop:app
     """
-
-    async def act(admin: PipelineAdmin, opened: Pipeline) -> tuple[str, Change[Any]]:
-        return opened.name, await admin.force(require_valid_key(key), older=older)
-
-    name, change = perform(AdminOptions(app, pipeline, why, who, wait), act)
-    if json:
-        print_json({"pipeline": name} | change_json(change))
-    else:
-        what = "its deletion, because refetch has no such key" if change.deleted else "what refetch returned"
-        print(plain(f"forced {key!r} in {name}: wrote {what}, at {_order(change)}"))
+    name, change = perform(options, lambda admin: admin.force(require_valid_key(key), older=older), wait)
+    what = "its deletion, because refetch has no such key" if change.deleted else "what refetch returned"
+    text = f"forced {key!r} in {name}: wrote {what}, at {_order(change)}"
+    print_result(_change_json(name, change), text, json=options.json)
 
 
-def remove(  # noqa: PLR0913 - one parameter per option
+@grouped
+def remove(
     key: KeyArgument,
     *,
     wait: WaitOption = WAIT_DEFAULT,
-    app: AppOption = None,
-    pipeline: OneOption = None,
-    why: WhyOption = "",
-    who: WhoOption = "",
-    json: JsonOption = False,
+    options: AdminOptions,
 ) -> None:
     """Delete a key from the sink; its next version brings it back.
 
@@ -73,18 +50,19 @@ def remove(  # noqa: PLR0913 - one parameter per option
     Example:
       keywise remove page-17 --why 'published by mistake' --app shop:app
     """
-
-    async def act(admin: PipelineAdmin, opened: Pipeline) -> tuple[str, Change[Any]]:
-        return opened.name, await admin.remove(require_valid_key(key))
-
-    name, change = perform(AdminOptions(app, pipeline, why, who, wait), act)
-    if json:
-        print_json({"pipeline": name} | change_json(change))
-        return
+    name, change = perform(options, lambda admin: admin.remove(require_valid_key(key)), wait)
     next_one = "its next version brings it back"
     if is_unversioned(change.order) and change.order[1] != VERSION_MIN:
         next_one = "without versions nothing is newer: run keywise reset, so that the next change wins"
-    print(plain(f"removed {key!r} from {name}, at {_order(change)}; {next_one}"))
+    text = f"removed {key!r} from {name}, at {_order(change)}; {next_one}"
+    print_result(_change_json(name, change), text, json=options.json)
+
+
+def _change_json(pipeline: str, change: Change[Any]) -> dict[str, Any]:
+    """Return the written change as JSON fields."""
+    era, _, generation = change.order
+    place = {"pipeline": pipeline, "key": change.key, "era": era, "version": change.version}
+    return place | {"generation": max(0, generation), "deleted": change.deleted}
 
 
 def _order(change: Change[Any]) -> str:

@@ -1,11 +1,11 @@
 """`keywise ledger`: lists what a ledger holds, and copies it to another server or technology."""
 
 import asyncio
-import difflib
 import os
 import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,26 +15,15 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 
 from keywise import adapters
 from keywise.app import App
-from keywise.cli.admin_options import AdminOptions, WhoOption, WhyOption, YesOption, audit_note, confirm
+from keywise.cli.admin_options import WhoOption, WhyOption, YesOption, audit_note, confirm
 from keywise.cli.app_loader import AppOption, JsonOption, load
 from keywise.cli.commands.pause import note_that
-from keywise.cli.output import (
-    cell,
-    count,
-    duration,
-    fail,
-    plain,
-    print_error,
-    print_json,
-    print_table,
-    progress,
-    refuse,
-    table,
-)
+from keywise.cli.options import grouped, suggestion
+from keywise.cli.output import count, duration, fail, plain, print_json, print_table, progress, refuse
 from keywise.core.admin import LedgerCounts
 from keywise.core.controls import Controls
 from keywise.core.entry import LedgerPolicy
-from keywise.core.errors import AdminError, KeywiseError
+from keywise.core.errors import AdminError
 from keywise.core.ledger import TransferableLedger
 from keywise.core.url import Address, redacted
 from keywise.operate.admin import AuditNote
@@ -42,7 +31,7 @@ from keywise.operate.copy_ledger import Checksums, LedgerCopy, LedgerHandle, Pla
 
 app = typer.Typer(help="List what a ledger holds, or copy it to another server.", no_args_is_help=True)
 
-NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
+NUMBERS = LedgerCounts.__struct_fields__
 
 Shared = dict[tuple[Any, ...], Any]
 """Connections that all pipelines of a ledger share."""
@@ -71,12 +60,11 @@ def listed(
     if not found:
         print(plain(f"{redacted(url)} holds nothing of any pipeline"))
         return
-    rows = table("pipeline", *NUMBERS, "paused", numbers=NUMBERS)
-    for name, counts, controls in found:
-        fields = msgspec.structs.asdict(counts)
-        figures = (f"{fields[number]:,}" for number in NUMBERS)
-        rows.add_row(cell(name), *figures, "yes" if controls.is_paused else "no")
-    print_table(rows)
+    rows = [
+        (name, *msgspec.structs.astuple(counts), "yes" if controls.is_paused else "no")
+        for name, counts, controls in found
+    ]
+    print_table(("pipeline", *NUMBERS, "paused"), rows, numbers=NUMBERS)
 
 
 async def _listed(url: str) -> list[tuple[str, LedgerCounts, Controls]]:
@@ -87,23 +75,28 @@ async def _listed(url: str) -> list[tuple[str, LedgerCounts, Controls]]:
     return found
 
 
-@app.command()
-def copy(  # noqa: PLR0913 - one parameter per option
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The ledger in use now.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="The ledger to use next.")],
-    *,
+@dataclass(frozen=True, kw_only=True)
+class CopyOptions:
+    """The options of a copy."""
+
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The ledger in use now.")]
+    target: Annotated[str, typer.Argument(metavar="TO", help="The ledger to use next.")]
     pipeline: Annotated[
         list[str] | None,
         typer.Option("--pipeline", metavar="NAME", help="This pipeline, and more if given again; all without it."),
-    ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace what TO holds of a pipeline.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check both sides, and copy nothing.")] = False,
-    yes: YesOption = False,
-    app: AppOption = None,
-    why: WhyOption = "",
-    who: WhoOption = "",
-    json: JsonOption = False,
-) -> None:
+    ] = None
+    replace: Annotated[bool, typer.Option("--replace", help="Replace what TO holds of a pipeline.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check both sides, and copy nothing.")] = False
+    yes: YesOption = False
+    app: AppOption = None
+    why: WhyOption = ""
+    who: WhoOption = ""
+    json: JsonOption = False
+
+
+@app.command()
+@grouped
+def copy(options: CopyOptions) -> None:
     """Copy a ledger to another server or technology, and compare both.
 
     Copies the pipelines of the app, or all that FROM knows if no app is named. They have to be paused, and stay
@@ -117,24 +110,22 @@ def copy(  # noqa: PLR0913 - one parameter per option
       keywise pause --all --wait --app shop:app
       keywise ledger copy sqlite:///shop.db postgresql://db/shop --app shop:app
     """
+    source, target = options.source, options.target
     _check_place(source, "FROM", exists=True)
     _check_place(target, "TO")
     if _is_same(source, target):
         refuse(f"FROM and TO are the same ledger, {redacted(source)}; name another one to copy to")
-    loaded = load(app) if app else None
-    job = Copy(source, target, audit_note(AdminOptions(app, None, why, who)), replace=replace, yes=yes, dry_run=dry_run)
+    loaded = load(options.app) if options.app else None
+    job = Copy(options, audit_note(options.who, options.why))
     try:
-        reports = asyncio.run(job.run(loaded, pipeline or []))
+        reports = asyncio.run(job.run(loaded, options.pipeline or []))
     except KeyboardInterrupt:
         fail(
             f"stopped; unfinished pipelines stay paused in {redacted(target)}; run the same command to copy them again"
         )
-    except KeywiseError as error:
-        print_error(error)
-        raise typer.Exit(1) from None
-    if json:
-        pipelines = [msgspec.to_builtins(report) for report in reports]
-        print_json({"from": redacted(source), "to": redacted(target), "dry_run": dry_run, "pipelines": pipelines})
+    if options.json:
+        place = {"from": redacted(source), "to": redacted(target), "dry_run": options.dry_run}
+        print_json(place | {"pipelines": msgspec.to_builtins(reports)})
         return
     for report in reports:
         print(plain(str(report)))
@@ -172,13 +163,11 @@ _OUTCOME_TEXTS = {"copied": "copied", "same": "nothing to do, both sides agree o
 class Copy:
     """One run of the command: it copies pipelines one after another."""
 
-    def __init__(self, source: str, target: str, who: AuditNote, *, replace: bool, yes: bool, dry_run: bool) -> None:
-        self._source = source
-        self._target = target
-        self._audit_note = who
-        self._replace = replace
-        self._yes = yes
-        self._dry_run = dry_run
+    def __init__(self, options: CopyOptions, audit_note: AuditNote) -> None:
+        self._options = options
+        self._source = options.source
+        self._target = options.target
+        self._audit_note = audit_note
         self._shared = Shared()
         self._bar = progress(
             TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
@@ -199,7 +188,7 @@ class Copy:
 
     @asynccontextmanager
     async def _ledger_copy(self, name: str, policy: LedgerPolicy) -> AsyncIterator[LedgerCopy]:
-        is_new = self._dry_run and (file := _file_of(self._target)) is not None and not file.exists()
+        is_new = self._options.dry_run and (file := _file_of(self._target)) is not None and not file.exists()
         # Opening a SQLite file would create it, and a dry run must not leave a file behind.
         there = "memory://" if is_new else self._target
         async with AsyncExitStack() as stack:
@@ -221,18 +210,18 @@ class Copy:
         if plan.found is not TargetState.OTHER:
             return
         target, name = redacted(self._target), plan.pipeline
-        if not self._replace:
+        if not self._options.replace:
             raise AdminError(
                 f"{target} already holds something else of pipeline {name!r}: {plan.difference}; nothing was copied. "
                 "Copy to an empty ledger, or replace it with --replace"
             )
         await copy.check_replaceable()
-        if not self._dry_run:
+        if not self._options.dry_run:
             self._bar.stop()
-            confirm(f"Replace what {target} holds of {name} ({plan.difference})?", yes=self._yes)
+            confirm(f"Replace what {target} holds of {name} ({plan.difference})?", yes=self._options.yes)
 
     async def _copied(self, copy: LedgerCopy, plan: Plan) -> CopyReport:
-        if plan.found is TargetState.SAME or self._dry_run:
+        if plan.found is TargetState.SAME or self._options.dry_run:
             outcome = "same" if plan.found is TargetState.SAME else "to copy"
             return CopyReport(plan.pipeline, outcome, plan.counts.keys, plan.counts.dead, clock_shift_s=plan.shift_s)
         done: Checksums = await copy.run(plan, self._audit_note)
@@ -246,8 +235,7 @@ def _chosen(known: Sequence[str], loaded: App | None, names: Sequence[str], plac
     known_text = f"it has: {', '.join(known)}" if known else "it holds nothing of any pipeline"
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            refuse(f"{place} knows no pipeline {name!r}; {f'did you mean {near[0]}?' if near else known_text}")
+            refuse(f"{place} knows no pipeline {name!r}; {suggestion(name, known, known_text)}")
     requested = list(dict.fromkeys(names)) or list(loaded.pipelines if loaded else known)
     found = [name for name in requested if name in known]
     if not found:

@@ -1,45 +1,47 @@
 """`keywise pause` and `keywise resume`: stop and continue the processing of keys."""
 
 import sys
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
-from keywise.cli.admin_options import (
-    AdminOptions,
-    OneOption,
-    WhoOption,
-    WhyOption,
-    YesOption,
-    confirm,
-    perform,
-    require_valid_key,
-)
-from keywise.cli.app_loader import AppOption, JsonOption
-from keywise.cli.output import count, fail, plain, print_json, refuse
+from keywise.cli.admin_options import AdminOptions, YesOption, confirm, perform
+from keywise.cli.options import grouped, require_valid_key
+from keywise.cli.output import count, fail, plain, print_json, print_result, refuse
 from keywise.core.controls import EVERYTHING, Controls
 from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin, keys_like
 
-KeyOption = Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")]
-PatternOption = Annotated[
-    str | None, typer.Option("--pattern", metavar="PATTERN", help="All keys that match, with *, ? and [abc].")
-]
-AllOption = Annotated[bool, typer.Option("--all", help="The whole pipeline.")]
+
+@dataclass(frozen=True, kw_only=True)
+class KeysOptions:
+    """The keys of a command: one, those that match a pattern, or all."""
+
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")] = None
+    pattern: Annotated[
+        str | None, typer.Option("--pattern", metavar="PATTERN", help="All keys that match, with *, ? and [abc].")
+    ] = None
+    every: Annotated[bool, typer.Option("--all", help="The whole pipeline.")] = False
+
+    def chosen(self) -> tuple[str, bool]:
+        """Return the keys, and whether they are a pattern; exit with status 2 unless exactly one option names them."""
+        if (self.key is not None) + (self.pattern is not None) + self.every != 1:
+            refuse("name a key, or say --pattern 'page-*', or --all")
+        if self.key is not None:
+            return require_valid_key(self.key), False
+        if self.every or (self.pattern is not None and set(self.pattern) == {EVERYTHING}):
+            return EVERYTHING, True
+        return require_valid_key(self.pattern or ""), True
 
 
-def pause(  # noqa: PLR0913 - one parameter per option
-    key: KeyOption = None,
+@grouped
+def pause(
     *,
-    pattern: PatternOption = None,
-    every: AllOption = False,
+    chosen: KeysOptions,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until no claim on these keys is held.")] = False,
     yes: YesOption = False,
-    app: AppOption = None,
-    pipeline: OneOption = None,
-    why: WhyOption = "",
-    who: WhoOption = "",
-    json: JsonOption = False,
+    options: AdminOptions,
 ) -> None:
     """Pause one key, the keys that match a pattern, or all keys.
 
@@ -52,39 +54,29 @@ def pause(  # noqa: PLR0913 - one parameter per option
       keywise pause --pattern 'page-*' --wait --app shop:app
       keywise pause --all --wait --yes --app shop:app
     """
-    keys, is_pattern = meant(key, pattern, every)
+    keys, is_pattern = chosen.chosen()
 
-    async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
-        if is_pattern:
-            await _ask("Pause", keys, opened, every=every, yes=yes)
+    async def act(admin: PipelineAdmin) -> bool:
+        if is_pattern and not yes:
+            await _ask("Pause", keys, admin.pipeline)
         before = await admin.pause(keys, is_pattern=is_pattern)
-        if not json:
+        if not options.json:
             again = f"; it was paused already, by {before.by or 'an unknown user'}" if before is not None else ""
-            print(plain(f"paused {named(keys, is_pattern)} in {opened.name}{again}"), flush=True)
+            print(plain(f"paused {named(keys, is_pattern)} in {admin.pipeline.name}{again}"), flush=True)
         if wait:
             await admin.until_free(keys, is_pattern=is_pattern)
-        result = {"pipeline": opened.name, "paused": keys, "is_pattern": is_pattern, "was_paused": before is not None}
-        return result | {"claims": 0} if wait else result
+        return before is not None
 
-    result = perform(AdminOptions(app, pipeline, why, who, None), act)
-    if json:
-        print_json(result)
+    name, was_paused = perform(options, act, wait=None)
+    if options.json:
+        result = {"pipeline": name, "paused": keys, "is_pattern": is_pattern, "was_paused": was_paused}
+        print_json(result | {"claims": 0} if wait else result)
     elif wait:
         print("no claim is held any more")
 
 
-def resume(  # noqa: PLR0913 - one parameter per option
-    key: KeyOption = None,
-    *,
-    pattern: PatternOption = None,
-    every: AllOption = False,
-    yes: YesOption = False,
-    app: AppOption = None,
-    pipeline: OneOption = None,
-    why: WhyOption = "",
-    who: WhoOption = "",
-    json: JsonOption = False,
-) -> None:
+@grouped
+def resume(chosen: KeysOptions, *, yes: YesOption = False, options: AdminOptions) -> None:
     """End a pause; name it exactly as it was set.
 
     Exits with status 1 if there is no such pause.
@@ -95,36 +87,23 @@ def resume(  # noqa: PLR0913 - one parameter per option
       keywise resume --pattern 'page-*' --app shop:app
       keywise resume --all --yes --app shop:app
     """
-    keys, is_pattern = meant(key, pattern, every)
+    keys, is_pattern = chosen.chosen()
 
-    async def act(admin: PipelineAdmin, opened: Pipeline) -> tuple[str, Controls, bool]:
-        controls = await opened.control_store.controls()
-        if is_pattern and any((one.keys, one.is_pattern) == (keys, True) for one in controls.pauses):
-            await _ask("Resume", keys, opened, every=every, yes=yes)
-        ended = await admin.resume(keys, is_pattern=is_pattern)
-        return opened.name, await opened.control_store.controls(), ended
+    async def act(admin: PipelineAdmin) -> tuple[bool, Controls]:
+        store = admin.pipeline.control_store
+        pauses = (await store.controls()).pauses
+        if is_pattern and not yes and any((one.keys, one.is_pattern) == (keys, True) for one in pauses):
+            await _ask("Resume", keys, admin.pipeline)
+        return await admin.resume(keys, is_pattern=is_pattern), await store.controls()
 
-    name, controls, ended = perform(AdminOptions(app, pipeline, why, who), act)
+    name, (ended, controls) = perform(options, act)
     others = _others(controls, keys, is_pattern)
     if not ended:
         fail(f"{named(keys, is_pattern)} is not paused in {name}; {others or 'nothing is'}")
-    if json:
-        print_json({"pipeline": name, "resumed": keys, "is_pattern": is_pattern, "pauses": len(controls.pauses)})
-        return
-    print(plain(f"resumed {named(keys, is_pattern)} in {name}"))
-    if others:
+    result = {"pipeline": name, "resumed": keys, "is_pattern": is_pattern, "pauses": len(controls.pauses)}
+    print_result(result, f"resumed {named(keys, is_pattern)} in {name}", json=options.json)
+    if others and not options.json:
         note_that(others)
-
-
-def meant(key: str | None, pattern: str | None, every: bool) -> tuple[str, bool]:
-    """Return the keys, and whether they are a pattern; exit with status 2 unless exactly one option names them."""
-    if (key is not None) + (pattern is not None) + every != 1:
-        refuse("name a key, or say --pattern 'page-*', or --all")
-    if key is not None:
-        return require_valid_key(key), False
-    if every or (pattern is not None and set(pattern) == {EVERYTHING}):
-        return EVERYTHING, True
-    return require_valid_key(pattern or ""), True
 
 
 def named(keys: str, is_pattern: bool) -> str:
@@ -138,23 +117,17 @@ def note_that(note: str) -> None:
     print(plain(f"Note: {note}"), file=sys.stderr)
 
 
-async def _ask(verb: str, keys: str, opened: Pipeline, *, every: bool, yes: bool) -> None:
+async def _ask(verb: str, keys: str, opened: Pipeline) -> None:
     """Ask for confirmation if the pattern covers every known key."""
-    if yes:
-        return
     known = await keys_like(opened, keys)
-    if known is not None and (known or every or keys == EVERYTHING):
-        named_keys = named(keys, True)
-        named_keys = f"{named_keys}, which is every key" if keys != EVERYTHING else named_keys
-        confirm(f"{verb} {named_keys} of {opened.name} ({count(known, 'known key')})?", yes=yes)
+    if known is not None and (known or keys == EVERYTHING):
+        every = "" if keys == EVERYTHING else ", which is every key"
+        confirm(f"{verb} {named(keys, True)}{every} of {opened.name} ({count(known, 'known key')})?", yes=False)
 
 
 def _others(controls: Controls, keys: str, is_pattern: bool) -> str:
     """Describe other pauses that the user may have meant; empty if there are none."""
-    if is_pattern:
-        related = controls.pauses
-    else:
-        related = tuple(one for one in controls.pauses if one.covers(keys))
+    related = [one for one in controls.pauses if is_pattern or one.covers(keys)]
     patterns = [named(one.keys, True) for one in related if one.is_pattern]
     count_of_keys = sum(not one.is_pattern for one in related)
     texts = [*patterns[:5], *([count(count_of_keys, "key")] if count_of_keys else [])]

@@ -12,22 +12,10 @@ import msgspec
 import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-from keywise.cli.admin_options import (
-    WAIT_DEFAULT,
-    AdminOptions,
-    OneOption,
-    WaitOption,
-    WhoOption,
-    WhyOption,
-    YesOption,
-    confirm,
-    perform,
-    require_valid_key,
-)
-from keywise.cli.app_loader import AppOption, JsonOption
+from keywise.cli.admin_options import WAIT_DEFAULT, AdminOptions, WaitOption, YesOption, confirm, perform
+from keywise.cli.options import grouped, require_valid_key
 from keywise.cli.output import count, plain, print_error, progress, refuse
 from keywise.core.errors import AdminError
-from keywise.flow.pipeline import Pipeline
 from keywise.operate.admin import PipelineAdmin
 from keywise.operate.reconcile import Difference, Kind, Reconciler
 
@@ -35,7 +23,8 @@ REPAIRS_MAX = 100_000
 """At most this many keys are repaired in one run: they are kept in memory until the question is answered."""
 
 
-def reconcile(  # noqa: PLR0913 - one parameter per option
+@grouped
+def reconcile(
     *,
     repair: Annotated[
         bool, typer.Option("--repair", help="Write keys that differ again, from the source of truth.")
@@ -46,11 +35,7 @@ def reconcile(  # noqa: PLR0913 - one parameter per option
     ] = None,
     wait: WaitOption = WAIT_DEFAULT,
     yes: YesOption = False,
-    app: AppOption = None,
-    pipeline: OneOption = None,
-    why: WhyOption = "",
-    who: WhoOption = "",
-    json: JsonOption = False,
+    options: AdminOptions,
 ) -> None:
     """Compare the sink with the source of truth, key by key.
 
@@ -63,11 +48,11 @@ def reconcile(  # noqa: PLR0913 - one parameter per option
       keywise reconcile --repair --yes --why 'after the outage' --app shop:app
       keywise reconcile --keys-from ids.txt --json --app shop:app
     """
-    report, place = ReconcileReport(json), _checked_place(keys_from)
+    report, place = ReconcileReport(options.json), _checked_place(keys_from)
 
-    async def act(admin: PipelineAdmin, opened: Pipeline) -> None:
-        walk = Reconciler(opened)
-        known = (await opened.admin.counts()).keys
+    async def act(admin: PipelineAdmin) -> None:
+        walk = Reconciler(admin.pipeline)
+        known = (await admin.pipeline.admin.counts()).keys
         with progress(TextColumn("{task.completed:,} keys"), BarColumn(), TimeElapsedColumn()) as bar:
             task = bar.add_task("", total=known)
             async for found in walk.differences(_keys(place)):
@@ -75,10 +60,10 @@ def reconcile(  # noqa: PLR0913 - one parameter per option
                 bar.update(task, completed=walk.keys_compared)
         report.looked, report.changing = walk.keys_compared, walk.keys_changing
         if repair and report.wrong:
-            confirm(f"Write {count(len(report.wrong), 'key')} of {opened.name} again?", yes=yes)
+            confirm(f"Write {count(len(report.wrong), 'key')} of {admin.pipeline.name} again?", yes=yes)
             await report.put_right(admin)
 
-    perform(AdminOptions(app, pipeline, why, who, wait), act)
+    perform(options, act, wait)
     report.sum_up()
     if report.is_wrong:
         raise typer.Exit(1)

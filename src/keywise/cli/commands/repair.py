@@ -1,17 +1,17 @@
 """`keywise repair`: repairs suspect keys now, without waiting for a worker."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from keywise.cli.admin_options import AdminOptions, OneOption, WhoOption, WhyOption, perform, require_valid_key
-from keywise.cli.app_loader import AppOption, JsonOption
-from keywise.cli.output import count, plain, print_error, print_json, refuse
-from keywise.flow.pipeline import Pipeline
+from keywise.cli.admin_options import AdminOptions, perform
+from keywise.cli.options import grouped, require_valid_key
+from keywise.cli.output import count, fail, plain, print_json, print_result, refuse
 from keywise.operate.admin import PipelineAdmin
 
 
-def repair(  # noqa: PLR0913 - one parameter per option
+@grouped
+def repair(
     keys: Annotated[
         list[str] | None, typer.Argument(metavar="KEY", help="These keys only; else all suspect keys.")
     ] = None,
@@ -19,11 +19,7 @@ def repair(  # noqa: PLR0913 - one parameter per option
     resynced: Annotated[
         bool, typer.Option("--resynced", help="Record that everything was written again: no full resync is due.")
     ] = False,
-    app: AppOption = None,
-    pipeline: OneOption = None,
-    why: WhyOption = "",
-    who: WhoOption = "",
-    json: JsonOption = False,
+    options: AdminOptions,
 ) -> None:
     """Write suspect keys again from the source of truth.
 
@@ -40,41 +36,24 @@ def repair(  # noqa: PLR0913 - one parameter per option
     if resynced:
         if requested:
             refuse("--resynced is about the whole pipeline; leave the keys out")
-        _end_resync(AdminOptions(app, pipeline, why, who), json)
+        name, was_due = perform(options, PipelineAdmin.resynced)
+        text = f"{name}: {'no full resync is due any more' if was_due else 'no full resync was due'}"
+        print_result({"pipeline": name, "was_due": was_due}, text, json=options.json)
         return
 
-    async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
-        repaired, left = list[str](), dict[str, str]()
+    async def act(admin: PipelineAdmin) -> dict[str, str]:
+        causes = {}
         async for key, cause in admin.repairs(requested):
-            if cause:
-                left[key] = cause
-            else:
-                repaired.append(key)
-            if not json:
-                print(plain(f"repaired {key!r}") if not cause else plain(f"left {key!r}: {cause}"), flush=True)
-        return {
-            "pipeline": opened.name,
-            "repaired": repaired,
-            "left": [{"key": k, "cause": c} for k, c in left.items()],
-        }
+            causes[key] = cause
+            if not options.json:
+                print(plain(f"left {key!r}: {cause}" if cause else f"repaired {key!r}"), flush=True)
+        return causes
 
-    result = perform(AdminOptions(app, pipeline, why, who), act)
-    if json:
-        print_json(result)
-    elif not result["repaired"] and not result["left"]:
-        print(plain(f"no key of {result['pipeline']} is suspect"))
-    if result["left"]:
-        print_error(f"{count(len(result['left']), 'key')} could not be repaired")
-        raise typer.Exit(1)
-
-
-def _end_resync(call: AdminOptions, json: bool) -> None:
-    async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
-        return {"pipeline": opened.name, "was_due": await admin.resynced()}
-
-    result = perform(call, act)
-    if json:
-        print_json(result)
-    else:
-        text = "no full resync is due any more" if result["was_due"] else "no full resync was due"
-        print(plain(f"{result['pipeline']}: {text}"))
+    name, causes = perform(options, act)
+    left = [{"key": key, "cause": cause} for key, cause in causes.items() if cause]
+    if options.json:
+        print_json({"pipeline": name, "repaired": [key for key in causes if not causes[key]], "left": left})
+    elif not causes:
+        print(plain(f"no key of {name} is suspect"))
+    if left:
+        fail(f"{count(len(left), 'key')} could not be repaired")

@@ -1,38 +1,23 @@
 """`keywise reset`: begins a new era for one key or a whole pipeline, after upstream has restarted its numbering."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from keywise.cli.admin_options import (
-    WAIT_DEFAULT,
-    AdminOptions,
-    OneOption,
-    WaitOption,
-    WhoOption,
-    WhyOption,
-    YesOption,
-    confirm,
-    perform,
-    require_valid_key,
-)
-from keywise.cli.app_loader import AppOption, JsonOption
-from keywise.cli.output import count, plain, print_json, refuse
-from keywise.flow.pipeline import Pipeline
+from keywise.cli.admin_options import WAIT_DEFAULT, AdminOptions, WaitOption, YesOption, confirm, perform
+from keywise.cli.options import grouped, require_valid_key
+from keywise.cli.output import count, print_result, refuse
 from keywise.operate.admin import PipelineAdmin
 
 
-def reset(  # noqa: PLR0913 - one parameter per option
+@grouped
+def reset(
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")] = None,
     *,
     era: Annotated[bool, typer.Option("--era", help="All keys; the whole pipeline has to be paused.")] = False,
     wait: WaitOption = WAIT_DEFAULT,
     yes: YesOption = False,
-    app: AppOption = None,
-    pipeline: OneOption = None,
-    why: WhyOption = "",
-    who: WhoOption = "",
-    json: JsonOption = False,
+    options: AdminOptions,
 ) -> None:
     """Begin a new era, in which the next change wins.
 
@@ -49,18 +34,16 @@ def reset(  # noqa: PLR0913 - one parameter per option
     if (key is not None) == era:
         refuse("name a key, as in keywise reset page-17, or say --era for all of them")
 
-    async def act(admin: PipelineAdmin, opened: Pipeline) -> dict[str, Any]:
+    async def act(admin: PipelineAdmin) -> int:
         if key is not None:
-            return {"pipeline": opened.name, "key": key, "era": await admin.reset(require_valid_key(key))}
+            return await admin.reset(require_valid_key(key))
+        opened = admin.pipeline
         await admin.check_pause()
         known = count((await opened.admin.counts()).keys, "known key")
         queued = count(sum([await source.depth() for _, source in opened.sources]), "queued message")
         confirm(f"Begin a new era of {opened.name}, with {known}? The new numbering begins with {queued}.", yes=yes)
-        return {"pipeline": opened.name, "key": None, "era": await admin.raise_era()}
+        return await admin.raise_era()
 
-    result = perform(AdminOptions(app, pipeline, why, who, wait), act)
-    if json:
-        print_json(result)
-    else:
-        what = repr(key) if key is not None else "every key"
-        print(plain(f"{what} of {result['pipeline']} is in era {result['era']}: the next change wins"))
+    name, number = perform(options, act, wait)
+    text = f"{repr(key) if key is not None else 'every key'} of {name} is in era {number}: the next change wins"
+    print_result({"pipeline": name, "key": key, "era": number}, text, json=options.json)

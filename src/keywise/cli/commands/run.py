@@ -11,12 +11,11 @@ from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.table import Table
 
 from keywise.app import App
 from keywise.cli.app_loader import APP_VARIABLE, JsonOption, choose_pipelines, load
 from keywise.cli.live.show import live_view
-from keywise.cli.output import cell, plain, print_error, print_json, print_table, screen, table
+from keywise.cli.output import plain, print_error, print_json, print_table, screen
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.source import Source
@@ -160,24 +159,13 @@ def _print_totals(view: View, json: bool, seconds: float) -> None:
         print_json({"pipelines": by_pipeline, "seconds": round(seconds, 3)})
         return
     counts = {name: one["outcomes"] | {"failed tries": one["failed_tries"]} for name, one in by_pipeline.items()}
-    print_table(_summary(counts) if screen().width >= WIDE else _upright_summary(counts))
-
-
-def _summary(counts: dict[str, dict[str, int]]) -> Table:
     columns = tuple(next(iter(counts.values())))
-    summary = table("pipeline", *columns, numbers=columns)
-    for name, numbers in counts.items():
-        summary.add_row(cell(name), *(f"{number:,}" for number in numbers.values()))
-    return summary
-
-
-def _upright_summary(counts: dict[str, dict[str, int]]) -> Table:
-    """Return the same table for a narrow terminal, one number per row."""
-    summary = table("pipeline", "changes", "number", numbers=("number",))
-    for name, numbers in counts.items():
-        for what, number in numbers.items():
-            summary.add_row(cell(name), what, f"{number:,}")
-    return summary
+    if screen().width >= WIDE:
+        rows = [(name, *numbers.values()) for name, numbers in counts.items()]
+        print_table(("pipeline", *columns), rows, numbers=columns)
+    else:
+        numbers_of = [(name, *pair) for name, numbers in counts.items() for pair in numbers.items()]
+        print_table(("pipeline", "changes", "number"), numbers_of, numbers=("number",))
 
 
 def _totals_json(view: PipelineView) -> dict[str, Any]:

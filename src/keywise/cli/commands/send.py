@@ -12,9 +12,9 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from keywise.app import LANES, App
 from keywise.cli.app_loader import AppOption, JsonOption, choose_pipelines, load
-from keywise.cli.output import count, fail, plain, print_error, print_json, progress, refuse
+from keywise.cli.options import parse_duration
+from keywise.cli.output import count, fail, print_result, progress, refuse
 from keywise.core.errors import SettingsError
-from keywise.core.settings import seconds
 from keywise.core.url import redacted
 
 BATCH = 1000
@@ -48,10 +48,7 @@ def send(
     """
     loaded = load(app)
     choose_pipelines(loaded, [pipeline])
-    try:
-        delay_s = seconds(delay)
-    except SettingsError as error:
-        refuse(f"--delay: {error}")
+    delay_s = parse_duration(delay, "--delay")
     if lane not in (None, *LANES):
         refuse(f"--lane: {lane!r} is not known; write one of {', '.join(LANES)}")
     _check_place(loaded, pipeline, lane)
@@ -60,10 +57,8 @@ def send(
         asyncio.run(sender.send_all([_checked_argument(body) for body in bodies]))
     else:
         asyncio.run(sender.send_lines(sys.stdin.buffer))
-    if json:
-        print_json({"pipeline": pipeline, "sent": sender.sent})
-    else:
-        print(plain(f"sent {count(sender.sent, 'message')} to {pipeline}"))
+    text = f"sent {count(sender.sent, 'message')} to {pipeline}"
+    print_result({"pipeline": pipeline, "sent": sender.sent}, text, json=json)
 
 
 class MessageSender:
@@ -95,18 +90,14 @@ class MessageSender:
                     if good:
                         await self._send(good)
                     if wrong is not None:
-                        index, cause = wrong
-                        self._give_up(number + index + 1, cause)
+                        line, before = number + wrong[0] + 1, count(self.sent, "message")
+                        fail(f"line {line} is no JSON document: {wrong[1]}; {before} before it sent")
                     number += len(lines)
                     bar.update(task, sent=self.sent)
 
     async def _send(self, bodies: list[bytes]) -> None:
         await self._app.send(self._pipeline, *bodies, delay=self._delay_s, lane=self._lane)
         self.sent += len(bodies)
-
-    def _give_up(self, line: int, cause: str) -> None:
-        print_error(f"line {line} is no JSON document: {cause}; {count(self.sent, 'message')} before it sent")
-        raise typer.Exit(1)
 
 
 def _check_place(app: App, pipeline: str, lane: str | None) -> None:

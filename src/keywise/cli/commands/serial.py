@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import difflib
 import enum
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, TypeVar
@@ -10,18 +9,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 from msgspec.structs import replace
 
-from keywise.cli.admin_options import (
-    AdminOptions,
-    WhoOption,
-    WhyOption,
-    audit_note,
-    parse_duration,
-    require_storable,
-    require_valid_key,
-)
+from keywise.cli.admin_options import WhoOption, WhyOption, audit_note
 from keywise.cli.app_loader import AppOption, JsonOption, load, warn_if_in_memory
-from keywise.cli.commands.pause import AllOption, KeyOption, PatternOption, meant, named, note_that
-from keywise.cli.output import cell, count, duration, fail, iso, plain, print_json, print_table, refuse, stamp, table
+from keywise.cli.commands.pause import KeysOptions, named, note_that
+from keywise.cli.options import grouped, parse_duration, require_storable, require_valid_key, suggestion
+from keywise.cli.output import count, duration, fail, iso, plain, print_json, print_table, refuse, stamp
 from keywise.core.serial.contract import CountsLostSessions, Ending, KeyState, Mode, Record, Switch
 from keywise.serial.function import SerialFunction
 from keywise.serial.mode_transitions import removed, settled
@@ -78,11 +70,12 @@ def status(
         return
     print(plain(f"{name}: {count(sum(state.waiting for state in states), 'request')} waiting"))
     if states:
-        made = table("key", "waiting", "running", "since", "held by", numbers=("waiting", "running"), fold=("key",))
+        rows = []
         for state in states:
             since = f"{duration(max(0.0, now - state.since))} ago"
-            made.add_row(cell(state.key), str(state.waiting), str(state.running), since, cell(state.owner))
-        print_table(made)
+            rows.append((state.key, str(state.waiting), str(state.running), since, state.owner))
+        columns = ("key", "waiting", "running", "since", "held by")
+        print_table(columns, rows, numbers=("waiting", "running"), fold=("key",))
     for one in switches:
         print(plain(_switched(one, now)))
     if losses:
@@ -94,12 +87,11 @@ def status(
 
 
 @app.command()
+@grouped
 def switch(  # noqa: PLR0913 - one parameter per option
     mode: Annotated[ModeChoice, typer.Argument(help="The mode of these keys; default removes the switch.")],
-    key: KeyOption = None,
+    selection: KeysOptions,
     *,
-    pattern: PatternOption = None,
-    every: AllOption = False,
     settle: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="How long keys that were off stay in observe before they are on."),
@@ -122,11 +114,11 @@ def switch(  # noqa: PLR0913 - one parameter per option
       keywise serial switch off --pattern 'Denver/*' --app clinic:app
       keywise serial switch default --all --app clinic:app
     """
-    keys, is_pattern = meant(key, pattern, every)
+    keys, is_pattern = selection.chosen()
     if settle is not None and mode in (ModeChoice.OFF, ModeChoice.OBSERVE):
         refuse(f"--settle says how long keys are observed before they are on; {mode} takes effect at once")
     settle_s = None if settle is None else parse_duration(settle, "--settle")
-    by = audit_note(AdminOptions(None, None, "", who)).who
+    by = audit_note(who).who
     chosen = _chosen(app, function)
 
     async def act(operator: Any, backend: Any) -> tuple[float, Switch | None]:
@@ -156,7 +148,7 @@ def switch(  # noqa: PLR0913 - one parameter per option
 
 @app.command()
 def history(
-    key: KeyOption = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="One key.")] = None,
     *,
     limit: LimitOption = LIMIT,
     function: FunctionOption = None,
@@ -186,12 +178,7 @@ def history(
         print(plain(f"{name}: no request is kept" + (f" of {key!r}" if key is not None else "")))
         return
     columns = ("asked", "key", "place", "id", "asked by", "waited", "ran", "ended")
-    made = table(*columns, numbers=("place",), fold=("key", "id", "asked by", "ended"))
-    for record in records:
-        waited, ran = _spans(record)
-        row = (record.request.key, record.place, record.request.id, _asker(record), waited, ran, _end(record))
-        made.add_row(stamp(record.asked_at), *map(cell, row))
-    print_table(made)
+    print_table(columns, map(_row, records), numbers=("place",), fold=("key", "id", "asked by", "ended"))
 
 
 @app.command()
@@ -214,7 +201,7 @@ def cancel(
     """
     for id in ids:
         require_storable(id, "an id")
-    by = audit_note(AdminOptions(None, None, why, who))
+    by = audit_note(who, why)
     cause = f"by {by.who}" + (f": {why}" if why else "")
 
     async def act(operator: Any, backend: Any) -> list[str]:
@@ -245,9 +232,8 @@ def _chosen(target: str | None, name: str | None) -> SerialFunction:
             )
         [name] = loaded.serials
     if name not in loaded.serials:
-        near = difflib.get_close_matches(name, loaded.serials, 1)
         known = f"this app has: {', '.join(loaded.serials)}"
-        refuse(f"no serial function is called {name!r}; {f'did you mean {near[0]}?' if near else known}")
+        refuse(f"no serial function is called {name!r}; {suggestion(name, loaded.serials, known)}")
     warn_if_in_memory(loaded)
     return loaded.serials[name]
 
@@ -273,11 +259,11 @@ def _switched(switch: Switch, now: float) -> str:
     return f"{text} (by {switch.by or 'an unknown user'}, {stamp(switch.at)})"
 
 
-def _spans(record: Record) -> tuple[str, str]:
-    began = record.started_at or record.ended_at
+def _row(record: Record) -> tuple[object, ...]:
+    request, began = record.request, record.started_at or record.ended_at
     waited = duration(max(0.0, began - record.asked_at)) if began else ""
     ran = duration(max(0.0, record.ended_at - record.started_at)) if record.started_at and record.ended_at else ""
-    return waited, ran
+    return stamp(record.asked_at), request.key, str(record.place), request.id, _asker(record), waited, ran, _end(record)
 
 
 def _asker(record: Record) -> str:

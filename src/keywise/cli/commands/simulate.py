@@ -4,33 +4,23 @@ import enum
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from keywise.cli.app_loader import JsonOption
-from keywise.cli.output import cell, count, fail, print_error, print_json, print_table, progress, refuse, screen, table
+from keywise.cli.options import grouped
+from keywise.cli.output import cell, count, fail, print_error, print_json, print_table, progress, refuse, screen
 from keywise.cli.simulate_handler import SEEDS as SEEDS_OF_OWN
-from keywise.cli.simulate_handler import (
-    AppArgument,
-    Messages,
-    OneSeed,
-    Reset,
-    State,
-    TrialOptions,
-    WhichPipeline,
-    Zombies,
-    simulate_handler,
-)
+from keywise.cli.simulate_handler import TrialOptions, simulate_handler
 from keywise.core.sink import Grade
 
 if TYPE_CHECKING:
     from keywise.testing.simulator.seeds import Tally
 
-T = TypeVar("T")
-
 SEEDS = 200
+NUMBERS = ("seeds", "violations", "cpu s")
 WITHOUT = "a handler is simulated without --merge, --replay, --jobs and --grade; --seed 17 shows one seed"
 
 
@@ -43,8 +33,15 @@ class GradeChoice(enum.StrEnum):
     ALL = "all"
 
 
-def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each parameter
-    app: AppArgument = None,
+@grouped
+def simulate(  # noqa: PLR0913 - one parameter per option
+    app: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="APP", help="Simulate a handler of this app, as shop:app, shop.py:app or pipeline.toml."
+        ),
+    ] = None,
+    *,
     seeds: Annotated[
         int | None,
         typer.Option(min=1, help=f"How many seeds: {SEEDS} per grade, or {SEEDS_OF_OWN} for a handler."),
@@ -56,12 +53,7 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
         int | None, typer.Option(metavar="SEED", min=0, help="Print the trace of one seed; needs --grade.")
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Simulate serial functions only.")] = False,
-    pipeline: WhichPipeline = None,
-    seed: OneSeed = None,
-    messages: Messages = None,
-    state: State = None,
-    reset: Reset = None,
-    zombies: Zombies = False,
+    trial: TrialOptions,
     json: JsonOption = False,
 ) -> None:
     """Test every promise, or your handler, under simulated faults.
@@ -84,11 +76,10 @@ def simulate(  # noqa: PLR0913, PLR0917 - typer makes an option of each paramete
     if app is not None:
         if merge or replay is not None or jobs is not None or len(grades) == 1:
             refuse(WITHOUT)
-        first, number = (first_seed, seeds or SEEDS_OF_OWN) if seed is None else (seed, 1)
-        options = TrialOptions(app, pipeline, messages, state, reset, zombies)
-        simulate_handler(options, range(first, first + number), json)
+        first, number = (first_seed, seeds or SEEDS_OF_OWN) if trial.seed is None else (trial.seed, 1)
+        simulate_handler(app, trial, range(first, first + number), json)
         return
-    if zombies or any(one is not None for one in (pipeline, seed, messages, state, reset)):
+    if trial != TrialOptions():
         refuse("--pipeline, --seed, --messages, --state, --reset and --zombies need an APP: keywise simulate shop:app")
     if replay is not None:
         if len(grades) > 1:
@@ -129,7 +120,7 @@ def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: boo
 
     started = time.monotonic()
     by_grade = {grade: Tally(grade) for grade in grades}
-    with _bar() as bar:
+    with progress() as bar:
         task = bar.add_task("seeds", total=len(seeds) * len(grades))
         for part in run_side_by_side(grades, seeds, jobs or cores(), run_merge_seeds if merge else run_seeds):
             by_grade[part.grade].add(part)
@@ -145,19 +136,11 @@ def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: boo
 
 def _print_tallies(tallies: Sequence["Tally"], seconds: float, merge: bool) -> None:
     out = screen()
-    made = table(
-        "grade",
-        "seeds",
-        "violations",
-        "cpu s",
-        "strategy",
-        numbers=("seeds", "violations", "cpu s"),
-        fold=("strategy",),
-    )
+    rows = []
     for tally in tallies:
         strategies = "; ".join(f"{seeds} × {variant}" for variant, seeds in sorted(tally.variants.items()))
-        made.add_row(tally.grade.value, f"{tally.seeds:,}", f"{tally.violations:,}", f"{tally.seconds:.1f}", strategies)
-    print_table(made)
+        rows.append((tally.grade.value, tally.seeds, tally.violations, f"{tally.seconds:.1f}", strategies))
+    print_table(("grade", *NUMBERS, "strategy"), rows, numbers=NUMBERS, fold=("strategy",))
     faults = _faults(tallies, merge)
     out.print(f"injected {sum(faults.values()):,} faults: {', '.join(f'{kind} {n:,}' for kind, n in faults.items())}")
     violations = sum(tally.violations for tally in tallies)
@@ -190,13 +173,7 @@ def _tallies_json(tallies: Sequence["Tally"], seconds: float, merge: bool) -> di
             for tally in tallies
         },
         "failures": [
-            {
-                "grade": failure.grade.value,
-                "seed": failure.seed,
-                "violation": failure.violation,
-                "trace": failure.trace,
-                "replay": _command(failure.grade, failure.seed, merge),
-            }
+            msgspec.to_builtins(failure) | {"replay": _command(failure.grade, failure.seed, merge)}
             for failure in failures
         ],
     }
@@ -215,7 +192,3 @@ def _faults(tallies: Iterable["Tally"], merge: bool) -> dict[str, int]:
     for tally in tallies:
         together.update(tally.faults)
     return {kind: together.pop(kind, 0) for kind in (MERGE_KINDS if merge else KINDS)} | dict(together)
-
-
-def _bar() -> Progress:
-    return progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

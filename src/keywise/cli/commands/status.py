@@ -9,6 +9,7 @@ import typer
 
 from keywise.app import App
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
+from keywise.cli.commands.pause import named
 from keywise.cli.live.watch import EveryOption, WatchOption, watch_or_once
 from keywise.cli.output import (
     cell,
@@ -18,10 +19,9 @@ from keywise.cli.output import (
     print_json,
     print_table,
     screen,
-    table,
     with_iso_moments,
 )
-from keywise.core.controls import EVERYTHING, Pause
+from keywise.core.controls import Pause
 from keywise.core.errors import UnavailableError
 from keywise.core.url import redacted
 from keywise.operate.inspect import JournalSummary, PipelineFigures, Unreached, figures_of, journal_summary_of
@@ -98,16 +98,13 @@ def _print_status(found: list[PipelineFigures], unreached: list[Unreached], now:
 
 
 def _print_figures(found: list[PipelineFigures]) -> None:
-    keys = table("pipeline", "grade", *NUMBERS, numbers=NUMBERS)
-    queues = table("pipeline", "depth", "strategy", "source", numbers=("depth",), fold=("source",))
-    for figures in found:
-        counts = (figures.keys, figures.tombstones, figures.claims, figures.suspects, figures.dead)
-        keys.add_row(cell(figures.pipeline), figures.grade.value, *(f"{number:,}" for number in counts))
-        for source in figures.sources:
-            queues.add_row(cell(figures.pipeline), f"{source.depth:,}", source.strategy, cell(source.source))
-    print_table(keys)
+    counts = [
+        (one.pipeline, one.grade.value, one.keys, one.tombstones, one.claims, one.suspects, one.dead) for one in found
+    ]
+    print_table(("pipeline", "grade", *NUMBERS), counts, numbers=NUMBERS)
     print()
-    print_table(queues)
+    queues = [(one.pipeline, source.depth, source.strategy, source.source) for one in found for source in one.sources]
+    print_table(("pipeline", "depth", "strategy", "source"), queues, numbers=("depth",), fold=("source",))
 
 
 def format_journals(journal: JournalSummary | None, now: float, advice: str = "") -> Iterator[str]:
@@ -123,9 +120,7 @@ def format_journals(journal: JournalSummary | None, now: float, advice: str = ""
 
 def format_pause(pause: Pause, now: float) -> str:
     """Describe a pause: which keys, by whom, since when, and why."""
-    keys = repr(pause.keys) if not pause.is_pattern else f"keys like {pause.keys!r}"
-    if pause.is_pattern and pause.keys == EVERYTHING:
-        keys = "every key"
+    keys = named(pause.keys, pause.is_pattern)
     by = f" by {pause.by}" if pause.by else ""
     return f"{keys}{by}, {moment(pause.at, now)}{': ' + pause.why if pause.why else ''}"
 

@@ -1,33 +1,30 @@
 """`keywise why KEY`: prints all that is known of one key, and what would happen to it next."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from keywise.app import App
-from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
+from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, with_pipelines
 from keywise.cli.commands.status import format_pause
+from keywise.cli.options import require_valid_key
 from keywise.cli.output import (
     cell,
     count,
     duration,
     fail,
     moment,
+    print_facts,
     print_json,
     print_table,
-    refuse,
     screen,
     stamp,
-    table,
     with_iso_moments,
 )
 from keywise.core.history import HistoryRecord
+from keywise.flow.pipeline import Pipeline
 from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, ForecastRange, KeyReport, key_report_of
 
 LETTERS_SHOWN = 10
@@ -74,14 +71,13 @@ def why(
     Example:
       keywise why page-17 --app shop:app
     """
-    loaded = load(app)
-    names = choose_pipelines(loaded, [pipeline])
-    if not key:
-        refuse("the key is empty; name one, as in keywise why page-17")
-    if not _is_text(key):
-        refuse(f"{key!r} is no UTF-8 text, so it cannot be a key")
-    warn_if_in_memory(loaded)
-    reports = asyncio.run(_reports(loaded, names, key, lines))
+    require_valid_key(key)
+
+    async def look(pipelines: list[Pipeline]) -> tuple[list[KeyReport], list[str]]:
+        found = [await key_report_of(opened, key, time.time(), lines) for opened in pipelines]
+        return [report for report in found if report is not None], [opened.name for opened in pipelines]
+
+    reports, names = with_pipelines(app, pipeline, look)
     if json:
         print_json(
             {"key": key, "pipelines": [with_iso_moments(msgspec.to_builtins(report), MOMENTS) for report in reports]}
@@ -95,31 +91,12 @@ def why(
         )
 
 
-async def _reports(app: App, names: list[str], key: str, lines: int) -> list[KeyReport]:
-    reports = []
-    for name in names:
-        async with app.open(name, work=False) as opened:
-            report = await key_report_of(opened, key, time.time(), lines)
-            if report is not None:
-                reports.append(report)
-    return reports
-
-
 def _print_story(report: KeyReport) -> None:
-    facts = table("", "", fold=("",))
-    facts.show_header = False
-    for name, fact in _facts(report):
-        facts.add_row(Text(name, "bold"), cell(fact))
-    facts.add_row()
-    facts.add_row(Text("next", "bold"), "a change that arrives now:")
-    for forecast_range in report.next:
-        wait = f", at most {duration(forecast_range.wait_s)}" if forecast_range.wait_s else ""
-        facts.add_row("", f"{_range(forecast_range):<24} {MEETS[forecast_range.answer].format(wait=wait)}")
     screen().print(cell(f"{report.key!r} in {report.pipeline} ({report.grade})", "bold"))
-    print_table(facts)
+    print_facts(_facts(report))
     if report.history:
         print()
-        print_table(_history(report))
+        _print_history(report)
     print()
 
 
@@ -131,6 +108,11 @@ def _facts(report: KeyReport) -> Iterator[tuple[str, str]]:
     yield from _about_tries(report)
     yield from _about_suspicion(report)
     yield from _about_letters(report)
+    yield "", ""
+    yield "next", "a change that arrives now:"
+    for forecast_range in report.next:
+        wait = f", at most {duration(forecast_range.wait_s)}" if forecast_range.wait_s else ""
+        yield "", f"{_range(forecast_range):<24} {MEETS[forecast_range.answer].format(wait=wait)}"
 
 
 def _about_mark(report: KeyReport) -> Iterator[tuple[str, str]]:
@@ -162,13 +144,13 @@ def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
         yield "rate", f"{burst}one in {duration(limit.per_s / limit.n)}; the next one {due}"
 
 
-def _history(report: KeyReport) -> Table:
-    """Return the history as a table, newest first."""
-    lines_table = table("history", "what", "version", "by", "detail", numbers=("version",), fold=("detail",))
-    for line in report.history:
-        version = "" if line.version is None else str(line.version)
-        lines_table.add_row(stamp(line.at), cell(line.what), version, cell(line.by), cell(_reason(line)))
-    return lines_table
+def _print_history(report: KeyReport) -> None:
+    """Print the history as a table, newest first."""
+    rows = [
+        (stamp(line.at), line.what, "" if line.version is None else str(line.version), line.by, _reason(line))
+        for line in report.history
+    ]
+    print_table(("history", "what", "version", "by", "detail"), rows, numbers=("version",), fold=("detail",))
 
 
 def _reason(line: HistoryRecord) -> str:
@@ -246,10 +228,3 @@ def _range(forecast_range: ForecastRange) -> str:
 
 def _named(version: int | None) -> str:
     return "no version" if version is None else f"version {version}"
-
-
-def _is_text(key: str) -> bool:
-    try:
-        return bool(key.encode())
-    except UnicodeEncodeError:
-        return False

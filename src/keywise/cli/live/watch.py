@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from keywise.cli.options import parse_duration
 from keywise.cli.output import duration, iso, print_error, refuse, stamp
-from keywise.core.errors import SettingsError, UnavailableError
-from keywise.core.settings import seconds
+from keywise.core.errors import UnavailableError
 
 EVERY_S = 1.0
 EVERY_MIN_S = 0.1
@@ -76,10 +76,7 @@ def _parse_every(every: str | None, watch: bool) -> float:
         return EVERY_S
     if not watch:
         refuse("--every says how often --watch repeats; add --watch")
-    try:
-        every_s = seconds(every)
-    except SettingsError as error:
-        refuse(f"--every: {error}")
+    every_s = parse_duration(every, "--every")
     if every_s < EVERY_MIN_S:
         refuse(f"--every: {every} is too often; write 100ms or more")
     return every_s
