@@ -32,6 +32,7 @@ from keywise.adapters.redis.ledger.controls import RedisControlStore
 from keywise.adapters.redis.ledger.dump import RedisLedgerTransfer
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.adapters.redis.ledger.working_set import RedisWorkingSet
 from keywise.adapters.redis.serial.admin import RedisTurnsOperator
 from keywise.adapters.redis.serial.backend import RedisTurns
 from keywise.adapters.sqlite.database import SqliteDatabase
@@ -99,7 +100,12 @@ LEDGER_TRANSFER: tuple[type[LedgerTransfer], ...] = (
     PostgresLedgerTransfer,
     RedisLedgerTransfer,
 )
-WORKING_SET: tuple[type[WorkingSet], ...] = (MemoryWorkingSet, SqliteWorkingSet, PostgresWorkingSet)
+WORKING_SET: tuple[type[WorkingSet], ...] = (
+    MemoryWorkingSet,
+    SqliteWorkingSet,
+    PostgresWorkingSet,
+    RedisWorkingSet,
+)
 TRANSACTION: tuple[type[Transaction], ...] = (MemoryTransaction, SqliteTransaction, PostgresTransaction)
 MARKING_TRANSACTION: tuple[type[MarkingTransaction], ...] = (PostgresTransaction,)
 

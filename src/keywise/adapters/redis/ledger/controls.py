@@ -5,15 +5,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from msgspec.structs import replace
-
 from keywise.adapters.redis.ledger.listing import active_entries, codes_after
 from keywise.adapters.redis.ledger.scope import RedisScope
 from keywise.adapters.redis.ledger.scripts import PERIODIC_LOCK, PROBE, SET_CONTROLS
-from keywise.adapters.redis.ledger.working_set import TRIES_MAX, WAIT_S, RedisWorkingSet, Snapshot, controls_of, text_of
-from keywise.core import rules
+from keywise.adapters.redis.ledger.working_set import TRIES_MAX, WAIT_S, RedisEntries, controls_of, text_of
+from keywise.core import ledger_steps, rules
 from keywise.core.controls import Controls, Pause
-from keywise.core.entry import Claim, Entry
+from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.key_encoding import decoded, encoded
 
@@ -23,48 +21,34 @@ HELD, DONE = b"held", b"done"
 class RedisControlStore:
     """The control store of one scope of a Redis server."""
 
-    def __init__(self, scope: RedisScope, working_set: RedisWorkingSet) -> None:
+    def __init__(self, scope: RedisScope, entries: RedisEntries) -> None:
         self._scope = scope
-        self._working_set = working_set
+        self._entries = entries
 
     async def controls(self) -> Controls:
-        return controls_of(await self._scope.database.run("GET", self._scope.key("controls")) or b"")
+        return controls_of(await self._text())
 
     async def pause(self, pause: Pause) -> None:
-        def change(controls: Controls) -> Controls:
-            others = controls.without(pause.keys, pause.is_pattern)
-            return replace(others, pauses=(*others.pauses, pause))
-
-        await self._change(change)
+        await self._change(lambda controls: controls.with_pause(pause))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
         before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
         return after != before
 
     async def reset(self, claim: Claim) -> int | None:
-        raised: list[int] = []
-
-        def act(snapshot: Snapshot, key: str) -> Entry | None:
-            raised.clear()
-            entry = rules.reset(snapshot.entries[key], claim, snapshot.controls)
-            if entry is None:
-                return snapshot.entries[key]
-            raised.append(entry.era)
-            return entry
-
-        await self._working_set.work(await self._working_set.read([claim.key]), act, under_controls=True)
-        return raised[0] if raised else None
+        [era] = await self._entries.run({claim.key: claim}, ledger_steps.reset, under_controls=True)
+        return era
 
     async def raise_era(self) -> int | None:
-        text, era = await self._read()
+        text = await self._text()
+        era = await self._scope.database.run("HGET", self._scope.key("meta"), "era") or b"0"
         for _ in range(TRIES_MAX):
-            controls = controls_of(text)
-            raised = 1 + max(controls.era, int(era))
-            answer = await self._set_controls(text, text_of(replace(controls, era=raised)), era)
+            raised = controls_of(text).with_era_above(int(era))
+            answer = await self._set_controls(text, text_of(raised), era)
             if answer[0] == HELD:
                 return None
             if answer[0] == DONE:
-                return raised
+                return raised.era
             _, text, era = answer
         raise UnavailableError(f"{self._scope.database.name}: others keep changing what is set")
 
@@ -98,14 +82,13 @@ class RedisControlStore:
             self._scope.saw(answer[1], answer[1])
         return answer
 
-    async def _read(self) -> tuple[bytes, bytes]:
-        text = await self._scope.database.run("GET", self._scope.key("controls")) or b""
-        era = await self._scope.database.run("HGET", self._scope.key("meta"), "era") or b"0"
-        return text, era
+    async def _text(self) -> bytes:
+        text: bytes = await self._scope.database.run("GET", self._scope.key("controls")) or b""
+        return text
 
     async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
         """What is set before and after; no claim that was decided before is granted after it."""
-        text, _ = await self._read()
+        text = await self._text()
         for attempt in range(TRIES_MAX):
             before = controls_of(text)
             after = change(before)

@@ -7,6 +7,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from operator import attrgetter
 from typing import Self, TypeVar
 
 from keywise.adapters.redis.database import OPTIONS, RedisDatabase, database_at, in_pairs
@@ -17,15 +18,16 @@ from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries
 from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
 from keywise.adapters.redis.ledger.scripts import COUNT, DROP, WALK
-from keywise.adapters.redis.ledger.working_set import RedisWorkingSet, Snapshot, controls_of, stretches, text_of
-from keywise.core import rules
+from keywise.adapters.redis.ledger.working_set import RedisEntries, RedisWorkingSet, controls_of, stretches, text_of
+from keywise.core import ledger_steps, rules
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
+from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.errors import AddressError, SettingsError
 from keywise.core.key_encoding import decoded
 from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
+from keywise.core.resource import opening
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -49,107 +51,64 @@ class RedisLedger:
         self._server = server
         self._policy = policy
         self._scope = RedisScope(server, scope, buckets)
-        self._working_set = RedisWorkingSet(self._scope, policy)
+        self._entries = RedisEntries(self._scope, policy)
         self._known: OrderedDict[int, Entry] = OrderedDict()
         """By token, what this worker wrote when it was granted the claim."""
         self.admin = self
-        self.control_store = RedisControlStore(self._scope, self._working_set)
+        self.control_store = RedisControlStore(self._scope, self._entries)
         self.history_store = RedisHistoryStore(self._scope)
         self.transfer = RedisLedgerTransfer(self._scope, policy, self.control_store, self.history_store)
         self._scope.on_loss = self._lost
 
     async def __aenter__(self) -> Self:
-        await self._server.__aenter__()
-        try:
+        async with opening(self._server):
             await self._scope.open()
-        except BaseException:
-            await self._server.__aexit__()
-            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._server.__aexit__()
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
-        by_key = {header.key: header for header in sorted(headers, key=lambda header: header.key)}
-        answers: dict[str, Claim | Refusal] = {}
-        after: dict[str, Entry] = {}
+        def step(working_set: RedisWorkingSet, header: ChangeHeader) -> tuple[ClaimResults, Entry | None]:
+            tokens = iter([working_set.tokens[header.key]])
+            return ledger_steps.claim(working_set, [header], terms, tokens), working_set.entry(header.key)
 
-        def act(snapshot: Snapshot, key: str) -> Entry | None:
-            header, entry = by_key[key], snapshot.entries[key]
-            refusal = rules.decide_under(snapshot.controls, entry, header, snapshot.now, self._policy, terms)
-            if refusal is not None:
-                answers[key] = refusal
-                return entry
-            lifted = rules.in_era(header, entry, snapshot.controls)
-            after[key], answers[key] = rules.grant(
-                entry, lifted, snapshot.tokens[key], snapshot.now, terms, self._policy
-            )
-            return after[key]
-
-        snapshot = await self._working_set.read(by_key, tokens=True)
-        await self._working_set.work(snapshot, act, frees=False, under_controls=True)
+        by_key = {header.key: header for header in sorted(headers, key=_key)}
+        read = await self._entries.read(by_key, tokens=True)
         results = ClaimResults()
-        for key in by_key:
-            answer = answers[key]
-            if isinstance(answer, Refusal):
-                results.refused[key] = answer
-            else:
-                results.granted.append(answer)
-                self._know(answer.token, after[key])
+        for result, entry in await self._entries.run(by_key, step, read, frees=False, under_controls=True):
+            results.refused |= result.refused
+            for claim in result.granted:
+                assert entry is not None, "a key that is claimed has an entry"
+                results.granted.append(claim)
+                self._know(claim.token, entry)
         return results
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            renewed = rules.renew(entry, claim, snapshot.now, lease_s)
-            return (renewed, False) if renewed is not None else (entry, True)
+        def step(working_set: RedisWorkingSet, some: list[Claim]) -> list[Claim]:
+            return ledger_steps.renew(working_set, some, lease_s)
 
-        return await self._end(claims, one)
+        return _flat(await self._entries.run(_by_key(claims), step))
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """If the answer is lost, it is repeated: what arrived is told by the mark."""
-
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            after, result = rules.commit(entry, claim, snapshot.now, self._policy)
-            return after, result is CommitResult.REFUSED
-
         # A mark alone gets its time where it is written; whatever else needs the clock is read first.
-        quick = self._known_snapshot(claims, lambda entry, claim: rules.commit(entry, claim, 0.0, self._policy)[0])
-        return await self._end(claims, one, quick)
+        known = self._known_entries(claims, lambda entry, claim: rules.commit(entry, claim, 0.0, self._policy)[0])
+        return _flat(await self._entries.run(_by_key(claims), ledger_steps.commit, known))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
-        by_claim = {id(failure.claim): failure for failure in failures}
-
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            sure, retry_s = by_claim[id(claim)].certainty, by_claim[id(claim)].retry_s
-            return rules.fail(entry, claim, sure, retry_s, snapshot.now, self._policy), False
-
-        await self._end([failure.claim for failure in failures], one)
+        await self._entries.run(_by_key(failures, _claim_key), ledger_steps.fail)
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            return rules.release(entry, claim), False
-
-        await self._end(claims, one, self._known_snapshot(claims))
+        await self._entries.run(_by_key(claims), ledger_steps.release, self._known_entries(claims))
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
-        parts = stretches(requests, lambda request: request.letter)
-        return [claim for some in parts for claim in await self._dead_letter(some)]
-
-    async def _dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
-        by_claim = {id(request.claim): request for request in requests if request.claim is not None}
-
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            if entry is None or entry.token != claim.token:
-                return entry, True
-            request = by_claim[id(claim)]
-            snapshot.letters.setdefault(claim.key, []).append(request.letter)
-            return rules.dead_letter(entry, claim, request.certainty, snapshot.now, self._policy), False
-
-        lost = await self._end([request.claim for request in requests if request.claim is not None], one, frees=False)
-        unread = [request.letter for request in requests if request.claim is None]
-        if unread:
-            await self._working_set.keep(unread)
+        lost: list[Claim] = []
+        for some in stretches(requests, lambda request: request.letter):
+            by_key = _by_key([request for request in some if request.claim is not None], _claim_key)
+            lost += _flat(await self._entries.run(by_key, ledger_steps.dead_letter, frees=False))
+            if unread := [request.letter for request in some if request.claim is None]:
+                await self._entries.keep(unread)
         return lost
 
     async def prune(self, retention_s: float) -> int:
@@ -171,7 +130,7 @@ class RedisLedger:
         )
 
     async def inspect(self, key: str) -> Entry | None:
-        return (await self._working_set.read([key])).entries[key]
+        return (await self._entries.read([key])).entries[key]
 
     async def counts(self) -> LedgerCounts:
         return LedgerCounts(*await self._scope.call(COUNT))
@@ -182,20 +141,13 @@ class RedisLedger:
         return [decoded(code) for code in await self._server.run("ZRANGEBYSCORE", *which)]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            return rules.finish_repair(entry, claim, written, snapshot.now), False
+        def step(working_set: RedisWorkingSet, claim: Claim) -> None:
+            ledger_steps.finish_repair(working_set, claim, written)
 
-        await self._end([claim], one)
+        await self._entries.run({claim.key: claim}, step)
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
-        by_key = {header.key: header for header in headers}
-
-        def act(snapshot: Snapshot, key: str) -> Entry | None:
-            lifted = rules.in_era(by_key[key], snapshot.entries[key], snapshot.controls)
-            return rules.mark_suspect(snapshot.entries[key], lifted, snapshot.now, self._policy)
-
-        if by_key:
-            await self._working_set.work(await self._working_set.read(by_key), act, under_controls=True)
+        await self._entries.run(_by_key(headers), ledger_steps.mark_suspect, under_controls=True)
         if resync_due is not None:
             await self.control_store.note_resync(resync_due)
 
@@ -238,72 +190,43 @@ class RedisLedger:
         self._known.clear()
         return text_of(controls_of(controls).with_resync(True, now))
 
-    async def _end(
-        self,
-        claims: Sequence[Claim],
-        one: Callable[[Entry | None, Claim, Snapshot], tuple[Entry | None, bool]],
-        quick: Snapshot | None = None,
-        *,
-        frees: bool = True,
-    ) -> list[Claim]:
-        """Do something under claims, in one step per key; return those it was refused for."""
-        if not claims:
-            return []
-        by_key: dict[str, list[Claim]] = {}
-        for claim in claims:
-            by_key.setdefault(claim.key, []).append(claim)
-        refused: dict[int, bool] = {}
-
-        def act(snapshot: Snapshot, key: str) -> Entry | None:
-            entry = snapshot.entries[key]
-            for claim in by_key[key]:
-                entry, refused[id(claim)] = one(entry, claim, snapshot)
-            return entry
-
-        await self._working_set.work(quick or await self._working_set.read(by_key), act, frees=frees)
-        return [claim for claim in claims if refused[id(claim)]]
-
     def _know(self, token: int, entry: Entry) -> None:
         self._known[token] = entry
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
-    def _known_snapshot(
+    def _known_entries(
         self, claims: Sequence[Claim], ends: Callable[[Entry, Claim], Entry | None] | None = None
-    ) -> Snapshot | None:
+    ) -> RedisWorkingSet | None:
         """The entries of claims as this worker wrote them; None if it must look.
 
         With `ends`, all of them have to end as marks alone, whose time is known where they are written.
         """
-        snapshot = Snapshot(is_timed_there=ends is not None)
+        known = RedisWorkingSet(self._policy, is_timed_there=ends is not None)
         for claim in claims:
             entry = self._known.pop(claim.token, None)
-            if entry is None or claim.key in snapshot.entries:
+            if entry is None or claim.key in known.entries:
                 return None
             if ends is not None and state_of(ends(entry, claim))[:1] != IDLE:
                 return None
-            snapshot.entries[claim.key], snapshot.states[claim.key] = entry, state_of(entry)
-        return snapshot
+            known.entries[claim.key], known.states[claim.key] = entry, state_of(entry)
+        return known
 
     async def _prune(self, found: Iterable[tuple[bytes, bytes]], retention_s: float) -> int:
         """Forget those of some keys that may be; return how many."""
+
+        def step(working_set: RedisWorkingSet, key: str) -> bool:
+            entry = working_set.entry(key)
+            if entry is None or not rules.is_prunable(entry, working_set.now, retention_s, self._policy):
+                return False
+            working_set.set(key, None)
+            return True
+
         now = await self._server.now()
-        snapshot = Snapshot(now=now, read_at=now)
-        for code, state in found:
-            key = decoded(code)
-            snapshot.states[key], snapshot.entries[key] = state, entry_of(state)
-        gone: set[str] = set()
-
-        def act(snapshot: Snapshot, key: str) -> Entry | None:
-            gone.discard(key)
-            entry = snapshot.entries[key]
-            if entry is None or not rules.is_prunable(entry, snapshot.now, retention_s, self._policy):
-                return entry
-            gone.add(key)
-            return None
-
-        await self._working_set.work(snapshot, act)
-        return len(gone)
+        states = {decoded(code): state for code, state in found}
+        entries = {key: entry_of(state) for key, state in states.items()}
+        working_set = RedisWorkingSet(self._policy, states, entries, now=now, read_at=now)
+        return sum(await self._entries.run({key: key for key in states}, step, working_set))
 
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
@@ -314,3 +237,17 @@ def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
         raise AddressError(f"buckets={buckets} is no number from 1 to {BUCKETS_MAX}")
     server = database_at(address, options)
     return RedisLedger(server, address.name, policy, int(buckets) if buckets is not None else None)
+
+
+_key, _claim_key = attrgetter("key"), attrgetter("claim.key")
+
+
+def _by_key(items: Iterable[T], key: Callable[[T], str] = _key) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def _flat(lists: Iterable[list[Claim]]) -> list[Claim]:
+    return [claim for some in lists for claim in some]
