@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
 from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet
-from keywise.core import ledger_steps as bookkeeping
+from keywise.core import ledger_steps
 from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.entry import Claim, LedgerPolicy
 from keywise.core.key_encoding import decoded, encoded
@@ -44,7 +44,7 @@ class PostgresControlStore:
             with postgres_errors(self._database.name):
                 working_set = PostgresWorkingSet(connection, self._scope.number, self._policy)
                 await working_set.load([claim.key])
-                era = bookkeeping.reset(working_set, claim)
+                era = ledger_steps.reset(working_set, claim)
                 await working_set.store()
         return era
 

@@ -16,7 +16,7 @@ from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, entry_of, letter_of
-from keywise.core import ledger_steps as bookkeeping
+from keywise.core import ledger_steps
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
@@ -57,30 +57,30 @@ class PostgresLedger:
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         async with self._working_set([header.key for header in headers]) as working_set:
-            return bookkeeping.claim(working_set, headers, terms, iter(await working_set.tokens(len(headers))))
+            return ledger_steps.claim(working_set, headers, terms, iter(await working_set.tokens(len(headers))))
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         async with self._working_set(_keys(claims)) as working_set:
-            return bookkeeping.renew(working_set, claims, lease_s)
+            return ledger_steps.renew(working_set, claims, lease_s)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """If the answer is lost, it is repeated: what arrived is told by the mark."""
         async with self._working_set(_keys(claims)) as working_set:
-            return bookkeeping.commit(working_set, claims)
+            return ledger_steps.commit(working_set, claims)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         async with self._working_set([failure.claim.key for failure in failures]) as working_set:
-            bookkeeping.fail(working_set, failures)
+            ledger_steps.fail(working_set, failures)
 
     async def release(self, claims: Sequence[Claim]) -> None:
         async with self._working_set(_keys(claims)) as working_set:
-            bookkeeping.release(working_set, claims)
+            ledger_steps.release(working_set, claims)
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         async with self._working_set(
             [request.claim.key for request in requests if request.claim is not None]
         ) as working_set:
-            return bookkeeping.dead_letter(working_set, requests)
+            return ledger_steps.dead_letter(working_set, requests)
 
     async def prune(self, retention_s: float) -> int:
         total, after = 0, b""
@@ -116,11 +116,11 @@ class PostgresLedger:
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
         async with self._working_set([claim.key]) as working_set:
-            bookkeeping.finish_repair(working_set, claim, written)
+            ledger_steps.finish_repair(working_set, claim, written)
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         async with self._working_set([header.key for header in headers]) as working_set:
-            bookkeeping.mark_suspect(working_set, headers)
+            ledger_steps.mark_suspect(working_set, headers)
         if resync_due is not None:
             await self.control_store.note_resync(resync_due)
 

@@ -15,7 +15,7 @@ from keywise.adapters.postgres.ledger.working_set import (
     marks_of_headers,
 )
 from keywise.adapters.postgres.savepoints import Savepoints
-from keywise.core import ledger_steps as bookkeeping
+from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, CommitResult, Entry, LedgerPolicy, Refusal
@@ -53,16 +53,16 @@ class PostgresTransaction:
             if not is_plain or any(row[0] for row in rows.values()):
                 await working_set.read(rows)
                 self._careful = working_set
-                return bookkeeping.refusals(working_set, headers, working_set.entry)
+                return ledger_steps.refusals(working_set, headers, working_set.entry)
             if self._active:
                 await working_set.read(rows)
-                return bookkeeping.refusals(working_set, headers, working_set.entry)
+                return ledger_steps.refusals(working_set, headers, working_set.entry)
         marks = {key: mark_of(row) for key, row in rows.items()}
         # Most changes are versioned and newer than an idle mark; only the others need a closer look.
         retention_s = self._policy.retention_s
         oldest = self._now - retention_s if retention_s is not None else -math.inf
-        headers = [header for header in headers if not bookkeeping.is_plainly_newer(header, marks[header.key], oldest)]
-        return bookkeeping.refusals(working_set, headers, lambda key: Entry(marks[key]))
+        headers = [header for header in headers if not ledger_steps.is_plainly_newer(header, marks[header.key], oldest)]
+        return ledger_steps.refusals(working_set, headers, lambda key: Entry(marks[key]))
 
     async def decide_and_mark(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
@@ -97,7 +97,7 @@ class PostgresTransaction:
             return
         with self._errors():
             if self._careful is not None:
-                bookkeeping.mark(self._careful, headers)
+                ledger_steps.mark(self._careful, headers)
                 await self._careful.store()
                 return
             idle = sorted((w for w in headers if w.key not in self._active), key=lambda header: header.key)
@@ -107,19 +107,19 @@ class PostgresTransaction:
             if self._active:
                 active = [header for header in headers if header.key in self._active]
                 async with self._working_set(header.key for header in active) as working_set:
-                    bookkeeping.mark(working_set, active)
+                    ledger_steps.mark(working_set, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         async with self._working_set(claim.key for claim in claims) as working_set:
-            return bookkeeping.commit(working_set, claims, (CommitResult.COMMITTED,))
+            return ledger_steps.commit(working_set, claims, (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         async with self._working_set(header.key for header in headers) as working_set:
-            return bookkeeping.fail_unclaimed(working_set, headers)
+            return ledger_steps.fail_unclaimed(working_set, headers)
 
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         async with self._working_set(header.key for header, _ in letters if header is not None) as working_set:
-            bookkeeping.dead_letter_unclaimed(working_set, letters)
+            ledger_steps.dead_letter_unclaimed(working_set, letters)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:

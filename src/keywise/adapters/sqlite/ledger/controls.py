@@ -14,7 +14,7 @@ from keywise.adapters.sqlite.ledger.working_set import (
     load_controls,
     store_controls,
 )
-from keywise.core import ledger_steps as bookkeeping
+from keywise.core import ledger_steps
 from keywise.core.controls import Controls, Pause
 from keywise.core.entry import Claim, LedgerPolicy
 from keywise.core.statements import read_statements
@@ -55,7 +55,7 @@ class SqliteControlStore:
         def act(connection: sqlite3.Connection) -> int | None:
             working_set = SqliteWorkingSet(connection, self._scope.number, self._policy, self._database.now())
             working_set.load([claim.key])
-            era = bookkeeping.reset(working_set, claim)
+            era = ledger_steps.reset(working_set, claim)
             working_set.store()
             return era
 

@@ -14,7 +14,7 @@ from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
 from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import SqliteScope, SqliteWorkingSet, letter_of
-from keywise.core import ledger_steps as bookkeeping
+from keywise.core import ledger_steps
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
@@ -52,26 +52,26 @@ class SqliteLedger:
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         def act(working_set: SqliteWorkingSet) -> ClaimResults:
-            return bookkeeping.claim(working_set, headers, terms, iter(working_set.tokens(len(headers))))
+            return ledger_steps.claim(working_set, headers, terms, iter(working_set.tokens(len(headers))))
 
         return await self._write([header.key for header in headers], act)
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        return await self._write(_keys(claims), lambda working_set: bookkeeping.renew(working_set, claims, lease_s))
+        return await self._write(_keys(claims), lambda working_set: ledger_steps.renew(working_set, claims, lease_s))
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        return await self._write(_keys(claims), lambda working_set: bookkeeping.commit(working_set, claims))
+        return await self._write(_keys(claims), lambda working_set: ledger_steps.commit(working_set, claims))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         keys = [failure.claim.key for failure in failures]
-        await self._write(keys, lambda working_set: bookkeeping.fail(working_set, failures))
+        await self._write(keys, lambda working_set: ledger_steps.fail(working_set, failures))
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        await self._write(_keys(claims), lambda working_set: bookkeeping.release(working_set, claims))
+        await self._write(_keys(claims), lambda working_set: ledger_steps.release(working_set, claims))
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         keys = [request.claim.key for request in requests if request.claim is not None]
-        return await self._write(keys, lambda working_set: bookkeeping.dead_letter(working_set, requests))
+        return await self._write(keys, lambda working_set: ledger_steps.dead_letter(working_set, requests))
 
     async def prune(self, retention_s: float) -> int:
         def act(working_set: SqliteWorkingSet) -> tuple[int, str | None]:
@@ -104,11 +104,11 @@ class SqliteLedger:
         return [str(key) for (key,) in self.database.read(_SQL["suspects"], (self.scope.number, since, limit))]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        await self._write([claim.key], lambda working_set: bookkeeping.finish_repair(working_set, claim, written))
+        await self._write([claim.key], lambda working_set: ledger_steps.finish_repair(working_set, claim, written))
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         def act(working_set: SqliteWorkingSet) -> None:
-            bookkeeping.mark_suspect(working_set, headers)
+            ledger_steps.mark_suspect(working_set, headers)
             working_set.set_controls(working_set.controls.with_resync(resync_due, working_set.now))
 
         await self._write([header.key for header in headers], act)

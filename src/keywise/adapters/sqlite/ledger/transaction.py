@@ -10,7 +10,7 @@ import msgspec
 
 from keywise.adapters.sqlite.database import DISK, SqliteDatabase, sqlite_errors
 from keywise.adapters.sqlite.ledger.working_set import MARK, ORDERS, SqliteWorkingSet, load_active
-from keywise.core import ledger_steps as bookkeeping
+from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, CommitResult, Entry, LedgerPolicy, Refusal
@@ -44,7 +44,7 @@ class SqliteTransaction:
             if not is_plain or any(map(_ERA, rows)):
                 working_set.load(header.key for header in headers)
                 self._careful = working_set
-                return bookkeeping.refusals(working_set, headers, working_set.entry)
+                return ledger_steps.refusals(working_set, headers, working_set.entry)
             self._active = load_active(self.connection, self._scope, keys)
         marks: dict[str, Order] = {key: (era, version, generation) for key, era, version, generation in rows}
         if not self._active:
@@ -52,15 +52,15 @@ class SqliteTransaction:
             retention_s = self._policy.retention_s
             oldest = self._now - retention_s if retention_s is not None else -math.inf
             headers = [
-                header for header in headers if not bookkeeping.is_plainly_newer(header, marks.get(header.key), oldest)
+                header for header in headers if not ledger_steps.is_plainly_newer(header, marks.get(header.key), oldest)
             ]
-        return bookkeeping.refusals(working_set, headers, lambda key: self._active.get(key) or Entry(marks.get(key)))
+        return ledger_steps.refusals(working_set, headers, lambda key: self._active.get(key) or Entry(marks.get(key)))
 
     async def mark(self, headers: Sequence[ChangeHeader]) -> None:
         self._check_open()
         with self._errors():
             if self._careful is not None:
-                bookkeeping.mark(self._careful, headers)
+                ledger_steps.mark(self._careful, headers)
                 self._careful.store()
                 return
             scope, at = self._scope, math.ceil(self._now)
@@ -68,19 +68,19 @@ class SqliteTransaction:
             if self._active:
                 active = [header for header in headers if header.key in self._active]
                 with self._working_set(header.key for header in active) as working_set:
-                    bookkeeping.mark(working_set, active)
+                    ledger_steps.mark(working_set, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         with self._working_set(claim.key for claim in claims) as working_set:
-            return bookkeeping.commit(working_set, claims, (CommitResult.COMMITTED,))
+            return ledger_steps.commit(working_set, claims, (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         with self._working_set(header.key for header in headers) as working_set:
-            return bookkeeping.fail_unclaimed(working_set, headers)
+            return ledger_steps.fail_unclaimed(working_set, headers)
 
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         with self._working_set(header.key for header, _ in letters if header is not None) as working_set:
-            bookkeeping.dead_letter_unclaimed(working_set, letters)
+            ledger_steps.dead_letter_unclaimed(working_set, letters)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
