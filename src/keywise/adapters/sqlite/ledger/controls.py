@@ -1,25 +1,13 @@
 """What an operator sets in a SQLite file, and what the workers on it agree on."""
 
-import sqlite3
 from collections.abc import Callable
-from typing import TypeVar
 
-from msgspec.structs import replace
-
-from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
-from keywise.adapters.sqlite.ledger.working_set import (
-    KEYS,
-    SqliteScope,
-    SqliteWorkingSet,
-    load_controls,
-    store_controls,
-)
+from keywise.adapters.sqlite.database import sqlite_errors
+from keywise.adapters.sqlite.ledger.working_set import KEYS, SqliteScope, SqliteWorkingSet, load_controls
 from keywise.core import ledger_steps
 from keywise.core.controls import Controls, Pause
-from keywise.core.entry import Claim, LedgerPolicy
+from keywise.core.entry import Claim
 from keywise.core.statements import read_statements
-
-T = TypeVar("T")
 
 _SQL = read_statements(__name__)
 
@@ -27,51 +15,34 @@ _SQL = read_statements(__name__)
 class SqliteControlStore:
     """The control store of one scope of a SQLite database."""
 
-    def __init__(self, database: SqliteDatabase, scope: SqliteScope, policy: LedgerPolicy) -> None:
-        self._database = database
+    def __init__(self, scope: SqliteScope) -> None:
+        self._database = scope.database
         self._scope = scope
-        self._policy = policy
 
     async def controls(self) -> Controls:
         with sqlite_errors(self._database.path):
             return load_controls(self._database.reader, self._scope.number)
 
     async def pause(self, pause: Pause) -> None:
-        def act(connection: sqlite3.Connection, controls: Controls) -> None:
-            others = controls.without(pause.keys, pause.is_pattern)
-            store_controls(connection, self._scope.number, replace(others, pauses=(*others.pauses, pause)))
-
-        await self._change(act)
+        await self._change(lambda controls: controls.with_pause(pause))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        def act(connection: sqlite3.Connection, controls: Controls) -> bool:
-            others = controls.without(keys, is_pattern)
-            store_controls(connection, self._scope.number, others)
-            return others != controls
-
-        return await self._change(act)
+        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
+        return after != before
 
     async def reset(self, claim: Claim) -> int | None:
-        def act(connection: sqlite3.Connection) -> int | None:
-            working_set = SqliteWorkingSet(connection, self._scope.number, self._policy, self._database.now())
-            working_set.load([claim.key])
-            era = ledger_steps.reset(working_set, claim)
-            working_set.store()
-            return era
-
-        return await self._database.write(act)
+        return await self._scope.run([claim.key], lambda working_set: ledger_steps.reset(working_set, claim))
 
     async def raise_era(self) -> int | None:
-        def act(connection: sqlite3.Connection, controls: Controls) -> int | None:
-            scope, now = self._scope.number, self._database.now()
-            if connection.execute(_SQL["held"], (scope, now)).fetchone() is not None:
+        def step(working_set: SqliteWorkingSet) -> int | None:
+            is_held, highest = working_set.eras()
+            if is_held:
                 return None
-            [highest] = connection.execute(_SQL["highest_era"], (scope, scope)).fetchone()
-            era = 1 + max(controls.era, highest or 0)
-            store_controls(connection, self._scope.number, replace(controls, era=era))
-            return era
+            raised = working_set.controls.with_era_above(highest)
+            working_set.set_controls(raised)
+            return raised.era
 
-        return await self._change(act)
+        return await self._scope.run([], step)
 
     async def keys(self, after: str, limit: int) -> list[str]:
         scope = self._scope.number
@@ -82,15 +53,14 @@ class SqliteControlStore:
         return [str(key) for (key,) in self._database.read(_SQL["held_keys"], wanted)]
 
     async def acquire(self, task: str, every_s: float) -> bool:
-        def act(connection: sqlite3.Connection) -> bool:
-            now = self._database.now()
-            return (
-                connection.execute(_SQL["periodic_lock"], (self._scope.number, task, now, now - every_s)).rowcount > 0
-            )
+        return await self._scope.run([], lambda working_set: working_set.acquire(task, every_s))
 
-        return await self._database.write(act)
+    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
+        """What is set before and after."""
 
-    async def _change(self, act: Callable[[sqlite3.Connection, Controls], T]) -> T:
-        return await self._database.write(
-            lambda connection: act(connection, load_controls(connection, self._scope.number))
-        )
+        def step(working_set: SqliteWorkingSet) -> tuple[Controls, Controls]:
+            after = change(working_set.controls)
+            working_set.set_controls(after)
+            return working_set.controls, after
+
+        return await self._scope.run([], step)

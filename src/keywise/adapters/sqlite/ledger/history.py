@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.working_set import SqliteScope
 from keywise.core.history import HistoryRecord
 from keywise.core.statements import read_statements
@@ -16,8 +15,8 @@ ADD = _SQL["add"]
 class SqliteHistoryStore:
     """Lines of one scope, in the order in which they were written."""
 
-    def __init__(self, database: SqliteDatabase, scope: SqliteScope) -> None:
-        self._database = database
+    def __init__(self, scope: SqliteScope) -> None:
+        self._database = scope.database
         self._scope = scope
 
     async def record(self, records: Sequence[HistoryRecord]) -> None:

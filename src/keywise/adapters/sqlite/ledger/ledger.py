@@ -3,10 +3,9 @@
 An idle key is one small row of marks. Whatever is going on with a key is a second row, which holds the whole entry.
 """
 
-import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.adapters.sqlite.ledger.controls import SqliteControlStore
@@ -25,8 +24,6 @@ from keywise.core.statements import read_statements
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
-T = TypeVar("T")
-
 _SQL = read_statements(__name__)
 
 
@@ -35,12 +32,11 @@ class SqliteLedger:
 
     def __init__(self, database: SqliteDatabase, scope: str, policy: LedgerPolicy) -> None:
         self.database = database
-        self.scope = SqliteScope(scope)
-        self._policy = policy
+        self.scope = SqliteScope(database, scope, policy)
         self.admin = self
-        self.control_store = SqliteControlStore(database, self.scope, policy)
-        self.history_store = SqliteHistoryStore(database, self.scope)
-        self.transfer = SqliteLedgerTransfer(database, self.scope, policy)
+        self.control_store = SqliteControlStore(self.scope)
+        self.history_store = SqliteHistoryStore(self.scope)
+        self.transfer = SqliteLedgerTransfer(self.scope)
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -54,24 +50,24 @@ class SqliteLedger:
         def act(working_set: SqliteWorkingSet) -> ClaimResults:
             return ledger_steps.claim(working_set, headers, terms, iter(working_set.tokens(len(headers))))
 
-        return await self._write([header.key for header in headers], act)
+        return await self.scope.run([header.key for header in headers], act)
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        return await self._write(_keys(claims), lambda working_set: ledger_steps.renew(working_set, claims, lease_s))
+        return await self.scope.run(_keys(claims), lambda working_set: ledger_steps.renew(working_set, claims, lease_s))
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        return await self._write(_keys(claims), lambda working_set: ledger_steps.commit(working_set, claims))
+        return await self.scope.run(_keys(claims), lambda working_set: ledger_steps.commit(working_set, claims))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         keys = [failure.claim.key for failure in failures]
-        await self._write(keys, lambda working_set: ledger_steps.fail(working_set, failures))
+        await self.scope.run(keys, lambda working_set: ledger_steps.fail(working_set, failures))
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        await self._write(_keys(claims), lambda working_set: ledger_steps.release(working_set, claims))
+        await self.scope.run(_keys(claims), lambda working_set: ledger_steps.release(working_set, claims))
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         keys = [request.claim.key for request in requests if request.claim is not None]
-        return await self._write(keys, lambda working_set: ledger_steps.dead_letter(working_set, requests))
+        return await self.scope.run(keys, lambda working_set: ledger_steps.dead_letter(working_set, requests))
 
     async def prune(self, retention_s: float) -> int:
         def act(working_set: SqliteWorkingSet) -> tuple[int, str | None]:
@@ -80,7 +76,7 @@ class SqliteLedger:
         total = 0
         after: str | None = ""
         while after is not None:
-            pruned, after = await self._write([], act)
+            pruned, after = await self.scope.run([], act)
             total += pruned
         return total
 
@@ -89,7 +85,9 @@ class SqliteLedger:
 
     async def inspect(self, key: str) -> Entry | None:
         with sqlite_errors(self.database.path):
-            working_set = SqliteWorkingSet(self.database.reader, self.scope.number, self._policy, self.database.now())
+            working_set = SqliteWorkingSet(
+                self.database.reader, self.scope.number, self.scope.policy, self.database.now()
+            )
             working_set.load([key])
             return working_set.entry(key)
 
@@ -104,14 +102,14 @@ class SqliteLedger:
         return [str(key) for (key,) in self.database.read(_SQL["suspects"], (self.scope.number, since, limit))]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        await self._write([claim.key], lambda working_set: ledger_steps.finish_repair(working_set, claim, written))
+        await self.scope.run([claim.key], lambda working_set: ledger_steps.finish_repair(working_set, claim, written))
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         def act(working_set: SqliteWorkingSet) -> None:
             ledger_steps.mark_suspect(working_set, headers)
             working_set.set_controls(working_set.controls.with_resync(resync_due, working_set.now))
 
-        await self._write([header.key for header in headers], act)
+        await self.scope.run([header.key for header in headers], act)
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
@@ -121,25 +119,15 @@ class SqliteLedger:
         return [(number, buried_at, letter_of(letter)) for number, buried_at, *letter in rows]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
-        return await self._write([], lambda working_set: working_set.delete_dead_letters(numbers))
+        return await self.scope.run([], lambda working_set: working_set.delete_dead_letters(numbers))
 
     async def now(self) -> float:
         return self.database.now()
 
-    async def _write(self, keys: Sequence[str], act: Callable[[SqliteWorkingSet], T]) -> T:
-        def transact(connection: sqlite3.Connection) -> T:
-            working_set = SqliteWorkingSet(connection, self.scope.number, self._policy, self.database.now())
-            working_set.load(keys)
-            result = act(working_set)
-            working_set.store()
-            return result
-
-        return await self.database.write(transact)
-
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:
         async with self.database.transaction() as connection:
-            yield SqliteTransaction(self.database, self.scope.number, self._policy, connection)
+            yield SqliteTransaction(self.scope, connection)
 
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
