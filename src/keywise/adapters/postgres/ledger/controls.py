@@ -2,13 +2,10 @@
 
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
-from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
-from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet
+from keywise.adapters.postgres.ledger.working_set import PostgresScope
 from keywise.core import ledger_steps
 from keywise.core.controls import Controls, Pause, controls_of, text_of
-from keywise.core.entry import Claim, LedgerPolicy
+from keywise.core.entry import Claim
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.statements import read_statements
 
@@ -19,46 +16,34 @@ STORE = _SQL["store"]
 class PostgresControlStore:
     """The control store of one scope of a Postgres database."""
 
-    def __init__(self, database: PostgresDatabase, scope: PostgresScope, policy: LedgerPolicy) -> None:
-        self._database = database
+    def __init__(self, scope: PostgresScope) -> None:
+        self._database = scope.database
         self._scope = scope
-        self._policy = policy
 
     async def controls(self) -> Controls:
         [[text]] = await self._database.read(_SQL["load"], self._scope.number)
         return controls_of(text)
 
     async def pause(self, pause: Pause) -> None:
-        def change(controls: Controls) -> Controls:
-            others = controls.without(pause.keys, pause.is_pattern)
-            return replace(others, pauses=(*others.pauses, pause))
-
-        await self._change(change)
+        await self._change(lambda controls: controls.with_pause(pause))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
         before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
         return after != before
 
     async def reset(self, claim: Claim) -> int | None:
-        async with self._database.transaction(scope=self._scope.number) as connection:
-            with postgres_errors(self._database.name):
-                working_set = PostgresWorkingSet(connection, self._scope.number, self._policy)
-                await working_set.load([claim.key])
-                era = ledger_steps.reset(working_set, claim)
-                await working_set.store()
-        return era
+        async with self._scope.working_set([claim.key]) as working_set:
+            return ledger_steps.reset(working_set, claim)
 
     async def raise_era(self) -> int | None:
         scope, now = self._scope.number, await self._database.now()
-        async with self._database.transaction(scope=scope, exclusive=True) as connection:
-            with postgres_errors(self._database.name):
-                [[held, highest, text]] = await connection.fetch(_SQL["eras"], scope, now)
-                if held:
-                    return None
-                controls = controls_of(text)
-                era = 1 + max(controls.era, highest)
-                await connection.execute(STORE, scope, text_of(replace(controls, era=era)))
-        return int(era)
+        async with self._scope.transaction(exclusive=True) as connection:
+            [[held, highest, text]] = await connection.fetch(_SQL["eras"], scope, now)
+            if held:
+                return None
+            raised = controls_of(text).with_era_above(highest)
+            await connection.execute(STORE, scope, text_of(raised))
+        return raised.era
 
     async def keys(self, after: str, limit: int) -> list[str]:
         rows = await self._database.read(_SQL["keys"], self._scope.number, encoded(after), limit)
@@ -79,11 +64,8 @@ class PostgresControlStore:
 
     async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
         """What is set before and after; nobody decides about a key meanwhile."""
-        scope = self._scope.number
-        async with self._database.transaction(scope=scope, exclusive=True) as connection:
-            with postgres_errors(self._database.name):
-                text = await connection.fetchval(_SQL["load"], scope)
-                before = controls_of(text)
-                after = change(before)
-                await connection.execute(STORE, scope, text_of(after))
+        async with self._scope.transaction(exclusive=True) as connection:
+            before = controls_of(await connection.fetchval(_SQL["load"], self._scope.number))
+            after = change(before)
+            await connection.execute(STORE, self._scope.number, text_of(after))
         return before, after

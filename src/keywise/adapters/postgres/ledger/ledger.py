@@ -10,12 +10,12 @@ from typing import Self
 
 import msgspec
 
-from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, postgres_errors
+from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at
 from keywise.adapters.postgres.ledger.controls import PostgresControlStore
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
-from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, entry_of, letter_of
+from keywise.adapters.postgres.ledger.working_set import PostgresScope, entry_of, letter_of
 from keywise.core import ledger_steps
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
@@ -39,12 +39,11 @@ class PostgresLedger:
 
     def __init__(self, database: PostgresDatabase, scope: str, policy: LedgerPolicy) -> None:
         self.database = database
-        self.scope = PostgresScope(scope)
-        self._policy = policy
+        self.scope = PostgresScope(database, scope, policy)
         self.admin = self
-        self.control_store = PostgresControlStore(database, self.scope, policy)
-        self.history_store = PostgresHistoryStore(database, self.scope)
-        self.transfer = PostgresLedgerTransfer(database, self.scope, policy)
+        self.control_store = PostgresControlStore(self.scope)
+        self.history_store = PostgresHistoryStore(self.scope)
+        self.transfer = PostgresLedgerTransfer(self.scope)
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -56,28 +55,28 @@ class PostgresLedger:
         await self.database.__aexit__()
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
-        async with self._working_set([header.key for header in headers]) as working_set:
+        async with self.scope.working_set([header.key for header in headers]) as working_set:
             return ledger_steps.claim(working_set, headers, terms, iter(await working_set.tokens(len(headers))))
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        async with self._working_set(_keys(claims)) as working_set:
+        async with self.scope.working_set(_keys(claims)) as working_set:
             return ledger_steps.renew(working_set, claims, lease_s)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """If the answer is lost, it is repeated: what arrived is told by the mark."""
-        async with self._working_set(_keys(claims)) as working_set:
+        async with self.scope.working_set(_keys(claims)) as working_set:
             return ledger_steps.commit(working_set, claims)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
-        async with self._working_set([failure.claim.key for failure in failures]) as working_set:
+        async with self.scope.working_set([failure.claim.key for failure in failures]) as working_set:
             ledger_steps.fail(working_set, failures)
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        async with self._working_set(_keys(claims)) as working_set:
+        async with self.scope.working_set(_keys(claims)) as working_set:
             ledger_steps.release(working_set, claims)
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
-        async with self._working_set(
+        async with self.scope.working_set(
             [request.claim.key for request in requests if request.claim is not None]
         ) as working_set:
             return ledger_steps.dead_letter(working_set, requests)
@@ -86,7 +85,7 @@ class PostgresLedger:
         total, after = 0, b""
         oldest = math.ceil(await self.database.now() - retention_s)
         while rows := await self.database.read(_SQL["old_keys"], self.scope.number, after, oldest, PRUNE_AT_ONCE):
-            async with self._working_set([]) as working_set:
+            async with self.scope.working_set([]) as working_set:
                 total += await working_set.prune([decoded(code) for (code,) in rows], retention_s)
             after = rows[-1][0]
         return total
@@ -100,7 +99,7 @@ class PostgresLedger:
     async def inspect(self, key: str) -> Entry | None:
         rows = await self.database.read(_SQL["inspect"], self.scope.number, encoded(key))
         entry = entry_of(rows[0], rows[0][5]) if rows else None
-        if self._policy.rate is not None:
+        if self.scope.policy.rate is not None:
             for (at,) in await self.database.read(_SQL["rate_at"], self.scope.number, encoded(key)):
                 entry = msgspec.structs.replace(entry or Entry(), rate_at=at)
         return entry
@@ -115,11 +114,11 @@ class PostgresLedger:
         return [decoded(code) for (code,) in rows]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        async with self._working_set([claim.key]) as working_set:
+        async with self.scope.working_set([claim.key]) as working_set:
             ledger_steps.finish_repair(working_set, claim, written)
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
-        async with self._working_set([header.key for header in headers]) as working_set:
+        async with self.scope.working_set([header.key for header in headers]) as working_set:
             ledger_steps.mark_suspect(working_set, headers)
         if resync_due is not None:
             await self.control_store.note_resync(resync_due)
@@ -140,19 +139,9 @@ class PostgresLedger:
         return await self.database.now()
 
     @asynccontextmanager
-    async def _working_set(self, keys: Sequence[str]) -> AsyncIterator[PostgresWorkingSet]:
-        """Keys that are locked and read, and written back with a commit."""
-        async with self.database.transaction(scope=self.scope.number) as connection:
-            with postgres_errors(self.database.name):
-                working_set = PostgresWorkingSet(connection, self.scope.number, self._policy)
-                await working_set.load(keys)
-                yield working_set
-                await working_set.store()
-
-    @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[PostgresTransaction]:
         async with self.database.transaction(scope=self.scope.number) as connection:
-            transaction = PostgresTransaction(self.database, self.scope.number, self._policy, connection)
+            transaction = PostgresTransaction(self.scope, connection)
             yield transaction
             await transaction.tidy()
 

@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from keywise.adapters.postgres.database import PostgresDatabase, numbers, postgres_errors
+from keywise.adapters.postgres.database import numbers, postgres_errors
 from keywise.adapters.postgres.ledger.working_set import (
     MARK,
     MARK_NEWER,
+    PostgresScope,
     PostgresWorkingSet,
     are_plain,
     mark_of,
@@ -18,18 +19,17 @@ from keywise.adapters.postgres.savepoints import Savepoints
 from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, CommitResult, Entry, LedgerPolicy, Refusal
+from keywise.core.entry import Claim, CommitResult, Entry, Refusal
 from keywise.core.key_encoding import encoded
 
 
 class PostgresTransaction:
     """A transaction of the database, seen by the consumer."""
 
-    def __init__(self, database: PostgresDatabase, scope: int, policy: LedgerPolicy, connection: Any) -> None:
+    def __init__(self, scope: PostgresScope, connection: Any) -> None:
         self.connection = connection
-        self._database = database
         self._scope = scope
-        self._policy = policy
+        self._policy = scope.policy
         self._now = 0.0
         self._active: set[str] = set()
         """Of the keys that were decided: those with something going on."""
@@ -39,7 +39,7 @@ class PostgresTransaction:
         """Keys that were marked when they were decided."""
         self._placed: set[str] = set()
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
-        self._savepoints = Savepoints(database, connection)
+        self._savepoints = Savepoints(scope.database, connection)
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
@@ -78,7 +78,7 @@ class PostgresTransaction:
         with self._errors():
             rows = await self.connection.fetch(
                 MARK_NEWER,
-                self._scope,
+                self._scope.number,
                 codes,
                 numbers(header.order[1] for header in asked),  # type: ignore[index]
                 [header.deleted or None for header in asked] if any(header.deleted for header in asked) else [],
@@ -102,7 +102,7 @@ class PostgresTransaction:
                 return
             idle = sorted((w for w in headers if w.key not in self._active), key=lambda header: header.key)
             if idle:
-                await self.connection.execute(MARK, self._scope, *marks_of_headers(idle, self._now))
+                await self.connection.execute(MARK, self._scope.number, *marks_of_headers(idle, self._now))
                 self._placed -= {header.key for header in idle}
             if self._active:
                 active = [header for header in headers if header.key in self._active]
@@ -140,13 +140,11 @@ class PostgresTransaction:
     @asynccontextmanager
     async def _working_set(self, keys: Iterable[str]) -> AsyncIterator[PostgresWorkingSet]:
         with self._errors():
-            working_set = self._new_working_set()
-            await working_set.load(keys)
-            yield working_set
-            await working_set.store()
+            async with self._scope.working_set_in(self.connection, keys) as working_set:
+                yield working_set
 
     def _new_working_set(self) -> PostgresWorkingSet:
-        return PostgresWorkingSet(self.connection, self._scope, self._policy)
+        return PostgresWorkingSet(self.connection, self._scope.number, self._policy)
 
     def _errors(self) -> postgres_errors:
-        return postgres_errors(self._database.name)
+        return postgres_errors(self._scope.database.name)
