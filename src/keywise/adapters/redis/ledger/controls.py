@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
 
 from keywise.adapters.redis.ledger.listing import active_entries, codes_after
 from keywise.adapters.redis.ledger.scope import RedisScope
@@ -29,10 +28,10 @@ class RedisControlStore:
         return controls_of(await self._text())
 
     async def pause(self, pause: Pause) -> None:
-        await self._change(lambda controls: controls.with_pause(pause))
+        await self._change(lambda controls, _: controls.with_pause(pause))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
+        before, after = await self._change(lambda controls, _: controls.without(keys, is_pattern))
         return after != before
 
     async def reset(self, claim: Claim) -> int | None:
@@ -40,17 +39,8 @@ class RedisControlStore:
         return era
 
     async def raise_era(self) -> int | None:
-        text = await self._text()
-        era = await self._scope.database.run("HGET", self._scope.key("meta"), "era") or b"0"
-        for _ in range(TRIES_MAX):
-            raised = controls_of(text).with_era_above(int(era))
-            answer = await self._set_controls(text, text_of(raised), era)
-            if answer[0] == HELD:
-                return None
-            if answer[0] == DONE:
-                return raised.era
-            _, text, era = answer
-        raise UnavailableError(f"{self._scope.database.name}: others keep changing what is set")
+        before, after = await self._change(Controls.with_era_above, unless_held=True)
+        return after.era if after != before else None
 
     async def keys(self, after: str, limit: int) -> list[str]:
         """In the order of their buckets, which never changes."""
@@ -70,31 +60,34 @@ class RedisControlStore:
     async def note_resync(self, is_due: bool) -> None:
         """Of the operator's `mark_suspect`: what is set is changed while nobody decides about a key."""
         now = await self._scope.database.now()
-        await self._change(lambda controls: controls.with_resync(is_due, now))
+        await self._change(lambda controls, _: controls.with_resync(is_due, now))
 
     async def set_controls(self, controls: Controls) -> None:
         """Replace what holds for all keys."""
-        await self._change(lambda _: controls)
-
-    async def _set_controls(self, before: bytes, after: bytes, era: bytes = b"") -> list[Any]:
-        answer = await self._scope.call(SET_CONTROLS, before, after, era)
-        if answer[0] == DONE:
-            self._scope.saw(answer[1], answer[1])
-        return answer
+        await self._change(lambda *_: controls)
 
     async def _text(self) -> bytes:
         text: bytes = await self._scope.database.run("GET", self._scope.key("controls")) or b""
         return text
 
-    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
-        """What is set before and after; no claim that was decided before is granted after it."""
+    async def _change(
+        self, change: Callable[[Controls, int], Controls], *, unless_held: bool = False
+    ) -> tuple[Controls, Controls]:
+        """What is set before and after; no claim that was decided before is granted after it.
+
+        The change is given the highest era of any key. If it may not be made while a key is held, both are the same.
+        """
         text = await self._text()
+        era = await self._scope.database.run("HGET", self._scope.key("meta"), "era") or b"0"
         for attempt in range(TRIES_MAX):
             before = controls_of(text)
-            after = change(before)
-            answer = await self._set_controls(text, text_of(after))
+            after = change(before, int(era))
+            answer = await self._scope.call(SET_CONTROLS, text, text_of(after), era if unless_held else b"")
+            if answer[0] == HELD:
+                return before, before
             if answer[0] == DONE:
+                self._scope.saw(answer[1], answer[1])
                 return before, after
-            text = answer[1]
+            _, text, era = answer
             await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
         raise UnavailableError(f"{self._scope.database.name}: others keep changing what is set")
