@@ -15,9 +15,7 @@ from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource, MemoryTransactionalQueue
 from keywise.adapters.opensearch.sink import OpenSearchSink
 from keywise.adapters.postgres.database import PostgresDatabase
-from keywise.adapters.postgres.ledger.controls import PostgresControlStore
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
-from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import PostgresWorkingSet
@@ -36,9 +34,7 @@ from keywise.adapters.redis.ledger.working_set import RedisWorkingSet
 from keywise.adapters.redis.serial.admin import RedisTurnsOperator
 from keywise.adapters.redis.serial.backend import RedisTurns
 from keywise.adapters.sqlite.database import SqliteDatabase
-from keywise.adapters.sqlite.ledger.controls import SqliteControlStore
 from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
-from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import SqliteWorkingSet
@@ -78,20 +74,20 @@ LOSES_WRITES: tuple[type[LosesWrites], ...] = (RedisLedger,)
 LEDGER_ADMIN: tuple[type[LedgerAdmin], ...] = (MemoryLedger, SqliteLedger, PostgresLedger, RedisLedger)
 CONTROL_STORE: tuple[type[ControlStore], ...] = (
     MemoryLedger,
-    SqliteControlStore,
-    PostgresControlStore,
+    SqliteLedger,
+    PostgresLedger,
     RedisControlStore,
 )
 PERIODIC_LOCK: tuple[type[PeriodicLock], ...] = (
     MemoryLedger,
-    SqliteControlStore,
-    PostgresControlStore,
+    SqliteLedger,
+    PostgresLedger,
     RedisControlStore,
 )
 HISTORY_STORE: tuple[type[HistoryStore], ...] = (
     MemoryLedger,
-    SqliteHistoryStore,
-    PostgresHistoryStore,
+    SqliteLedger,
+    PostgresLedger,
     RedisHistoryStore,
 )
 LEDGER_TRANSFER: tuple[type[LedgerTransfer], ...] = (

@@ -5,16 +5,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise.adapters.postgres.ledger.controls import STORE
-from keywise.adapters.postgres.ledger.history import ADD, columns_of, record_of
 from keywise.adapters.postgres.ledger.working_set import (
+    ADD_RECORDS,
     KEEP,
+    STORE_CONTROLS,
     TOKEN_NONCE_BITS,
     PostgresScope,
     PostgresWorkingSet,
     entry_of,
     letter_of,
     letter_row,
+    record_columns,
+    record_of,
 )
 from keywise.core.controls import Controls, text_of
 from keywise.core.entry import Entry
@@ -91,7 +93,7 @@ class PostgresLedgerTransfer:
             await working_set.store()
             await connection.executemany(KEEP, [letter_row(scope, *kept) for kept in page.dead_letters])
             if page.records:
-                await connection.execute(ADD, scope, *columns_of(page.records))
+                await connection.execute(ADD_RECORDS, scope, *record_columns(page.records))
 
     async def clear(self) -> None:
         for table, column in CLEARED.items():
@@ -101,7 +103,7 @@ class PostgresLedgerTransfer:
 
     async def set_controls(self, controls: Controls) -> None:
         async with self._scope.transaction(exclusive=True) as connection:
-            await connection.execute(STORE, self._scope.number, text_of(controls))
+            await connection.execute(STORE_CONTROLS, self._scope.number, text_of(controls))
 
     async def tokens_above(self, floor: int) -> int:
         await self._database.write(_SQL["skip_tokens"], floor >> TOKEN_NONCE_BITS, TOKENS_AHEAD)

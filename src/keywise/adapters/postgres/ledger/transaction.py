@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
 from keywise.adapters.postgres.database import numbers, postgres_errors
@@ -146,5 +146,5 @@ class PostgresTransaction:
     def _new_working_set(self) -> PostgresWorkingSet:
         return PostgresWorkingSet(self.connection, self._scope.number, self._policy)
 
-    def _errors(self) -> postgres_errors:
+    def _errors(self) -> AbstractContextManager[None]:
         return postgres_errors(self._scope.database.name)

@@ -20,6 +20,7 @@ from keywise.core.change import Order
 from keywise.core.controls import PLAIN, controls_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, LedgerPolicy
+from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.statements import read_statements
 
@@ -27,6 +28,7 @@ TOKEN_NONCE_BITS = 24
 
 _SQL = read_statements(__name__)
 MARK, MARK_NEWER, KEEP = _SQL["mark"], _SQL["mark_newer"], _SQL["keep_letter"]
+ADD_RECORDS, STORE_CONTROLS = _SQL["add_records"], _SQL["store_controls"]
 
 
 class PostgresScope:
@@ -206,6 +208,18 @@ def letter_of(row: Sequence[Any]) -> DeadLetter:
     cause, body, code, version, headers, sent_at, source = row
     kept = msgspec.json.decode(headers, type=dict[str, str]) if headers else None
     return DeadLetter(cause, body, decoded(code), version, kept, sent_at, source)
+
+
+def record_columns(records: Sequence[HistoryRecord]) -> tuple[Sequence[Any], ...]:
+    """What `ADD_RECORDS` is given for some records."""
+    return columns(
+        (one.at, one.what, encoded(one.key), one.version, one.detail.replace("\0", "\ufffd"), one.by) for one in records
+    )
+
+
+def record_of(row: Sequence[Any]) -> HistoryRecord:
+    at, what, code, version, detail, by = row
+    return HistoryRecord(at, what, decoded(code), version, detail, by)
 
 
 def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:

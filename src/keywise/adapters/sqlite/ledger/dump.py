@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise.adapters.sqlite.ledger.history import ADD
 from keywise.adapters.sqlite.ledger.working_set import (
+    ADD_RECORD,
     TOKEN_NONCE_BITS,
     SqliteScope,
     SqliteWorkingSet,
@@ -82,7 +82,7 @@ class SqliteLedgerTransfer:
             for buried_at, letter in page.dead_letters:
                 working_set.keep(letter, buried_at)
             lines = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in page.records]
-            connection.executemany(ADD, lines)
+            connection.executemany(ADD_RECORD, lines)
 
         await self._database.write(act)
 

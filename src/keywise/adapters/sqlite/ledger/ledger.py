@@ -3,21 +3,29 @@
 An idle key is one small row of marks. Whatever is going on with a key is a second row, which holds the whole entry.
 """
 
-from collections.abc import AsyncIterator, Sequence
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Self
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
-from keywise.adapters.sqlite.ledger.controls import SqliteControlStore
 from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
-from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
-from keywise.adapters.sqlite.ledger.working_set import SqliteScope, SqliteWorkingSet, letter_of
+from keywise.adapters.sqlite.ledger.working_set import (
+    ADD_RECORD,
+    KEYS,
+    SqliteScope,
+    SqliteWorkingSet,
+    letter_of,
+    load_controls,
+)
 from keywise.core import ledger_steps
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
+from keywise.core.controls import Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
+from keywise.core.history import HistoryRecord
 from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.statements import read_statements
@@ -28,14 +36,12 @@ _SQL = read_statements(__name__)
 
 
 class SqliteLedger:
-    """The ledger of one pipeline in a SQLite database. It is also its own operator."""
+    """The ledger of one pipeline in a SQLite database. It is also its own operator, control store and history store."""
 
     def __init__(self, database: SqliteDatabase, scope: str, policy: LedgerPolicy) -> None:
         self.database = database
         self.scope = SqliteScope(database, scope, policy)
-        self.admin = self
-        self.control_store = SqliteControlStore(self.scope)
-        self.history_store = SqliteHistoryStore(self.scope)
+        self.admin = self.control_store = self.history_store = self
         self.transfer = SqliteLedgerTransfer(self.scope)
 
     async def __aenter__(self) -> Self:
@@ -123,6 +129,78 @@ class SqliteLedger:
 
     async def now(self) -> float:
         return self.database.now()
+
+    # What an operator sets, and what the workers agree on.
+
+    async def controls(self) -> Controls:
+        with sqlite_errors(self.database.path):
+            return load_controls(self.database.reader, self.scope.number)
+
+    async def pause(self, pause: Pause) -> None:
+        await self._change(lambda controls: controls.with_pause(pause))
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
+        return after != before
+
+    async def reset(self, claim: Claim) -> int | None:
+        return await self.scope.run([claim.key], lambda working_set: ledger_steps.reset(working_set, claim))
+
+    async def raise_era(self) -> int | None:
+        def step(working_set: SqliteWorkingSet) -> int | None:
+            is_held, highest = working_set.eras()
+            if is_held:
+                return None
+            raised = working_set.controls.with_era_above(highest)
+            working_set.set_controls(raised)
+            return raised.era
+
+        return await self.scope.run([], step)
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        scope = self.scope.number
+        return [str(key) for (key,) in self.database.read(KEYS, (scope, after, scope, after, limit))]
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        wanted = (self.scope.number, after, self.database.now(), limit)
+        return [str(key) for (key,) in self.database.read(_SQL["held_keys"], wanted)]
+
+    async def acquire(self, task: str, every_s: float) -> bool:
+        return await self.scope.run([], lambda working_set: working_set.acquire_lock(task, every_s))
+
+    # The history.
+
+    async def record(self, records: Sequence[HistoryRecord]) -> None:
+        scope = self.scope.number
+        rows = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in records]
+        await self.database.write(lambda connection: connection.executemany(ADD_RECORD, rows))
+
+    async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
+        rows: Any
+        if key is None:
+            rows = self.database.read(_SQL["history"], (self.scope.number, limit))
+        else:
+            rows = self.database.read(_SQL["history_of_key"], (self.scope.number, key, limit))
+        return [HistoryRecord(*row) for row in rows]
+
+    async def trim(self, age_s: float, records_max: int) -> int:
+        def act(connection: sqlite3.Connection) -> int:
+            return connection.execute(
+                _SQL["trim_history"], (scope, self.database.now() - age_s, scope, records_max)
+            ).rowcount
+
+        scope = self.scope.number
+        return await self.database.write(act)
+
+    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
+        """What is set before and after."""
+
+        def step(working_set: SqliteWorkingSet) -> tuple[Controls, Controls]:
+            after = change(working_set.controls)
+            working_set.set_controls(after)
+            return working_set.controls, after
+
+        return await self.scope.run([], step)
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:

@@ -25,7 +25,7 @@ PRUNE_AT_ONCE = 10_000
 """Nobody has to wait for longer than such a stretch takes."""
 
 _SQL = read_statements(__name__)
-MARK, KEYS, ORDERS = _SQL["mark"], _SQL["keys"], _SQL["orders"]
+MARK, KEYS, ORDERS, ADD_RECORD = _SQL["mark"], _SQL["keys"], _SQL["orders"], _SQL["add_record"]
 
 
 class SqliteScope:
@@ -94,7 +94,7 @@ class SqliteWorkingSet:
         ).fetchone()
         return bool(is_held), highest
 
-    def acquire(self, task: str, every_s: float) -> bool:
+    def acquire_lock(self, task: str, every_s: float) -> bool:
         turn = (self._scope, task, self.now, self.now - every_s)
         return self._connection.execute(_SQL["periodic_lock"], turn).rowcount > 0
 

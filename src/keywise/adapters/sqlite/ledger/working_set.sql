@@ -69,3 +69,6 @@ values (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: delete_letter
 delete from keywise_letters where scope = ? and id = ?;
+
+-- name: add_record
+insert into keywise_lines (scope, at, what, key, version, detail, by) values (?, ?, ?, ?, ?, ?, ?);
