@@ -26,7 +26,6 @@ from keywise.adapters.postgres.serial.transaction import PostgresTurnsTransactio
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource, PostgresTransactionalQueue
 from keywise.adapters.rabbitmq.source import RabbitSource
-from keywise.adapters.redis.ledger.controls import RedisControlStore
 from keywise.adapters.redis.ledger.dump import RedisLedgerTransfer
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.ledger import RedisLedger
@@ -76,13 +75,13 @@ CONTROL_STORE: tuple[type[ControlStore], ...] = (
     MemoryLedger,
     SqliteLedger,
     PostgresLedger,
-    RedisControlStore,
+    RedisLedger,
 )
 PERIODIC_LOCK: tuple[type[PeriodicLock], ...] = (
     MemoryLedger,
     SqliteLedger,
     PostgresLedger,
-    RedisControlStore,
+    RedisLedger,
 )
 HISTORY_STORE: tuple[type[HistoryStore], ...] = (
     MemoryLedger,

@@ -1,12 +1,12 @@
 """All of one scope of a Redis server, to be carried to another ledger."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from keywise.adapters.redis.database import in_pairs
-from keywise.adapters.redis.ledger.controls import RedisControlStore
 from keywise.adapters.redis.ledger.entry_encoding import GONE
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries, charged_codes, codes_after
@@ -31,11 +31,11 @@ class RedisLedgerTransfer:
         self,
         scope: RedisScope,
         policy: LedgerPolicy,
-        control_store: RedisControlStore,
+        set_controls: Callable[[Controls], Awaitable[None]],
         history_store: RedisHistoryStore,
     ) -> None:
         self._scope = scope
-        self._control_store = control_store
+        self._set_controls = set_controls
         self._history_store = history_store
         self._others: list[bytes] | None = None
         """Keys that something is going on with, or whose rate was charged: they may have no mark."""
@@ -72,7 +72,7 @@ class RedisLedgerTransfer:
         await self._scope.clear()
 
     async def set_controls(self, controls: Controls) -> None:
-        await self._control_store.set_controls(controls)
+        await self._set_controls(controls)
 
     async def tokens_above(self, floor: int) -> int:
         [last] = await self._scope.call(FLOOR, floor >> TOKEN_NONCE_BITS)

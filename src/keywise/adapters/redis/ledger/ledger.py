@@ -3,7 +3,9 @@
 Redis holds only the ledger. Effects are never part of a step of it, so there is no transaction to write them in.
 """
 
+import asyncio
 import math
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -11,21 +13,29 @@ from operator import attrgetter
 from typing import Self, TypeVar
 
 from keywise.adapters.redis.database import OPTIONS, RedisDatabase, database_at, in_pairs
-from keywise.adapters.redis.ledger.controls import RedisControlStore
 from keywise.adapters.redis.ledger.dump import LETTER, RedisLedgerTransfer
 from keywise.adapters.redis.ledger.entry_encoding import IDLE, entry_of, state_of
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
-from keywise.adapters.redis.ledger.listing import active_entries
+from keywise.adapters.redis.ledger.listing import active_entries, codes_after
 from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
-from keywise.adapters.redis.ledger.scripts import COUNT, DROP, WALK
-from keywise.adapters.redis.ledger.working_set import RedisEntries, RedisWorkingSet, controls_of, stretches, text_of
+from keywise.adapters.redis.ledger.scripts import COUNT, DROP, PERIODIC_LOCK, PROBE, SET_CONTROLS, WALK
+from keywise.adapters.redis.ledger.working_set import (
+    TRIES_MAX,
+    WAIT_S,
+    RedisEntries,
+    RedisWorkingSet,
+    controls_of,
+    stretches,
+    text_of,
+)
 from keywise.core import ledger_steps, rules
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
+from keywise.core.controls import Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
-from keywise.core.errors import AddressError, SettingsError
-from keywise.core.key_encoding import decoded
+from keywise.core.errors import AddressError, SettingsError, UnavailableError
+from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.transaction import Transaction
@@ -36,13 +46,14 @@ T = TypeVar("T")
 PRUNE_AT_ONCE = 4_096
 """Nobody has to wait for longer than such a stretch takes."""
 LETTERS_AT_ONCE = 100
+HELD, DONE = b"held", b"done"
 DELETE_AT_ONCE = 4_096
 KNOWN_MAX = 50_000
 """Of so many claims the worker remembers what it wrote, which saves a step when they end."""
 
 
 class RedisLedger:
-    """The ledger of one pipeline in a Redis server. It is also its own operator."""
+    """The ledger of one pipeline in a Redis server. It is also its own operator and control store."""
 
     database = None
     """No sink or source can share it."""
@@ -54,10 +65,9 @@ class RedisLedger:
         self._entries = RedisEntries(self._scope, policy)
         self._known: OrderedDict[int, Entry] = OrderedDict()
         """By token, what this worker wrote when it was granted the claim."""
-        self.admin = self
-        self.control_store = RedisControlStore(self._scope, self._entries)
+        self.admin = self.control_store = self
         self.history_store = RedisHistoryStore(self._scope)
-        self.transfer = RedisLedgerTransfer(self._scope, policy, self.control_store, self.history_store)
+        self.transfer = RedisLedgerTransfer(self._scope, policy, self.set_controls, self.history_store)
         self._scope.on_loss = self._lost
 
     async def __aenter__(self) -> Self:
@@ -149,7 +159,8 @@ class RedisLedger:
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         await self._entries.run(_by_key(headers), ledger_steps.mark_suspect, under_controls=True)
         if resync_due is not None:
-            await self.control_store.note_resync(resync_due)
+            now = await self._server.now()
+            await self._change(lambda controls, _: controls.with_resync(resync_due, now))
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
@@ -180,6 +191,45 @@ class RedisLedger:
     async def now(self) -> float:
         return await self._server.now()
 
+    # What an operator sets, and what the workers agree on.
+
+    async def controls(self) -> Controls:
+        return controls_of(await self._text())
+
+    async def pause(self, pause: Pause) -> None:
+        await self._change(lambda controls, _: controls.with_pause(pause))
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        before, after = await self._change(lambda controls, _: controls.without(keys, is_pattern))
+        return after != before
+
+    async def reset(self, claim: Claim) -> int | None:
+        [era] = await self._entries.run({claim.key: claim}, ledger_steps.reset, under_controls=True)
+        return era
+
+    async def raise_era(self) -> int | None:
+        before, after = await self._change(Controls.with_era_above, unless_held=True)
+        return after.era if after != before else None
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        """In the order of their buckets, which never changes."""
+        going_on = [code async for code, entry in active_entries(self._scope) if rules.is_known(entry)]
+        return [decoded(code) for code in await codes_after(self._scope, encoded(after), limit, going_on)]
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        now = await self._server.now()
+        codes = await self._server.run("ZRANGEBYSCORE", self._scope.key("held"), f"({now!r}", "+inf")
+        return sorted(key for key in map(decoded, codes) if key > after)[:limit]
+
+    async def acquire(self, task: str, every_s: float) -> bool:
+        # What has an interval may free memory; what has none finds out whether there is any.
+        [done] = await self._scope.call(PERIODIC_LOCK if every_s else PROBE, task, repr(every_s))
+        return bool(done)
+
+    async def set_controls(self, controls: Controls) -> None:
+        """Replace what holds for all keys."""
+        await self._change(lambda *_: controls)
+
     @property
     def losses(self) -> int:
         """How often this opening has found that the server has lost something."""
@@ -189,6 +239,32 @@ class RedisLedger:
         """Nobody knows which marks are gone, so everything has to be sent again."""
         self._known.clear()
         return text_of(controls_of(controls).with_resync(True, now))
+
+    async def _text(self) -> bytes:
+        text: bytes = await self._server.run("GET", self._scope.key("controls")) or b""
+        return text
+
+    async def _change(
+        self, change: Callable[[Controls, int], Controls], *, unless_held: bool = False
+    ) -> tuple[Controls, Controls]:
+        """What is set before and after; no claim that was decided before is granted after it.
+
+        The change is given the highest era of any key. If it may not be made while a key is held, both are the same.
+        """
+        text = await self._text()
+        era = await self._server.run("HGET", self._scope.key("meta"), "era") or b"0"
+        for attempt in range(TRIES_MAX):
+            before = controls_of(text)
+            after = change(before, int(era))
+            answer = await self._scope.call(SET_CONTROLS, text, text_of(after), era if unless_held else b"")
+            if answer[0] == HELD:
+                return before, before
+            if answer[0] == DONE:
+                self._scope.saw(answer[1], answer[1])
+                return before, after
+            _, text, era = answer
+            await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
+        raise UnavailableError(f"{self._server.name}: others keep changing what is set")
 
     def _know(self, token: int, entry: Entry) -> None:
         self._known[token] = entry

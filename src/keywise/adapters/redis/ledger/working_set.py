@@ -172,12 +172,10 @@ class RedisEntries:
         read_at = "" if working_set.read_at is None else repr(working_set.read_at)
         controls: Any = b"=" + working_set.controls_text if under_controls else ANY_CONTROLS
         stamp, sweep = "1" if working_set.is_timed_there else "", "" if self._keeps_rates else "1"
-        return read_at, controls, self._read_within_s(), stamp, era, sweep
-
-    def _read_within_s(self) -> float:
-        if self._policy.retention_s is None:
-            return READ_WITHIN_S
-        return min(READ_WITHIN_S, self._policy.retention_s + self._policy.redelivery_s)
+        within_s = READ_WITHIN_S
+        if self._policy.retention_s is not None:
+            within_s = min(within_s, self._policy.retention_s + self._policy.redelivery_s)
+        return read_at, controls, within_s, stamp, era, sweep
 
     def _item(self, working_set: RedisWorkingSet, key: str, entry: Entry | None, state: bytes) -> tuple[Any, ...]:
         code, lease, suspect_since = encoded(key), "", ""
@@ -186,7 +184,7 @@ class RedisEntries:
             since = rules.suspect_since(entry, self._policy)
             suspect_since = repr(since) if since is not None else ""
         before = working_set.entries[key]
-        counts = tuple(int(_has(entry)) - int(_has(before)) for _has in (_marked, _deleted, _suspected))
+        counts = [after - earlier for after, earlier in zip(_counts(entry), _counts(before), strict=True)]
         rate = (b"", b"")
         if self._is_charged(working_set, key, entry):
             assert entry is not None
@@ -251,16 +249,9 @@ def _more(counts: Sequence[int], rate: tuple[bytes, bytes], letters: Iterable[De
     return b"".join(parts)
 
 
-def _marked(entry: Entry | None) -> bool:
-    return entry is not None and entry.mark is not None
-
-
-def _deleted(entry: Entry | None) -> bool:
-    return entry is not None and entry.deleted
-
-
-def _suspected(entry: Entry | None) -> bool:
-    return entry is not None and entry.suspicions > 0
+def _counts(entry: Entry | None) -> tuple[int, int, int]:
+    """How much an entry adds to the keys, tombstones and suspects of its scope."""
+    return (0, 0, 0) if entry is None else (entry.mark is not None, entry.deleted, entry.suspicions > 0)
 
 
 _encode = msgspec.msgpack.Encoder().encode
