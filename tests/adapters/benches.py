@@ -17,6 +17,7 @@ from keywise.core.clock import boot_time
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import PermanentError
 from keywise.core.sink import Grade
+from keywise.core.statements import UserTable
 from keywise.core.transaction import Transaction
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
 from keywise.testing.conformance.benches.sqlite import SqliteBenchDatabase
@@ -143,10 +144,10 @@ def sqlite_sink(columns: tuple[str, ...] = ()):
         async with two_databases() as (database, other), SqliteLedger(database, "scope", LedgerPolicy()) as ledger:
             await database.write(lambda connection: connection.execute(_TABLE))
             if columns:
-                sink = SqliteSink(database, "stock", columns=columns)
+                sink = SqliteSink(database, UserTable("stock", columns=columns))
                 shown = "json_object('key', key, 'version', version, 'text', text)"
             else:
-                sink, shown = SqliteSink(database, "stock"), "body"
+                sink, shown = SqliteSink(database, UserTable("stock")), "body"
 
             async def content() -> dict[str, bytes]:
                 return {key: text.encode() for key, text in other.read(f"select key, {shown} from stock")}

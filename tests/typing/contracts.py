@@ -15,9 +15,7 @@ from keywise.adapters.memory.sink import MemorySink, MemoryTable
 from keywise.adapters.memory.source import MemorySource, MemoryTransactionalQueue
 from keywise.adapters.opensearch.sink import OpenSearchSink
 from keywise.adapters.postgres.database import PostgresDatabase
-from keywise.adapters.postgres.ledger.controls import PostgresControlStore
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
-from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import PostgresWorkingSet
@@ -28,16 +26,14 @@ from keywise.adapters.postgres.serial.transaction import PostgresTurnsTransactio
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource, PostgresTransactionalQueue
 from keywise.adapters.rabbitmq.source import RabbitSource
-from keywise.adapters.redis.ledger.controls import RedisControlStore
 from keywise.adapters.redis.ledger.dump import RedisLedgerTransfer
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.adapters.redis.ledger.working_set import RedisWorkingSet
 from keywise.adapters.redis.serial.admin import RedisTurnsOperator
 from keywise.adapters.redis.serial.backend import RedisTurns
 from keywise.adapters.sqlite.database import SqliteDatabase
-from keywise.adapters.sqlite.ledger.controls import SqliteControlStore
 from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
-from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import SqliteWorkingSet
@@ -77,20 +73,20 @@ LOSES_WRITES: tuple[type[LosesWrites], ...] = (RedisLedger,)
 LEDGER_ADMIN: tuple[type[LedgerAdmin], ...] = (MemoryLedger, SqliteLedger, PostgresLedger, RedisLedger)
 CONTROL_STORE: tuple[type[ControlStore], ...] = (
     MemoryLedger,
-    SqliteControlStore,
-    PostgresControlStore,
-    RedisControlStore,
+    SqliteLedger,
+    PostgresLedger,
+    RedisLedger,
 )
 PERIODIC_LOCK: tuple[type[PeriodicLock], ...] = (
     MemoryLedger,
-    SqliteControlStore,
-    PostgresControlStore,
-    RedisControlStore,
+    SqliteLedger,
+    PostgresLedger,
+    RedisLedger,
 )
 HISTORY_STORE: tuple[type[HistoryStore], ...] = (
     MemoryLedger,
-    SqliteHistoryStore,
-    PostgresHistoryStore,
+    SqliteLedger,
+    PostgresLedger,
     RedisHistoryStore,
 )
 LEDGER_TRANSFER: tuple[type[LedgerTransfer], ...] = (
@@ -99,7 +95,12 @@ LEDGER_TRANSFER: tuple[type[LedgerTransfer], ...] = (
     PostgresLedgerTransfer,
     RedisLedgerTransfer,
 )
-WORKING_SET: tuple[type[WorkingSet], ...] = (MemoryWorkingSet, SqliteWorkingSet, PostgresWorkingSet)
+WORKING_SET: tuple[type[WorkingSet], ...] = (
+    MemoryWorkingSet,
+    SqliteWorkingSet,
+    PostgresWorkingSet,
+    RedisWorkingSet,
+)
 TRANSACTION: tuple[type[Transaction], ...] = (MemoryTransaction, SqliteTransaction, PostgresTransaction)
 MARKING_TRANSACTION: tuple[type[MarkingTransaction], ...] = (PostgresTransaction,)
 

@@ -28,7 +28,7 @@ NO_ADAPTERS = {
 SAME_NAMES = {
     ("QueueLimits", "AckTimeoutSource"): "it is a value that the source learns",
     ("Signature", "AsyncDatabase"): "it says whether a handler is a coroutine function",
-    ("RedisWorkingSet", "ReadableSink"): "it reads entries",
+    ("RedisEntries", "ReadableSink"): "it reads entries of the ledger",
     ("RedisScope", "LosesWrites"): "the ledger passes its count on",
     ("RedisTurnsStore", "LosesWrites"): "it counts the losses of serial requests",
 }

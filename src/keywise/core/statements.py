@@ -1,7 +1,10 @@
 """SQL in files beside the code that runs it, and names in SQL that a user chose."""
 
 import re
+from collections.abc import Sequence
 from importlib.resources import files
+
+import msgspec
 
 from keywise.core.errors import SettingsError
 
@@ -24,6 +27,37 @@ def read_statements(module: str) -> dict[str, str]:
         assert title not in statements, f"{name}.sql has two statements named {title}"
         statements[title] = "\n".join(line for line in lines if not line.startswith("--")).strip().removesuffix(";")
     return statements
+
+
+class UserTable(msgspec.Struct, frozen=True):
+    """A table of the user's: a key column, a version column, and the body as one column or as columns of its own."""
+
+    name: str
+    key: str = "key"
+    version: str = "version"
+    body: str = "body"
+    columns: Sequence[str] = ()
+
+    @classmethod
+    def of_options(cls, options: dict[str, str], pipeline: str) -> "UserTable":
+        """The table that a URL names, by default after the pipeline."""
+        columns = [name.strip() for name in options.pop("columns", "").split(",") if name.strip()]
+        return cls(options.pop("table", pipeline), columns=columns, **options)
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        return (self.key, self.version, *(self.columns or (self.body,)))
+
+    def check(self, parts: Sequence[str], reserved: str) -> None:
+        """Refuse names that a user must not choose; `parts` are those of the table's name."""
+        for name in (*parts, self.key, self.version, self.body, *self.columns):
+            check_name(name, reserved)
+
+    def misfit(self, why: str) -> SettingsError:
+        return SettingsError(
+            f"table {self.name} does not fit: {why}; it needs a unique key column, a version column and "
+            "a body column, or name others with ?key=, ?version=, ?body= or ?columns="
+        )
 
 
 def check_name(name: str, reserved: str) -> None:

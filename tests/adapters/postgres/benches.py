@@ -11,6 +11,7 @@ from keywise.adapters.postgres.ledger.ledger import PostgresLedger
 from keywise.adapters.postgres.sink import PostgresSink
 from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.entry import LedgerPolicy
+from keywise.core.statements import UserTable
 from keywise.testing.conformance import LedgerBench, SinkBench, SourceBench
 from keywise.testing.conformance.benches.postgres import PostgresBenchDatabase
 from servers import shared
@@ -81,7 +82,7 @@ def postgres_sink(body: str, columns: tuple[str, ...] = ()):
                 rows = await other.read(f"select key, {shown} from {table}")
                 return {key: held if isinstance(held, bytes) else _compact(held) for key, held in rows}
 
-            async with PostgresSink(database, table, columns=columns) as sink:
+            async with PostgresSink(database, UserTable(table, columns=columns)) as sink:
                 yield SinkBench(sink=sink, content=content, transaction=ledger.transaction, bad=BAD)
 
     return make

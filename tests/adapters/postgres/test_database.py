@@ -19,6 +19,7 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.key_encoding import decoded, encoded
+from keywise.core.statements import UserTable
 from keywise.core.url import Address
 from keywise.testing import Verdict, check_sink, check_source
 from keywise.testing.conformance.sinks import put
@@ -281,10 +282,10 @@ def test_a_table_that_does_not_fit_is_refused_with_what_it_needs(url):
         await executed(url, "create table loose (key text, version bigint, body text)", "create table poor (key text)")
         for table, why in (("loose", "no unique or exclusion constraint"), ("poor", "it has no column version")):
             with pytest.raises(SettingsError, match=f"table {table} does not fit: .*{why}"):
-                async with PostgresSink(PostgresDatabase(url), table):
+                async with PostgresSink(PostgresDatabase(url), UserTable(table)):
                     pass
         with pytest.raises(SettingsError, match="cannot be the name"):
-            PostgresSink(PostgresDatabase(url), "keywise_marks")
+            PostgresSink(PostgresDatabase(url), UserTable("keywise_marks"))
 
     run(main())
 
@@ -297,7 +298,7 @@ def test_a_table_has_types_of_its_own(url):
             url, "create table typed (id uuid primary key, v bigint, price numeric, tags jsonb, at timestamptz)"
         )
         database = PostgresDatabase(url)
-        sink = PostgresSink(database, "public.typed", key="id", version="v", columns=["price", "tags", "at"])
+        sink = PostgresSink(database, UserTable("public.typed", key="id", version="v", columns=["price", "tags", "at"]))
         async with PostgresLedger(database, "typed", LedgerPolicy()) as ledger, sink:
             body = b'{"price": 1.5, "tags": ["a"], "at": "2026-01-01T00:00:00Z"}'
             change = put(UUID, 3)

@@ -18,6 +18,7 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.ledger import Failure
+from keywise.core.statements import UserTable
 from keywise.core.transfer import TransferPage
 from keywise.testing.conformance.sinks import gone, put
 from running import run
@@ -89,7 +90,7 @@ async def opened(url: str):
         database = await stack.enter_async_context(PostgresDatabase(url))
         source = await stack.enter_async_context(PostgresSource(database, fresh("queue")))
         ledger = await stack.enter_async_context(PostgresLedger(database, fresh("scope"), LedgerPolicy(intents=True)))
-        sink = await stack.enter_async_context(PostgresSink(database, fresh("stock")))
+        sink = await stack.enter_async_context(PostgresSink(database, UserTable(fresh("stock"))))
         yield Parts(database, source, ledger, sink)
 
 

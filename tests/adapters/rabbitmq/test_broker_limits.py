@@ -93,10 +93,10 @@ async def test_a_management_api_that_cannot_be_asked_is_told(place: Place):
         async with place.source(queue, management=closed):
             pass
     with pytest.raises(DatabaseError, match="no queue is called 'nowhere'"):
-        await asyncio.to_thread(Broker(place.server.url).limits_of, "nowhere", place.management)
+        await asyncio.to_thread(Broker(place.server.url).management(place.management).limits_of, "nowhere")
     with pytest.raises(DatabaseError, match="may not ask"):
         stranger = Broker(place.server.url.replace("guest:guest", "guest:wrong"))
-        await asyncio.to_thread(stranger.limits_of, queue, place.management)
+        await asyncio.to_thread(stranger.management(place.management).limits_of, queue)
 
 
 POLICIES = {"expires": 60_000, "message-ttl": 3_600_000, "max-length": 100}
@@ -150,7 +150,9 @@ def test_whatever_else_answers_is_told(status: int, told: str, error: type[Excep
         asking = threading.Thread(target=server.handle_request)
         asking.start()
         with pytest.raises(error, match=told):
-            Broker("amqp://guest:guest@127.0.0.1/").limits_of("pages", f"http://127.0.0.1:{server.server_port}/")
+            Broker("amqp://guest:guest@127.0.0.1/").management(f"http://127.0.0.1:{server.server_port}/").limits_of(
+                "pages"
+            )
         asking.join()
 
 

@@ -20,7 +20,7 @@ from keywise.adapters.rabbitmq.messages import (
     MessageIdentity,
     copied_properties,
     identity_of,
-    sent_at_of,
+    sent_at,
     shown_headers,
     times_before,
 )
@@ -100,10 +100,10 @@ def test_headers_are_shown_as_text_and_not_without_end():
 
 
 def test_times_are_read_in_seconds_and_milliseconds_and_counts_only_if_they_are_some():
-    assert sent_at_of(pika.BasicProperties(timestamp=1_700_000_000)) == 1_700_000_000.0
-    assert sent_at_of(pika.BasicProperties(timestamp=1_700_000_000_000)) == 1_700_000_000.0
+    assert sent_at(1_700_000_000) == 1_700_000_000.0
+    assert sent_at(1_700_000_000_000) == 1_700_000_000.0
     for moment in (0, 2**64 - 1):
-        assert 1_700_000_000.0 < sent_at_of(pika.BasicProperties(timestamp=moment)) < SECONDS_MAX
+        assert 1_700_000_000.0 < sent_at(moment) < SECONDS_MAX
     assert [times_before({"x-delivery-count": n}, True) for n in (0, 4, "7", None)] == [1, 4, 1, 1]
     assert times_before({}, False) == 0
 

@@ -305,15 +305,16 @@ def test_ledgers_of_one_app_share_their_connections():
 def test_a_claim_that_was_decided_before_a_pause_is_not_granted_after_it():
     async def story() -> None:
         async with on_shared() as ledger:
-            snapshot = await ledger._working_set.read(["a"], tokens=True)
+            read = await ledger._entries.read(["a"], tokens=True)
             await ledger.control_store.pause(Pause(EVERYTHING, is_pattern=True))
             seen = []
 
-            def act(snapshot, key):
-                seen.append(snapshot.controls.is_paused)
-                return snapshot.entries[key] if snapshot.controls.is_paused else claimed(snapshot, key)
+            def step(working_set, key):
+                seen.append(working_set.controls.is_paused)
+                if not working_set.controls.is_paused:
+                    grant(working_set, key)
 
-            await ledger._working_set.work(snapshot, act, under_controls=True)
+            await ledger._entries.run({"a": "a"}, step, read, under_controls=True)
             assert (seen, await ledger.inspect("a")) == ([False, True], None)
 
     run(story())
@@ -339,15 +340,15 @@ def test_what_was_decided_before_a_key_may_have_come_and_gone_is_decided_again()
     async def story() -> None:
         async with on_shared(policy=LedgerPolicy(redelivery_s=2.0, retention_s=3.0)) as ledger:
             for seconds, times in ((4.0, 1), (6.0, 2)):
-                snapshot = await ledger._working_set.read(["a"], tokens=True)
+                read = await ledger._entries.read(["a"], tokens=True)
                 RedisBench().move_clock([ledger], seconds)
                 moments = []
 
-                def act(snapshot, key, moments=moments):
-                    moments.append(snapshot.now)
-                    return claimed(snapshot, key)
+                def step(working_set, key, moments=moments):
+                    moments.append(working_set.now)
+                    grant(working_set, key)
 
-                await ledger._working_set.work(snapshot, act)
+                await ledger._entries.run({"a": "a"}, step, read)
                 assert len(moments) == times
 
     run(story())
@@ -374,11 +375,11 @@ def test_nothing_can_be_written_in_a_transaction_of_it():
     run(story())
 
 
-def claimed(snapshot, key):
+def grant(working_set, key):
     entry, _ = redis_book.rules.grant(
-        snapshot.entries[key], headers((key, 1))[0], snapshot.tokens[key], snapshot.now, TERMS, PLAIN
+        working_set.entries[key], headers((key, 1))[0], working_set.tokens[key], working_set.now, TERMS, PLAIN
     )
-    return entry
+    working_set.set(key, entry)
 
 
 @asynccontextmanager

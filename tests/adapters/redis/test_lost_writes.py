@@ -179,16 +179,20 @@ def test_what_was_to_be_written_elsewhere_is_not_written_after_a_loss(server):
             pass
         async with ledger_on(server) as ledger:
             await committed(ledger, "a", 5)
-            snapshot = await ledger._working_set.read(["key"])
+            read = await ledger._entries.read(["key"])
             server.command("FLUSHALL")
             async with ledger_on(server) as other:
                 await committed(other, "key", 9)
-            wrong = Entry(order_of(8), False, snapshot.now)
+            wrong = Entry(order_of(8), False, read.now)
+
+            def write(working_set, key):
+                working_set.set(key, working_set.entries[key] or wrong)
+
             with pytest.raises(UnavailableError, match="buckets"):
-                await ledger._working_set.work(snapshot, lambda snapshot, key: snapshot.entries[key] or wrong)
+                await ledger._entries.run({"key": "key"}, write, read)
             assert (await ledger.inspect("key")).mark == order_of(9)
             assert (ledger.losses, await is_due(ledger)) == (1, True)
-            await ledger._working_set.work(snapshot, lambda snapshot, key: snapshot.entries[key] or wrong)
+            await ledger._entries.run({"key": "key"}, write, read)
             assert (await ledger.inspect("key")).mark == order_of(9)
 
     run(story())

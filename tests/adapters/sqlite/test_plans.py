@@ -16,6 +16,7 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, LeaseTerms, LedgerPolicy
 from keywise.core.ledger import Failure
+from keywise.core.statements import UserTable
 from keywise.testing.conformance.sinks import gone, put
 from running import run
 
@@ -79,7 +80,7 @@ async def opened():
     async with two_databases() as (database, _), AsyncExitStack() as stack:
         source = await stack.enter_async_context(SqliteSource(database, "queue"))
         ledger = await stack.enter_async_context(SqliteLedger(database, "scope", LedgerPolicy(intents=True)))
-        sink = await stack.enter_async_context(SqliteSink(database, "stock"))
+        sink = await stack.enter_async_context(SqliteSink(database, UserTable("stock")))
         yield Parts(database, source, ledger, sink)
 
 

@@ -4,7 +4,8 @@ The engine forgets deletions after a while (`index.gc_deletes`, a minute by defa
 tombstones do not.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -34,6 +35,7 @@ from keywise.adapters.opensearch.documents import (
 from keywise.core.change import Change, Outcome
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, OutcomeUnknownError, UnavailableError
+from keywise.core.resource import opening
 from keywise.core.settings import seconds
 from keywise.core.sink import APPLIED, Content, Grade, Sink, SinkResult
 from keywise.core.url import Address
@@ -54,41 +56,29 @@ LINES = {"Content-Type": "application/x-ndjson"}
 JSON = {"Content-Type": "application/json"}
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is asked of the engine at once, and for how long."""
-
-    batch_max: int = BATCH_MAX
-    request_max_bytes: int = REQUEST_MAX_BYTES
-    timeout_s: float = TIMEOUT_S
-
-
 class OpenSearchSink:
     """Documents whose id is the key and whose version is that of the change; the body is the document, byte by byte."""
 
     grade = Grade.CONDITIONAL
     forgets_deletions = True
 
-    def __init__(self, server: Server, index: str, limits: Limits) -> None:
-        self.batch_max = limits.batch_max
+    def __init__(self, server: Server, index: str, batch_max: int, request_max_bytes: int, timeout_s: float) -> None:
+        self.batch_max = batch_max
         self._client = HttpClient(server, answer_max=ANSWER_MAX_BYTES)
         self._index = index
         self._path = f"/{quote(index, safe='')}"
-        self._timeout_s = limits.timeout_s
-        self._bytes_max = limits.request_max_bytes
-        self._adaptive_limit = AdaptiveLimit(limits.batch_max)
+        self._timeout_s = timeout_s
+        self._bytes_max = request_max_bytes
+        self._adaptive_limit = AdaptiveLimit(batch_max)
         self._is_known = False
         """The index was seen."""
         self._is_alias = False
 
     async def __aenter__(self) -> Self:
-        await self._client.__aenter__()
-        try:
-            await self._look()
-        except UnavailableError:
-            pass  # It is looked for again before the first write; whoever only asks the ledger need not wait.
-        except BaseException:
-            await self._client.__aexit__()
-            raise
+        async with opening(self._client):
+            # It is looked for again before the first write; whoever only asks the ledger need not wait.
+            with suppress(UnavailableError):
+                await self._look()
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -206,18 +196,13 @@ class OpenSearchSink:
 
     async def _documents(self, keys: Sequence[str], query: str) -> list[Document]:
         """What is there of these keys, as it is now and not as searches see it."""
-        try:
+        with self._reading():
             answer = await self._ask("_mget", query, msgspec.json.encode({"ids": keys}), JSON)
-        except OutcomeUnknownError as error:
-            raise UnavailableError(str(error)) from error
-        if not answer.is_whole and len(keys) > 1:
-            middle = len(keys) // 2
-            return [*await self._documents(keys[:middle], query), *await self._documents(keys[middle:], query)]
-        self._check(answer)
-        try:
+            if not answer.is_whole and len(keys) > 1:
+                middle = len(keys) // 2
+                return [*await self._documents(keys[:middle], query), *await self._documents(keys[middle:], query)]
+            self._check(answer)
             documents = read_documents(answer.body).docs
-        except (msgspec.MsgspecError, UnicodeError) as error:
-            raise UnavailableError(f"{self._client.name}: the answer cannot be read: {error}") from error
         for document in documents:
             if document.error is not None:
                 raise UnavailableError(f"{self._client.name}: {document.error}")
@@ -229,18 +214,13 @@ class OpenSearchSink:
         """Find the index, once: a bulk request would make one that is missing, with types that it guesses."""
         if self._is_known:
             return
-        try:
+        with self._reading():
             answer = await self._client.request("GET", f"{self._path}/_alias", timeout_s=min(self._timeout_s, LOOK_S))
-        except OutcomeUnknownError as error:
-            raise UnavailableError(str(error)) from error
-        if answer.status == 403:
-            self._is_known = True  # Not everybody may ask; then it is believed to be there.
-            return
-        self._check(answer)
-        try:
+            if answer.status == 403:
+                self._is_known = True  # Not everybody may ask; then it is believed to be there.
+                return
+            self._check(answer)
             indexes = read_indexes(answer.body)
-        except (msgspec.MsgspecError, UnicodeError) as error:
-            raise UnavailableError(f"{self._client.name}: the answer cannot be read: {error}") from error
         self._is_alias = self._index not in indexes
         if self._is_alias and [self._index in index.aliases for index in indexes.values()] != [True]:
             # In several indexes one key could be several documents.
@@ -249,6 +229,16 @@ class OpenSearchSink:
                 f"{', '.join(sorted(indexes)) or 'none'}; let it stand for one"
             )
         self._is_known = True
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What is only read has no outcome to be unknown: it can be asked for again."""
+        try:
+            yield
+        except OutcomeUnknownError as error:
+            raise UnavailableError(str(error)) from error
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise UnavailableError(f"{self._client.name}: the answer cannot be read: {error}") from error
 
     @property
     def _query(self) -> str:
@@ -284,14 +274,11 @@ def connect(address: Address) -> Sink:
     scheme = "https" if address.scheme.endswith("searchs") else "http"
     server = server_at(address, scheme, options, PORT)
     index = index_of(address.path, f"{address.scheme}://localhost:{PORT}/pages")
-    limits = Limits(
-        batch_max=_count(options, "batch_max", BATCH_MAX),
-        request_max_bytes=_count(options, "request_max_bytes", REQUEST_MAX_BYTES),
-        timeout_s=seconds(options.get("timeout", TIMEOUT_S)),
-    )
-    if limits.timeout_s <= 0:
+    timeout_s = seconds(options.get("timeout", TIMEOUT_S))
+    if timeout_s <= 0:
         raise AddressError(f"timeout={options['timeout']} must be above zero")
-    return OpenSearchSink(server, index, limits)
+    batch_max = _count(options, "batch_max", BATCH_MAX)
+    return OpenSearchSink(server, index, batch_max, _count(options, "request_max_bytes", REQUEST_MAX_BYTES), timeout_s)
 
 
 def _count(options: Mapping[str, str], name: str, default: int) -> int:

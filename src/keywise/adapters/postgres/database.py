@@ -1,8 +1,8 @@
 """One Postgres database that source, ledger and sink share: pooled connections, its own clock, durable commits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
@@ -68,21 +68,18 @@ class PostgresDatabase:
 
     async def read(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Rows of a query on what is committed."""
-        with postgres_errors(self.name):
-            async with self._readers.acquire(timeout=CONNECT_S) as connection:
-                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
-                return rows
+        return await self._fetch(self._readers, statement, arguments)
 
     async def write(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Rows of one statement that is a transaction of its own."""
-        async with self._acquired() as connection:
-            with postgres_errors(self.name):
-                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
-                return rows
+        return await self._fetch(self._writers, statement, arguments)
 
     async def step(self, statement: str, *arguments: object) -> Sequence[Any]:
         """As `write`, besides all handlers that have a transaction."""
-        async with self._acquired(self._steppers) as connection:
+        return await self._fetch(self._steppers, statement, arguments)
+
+    async def _fetch(self, pool: Any, statement: str, arguments: Sequence[object]) -> Sequence[Any]:
+        async with self._acquired(pool) as connection:
             with postgres_errors(self.name):
                 rows: Sequence[Any] = await connection.fetch(statement, *arguments)
                 return rows
@@ -230,33 +227,32 @@ def numbers(values: Iterable[int | None]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-class postgres_errors:
-    """Turns errors of the client library into ours, at the edge: what may pass becomes `UnavailableError`."""
+@contextmanager
+def postgres_errors(name: str, *, at_start: bool = False, of_handler: bool = False) -> Iterator[None]:
+    """Turns errors of the client library into ours, at the edge: what may pass becomes `UnavailableError`.
 
-    def __init__(self, name: str, *, at_start: bool = False, of_handler: bool = False) -> None:
-        self._name = name
-        self._at_start = at_start
-        self._of_handler = of_handler
-        """Whatever else a handler meets is a failure of its change."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, asyncpg.PostgresError):
-            state = error.sqlstate or ""
-            advice = _ADVICE.get(state, "")
-            if state in PASSING or state[:2] in PASSING_CLASSES:
-                raise UnavailableError(f"{self._name}: {error}{advice and f'; {advice}'}") from error
-            if not self._of_handler:
-                raise DatabaseError(f"{self._name}: {error}; {advice or 'the server log may say more'}") from error
-        elif isinstance(error, asyncpg.DataError | asyncpg.ClientConfigurationError):
-            if self._at_start:
-                raise DatabaseError(f"{self._name}: {error}; check the URL") from error
-        elif isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError):
-            raise UnavailableError(f"{self._name}: {error}") from error
-        elif isinstance(error, OSError | TimeoutError) and not self._of_handler:
-            raise UnavailableError(f"{self._name}: {str(error) or 'no answer in time'}") from error
+    Whatever else a handler meets is a failure of its change.
+    """
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        state = error.sqlstate or ""
+        advice = _ADVICE.get(state, "")
+        if state in PASSING or state[:2] in PASSING_CLASSES:
+            raise UnavailableError(f"{name}: {error}{advice and f'; {advice}'}") from error
+        if of_handler:
+            raise
+        raise DatabaseError(f"{name}: {error}; {advice or 'the server log may say more'}") from error
+    except (asyncpg.DataError, asyncpg.ClientConfigurationError) as error:
+        if not at_start:
+            raise
+        raise DatabaseError(f"{name}: {error}; check the URL") from error
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        raise UnavailableError(f"{name}: {error}") from error
+    except (OSError, TimeoutError) as error:
+        if of_handler:
+            raise
+        raise UnavailableError(f"{name}: {str(error) or 'no answer in time'}") from error
 
 
 PASSING_CLASSES = frozenset({"08", "53", "58"})

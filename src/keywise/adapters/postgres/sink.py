@@ -10,10 +10,10 @@ import msgspec
 from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, numbers, postgres_errors
 from keywise.adapters.postgres.schema.install import LOCKS
 from keywise.core.change import Change
-from keywise.core.errors import PermanentError, SettingsError
+from keywise.core.errors import PermanentError
 from keywise.core.resource import opening
 from keywise.core.sink import AtomicSink, Content, Grade
-from keywise.core.statements import check_name, quoted
+from keywise.core.statements import UserTable, quoted
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -25,23 +25,13 @@ class PostgresSink:
     runs_user_code = False
     batch_max = 10_000
 
-    def __init__(
-        self,
-        database: PostgresDatabase,
-        table: str,
-        *,
-        key: str = "key",
-        version: str = "version",
-        body: str = "body",
-        columns: Sequence[str] = (),
-    ) -> None:
-        for name in (*table.split(".", 1), key, version, body, *columns):
-            check_name(name, "pg_")
+    def __init__(self, database: PostgresDatabase, table: UserTable) -> None:
+        parts = table.name.split(".", 1)
+        table.check(parts, "pg_")
         self.database = database
-        self._name = table
-        self._table = ".".join(map(quoted, table.split(".", 1)))
-        self._key, self._columns = key, tuple(columns)
-        self._stored = (key, version, *(columns or (body,)))
+        self._user_table = table
+        self._table = ".".join(map(quoted, parts))
+        self._columns, self._stored = table.columns, table.stored
         self._is_binary = False
         self._upsert = self._delete = self._select = ""
         """Made when the table is known."""
@@ -65,7 +55,7 @@ class PostgresSink:
                 if gone:
                     await transaction.connection.execute(self._delete, gone)
         except _REFUSALS as error:
-            raise PermanentError(f"table {self._name} refuses it: {error}") from error
+            raise PermanentError(f"table {self._user_table.name} refuses it: {error}") from error
 
     async def read(self, keys: Sequence[str]) -> dict[str, Content]:
         rows = await self.database.read(self._select, list(keys))
@@ -104,7 +94,7 @@ class PostgresSink:
                     await connection.execute(self._delete, [])
                     await connection.fetch(self._select, [])
         except asyncpg.PostgresError as error:
-            raise SettingsError(self._misfit(str(error))) from error
+            raise self._user_table.misfit(str(error)) from error
 
     def _creation(self) -> str:
         key, version, *rest = map(quoted, self._stored)
@@ -116,7 +106,7 @@ class PostgresSink:
     def _compose(self, types: dict[str, str]) -> None:
         missing = [name for name in self._stored if name not in types]
         if missing:
-            raise SettingsError(self._misfit(f"it has no column {missing[0]}"))
+            raise self._user_table.misfit(f"it has no column {missing[0]}")
         self._is_binary = types[self._stored[2]] == "bytea" and not self._columns
         names = [quoted(name) for name in self._stored]
         updates = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
@@ -129,27 +119,19 @@ class PostgresSink:
             wanted = f"unnest($1::text[], $2::text::bigint[], $3::{kind}[]) as one (k, v, b)"
             rows = f"select {', '.join(casts)} from {wanted}"  # noqa: S608
             values = names[2:] if self._is_binary else [f"{names[2]}::text"]
-        which = f"{names[0]} = any($1::text[]::{types[self._key]}[])"
+        which = f"{names[0]} = any($1::text[]::{types[self._stored[0]]}[])"
         self._upsert = (
             f"insert into {self._table} ({', '.join(names)}) {rows} on conflict ({names[0]}) do update set {updates}"
         )
         self._delete = f"delete from {self._table} where {which}"  # noqa: S608
         self._select = f"select {names[0]}::text, {names[1]}, {', '.join(values)} from {self._table} where {which}"  # noqa: S608
 
-    def _misfit(self, why: str) -> str:
-        return (
-            f"table {self._name} does not fit: {why}; it needs a unique key column, a version column and "
-            "a body column, or name others with ?key=, ?version=, ?body= or ?columns="
-        )
-
 
 def connect(address: Address) -> AtomicSink:
     """`postgresql://user@host/database?table=NAME`, and `key`, `version`, `body` or `columns=a,b` to name columns."""
     options = address.take("table", "key", "version", "body", "columns", *OPTIONS)
     database = database_at(address, options)
-    columns = [name.strip() for name in options.pop("columns", "").split(",") if name.strip()]
-    table = options.pop("table", address.name)
-    return PostgresSink(database, table, columns=columns, **options)
+    return PostgresSink(database, UserTable.of_options(options, address.name))
 
 
 _key_of = attrgetter("key")

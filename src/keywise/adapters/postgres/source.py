@@ -7,6 +7,7 @@ or released lie in `held` until they are visible. So a drain reads and deletes o
 import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from keywise.adapters.postgres.database import (
@@ -216,7 +217,7 @@ class PostgresTransactionalQueue:
         if self._fresh:
             await self._connection.execute(_SQL["put_back"], self._source._queue, *_columns([*self._fresh.values()]))
 
-    def _errors(self) -> postgres_errors:
+    def _errors(self) -> AbstractContextManager[None]:
         return postgres_errors(self._source.database.name)
 
 

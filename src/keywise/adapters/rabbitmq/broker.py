@@ -20,7 +20,7 @@ from pika.exceptions import (
 
 from keywise.adapters.rabbitmq.connection import Connection, Taker
 from keywise.adapters.rabbitmq.frames import settlement
-from keywise.adapters.rabbitmq.management import BrokerPolicy, QueueLimits, policies_for, queue_limits
+from keywise.adapters.rabbitmq.management import ManagementApi
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
 from keywise.core.settings import seconds
 from keywise.core.url import Address, redacted
@@ -77,13 +77,9 @@ class Broker:
             **given,
         )
 
-    def limits_of(self, queue: str, management: str) -> QueueLimits:
-        """What the management API tells of a queue; it blocks."""
-        return queue_limits(management, self._url, queue, self._tls() if management.startswith("https:") else None)
-
-    def policies_for(self, queue: str, management: str) -> list[BrokerPolicy]:
-        """What is set for a quorum queue of this name, by the management API; it blocks."""
-        return policies_for(management, self._url, queue, self._tls() if management.startswith("https:") else None)
+    def management(self, url: str) -> ManagementApi:
+        """The management API at a URL, asked as the user of the broker."""
+        return ManagementApi(url, self._url, self._tls() if url.startswith("https:") else None)
 
     def _tls(self) -> ssl.SSLContext:
         """The broker has to show a certificate that is trusted, for its own name."""
@@ -114,17 +110,20 @@ class BrokerLink:
                 self._connection = await self._connect()
             connection = self._connection
         channel = Channel(self.name)
-        with rabbit_errors(self.name):
-            await channel.opened(connection)
+        await channel.opened(connection)
         return channel
+
+    async def ask(self, method: str, **arguments: Any) -> Any:
+        """Call a method on a channel of its own, and return what the broker answers."""
+        channel = await self.channel()
+        try:
+            return await channel.ask(method, **arguments)
+        finally:
+            channel.close()
 
     async def ready(self, queue: str) -> int:
         """How many messages of a queue are ready."""
-        channel = await self.channel()
-        try:
-            answer = await channel.ask("queue_declare", queue=queue, passive=True)
-        finally:
-            channel.close()
+        answer = await self.ask("queue_declare", queue=queue, passive=True)
         return int(answer.method.message_count)
 
     async def close(self) -> None:
@@ -189,7 +188,7 @@ class Channel:
         return self.ended is None and bool(self.raw.is_open)
 
     async def opened(self, connection: Any) -> None:
-        await self._answered(lambda done: connection.channel(on_open_callback=done), self._watch)
+        await self.answered(lambda done: self._watch(connection.channel(on_open_callback=done)))
 
     async def ask(self, method: str, **arguments: Any) -> Any:
         """Call a method, and return what the broker answers."""
@@ -198,7 +197,16 @@ class Channel:
     async def answered(self, call: Callable[[Callable[[Any], None]], None]) -> Any:
         """What a call is told in the end."""
         with rabbit_errors(self._name):
-            return await self._answered(call)
+            if self.ended is not None:
+                raise self.ended
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self._asked.add(answer)
+            try:
+                call(lambda frame: _resolve(answer, frame))
+                async with asyncio.timeout(ANSWER_S):
+                    return await answer
+            finally:
+                self._asked.discard(answer)
 
     def hand_to(self, consumer: str, take: Taker | None) -> None:
         """Who gets the usual messages of a consumer; by default, and whatever else comes, the client library does."""
@@ -218,20 +226,6 @@ class Channel:
         if self.is_open:
             self._hand_to_nobody()
             self.raw.close()
-
-    async def _answered(
-        self, call: Callable[[Callable[[Any], None]], Any], take: Callable[[Any], None] = lambda _: None
-    ) -> Any:
-        if self.ended is not None:
-            raise self.ended
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._asked.add(answer)
-        try:
-            take(call(lambda frame: _resolve(answer, frame)))
-            async with asyncio.timeout(ANSWER_S):
-                return await answer
-        finally:
-            self._asked.discard(answer)
 
     def _watch(self, raw: Any) -> None:
         self.raw = raw

@@ -37,17 +37,14 @@ class DelayQueues:
 
     async def usable_in_s(self, delay_s: float) -> float:
         """How long a message that is put off for so long has to be kept before."""
-        wait = wait_of(self._queue, delay_s, time.time())
-        await self._declare(wait)
-        return self._usable_at[wait.queue] - asyncio.get_running_loop().time()
+        return await self._declare(wait_of(self._queue, delay_s, time.time()))
 
     async def publish(self, messages: Sequence[Message], delay_s: float) -> None:
         """Let messages come to the queue after a delay; raises `Rejection` if there is no room for them."""
         wait = wait_of(self._queue, delay_s, time.time())
         for _, properties in messages:
             properties.expiration = wait.expiration
-        await self._declare(wait)
-        await asyncio.sleep(self._usable_at[wait.queue] - asyncio.get_running_loop().time())
+        await asyncio.sleep(await self._declare(wait))
         try:
             await self._publisher.publish(wait.queue, messages)
         except Rejection as error:
@@ -63,23 +60,28 @@ class DelayQueues:
         for wait in waits_of(self._queue, time.time()):
             if self._absent.get(wait.queue, 0.0) > clock():
                 continue
-            try:
-                counted += await self._link.ready(wait.queue)
-            except DatabaseError as error:
-                if refusal_code(error) != NOT_FOUND:
-                    raise
+            ready = await self._ready(wait.queue)
+            if ready is None:
                 self._absent[wait.queue] = clock() + self._absent_s
+            counted += ready or 0
         return counted
 
-    async def _declare(self, wait: Wait) -> None:
-        if wait.queue in self._usable_at:
-            return
+    async def _declare(self, wait: Wait) -> float:
+        """Make a delay queue if it is not there; return in how many seconds it can be trusted."""
+        clock = asyncio.get_running_loop().time
+        if wait.queue not in self._usable_at:
+            if await self._ready(wait.queue) is None:
+                await self._publisher.declare(wait.queue, wait.arguments(self._queue))
+            # One that was found may have been made by somebody else a moment ago.
+            self._usable_at[wait.queue] = clock() + self._fresh_s
+            self._absent.pop(wait.queue, None)
+        return self._usable_at[wait.queue] - clock()
+
+    async def _ready(self, queue: str) -> int | None:
+        """How many messages of a queue are ready; None if it is not there."""
         try:
-            await self._link.ready(wait.queue)
+            return await self._link.ready(queue)
         except DatabaseError as error:
             if refusal_code(error) != NOT_FOUND:
                 raise
-            await self._publisher.declare(wait.queue, wait.arguments(self._queue))
-        # One that was found may have been made by somebody else a moment ago.
-        self._usable_at[wait.queue] = asyncio.get_running_loop().time() + self._fresh_s
-        self._absent.pop(wait.queue, None)
+            return None

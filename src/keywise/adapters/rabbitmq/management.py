@@ -51,64 +51,69 @@ class BrokerPolicy(msgspec.Struct, frozen=True, rename="kebab"):
             return False
 
 
-def queue_limits(management: str, broker: str, queue: str, context: ssl.SSLContext | None = None) -> QueueLimits:
-    """Ask for one queue, as the user that the broker's URL names; it blocks."""
-    vhost = _vhost(broker)
-    status, answer = _get(management, broker, f"queues/{quote(vhost, safe='')}/{quote(queue, safe='')}", context)
-    name = redacted(management)
-    if status in FORBIDDEN:
-        raise DatabaseError(f"{name}: the user of {redacted(broker)} may not ask; give it the tag monitoring")
-    if status == MISSING:
-        raise DatabaseError(f"{name}: no queue is called {queue!r} in the virtual host {vhost!r}")
-    return _limits(_decoded(name, status, answer, _Queue))
+class ManagementApi:
+    """The management API of a broker, asked as the user that the broker's URL names. All its methods block."""
 
+    def __init__(self, url: str, broker: str, context: ssl.SSLContext | None = None) -> None:
+        self._name = redacted(url)
+        self._url = urlsplit(url)
+        self._broker = broker
+        self._user = urlsplit(broker)
+        self._vhost = unquote(self._user.path[1:]) or "/"
+        self._context = context
 
-def policies_for(management: str, broker: str, queue: str, context: ssl.SSLContext | None = None) -> list[BrokerPolicy]:
-    """Those that a quorum queue of this name has or would have, as far as this user may see them; it blocks."""
-    found = []
-    for kind in ("policies", "operator-policies"):
-        status, answer = _get(management, broker, f"{kind}/{quote(_vhost(broker), safe='')}", context)
+    def limits_of(self, queue: str) -> QueueLimits:
+        status, answer = self._get("queues", queue)
         if status in FORBIDDEN:
-            continue
-        policies = _decoded(redacted(management), status, answer, list[BrokerPolicy])
-        # Of each kind, one alone counts.
-        matching = [one for one in policies if one.matches(queue)]
-        found += sorted(matching, key=lambda one: one.priority)[-1:]
-    return found
+            raise DatabaseError(
+                f"{self._name}: the user of {redacted(self._broker)} may not ask; give it the tag monitoring"
+            )
+        if status == MISSING:
+            raise DatabaseError(f"{self._name}: no queue is called {queue!r} in the virtual host {self._vhost!r}")
+        return _limits(self._decoded(status, answer, _Queue))
 
+    def policies_for(self, queue: str) -> list[BrokerPolicy]:
+        """Those that a quorum queue of this name has or would have, as far as this user may see them."""
+        found = []
+        for kind in ("policies", "operator-policies"):
+            status, answer = self._get(kind)
+            if status in FORBIDDEN:
+                continue
+            # Of each kind, one alone counts.
+            matching = [one for one in self._decoded(status, answer, list[BrokerPolicy]) if one.matches(queue)]
+            found += sorted(matching, key=lambda one: one.priority)[-1:]
+        return found
 
-def _vhost(broker: str) -> str:
-    return unquote(urlsplit(broker).path[1:]) or "/"
+    def _decoded(self, status: int, answer: bytes, type: type[T]) -> T:
+        if status != http.client.OK:
+            raise UnavailableError(f"{self._name}: the management API answered with status {status}")
+        try:
+            return msgspec.json.decode(answer, type=type)
+        except msgspec.MsgspecError as error:
+            raise DatabaseError(f"{self._name} is no management API of RabbitMQ: {error}") from error
 
-
-def _decoded(name: str, status: int, answer: bytes, type: type[T]) -> T:
-    if status != http.client.OK:
-        raise UnavailableError(f"{name}: the management API answered with status {status}")
-    try:
-        return msgspec.json.decode(answer, type=type)
-    except msgspec.MsgspecError as error:
-        raise DatabaseError(f"{name} is no management API of RabbitMQ: {error}") from error
-
-
-def _get(management: str, broker: str, what: str, context: ssl.SSLContext | None) -> tuple[int, bytes]:
-    """Status and body; redirects are not followed, because the password would go with them."""
-    parts, user = urlsplit(management), urlsplit(broker)
-    login = f"{unquote(user.username or 'guest')}:{unquote(user.password or 'guest')}"
-    authorization = f"Basic {base64.b64encode(login.encode()).decode()}"
-    host, port = parts.hostname or "", parts.port
-    connection = (
-        http.client.HTTPSConnection(host, port or 15671, timeout=ANSWER_S, context=context)
-        if parts.scheme == "https"
-        else http.client.HTTPConnection(host, port or 15672, timeout=ANSWER_S)
-    )
-    try:
-        connection.request("GET", f"{parts.path.rstrip('/')}/api/{what}", headers={"Authorization": authorization})
-        answer = connection.getresponse()
-        return answer.status, answer.read(ANSWER_MAX_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        raise UnavailableError(f"{redacted(management)}: {str(error) or type(error).__name__}") from error
-    finally:
-        connection.close()
+    def _get(self, *what: str) -> tuple[int, bytes]:
+        """Status and body; redirects are not followed, because the password would go with them."""
+        kind, *names = what
+        path = "/".join(
+            [self._url.path.rstrip("/"), "api", kind, *(quote(one, safe="") for one in (self._vhost, *names))]
+        )
+        login = f"{unquote(self._user.username or 'guest')}:{unquote(self._user.password or 'guest')}"
+        authorization = f"Basic {base64.b64encode(login.encode()).decode()}"
+        host, port = self._url.hostname or "", self._url.port
+        connection = (
+            http.client.HTTPSConnection(host, port or 15671, timeout=ANSWER_S, context=self._context)
+            if self._url.scheme == "https"
+            else http.client.HTTPConnection(host, port or 15672, timeout=ANSWER_S)
+        )
+        try:
+            connection.request("GET", path, headers={"Authorization": authorization})
+            answer = connection.getresponse()
+            return answer.status, answer.read(ANSWER_MAX_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(f"{self._name}: {str(error) or type(error).__name__}") from error
+        finally:
+            connection.close()
 
 
 def _limits(queue: _Queue) -> QueueLimits:

@@ -83,11 +83,6 @@ def times_before(headers: Mapping[Any, Any], redelivered: bool) -> int:
     return int(redelivered)
 
 
-def sent_at_of(properties: Any) -> float:
-    """When a message was sent, if its sender said so; else it counts from now."""
-    return sent_at(properties.timestamp)
-
-
 def sent_at(moment: Any) -> float:
     """The time that a sender gave, in seconds or thousandths of them; now if it gave none."""
     if not isinstance(moment, int) or not 0 < moment < 1000 * SECONDS_MAX:

@@ -113,11 +113,7 @@ class Publisher:
 
     async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
         """Make a queue of ours."""
-        channel = await self._link.channel()
-        try:
-            await channel.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
-        finally:
-            channel.close()
+        await self._link.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
 
     async def close(self) -> None:
         await self._link.close()

@@ -166,7 +166,8 @@ class RabbitSource:
     # Taking.
 
     async def _learn_limits(self) -> None:
-        limits = await asyncio.to_thread(self._broker.limits_of, self._queue, self._management)
+        management = self._broker.management(self._management)
+        limits = await asyncio.to_thread(management.limits_of, self._queue)
         if limits.ack_timeout_s is not None:
             self.ack_timeout_s = limits.ack_timeout_s
         if limits.delivery_limit is not None and limits.delivery_limit < DELIVERY_LIMIT_MIN:
@@ -174,12 +175,9 @@ class RabbitSource:
                 f"{self._broker.name}: the queue {self._queue!r} has the delivery limit {limits.delivery_limit}, and "
                 f"would throw away messages whose workers were restarted; raise it to {DELIVERY_LIMIT_MIN} or more"
             )
-        await asyncio.to_thread(self._check_policies)
-
-    def _check_policies(self) -> None:
-        """What is set for all queues is set for delay queues too, though nobody thought of them; it blocks."""
+        # What is set for all queues is set for delay queues too, though nobody thought of them.
         wait = wait_of(self._queue, CLASSES_S[-1], time.time())
-        for policy in self._broker.policies_for(wait.queue, self._management):
+        for policy in await asyncio.to_thread(management.policies_for, wait.queue):
             if (limit := wait.cut_by(policy.definition)) is not None:
                 raise DatabaseError(
                     f"{self._broker.name}: the policy {policy.name!r} sets {limit} for {wait.queue!r}, where messages "

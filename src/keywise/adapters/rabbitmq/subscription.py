@@ -18,7 +18,6 @@ from keywise.adapters.rabbitmq.messages import (
     identity_of,
     parse_identity,
     sent_at,
-    sent_at_of,
     shown_headers,
     times_before,
 )
@@ -222,15 +221,20 @@ class Subscription:
         self._keep(consumer, tag, properties, delivery, self._arrived)
 
     def _take(self, consumer: BrokerConsumer | None, tag: int, redelivered: bool, properties: Any, body: bytes) -> None:
-        due = 0.0
-        headers = properties.headers
-        if headers:
-            delivery, due = self._read(tag, redelivered, properties, body)
+        headers = properties.headers or {}
+        before, identity = times_before(headers, redelivered), identity_of(headers, body)
+        is_unfit = consumer is not None and _is_near_delivery_limit(properties)
+        id, moment = f"{self._id}.{tag}", 0.0
+        if identity is None:
+            moment = sent_at(properties.timestamp)
         else:
-            delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at_of(properties), 1 + redelivered)
-        is_unfit = headers and (
-            (consumer is not None and _is_near_delivery_limit(properties)) or (due and due > time.time())
-        )
+            before, moment = before + identity.count, identity.sent_at
+            is_unfit = is_unfit or identity.due > time.time()
+            # A copy may have come before its original was acked: both are here, and each has to be settled.
+            if identity.id not in self._ids:
+                id = identity.id
+                self._ids.add(id)
+        delivery = Delivery(id, self._first + tag, body, moment, before + 1, shown_headers(headers))
         self._keep(consumer, tag, properties, delivery, self._unfit if is_unfit else self._arrived)
 
     def _keep(
@@ -248,21 +252,6 @@ class Subscription:
         where.append(delivery)
         if not self._bell.is_set():
             self._bell.set()
-
-    def _read(self, tag: int, redelivered: bool, properties: Any, body: bytes) -> tuple[Delivery, float]:
-        """The delivery, and when it is due."""
-        headers = properties.headers
-        before, identity = times_before(headers, redelivered), identity_of(headers, body)
-        id, sent_at, due = f"{self._id}.{tag}", 0.0, 0.0
-        if identity is None:
-            sent_at = sent_at_of(properties)
-        else:
-            before, sent_at, due = before + identity.count, identity.sent_at, identity.due
-            # A copy may have come before its original was acked: both are here, and each has to be settled.
-            if identity.id not in self._ids:
-                id = identity.id
-                self._ids.add(id)
-        return Delivery(id, self._first + tag, body, sent_at, before + 1, shown_headers(headers)), due
 
     # What is settled.
 

@@ -1,8 +1,8 @@
 """One Redis server that ledgers live in: pooled connections, its own clock, and what it must be set to."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
@@ -196,28 +196,23 @@ async def _exchanged(connection: Any, command: Sequence[Any]) -> Any:
     return answer
 
 
-class redis_errors:
+@contextmanager
+def redis_errors(name: str) -> Iterator[None]:
     """Turns errors of the client library into ours, at the edge: what may pass becomes `UnavailableError`."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, AuthenticationError | AuthorizationError):
-            raise DatabaseError(f"{self._name}: {error}; check user and password") from error
-        if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError | TimeoutError):
-            raise UnavailableError(f"{self._name}: {str(error) or 'no answer in time'}") from error
-        if isinstance(error, ResponseError):
-            if _may_pass(error):
-                raise UnavailableError(f"{self._name}: {error}") from error
-            is_forbidden = isinstance(error, NoPermissionError) or "user executing the script" in str(error)
-            advice = _PERMIT if is_forbidden else _ADVICE.get(_word(error), _LOG)
-            raise DatabaseError(f"{self._name}: {error}; {advice}") from error
-        if isinstance(error, RedisError):
-            raise UnavailableError(f"{self._name}: {error}") from error
+    try:
+        yield
+    except (AuthenticationError, AuthorizationError) as error:
+        raise DatabaseError(f"{name}: {error}; check user and password") from error
+    except (RedisConnectionError, RedisTimeoutError, OSError, TimeoutError) as error:
+        raise UnavailableError(f"{name}: {str(error) or 'no answer in time'}") from error
+    except ResponseError as error:
+        if _may_pass(error):
+            raise UnavailableError(f"{name}: {error}") from error
+        is_forbidden = isinstance(error, NoPermissionError) or "user executing the script" in str(error)
+        advice = _PERMIT if is_forbidden else _ADVICE.get(_word(error), _LOG)
+        raise DatabaseError(f"{name}: {error}; {advice}") from error
+    except RedisError as error:
+        raise UnavailableError(f"{name}: {error}") from error
 
 
 PASSING = (OutOfMemoryError, ReadOnlyError, ClusterDownError, TryAgainError)

@@ -8,10 +8,10 @@ import msgspec
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.core.change import Change
-from keywise.core.errors import PermanentError, SettingsError
+from keywise.core.errors import PermanentError
 from keywise.core.resource import opening
 from keywise.core.sink import AtomicSink, Content, Grade
-from keywise.core.statements import check_name, quoted
+from keywise.core.statements import UserTable, quoted
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -23,40 +23,27 @@ class SqliteSink:
     runs_user_code = False
     batch_max = 10_000
 
-    def __init__(
-        self,
-        database: SqliteDatabase,
-        table: str,
-        *,
-        key: str = "key",
-        version: str = "version",
-        body: str = "body",
-        columns: Sequence[str] = (),
-    ) -> None:
-        for name in (table, key, version, body, *columns):
-            check_name(name, "sqlite_")
+    def __init__(self, database: SqliteDatabase, table: UserTable) -> None:
+        table.check([table.name], "sqlite_")
         self.database = database
         self._table = table
-        self._columns = tuple(columns)
-        stored = (key, version, *(columns or (body,)))
+        self._columns = table.columns
+        name, key, stored = quoted(table.name), quoted(table.key), [quoted(one) for one in table.stored]
         self._create = (
-            f"create table if not exists {quoted(table)} ({quoted(key)} text primary key, "
-            f"{quoted(version)} integer, {', '.join(map(quoted, stored[2:]))}) without rowid"
+            f"create table if not exists {name} ({key} text primary key, "
+            f"{stored[1]} integer, {', '.join(stored[2:])}) without rowid"
         )
-        updates = ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in stored[1:])
+        updates = ", ".join(f"{one} = excluded.{one}" for one in stored[1:])
         self._upsert = (
-            f"insert into {quoted(table)} ({', '.join(map(quoted, stored))}) "  # noqa: S608 - names are checked
-            f"values ({', '.join('?' * len(stored))}) on conflict ({quoted(key)}) do update set {updates}"
+            f"insert into {name} ({', '.join(stored)}) "  # noqa: S608 - names are checked
+            f"values ({', '.join('?' * len(stored))}) on conflict ({key}) do update set {updates}"
         )
-        self._select = (
-            f"select {', '.join(map(quoted, stored))} from {quoted(table)} "  # noqa: S608
-            f"where {quoted(key)} in (select value from json_each(?))"
-        )
-        self._delete = f"delete from {quoted(table)} where {quoted(key)} = ?"  # noqa: S608
+        self._select = f"select {', '.join(stored)} from {name} where {key} in (select value from json_each(?))"  # noqa: S608
+        self._delete = f"delete from {name} where {key} = ?"  # noqa: S608
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
-            if not self.database.read(_FIND_TABLE, (self._table,)):
+            if not self.database.read(_FIND_TABLE, (self._table.name,)):
                 await self.database.write(lambda connection: connection.execute(self._create))
             self._check(self.database.reader)
         return self
@@ -73,7 +60,7 @@ class SqliteSink:
                 if gone:
                     transaction.connection.executemany(self._delete, gone)
         except _REFUSALS as error:
-            raise PermanentError(f"table {self._table} refuses it: {error}") from error
+            raise PermanentError(f"table {self._table.name} refuses it: {error}") from error
 
     async def read(self, keys: Sequence[str]) -> dict[str, Content]:
         rows: Any = self.database.read(self._select, (msgspec.json.encode(keys).decode(),))
@@ -97,18 +84,13 @@ class SqliteSink:
             connection.execute(f"explain {self._upsert}", (None,) * (2 + max(1, len(self._columns))))
             connection.execute(f"explain {self._delete}", (None,))
         except sqlite3.OperationalError as error:
-            raise SettingsError(
-                f"table {self._table} does not fit: {error}; it needs a unique key column, a version column and "
-                "a body column, or name others with ?key=, ?version=, ?body= or ?columns="
-            ) from error
+            raise self._table.misfit(str(error)) from error
 
 
 def connect(address: Address) -> AtomicSink:
     """`sqlite:///file.db?table=NAME`, and `key`, `version`, `body` or `columns=a,b` to name columns."""
     options = address.take("table", "key", "version", "body", "columns")
-    columns = [name.strip() for name in options.pop("columns", "").split(",") if name.strip()]
-    table = options.pop("table", address.name)
-    return SqliteSink(address.shared(SqliteDatabase, address.file()), table, columns=columns, **options)
+    return SqliteSink(address.shared(SqliteDatabase, address.file()), UserTable.of_options(options, address.name))
 
 
 _FIND_TABLE = "select 1 from sqlite_master where name = ? collate nocase"

@@ -5,21 +5,21 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
-from keywise.adapters.postgres.ledger.controls import STORE
-from keywise.adapters.postgres.ledger.history import ADD, columns_of
 from keywise.adapters.postgres.ledger.working_set import (
+    ADD_RECORDS,
     KEEP,
+    STORE_CONTROLS,
     TOKEN_NONCE_BITS,
     PostgresScope,
     PostgresWorkingSet,
     entry_of,
     letter_of,
     letter_row,
+    record_columns,
+    record_of,
 )
 from keywise.core.controls import Controls, text_of
-from keywise.core.entry import Entry, LedgerPolicy
-from keywise.core.history import HistoryRecord
+from keywise.core.entry import Entry
 from keywise.core.key_encoding import decoded
 from keywise.core.limits import Rate
 from keywise.core.statements import read_statements
@@ -31,8 +31,8 @@ CLEAR_AT_ONCE = 20_000
 """A statement has to end long before it counts as lost."""
 TOKENS_AHEAD = 2**20
 """More than all workers can take between two steps of one statement."""
-CLEARED = ("marks", "active", "rates", "periodic_locks", "letters", "lines")
-"""Which tables hold what belongs to a scope."""
+CLEARED = {"marks": "key", "active": "key", "rates": "key", "periodic_locks": "name", "letters": "id", "lines": "id"}
+"""Which tables hold what belongs to a scope, and which column tells its rows apart."""
 
 _SQL = read_statements(__name__)
 
@@ -40,11 +40,11 @@ _SQL = read_statements(__name__)
 class PostgresLedgerTransfer:
     """The transfer of one scope of a Postgres database."""
 
-    def __init__(self, database: PostgresDatabase, scope: PostgresScope, policy: LedgerPolicy) -> None:
-        self._database = database
+    def __init__(self, scope: PostgresScope) -> None:
+        self._database = scope.database
         self._scope = scope
         # Whatever the pipeline says of rates now, moments that were charged are kept.
-        self._policy = replace(policy, rate=policy.rate or Rate(1))
+        self._policy = replace(scope.policy, rate=scope.policy.rate or Rate(1))
 
     async def scopes(self) -> list[str]:
         return [name for (name,) in await self._database.read(_SQL["scopes"])]
@@ -73,41 +73,37 @@ class PostgresLedgerTransfer:
 
     async def _lines(self, after: int, limit: int) -> TransferPage:
         rows = await self._read(_SQL["lines"], self._scope.number, after, limit)
-        lines = [
-            HistoryRecord(at, what, decoded(code), version, detail, by)
-            for _, at, what, code, version, detail, by in rows
-        ]
-        return TransferPage(records=lines, cursor=f"lines:{rows[-1][0]}" if rows else "")
+        return TransferPage(
+            records=[record_of(line) for _, *line in rows], cursor=f"lines:{rows[-1][0]}" if rows else ""
+        )
 
     async def _read(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Rows by an index. A table that was just filled has no statistics, and would be read as a whole each time."""
-        async with self._database.transaction() as connection:
-            with postgres_errors(self._database.name):
-                await connection.execute(_BY_INDEX)
-                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
-                return rows
+        async with self._scope.transaction() as connection:
+            await connection.execute(_BY_INDEX)
+            rows: Sequence[Any] = await connection.fetch(statement, *arguments)
+            return rows
 
     async def add(self, page: TransferPage) -> None:
         scope = self._scope.number
-        async with self._database.transaction(scope=scope) as connection:
-            with postgres_errors(self._database.name):
-                working_set = PostgresWorkingSet(connection, scope, self._policy)
-                for key, entry in page.entries:
-                    working_set.set(key, entry)
-                await working_set.store()
-                await connection.executemany(KEEP, [letter_row(scope, *kept) for kept in page.dead_letters])
-                await connection.execute(ADD, scope, *columns_of(page.records))
+        async with self._scope.transaction() as connection:
+            working_set = PostgresWorkingSet(connection, scope, self._policy)
+            for key, entry in page.entries:
+                working_set.set(key, entry)
+            await working_set.store()
+            await connection.executemany(KEEP, [letter_row(scope, *kept) for kept in page.dead_letters])
+            if page.records:
+                await connection.execute(ADD_RECORDS, scope, *record_columns(page.records))
 
     async def clear(self) -> None:
-        for table in CLEARED:
-            while await self._database.write(_SQL[f"clear_{table}"], self._scope.number, CLEAR_AT_ONCE):
+        for table, column in CLEARED.items():
+            statement = _SQL["clear"].format(table=table, column=column)
+            while await self._database.write(statement, self._scope.number, CLEAR_AT_ONCE):
                 pass
 
     async def set_controls(self, controls: Controls) -> None:
-        scope = self._scope.number
-        async with self._database.transaction(scope=scope, exclusive=True) as connection:
-            with postgres_errors(self._database.name):
-                await connection.execute(STORE, scope, text_of(controls))
+        async with self._scope.transaction(exclusive=True) as connection:
+            await connection.execute(STORE_CONTROLS, self._scope.number, text_of(controls))
 
     async def tokens_above(self, floor: int) -> int:
         await self._database.write(_SQL["skip_tokens"], floor >> TOKEN_NONCE_BITS, TOKENS_AHEAD)

@@ -33,32 +33,7 @@ select id, at, what, key, version, detail, by from keywise_lines where scope = $
 -- name: skip_tokens
 select setval('keywise_tokens', $1::bigint + $2::bigint) from keywise_tokens where last_value <= $1::bigint;
 
--- name: clear_marks
-delete from keywise_marks where scope = $1 and key = any(array(
-    select key from keywise_marks where scope = $1 limit $2
-)) returning 1;
-
--- name: clear_active
-delete from keywise_active where scope = $1 and key = any(array(
-    select key from keywise_active where scope = $1 limit $2
-)) returning 1;
-
--- name: clear_rates
-delete from keywise_rates where scope = $1 and key = any(array(
-    select key from keywise_rates where scope = $1 limit $2
-)) returning 1;
-
--- name: clear_periodic_locks
-delete from keywise_periodic_locks where scope = $1 and name = any(array(
-    select name from keywise_periodic_locks where scope = $1 limit $2
-)) returning 1;
-
--- name: clear_letters
-delete from keywise_letters where scope = $1 and id = any(array(
-    select id from keywise_letters where scope = $1 limit $2
-)) returning 1;
-
--- name: clear_lines
-delete from keywise_lines where scope = $1 and id = any(array(
-    select id from keywise_lines where scope = $1 limit $2
+-- name: clear
+delete from keywise_{table} where scope = $1 and {column} = any(array(
+    select {column} from keywise_{table} where scope = $1 limit $2
 )) returning 1;

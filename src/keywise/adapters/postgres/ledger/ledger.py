@@ -4,23 +4,31 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 """
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self
 
 import msgspec
 
-from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, postgres_errors
-from keywise.adapters.postgres.ledger.controls import PostgresControlStore
+from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
-from keywise.adapters.postgres.ledger.history import PostgresHistoryStore
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
-from keywise.adapters.postgres.ledger.working_set import PostgresScope, PostgresWorkingSet, entry_of, letter_of
-from keywise.core import ledger_steps as bookkeeping
+from keywise.adapters.postgres.ledger.working_set import (
+    ADD_RECORDS,
+    STORE_CONTROLS,
+    PostgresScope,
+    entry_of,
+    letter_of,
+    record_columns,
+    record_of,
+)
+from keywise.core import ledger_steps
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
+from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
+from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.resource import opening
@@ -35,16 +43,13 @@ _SQL = read_statements(__name__)
 
 
 class PostgresLedger:
-    """The ledger of one pipeline in a Postgres database. It is also its own operator."""
+    """The ledger of one pipeline in a Postgres database. It is its own operator, control store and history store."""
 
     def __init__(self, database: PostgresDatabase, scope: str, policy: LedgerPolicy) -> None:
         self.database = database
-        self.scope = PostgresScope(scope)
-        self._policy = policy
-        self.admin = self
-        self.control_store = PostgresControlStore(database, self.scope, policy)
-        self.history_store = PostgresHistoryStore(database, self.scope)
-        self.transfer = PostgresLedgerTransfer(database, self.scope, policy)
+        self.scope = PostgresScope(database, scope, policy)
+        self.admin = self.control_store = self.history_store = self
+        self.transfer = PostgresLedgerTransfer(self.scope)
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -56,37 +61,37 @@ class PostgresLedger:
         await self.database.__aexit__()
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
-        async with self._working_set([header.key for header in headers]) as working_set:
-            return bookkeeping.claim(working_set, headers, terms, iter(await working_set.tokens(len(headers))))
+        async with self.scope.working_set([header.key for header in headers]) as working_set:
+            return ledger_steps.claim(working_set, headers, terms, iter(await working_set.tokens(len(headers))))
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        async with self._working_set(_keys(claims)) as working_set:
-            return bookkeeping.renew(working_set, claims, lease_s)
+        async with self.scope.working_set(_keys(claims)) as working_set:
+            return ledger_steps.renew(working_set, claims, lease_s)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """If the answer is lost, it is repeated: what arrived is told by the mark."""
-        async with self._working_set(_keys(claims)) as working_set:
-            return bookkeeping.commit(working_set, claims)
+        async with self.scope.working_set(_keys(claims)) as working_set:
+            return ledger_steps.commit(working_set, claims)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
-        async with self._working_set([failure.claim.key for failure in failures]) as working_set:
-            bookkeeping.fail(working_set, failures)
+        async with self.scope.working_set([failure.claim.key for failure in failures]) as working_set:
+            ledger_steps.fail(working_set, failures)
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        async with self._working_set(_keys(claims)) as working_set:
-            bookkeeping.release(working_set, claims)
+        async with self.scope.working_set(_keys(claims)) as working_set:
+            ledger_steps.release(working_set, claims)
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
-        async with self._working_set(
+        async with self.scope.working_set(
             [request.claim.key for request in requests if request.claim is not None]
         ) as working_set:
-            return bookkeeping.dead_letter(working_set, requests)
+            return ledger_steps.dead_letter(working_set, requests)
 
     async def prune(self, retention_s: float) -> int:
         total, after = 0, b""
         oldest = math.ceil(await self.database.now() - retention_s)
         while rows := await self.database.read(_SQL["old_keys"], self.scope.number, after, oldest, PRUNE_AT_ONCE):
-            async with self._working_set([]) as working_set:
+            async with self.scope.working_set([]) as working_set:
                 total += await working_set.prune([decoded(code) for (code,) in rows], retention_s)
             after = rows[-1][0]
         return total
@@ -100,7 +105,7 @@ class PostgresLedger:
     async def inspect(self, key: str) -> Entry | None:
         rows = await self.database.read(_SQL["inspect"], self.scope.number, encoded(key))
         entry = entry_of(rows[0], rows[0][5]) if rows else None
-        if self._policy.rate is not None:
+        if self.scope.policy.rate is not None:
             for (at,) in await self.database.read(_SQL["rate_at"], self.scope.number, encoded(key)):
                 entry = msgspec.structs.replace(entry or Entry(), rate_at=at)
         return entry
@@ -115,14 +120,15 @@ class PostgresLedger:
         return [decoded(code) for (code,) in rows]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        async with self._working_set([claim.key]) as working_set:
-            bookkeeping.finish_repair(working_set, claim, written)
+        async with self.scope.working_set([claim.key]) as working_set:
+            ledger_steps.finish_repair(working_set, claim, written)
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
-        async with self._working_set([header.key for header in headers]) as working_set:
-            bookkeeping.mark_suspect(working_set, headers)
+        async with self.scope.working_set([header.key for header in headers]) as working_set:
+            ledger_steps.mark_suspect(working_set, headers)
         if resync_due is not None:
-            await self.control_store.note_resync(resync_due)
+            now = await self.database.now()
+            await self._change(lambda controls: controls.with_resync(resync_due, now))
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
@@ -139,20 +145,75 @@ class PostgresLedger:
     async def now(self) -> float:
         return await self.database.now()
 
-    @asynccontextmanager
-    async def _working_set(self, keys: Sequence[str]) -> AsyncIterator[PostgresWorkingSet]:
-        """Keys that are locked and read, and written back with a commit."""
-        async with self.database.transaction(scope=self.scope.number) as connection:
-            with postgres_errors(self.database.name):
-                working_set = PostgresWorkingSet(connection, self.scope.number, self._policy)
-                await working_set.load(keys)
-                yield working_set
-                await working_set.store()
+    # What an operator sets, and what the workers agree on.
+
+    async def controls(self) -> Controls:
+        [[text]] = await self.database.read(_SQL["load_controls"], self.scope.number)
+        return controls_of(text)
+
+    async def pause(self, pause: Pause) -> None:
+        await self._change(lambda controls: controls.with_pause(pause))
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
+        return after != before
+
+    async def reset(self, claim: Claim) -> int | None:
+        async with self.scope.working_set([claim.key]) as working_set:
+            return ledger_steps.reset(working_set, claim)
+
+    async def raise_era(self) -> int | None:
+        scope, now = self.scope.number, await self.database.now()
+        async with self.scope.transaction(exclusive=True) as connection:
+            [[held, highest, text]] = await connection.fetch(_SQL["eras"], scope, now)
+            if held:
+                return None
+            raised = controls_of(text).with_era_above(highest)
+            await connection.execute(STORE_CONTROLS, scope, text_of(raised))
+        return raised.era
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        rows = await self.database.read(_SQL["keys"], self.scope.number, encoded(after), limit)
+        return [decoded(code) for (code,) in rows]
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        now = await self.database.now()
+        rows = await self.database.read(_SQL["held_keys"], self.scope.number, encoded(after), now, limit)
+        return [decoded(code) for (code,) in rows]
+
+    async def acquire(self, task: str, every_s: float) -> bool:
+        return bool(await self.database.write(_SQL["periodic_lock"], self.scope.number, task, every_s))
+
+    # The history.
+
+    async def record(self, records: Sequence[HistoryRecord]) -> None:
+        if records:
+            await self.database.write(ADD_RECORDS, self.scope.number, *record_columns(records))
+
+    async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
+        if key is None:
+            rows = await self.database.read(_SQL["history"], self.scope.number, limit)
+        else:
+            rows = await self.database.read(_SQL["history_of_key"], self.scope.number, limit, encoded(key))
+        return [record_of(row) for row in rows]
+
+    async def trim(self, age_s: float, records_max: int) -> int:
+        since = await self.database.now() - age_s
+        [[trimmed]] = await self.database.write(_SQL["trim_history"], self.scope.number, since, records_max)
+        return int(trimmed)
+
+    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
+        """What is set before and after; nobody decides about a key meanwhile."""
+        async with self.scope.transaction(exclusive=True) as connection:
+            before = controls_of(await connection.fetchval(_SQL["load_controls"], self.scope.number))
+            after = change(before)
+            await connection.execute(STORE_CONTROLS, self.scope.number, text_of(after))
+        return before, after
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[PostgresTransaction]:
         async with self.database.transaction(scope=self.scope.number) as connection:
-            transaction = PostgresTransaction(self.database, self.scope.number, self._policy, connection)
+            transaction = PostgresTransaction(self.scope, connection)
             yield transaction
             await transaction.tidy()
 

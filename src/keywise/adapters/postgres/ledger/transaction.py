@@ -2,34 +2,34 @@
 
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
-from keywise.adapters.postgres.database import PostgresDatabase, numbers, postgres_errors
+from keywise.adapters.postgres.database import numbers, postgres_errors
 from keywise.adapters.postgres.ledger.working_set import (
     MARK,
     MARK_NEWER,
+    PostgresScope,
     PostgresWorkingSet,
     are_plain,
     mark_of,
     marks_of_headers,
 )
 from keywise.adapters.postgres.savepoints import Savepoints
-from keywise.core import ledger_steps as bookkeeping
+from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, CommitResult, Entry, LedgerPolicy, Refusal
+from keywise.core.entry import Claim, CommitResult, Entry, Refusal
 from keywise.core.key_encoding import encoded
 
 
 class PostgresTransaction:
     """A transaction of the database, seen by the consumer."""
 
-    def __init__(self, database: PostgresDatabase, scope: int, policy: LedgerPolicy, connection: Any) -> None:
+    def __init__(self, scope: PostgresScope, connection: Any) -> None:
         self.connection = connection
-        self._database = database
         self._scope = scope
-        self._policy = policy
+        self._policy = scope.policy
         self._now = 0.0
         self._active: set[str] = set()
         """Of the keys that were decided: those with something going on."""
@@ -39,7 +39,7 @@ class PostgresTransaction:
         """Keys that were marked when they were decided."""
         self._placed: set[str] = set()
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
-        self._savepoints = Savepoints(database, connection)
+        self._savepoints = Savepoints(scope.database, connection)
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
@@ -53,16 +53,16 @@ class PostgresTransaction:
             if not is_plain or any(row[0] for row in rows.values()):
                 await working_set.read(rows)
                 self._careful = working_set
-                return bookkeeping.refusals(working_set, headers, working_set.entry)
+                return ledger_steps.refusals(working_set, headers, working_set.entry)
             if self._active:
                 await working_set.read(rows)
-                return bookkeeping.refusals(working_set, headers, working_set.entry)
+                return ledger_steps.refusals(working_set, headers, working_set.entry)
         marks = {key: mark_of(row) for key, row in rows.items()}
         # Most changes are versioned and newer than an idle mark; only the others need a closer look.
         retention_s = self._policy.retention_s
         oldest = self._now - retention_s if retention_s is not None else -math.inf
-        headers = [header for header in headers if not bookkeeping.is_plainly_newer(header, marks[header.key], oldest)]
-        return bookkeeping.refusals(working_set, headers, lambda key: Entry(marks[key]))
+        headers = [header for header in headers if not ledger_steps.is_plainly_newer(header, marks[header.key], oldest)]
+        return ledger_steps.refusals(working_set, headers, lambda key: Entry(marks[key]))
 
     async def decide_and_mark(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
@@ -78,7 +78,7 @@ class PostgresTransaction:
         with self._errors():
             rows = await self.connection.fetch(
                 MARK_NEWER,
-                self._scope,
+                self._scope.number,
                 codes,
                 numbers(header.order[1] for header in asked),  # type: ignore[index]
                 [header.deleted or None for header in asked] if any(header.deleted for header in asked) else [],
@@ -97,29 +97,29 @@ class PostgresTransaction:
             return
         with self._errors():
             if self._careful is not None:
-                bookkeeping.mark(self._careful, headers)
+                ledger_steps.mark(self._careful, headers)
                 await self._careful.store()
                 return
             idle = sorted((w for w in headers if w.key not in self._active), key=lambda header: header.key)
             if idle:
-                await self.connection.execute(MARK, self._scope, *marks_of_headers(idle, self._now))
+                await self.connection.execute(MARK, self._scope.number, *marks_of_headers(idle, self._now))
                 self._placed -= {header.key for header in idle}
             if self._active:
                 active = [header for header in headers if header.key in self._active]
                 async with self._working_set(header.key for header in active) as working_set:
-                    bookkeeping.mark(working_set, active)
+                    ledger_steps.mark(working_set, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         async with self._working_set(claim.key for claim in claims) as working_set:
-            return bookkeeping.commit(working_set, claims, (CommitResult.COMMITTED,))
+            return ledger_steps.commit(working_set, claims, (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         async with self._working_set(header.key for header in headers) as working_set:
-            return bookkeeping.fail_unclaimed(working_set, headers)
+            return ledger_steps.fail_unclaimed(working_set, headers)
 
     async def dead_letter(self, letters: Sequence[tuple[ChangeHeader | None, DeadLetter]]) -> None:
         async with self._working_set(header.key for header, _ in letters if header is not None) as working_set:
-            bookkeeping.dead_letter_unclaimed(working_set, letters)
+            ledger_steps.dead_letter_unclaimed(working_set, letters)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
@@ -140,13 +140,11 @@ class PostgresTransaction:
     @asynccontextmanager
     async def _working_set(self, keys: Iterable[str]) -> AsyncIterator[PostgresWorkingSet]:
         with self._errors():
-            working_set = self._new_working_set()
-            await working_set.load(keys)
-            yield working_set
-            await working_set.store()
+            async with self._scope.working_set_in(self.connection, keys) as working_set:
+                yield working_set
 
     def _new_working_set(self) -> PostgresWorkingSet:
-        return PostgresWorkingSet(self.connection, self._scope, self._policy)
+        return PostgresWorkingSet(self.connection, self._scope.number, self._policy)
 
-    def _errors(self) -> postgres_errors:
-        return postgres_errors(self._database.name)
+    def _errors(self) -> AbstractContextManager[None]:
+        return postgres_errors(self._scope.database.name)

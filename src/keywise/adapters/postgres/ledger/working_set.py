@@ -7,17 +7,20 @@ Rows are read in a step of their own: in the one that waits for a lock, others a
 
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
 from keywise.core import rules
 from keywise.core.change import Order
 from keywise.core.controls import PLAIN, controls_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, LedgerPolicy
+from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.statements import read_statements
 
@@ -25,13 +28,37 @@ TOKEN_NONCE_BITS = 24
 
 _SQL = read_statements(__name__)
 MARK, MARK_NEWER, KEEP = _SQL["mark"], _SQL["mark_newer"], _SQL["keep_letter"]
+ADD_RECORDS, STORE_CONTROLS = _SQL["add_records"], _SQL["store_controls"]
 
 
-class PostgresScope(msgspec.Struct):
+class PostgresScope:
     """A pipeline's part of the database; the ledger looks its number up when it is opened."""
 
-    name: str
-    number: int = 0
+    def __init__(self, database: PostgresDatabase, name: str, policy: LedgerPolicy) -> None:
+        self.database = database
+        self.name = name
+        self.policy = policy
+        self.number = 0
+
+    @asynccontextmanager
+    async def transaction(self, *, exclusive: bool = False) -> AsyncIterator[Any]:
+        """A transaction without a handler in it, in which the controls of the scope do not change."""
+        async with self.database.transaction(scope=self.number, exclusive=exclusive) as connection:
+            with postgres_errors(self.database.name):
+                yield connection
+
+    @asynccontextmanager
+    async def working_set(self, keys: Iterable[str]) -> AsyncIterator["PostgresWorkingSet"]:
+        """Keys that are locked and read, and written back with a commit."""
+        async with self.transaction() as connection, self.working_set_in(connection, keys) as working_set:
+            yield working_set
+
+    @asynccontextmanager
+    async def working_set_in(self, connection: Any, keys: Iterable[str]) -> AsyncIterator["PostgresWorkingSet"]:
+        working_set = PostgresWorkingSet(connection, self.number, self.policy)
+        await working_set.load(keys)
+        yield working_set
+        await working_set.store()
 
 
 class PostgresWorkingSet:
@@ -107,9 +134,11 @@ class PostgresWorkingSet:
         active = {key: entry for key, entry in kept.items() if not entry.is_idle}
         remembered = [(key, entry) for key, entry in kept.items() if entry.mark is not None or key in active]
         if remembered:
-            await self._connection.execute(MARK, self._scope, *_marks(remembered, active.keys()))
+            await self._connection.execute(MARK, self._scope, *_marks(remembered, active))
         if active:
-            await self._connection.execute(_SQL["activate"], self._scope, *self._columns(active))
+            await self._connection.execute(
+                _SQL["activate"], self._scope, *columns(self._row(*one) for one in active.items())
+            )
         idle = [encoded(key) for key in changed if key not in active and self._is_active(key)]
         if idle:
             await self._connection.execute(_SQL["deactivate"], self._scope, idle)
@@ -145,27 +174,19 @@ class PostgresWorkingSet:
         self.now = now
         self.controls = controls_of(text)
 
+    def _row(self, key: str, entry: Entry) -> tuple[Any, ...]:
+        since = rules.suspect_since(entry, self.policy)
+        return encoded(key), entry.token, entry.lease_until, entry.suspicions, since, _ENCODE(entry).decode()
+
     def _is_active(self, key: str) -> bool:
         before = self._entries.get(key)
         return before is not None and not before.is_idle
-
-    def _columns(self, active: dict[str, Entry]) -> tuple[list[Any], ...]:
-        policy, entries = self.policy, active.values()
-        return (
-            [encoded(key) for key in active],
-            [entry.token for entry in entries],
-            [entry.lease_until for entry in entries],
-            [entry.suspicions for entry in entries],
-            [rules.suspect_since(entry, policy) for entry in entries],
-            [_ENCODE(entry).decode() for entry in entries],
-        )
 
     async def _store_rates(self, kept: dict[str, Entry]) -> None:
         """Only what still limits a key is kept: as much is swept as can have been added, and more."""
         rates = [(encoded(key), entry.rate_at) for key, entry in kept.items() if entry.rate_at > self.now]
         if rates:
-            codes, moments = [code for code, _ in rates], [at for _, at in rates]
-            await self._connection.execute(_SQL["rate"], self._scope, codes, moments)
+            await self._connection.execute(_SQL["rate"], self._scope, *columns(rates))
         await self._connection.execute(_SQL["sweep_rates"], self._scope, self.now, 2 * len(rates) + 10)
 
 
@@ -189,6 +210,18 @@ def letter_of(row: Sequence[Any]) -> DeadLetter:
     return DeadLetter(cause, body, decoded(code), version, kept, sent_at, source)
 
 
+def record_columns(records: Sequence[HistoryRecord]) -> tuple[Sequence[Any], ...]:
+    """What `ADD_RECORDS` is given for some records."""
+    return columns(
+        (one.at, one.what, encoded(one.key), one.version, one.detail.replace("\0", "\ufffd"), one.by) for one in records
+    )
+
+
+def record_of(row: Sequence[Any]) -> HistoryRecord:
+    at, what, code, version, detail, by = row
+    return HistoryRecord(at, what, decoded(code), version, detail, by)
+
+
 def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
     """What a row of marks and perhaps one of `active` remember."""
     if text is not None:
@@ -197,16 +230,11 @@ def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
     return None if mark is None else Entry(mark, bool(row[3]), row[4])
 
 
-def marks_of_headers(headers: Sequence[Any], now: float) -> tuple[list[Any], ...]:
+def marks_of_headers(headers: Sequence[Any], now: float) -> tuple[Sequence[Any], ...]:
     """The columns of `MARK` for keys that nothing else goes on with."""
-    return (
-        [encoded(header.key) for header in headers],
-        [header.order[0] or None for header in headers],
-        [header.order[1] for header in headers],
-        [header.order[2] or None for header in headers],
-        [header.deleted or None for header in headers],
-        [math.ceil(now)] * len(headers),
-        [None] * len(headers),
+    at = math.ceil(now)
+    return columns(
+        (encoded(header.key), *_mark_row(header.order), header.deleted or None, at, None) for header in headers
     )
 
 
@@ -215,18 +243,27 @@ def are_plain(headers: Sequence[Any]) -> bool:
     return all(header.order is not None and header.order[0] == header.order[2] == 0 for header in headers)
 
 
-def _marks(entries: Sequence[tuple[str, Entry]], active: Iterable[str]) -> tuple[list[Any], ...]:
-    busy = set(active)
-    marks = [(entry.mark or (0, None, 0)) for _, entry in entries]
-    return (
-        [encoded(key) for key, _ in entries],
-        [mark[0] or None for mark in marks],
-        [mark[1] for mark in marks],
-        [mark[2] or None for mark in marks],
-        [entry.deleted or None for _, entry in entries],
-        [math.ceil(entry.updated_at) for _, entry in entries],
-        [(key in busy) or None for key, _ in entries],
+def _marks(entries: Sequence[tuple[str, Entry]], active: Mapping[str, Entry]) -> tuple[Sequence[Any], ...]:
+    return columns(
+        (
+            encoded(key),
+            *_mark_row(entry.mark or (0, None, 0)),
+            entry.deleted or None,
+            math.ceil(entry.updated_at),
+            (key in active) or None,
+        )
+        for key, entry in entries
     )
+
+
+def _mark_row(order: tuple[int, int | None, int]) -> tuple[int | None, ...]:
+    era, version, generation = order
+    return era or None, version, generation or None
+
+
+def columns(rows: Iterable[tuple[Any, ...]]) -> tuple[Sequence[Any], ...]:
+    """The columns of some rows, as `unnest` takes them."""
+    return tuple(zip(*rows, strict=True))
 
 
 _ENCODE = msgspec.json.Encoder().encode

@@ -84,3 +84,10 @@ select nextval('keywise_tokens') from generate_series(1, $1::int);
 -- name: keep_letter
 insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9);
+
+-- name: store_controls
+update keywise_scopes set controls = $2 where id = $1;
+
+-- name: add_records
+insert into keywise_lines (scope, at, what, key, version, detail, by)
+select $1, * from unnest($2::float8[], $3::text[], $4::bytea[], $5::bigint[], $6::text[], $7::text[]);

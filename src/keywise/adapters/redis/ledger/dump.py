@@ -1,18 +1,18 @@
 """All of one scope of a Redis server, to be carried to another ledger."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from keywise.adapters.redis.database import in_pairs
-from keywise.adapters.redis.ledger.controls import RedisControlStore
 from keywise.adapters.redis.ledger.entry_encoding import GONE
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries, charged_codes, codes_after
 from keywise.adapters.redis.ledger.scope import SCOPES, RedisScope, prefix_of
 from keywise.adapters.redis.ledger.scripts import FLOOR, HOLDING, KEEP
-from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS, RedisWorkingSet, Snapshot, stretches
+from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS, RedisEntries, RedisWorkingSet, stretches
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import LedgerPolicy
@@ -31,16 +31,17 @@ class RedisLedgerTransfer:
         self,
         scope: RedisScope,
         policy: LedgerPolicy,
-        control_store: RedisControlStore,
+        set_controls: Callable[[Controls], Awaitable[None]],
         history_store: RedisHistoryStore,
     ) -> None:
         self._scope = scope
-        self._control_store = control_store
+        self._set_controls = set_controls
         self._history_store = history_store
         self._others: list[bytes] | None = None
         """Keys that something is going on with, or whose rate was charged: they may have no mark."""
         # Whatever the pipeline says of rates now, moments that were charged are kept.
-        self._working_set = RedisWorkingSet(scope, replace(policy, rate=policy.rate or Rate(1)), keeps_rates=True)
+        self._policy = replace(policy, rate=policy.rate or Rate(1))
+        self._entries = RedisEntries(scope, self._policy, keeps_rates=True)
 
     async def scopes(self) -> list[str]:
         names = sorted(name.decode() for name in await self._scope.database.run("SMEMBERS", SCOPES))
@@ -49,17 +50,17 @@ class RedisLedgerTransfer:
     async def page(self, cursor: str, limit: int) -> TransferPage:
         kind, _, after = cursor.partition(":") if cursor else ("entries", "", "")
         if kind == "entries":
-            return await self._entries(bytes.fromhex(after), limit)
+            return await self._entry_page(bytes.fromhex(after), limit)
         if kind == "letters":
             return await self._letters(int(after), min(limit, LETTERS_AT_ONCE))
         lines = await self._history_store.after(after, limit)
         return TransferPage(records=[line for _, line in lines], cursor=f"lines:{lines[-1][0]}" if lines else "")
 
     async def add(self, page: TransferPage) -> None:
-        entries = dict(page.entries)
+        entries = {key: (key, entry) for key, entry in page.entries}
         # Nothing is known to be there, and whatever is there all the same comes back and is written over.
-        snapshot = Snapshot(states=dict.fromkeys(entries, GONE), entries=dict.fromkeys(entries))
-        await self._working_set.work(snapshot, lambda _, key: entries[key], frees=False)
+        empty = RedisWorkingSet(self._policy, dict.fromkeys(entries, GONE), dict.fromkeys(entries))
+        await self._entries.run(entries, lambda working_set, one: working_set.set(*one), empty, frees=False)
         for some in stretches(page.dead_letters, lambda one: one[1]):
             letters: list[Any] = []
             for buried_at, letter in some:
@@ -71,13 +72,13 @@ class RedisLedgerTransfer:
         await self._scope.clear()
 
     async def set_controls(self, controls: Controls) -> None:
-        await self._control_store.set_controls(controls)
+        await self._set_controls(controls)
 
     async def tokens_above(self, floor: int) -> int:
         [last] = await self._scope.call(FLOOR, floor >> TOKEN_NONCE_BITS)
         return ((int(last) + 1) << TOKEN_NONCE_BITS) - 1
 
-    async def _entries(self, after: bytes, limit: int) -> TransferPage:
+    async def _entry_page(self, after: bytes, limit: int) -> TransferPage:
         if not after or self._others is None:
             # Once for all parts, since nobody works on the scope meanwhile.
             self._others = [code async for code, _ in active_entries(self._scope)]
@@ -85,8 +86,8 @@ class RedisLedgerTransfer:
         codes = await codes_after(self._scope, after, limit, self._others)
         if not codes:
             return TransferPage(cursor="letters:0")
-        snapshot = await self._working_set.read(map(decoded, codes))
-        entries = [(key, entry) for key, entry in snapshot.entries.items() if entry is not None]
+        found = (await self._entries.read(map(decoded, codes))).entries
+        entries = [(key, entry) for key, entry in found.items() if entry is not None]
         return TransferPage(entries=entries, cursor=f"entries:{codes[-1].hex()}")
 
     async def _letters(self, start: int, limit: int) -> TransferPage:

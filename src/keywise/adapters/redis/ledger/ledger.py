@@ -3,29 +3,41 @@
 Redis holds only the ledger. Effects are never part of a step of it, so there is no transaction to write them in.
 """
 
+import asyncio
 import math
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from operator import attrgetter
 from typing import Self, TypeVar
 
 from keywise.adapters.redis.database import OPTIONS, RedisDatabase, database_at, in_pairs
-from keywise.adapters.redis.ledger.controls import RedisControlStore
 from keywise.adapters.redis.ledger.dump import LETTER, RedisLedgerTransfer
 from keywise.adapters.redis.ledger.entry_encoding import IDLE, entry_of, state_of
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
-from keywise.adapters.redis.ledger.listing import active_entries
+from keywise.adapters.redis.ledger.listing import active_entries, codes_after
 from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
-from keywise.adapters.redis.ledger.scripts import COUNT, DROP, WALK
-from keywise.adapters.redis.ledger.working_set import RedisWorkingSet, Snapshot, controls_of, stretches, text_of
-from keywise.core import rules
+from keywise.adapters.redis.ledger.scripts import COUNT, DROP, PERIODIC_LOCK, PROBE, SET_CONTROLS, WALK
+from keywise.adapters.redis.ledger.working_set import (
+    TRIES_MAX,
+    WAIT_S,
+    RedisEntries,
+    RedisWorkingSet,
+    controls_of,
+    stretches,
+    text_of,
+)
+from keywise.core import ledger_steps, rules
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
+from keywise.core.controls import Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
-from keywise.core.errors import AddressError, SettingsError
-from keywise.core.key_encoding import decoded
+from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
+from keywise.core.errors import AddressError, SettingsError, UnavailableError
+from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
+from keywise.core.resource import opening
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -34,13 +46,14 @@ T = TypeVar("T")
 PRUNE_AT_ONCE = 4_096
 """Nobody has to wait for longer than such a stretch takes."""
 LETTERS_AT_ONCE = 100
+HELD, DONE = b"held", b"done"
 DELETE_AT_ONCE = 4_096
 KNOWN_MAX = 50_000
 """Of so many claims the worker remembers what it wrote, which saves a step when they end."""
 
 
 class RedisLedger:
-    """The ledger of one pipeline in a Redis server. It is also its own operator."""
+    """The ledger of one pipeline in a Redis server. It is also its own operator and control store."""
 
     database = None
     """No sink or source can share it."""
@@ -49,107 +62,63 @@ class RedisLedger:
         self._server = server
         self._policy = policy
         self._scope = RedisScope(server, scope, buckets)
-        self._working_set = RedisWorkingSet(self._scope, policy)
+        self._entries = RedisEntries(self._scope, policy)
         self._known: OrderedDict[int, Entry] = OrderedDict()
         """By token, what this worker wrote when it was granted the claim."""
-        self.admin = self
-        self.control_store = RedisControlStore(self._scope, self._working_set)
+        self.admin = self.control_store = self
         self.history_store = RedisHistoryStore(self._scope)
-        self.transfer = RedisLedgerTransfer(self._scope, policy, self.control_store, self.history_store)
+        self.transfer = RedisLedgerTransfer(self._scope, policy, self.set_controls, self.history_store)
         self._scope.on_loss = self._lost
 
     async def __aenter__(self) -> Self:
-        await self._server.__aenter__()
-        try:
+        async with opening(self._server):
             await self._scope.open()
-        except BaseException:
-            await self._server.__aexit__()
-            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._server.__aexit__()
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
-        by_key = {header.key: header for header in sorted(headers, key=lambda header: header.key)}
-        answers: dict[str, Claim | Refusal] = {}
-        after: dict[str, Entry] = {}
+        def step(working_set: RedisWorkingSet, header: ChangeHeader) -> tuple[ClaimResults, Entry | None]:
+            tokens = iter([working_set.tokens[header.key]])
+            return ledger_steps.claim(working_set, [header], terms, tokens), working_set.entry(header.key)
 
-        def act(snapshot: Snapshot, key: str) -> Entry | None:
-            header, entry = by_key[key], snapshot.entries[key]
-            refusal = rules.decide_under(snapshot.controls, entry, header, snapshot.now, self._policy, terms)
-            if refusal is not None:
-                answers[key] = refusal
-                return entry
-            lifted = rules.in_era(header, entry, snapshot.controls)
-            after[key], answers[key] = rules.grant(
-                entry, lifted, snapshot.tokens[key], snapshot.now, terms, self._policy
-            )
-            return after[key]
-
-        snapshot = await self._working_set.read(by_key, tokens=True)
-        await self._working_set.work(snapshot, act, frees=False, under_controls=True)
+        by_key = {header.key: header for header in sorted(headers, key=_key)}
+        read = await self._entries.read(by_key, tokens=True)
         results = ClaimResults()
-        for key in by_key:
-            answer = answers[key]
-            if isinstance(answer, Refusal):
-                results.refused[key] = answer
-            else:
-                results.granted.append(answer)
-                self._know(answer.token, after[key])
+        for result, entry in await self._entries.run(by_key, step, read, frees=False, under_controls=True):
+            results.refused |= result.refused
+            for claim in result.granted:
+                assert entry is not None, "a key that is claimed has an entry"
+                results.granted.append(claim)
+                self._know(claim.token, entry)
         return results
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            renewed = rules.renew(entry, claim, snapshot.now, lease_s)
-            return (renewed, False) if renewed is not None else (entry, True)
+        def step(working_set: RedisWorkingSet, some: list[Claim]) -> list[Claim]:
+            return ledger_steps.renew(working_set, some, lease_s)
 
-        return await self._end(claims, one)
+        return _flat(await self._entries.run(_by_key(claims), step))
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         """If the answer is lost, it is repeated: what arrived is told by the mark."""
-
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            after, result = rules.commit(entry, claim, snapshot.now, self._policy)
-            return after, result is CommitResult.REFUSED
-
         # A mark alone gets its time where it is written; whatever else needs the clock is read first.
-        quick = self._known_snapshot(claims, lambda entry, claim: rules.commit(entry, claim, 0.0, self._policy)[0])
-        return await self._end(claims, one, quick)
+        known = self._known_entries(claims, lambda entry, claim: rules.commit(entry, claim, 0.0, self._policy)[0])
+        return _flat(await self._entries.run(_by_key(claims), ledger_steps.commit, known))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
-        by_claim = {id(failure.claim): failure for failure in failures}
-
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            sure, retry_s = by_claim[id(claim)].certainty, by_claim[id(claim)].retry_s
-            return rules.fail(entry, claim, sure, retry_s, snapshot.now, self._policy), False
-
-        await self._end([failure.claim for failure in failures], one)
+        await self._entries.run(_by_key(failures, _claim_key), ledger_steps.fail)
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            return rules.release(entry, claim), False
-
-        await self._end(claims, one, self._known_snapshot(claims))
+        await self._entries.run(_by_key(claims), ledger_steps.release, self._known_entries(claims))
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
-        parts = stretches(requests, lambda request: request.letter)
-        return [claim for some in parts for claim in await self._dead_letter(some)]
-
-    async def _dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
-        by_claim = {id(request.claim): request for request in requests if request.claim is not None}
-
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            if entry is None or entry.token != claim.token:
-                return entry, True
-            request = by_claim[id(claim)]
-            snapshot.letters.setdefault(claim.key, []).append(request.letter)
-            return rules.dead_letter(entry, claim, request.certainty, snapshot.now, self._policy), False
-
-        lost = await self._end([request.claim for request in requests if request.claim is not None], one, frees=False)
-        unread = [request.letter for request in requests if request.claim is None]
-        if unread:
-            await self._working_set.keep(unread)
+        lost: list[Claim] = []
+        for some in stretches(requests, lambda request: request.letter):
+            by_key = _by_key([request for request in some if request.claim is not None], _claim_key)
+            lost += _flat(await self._entries.run(by_key, ledger_steps.dead_letter, frees=False))
+            if unread := [request.letter for request in some if request.claim is None]:
+                await self._entries.keep(unread)
         return lost
 
     async def prune(self, retention_s: float) -> int:
@@ -171,7 +140,7 @@ class RedisLedger:
         )
 
     async def inspect(self, key: str) -> Entry | None:
-        return (await self._working_set.read([key])).entries[key]
+        return (await self._entries.read([key])).entries[key]
 
     async def counts(self) -> LedgerCounts:
         return LedgerCounts(*await self._scope.call(COUNT))
@@ -182,22 +151,16 @@ class RedisLedger:
         return [decoded(code) for code in await self._server.run("ZRANGEBYSCORE", *which)]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        def one(entry: Entry | None, claim: Claim, snapshot: Snapshot) -> tuple[Entry | None, bool]:
-            return rules.finish_repair(entry, claim, written, snapshot.now), False
+        def step(working_set: RedisWorkingSet, claim: Claim) -> None:
+            ledger_steps.finish_repair(working_set, claim, written)
 
-        await self._end([claim], one)
+        await self._entries.run({claim.key: claim}, step)
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
-        by_key = {header.key: header for header in headers}
-
-        def act(snapshot: Snapshot, key: str) -> Entry | None:
-            lifted = rules.in_era(by_key[key], snapshot.entries[key], snapshot.controls)
-            return rules.mark_suspect(snapshot.entries[key], lifted, snapshot.now, self._policy)
-
-        if by_key:
-            await self._working_set.work(await self._working_set.read(by_key), act, under_controls=True)
+        await self._entries.run(_by_key(headers), ledger_steps.mark_suspect, under_controls=True)
         if resync_due is not None:
-            await self.control_store.note_resync(resync_due)
+            now = await self._server.now()
+            await self._change(lambda controls, _: controls.with_resync(resync_due, now))
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
@@ -228,6 +191,45 @@ class RedisLedger:
     async def now(self) -> float:
         return await self._server.now()
 
+    # What an operator sets, and what the workers agree on.
+
+    async def controls(self) -> Controls:
+        return controls_of(await self._text())
+
+    async def pause(self, pause: Pause) -> None:
+        await self._change(lambda controls, _: controls.with_pause(pause))
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        before, after = await self._change(lambda controls, _: controls.without(keys, is_pattern))
+        return after != before
+
+    async def reset(self, claim: Claim) -> int | None:
+        [era] = await self._entries.run({claim.key: claim}, ledger_steps.reset, under_controls=True)
+        return era
+
+    async def raise_era(self) -> int | None:
+        before, after = await self._change(Controls.with_era_above, unless_held=True)
+        return after.era if after != before else None
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        """In the order of their buckets, which never changes."""
+        going_on = [code async for code, entry in active_entries(self._scope) if rules.is_known(entry)]
+        return [decoded(code) for code in await codes_after(self._scope, encoded(after), limit, going_on)]
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        now = await self._server.now()
+        codes = await self._server.run("ZRANGEBYSCORE", self._scope.key("held"), f"({now!r}", "+inf")
+        return sorted(key for key in map(decoded, codes) if key > after)[:limit]
+
+    async def acquire(self, task: str, every_s: float) -> bool:
+        # What has an interval may free memory; what has none finds out whether there is any.
+        [done] = await self._scope.call(PERIODIC_LOCK if every_s else PROBE, task, repr(every_s))
+        return bool(done)
+
+    async def set_controls(self, controls: Controls) -> None:
+        """Replace what holds for all keys."""
+        await self._change(lambda *_: controls)
+
     @property
     def losses(self) -> int:
         """How often this opening has found that the server has lost something."""
@@ -238,72 +240,69 @@ class RedisLedger:
         self._known.clear()
         return text_of(controls_of(controls).with_resync(True, now))
 
-    async def _end(
-        self,
-        claims: Sequence[Claim],
-        one: Callable[[Entry | None, Claim, Snapshot], tuple[Entry | None, bool]],
-        quick: Snapshot | None = None,
-        *,
-        frees: bool = True,
-    ) -> list[Claim]:
-        """Do something under claims, in one step per key; return those it was refused for."""
-        if not claims:
-            return []
-        by_key: dict[str, list[Claim]] = {}
-        for claim in claims:
-            by_key.setdefault(claim.key, []).append(claim)
-        refused: dict[int, bool] = {}
+    async def _text(self) -> bytes:
+        text: bytes = await self._server.run("GET", self._scope.key("controls")) or b""
+        return text
 
-        def act(snapshot: Snapshot, key: str) -> Entry | None:
-            entry = snapshot.entries[key]
-            for claim in by_key[key]:
-                entry, refused[id(claim)] = one(entry, claim, snapshot)
-            return entry
+    async def _change(
+        self, change: Callable[[Controls, int], Controls], *, unless_held: bool = False
+    ) -> tuple[Controls, Controls]:
+        """What is set before and after; no claim that was decided before is granted after it.
 
-        await self._working_set.work(quick or await self._working_set.read(by_key), act, frees=frees)
-        return [claim for claim in claims if refused[id(claim)]]
+        The change is given the highest era of any key. If it may not be made while a key is held, both are the same.
+        """
+        text = await self._text()
+        era = await self._server.run("HGET", self._scope.key("meta"), "era") or b"0"
+        for attempt in range(TRIES_MAX):
+            before = controls_of(text)
+            after = change(before, int(era))
+            answer = await self._scope.call(SET_CONTROLS, text, text_of(after), era if unless_held else b"")
+            if answer[0] == HELD:
+                return before, before
+            if answer[0] == DONE:
+                self._scope.saw(answer[1], answer[1])
+                return before, after
+            _, text, era = answer
+            await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
+        raise UnavailableError(f"{self._server.name}: others keep changing what is set")
 
     def _know(self, token: int, entry: Entry) -> None:
         self._known[token] = entry
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
-    def _known_snapshot(
+    def _known_entries(
         self, claims: Sequence[Claim], ends: Callable[[Entry, Claim], Entry | None] | None = None
-    ) -> Snapshot | None:
+    ) -> RedisWorkingSet | None:
         """The entries of claims as this worker wrote them; None if it must look.
 
         With `ends`, all of them have to end as marks alone, whose time is known where they are written.
         """
-        snapshot = Snapshot(is_timed_there=ends is not None)
+        known = RedisWorkingSet(self._policy, is_timed_there=ends is not None)
         for claim in claims:
             entry = self._known.pop(claim.token, None)
-            if entry is None or claim.key in snapshot.entries:
+            if entry is None or claim.key in known.entries:
                 return None
             if ends is not None and state_of(ends(entry, claim))[:1] != IDLE:
                 return None
-            snapshot.entries[claim.key], snapshot.states[claim.key] = entry, state_of(entry)
-        return snapshot
+            known.entries[claim.key], known.states[claim.key] = entry, state_of(entry)
+        return known
 
     async def _prune(self, found: Iterable[tuple[bytes, bytes]], retention_s: float) -> int:
         """Forget those of some keys that may be; return how many."""
+
+        def step(working_set: RedisWorkingSet, key: str) -> bool:
+            entry = working_set.entry(key)
+            if entry is None or not rules.is_prunable(entry, working_set.now, retention_s, self._policy):
+                return False
+            working_set.set(key, None)
+            return True
+
         now = await self._server.now()
-        snapshot = Snapshot(now=now, read_at=now)
-        for code, state in found:
-            key = decoded(code)
-            snapshot.states[key], snapshot.entries[key] = state, entry_of(state)
-        gone: set[str] = set()
-
-        def act(snapshot: Snapshot, key: str) -> Entry | None:
-            gone.discard(key)
-            entry = snapshot.entries[key]
-            if entry is None or not rules.is_prunable(entry, snapshot.now, retention_s, self._policy):
-                return entry
-            gone.add(key)
-            return None
-
-        await self._working_set.work(snapshot, act)
-        return len(gone)
+        states = {decoded(code): state for code, state in found}
+        entries = {key: entry_of(state) for key, state in states.items()}
+        working_set = RedisWorkingSet(self._policy, states, entries, now=now, read_at=now)
+        return sum(await self._entries.run({key: key for key in states}, step, working_set))
 
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
@@ -314,3 +313,17 @@ def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
         raise AddressError(f"buckets={buckets} is no number from 1 to {BUCKETS_MAX}")
     server = database_at(address, options)
     return RedisLedger(server, address.name, policy, int(buckets) if buckets is not None else None)
+
+
+_key, _claim_key = attrgetter("key"), attrgetter("claim.key")
+
+
+def _by_key(items: Iterable[T], key: Callable[[T], str] = _key) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def _flat(lists: Iterable[list[Claim]]) -> list[Claim]:
+    return [claim for some in lists for claim in some]

@@ -10,7 +10,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -40,11 +40,13 @@ LETTER_BYTES_MAX = 64 * 1024 * 1024
 """So many dead letters one step carries at the most; Redis takes 512 MB in one argument, and 1 GB in one command."""
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
-class Snapshot(msgspec.Struct):
-    """What was read of some keys at one moment."""
+class RedisWorkingSet(msgspec.Struct):
+    """What was read of some keys at one moment, and what becomes of them."""
 
+    policy: LedgerPolicy
     states: dict[str, bytes] = {}
     entries: dict[str, Entry | None] = {}
     rates: dict[str, bytes] = {}
@@ -53,19 +55,27 @@ class Snapshot(msgspec.Struct):
     controls: Controls = PLAIN
     controls_text: bytes = b""
     tokens: dict[str, int] = {}
+    changed: dict[str, Entry | None] = {}
     letters: dict[str, list[DeadLetter]] = {}
     """To be kept with what becomes of each key."""
+    key: str = ""
+    """The one that is decided now."""
     read_at: float | None = None
     """None: nothing was read, this worker knows it."""
     is_timed_there: bool = False
     """Marks get the time at which the server writes them."""
 
+    def entry(self, key: str) -> Entry | None:
+        return self.changed.get(key, self.entries[key])
 
-Act: TypeAlias = Callable[[Snapshot, str], Entry | None]
-"""What becomes of a key; it may be asked again with another snapshot."""
+    def set(self, key: str, entry: Entry | None) -> None:
+        self.changed[key] = entry
+
+    def keep(self, letter: DeadLetter) -> None:
+        self.letters.setdefault(self.key, []).append(letter)
 
 
-class RedisWorkingSet:
+class RedisEntries:
     """Reads and writes the entries of one scope."""
 
     def __init__(self, scope: RedisScope, policy: LedgerPolicy, *, keeps_rates: bool = False) -> None:
@@ -74,7 +84,7 @@ class RedisWorkingSet:
         self._keeps_rates = keeps_rates
         """Also those that limit nothing any more."""
 
-    async def read(self, keys: Iterable[str], *, tokens: bool = False) -> Snapshot:
+    async def read(self, keys: Iterable[str], *, tokens: bool = False) -> RedisWorkingSet:
         """The entries of keys as they are now, and perhaps a fresh token for each."""
         named = {key: encoded(key) for key in keys}
         rated = self._policy.rate is not None
@@ -84,28 +94,38 @@ class RedisWorkingSet:
         answer = await self._scope.call(READ, *arguments)
         seconds, microseconds, seq, controls, first, states, rates = answer
         self._scope.saw(seq)
-        snapshot = self._snapshot(seconds, microseconds, controls)
+        working_set = self._working_set(seconds, microseconds, controls)
         for number, key in enumerate(named):
-            self._put(snapshot, key, states[number], rates[number] if rated else b"")
+            self._put(working_set, key, states[number], rates[number] if rated else b"")
             if tokens:
-                snapshot.tokens[key] = (int(first) + number) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS)
-        return snapshot
+                working_set.tokens[key] = (int(first) + number) << TOKEN_NONCE_BITS | secrets.randbits(TOKEN_NONCE_BITS)
+        return working_set
 
-    async def work(
-        self, snapshot: Snapshot, act: Act, *, frees: bool = True, under_controls: bool = False
-    ) -> dict[str, bytes]:
-        """Decide about all keys of a snapshot and write it, again for those that changed meanwhile.
+    async def run(
+        self,
+        items: Mapping[str, T],
+        step: Callable[[RedisWorkingSet, T], R],
+        working_set: RedisWorkingSet | None = None,
+        *,
+        frees: bool = True,
+        under_controls: bool = False,
+    ) -> list[R]:
+        """Run a step for what is given by key and write it back, again for keys that changed meanwhile.
 
-        What is told are the states that were written. Under the controls, that must not have changed either.
+        Returns what the step returned at last for each key. Without a working set, the keys are read first.
+        Under the controls, those must not have changed either.
         """
-        written: dict[str, bytes] = {}
+        if not items:
+            return []
+        results: dict[str, R] = {}
+        working_set = working_set or await self.read(items)
         for attempt in range(TRIES_MAX):
-            snapshot.letters.clear()
-            after = {key: act(snapshot, key) for key in snapshot.states}
-            snapshot, done = await self._swap(snapshot, after, frees=frees, under_controls=under_controls)
-            written |= done
-            if not snapshot.states:
-                return written
+            for key in working_set.states:
+                working_set.key = key
+                results[key] = step(working_set, items[key])
+            working_set = await self._swap(working_set, frees=frees, under_controls=under_controls)
+            if not working_set.states:
+                return [results[key] for key in items]
             if attempt:
                 await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
         raise UnavailableError(f"{self._scope.database.name}: others keep changing the same keys")
@@ -113,88 +133,85 @@ class RedisWorkingSet:
     async def keep(self, letters: Sequence[DeadLetter]) -> None:
         """Keep letters that end no claim, no more than one step carries."""
         more = _more((0, 0, 0), (b"", b""), letters)
-        answer = await self._scope.call(SWAP, *self._terms(Snapshot(), under_controls=False), *("", *(b"",) * 5, more))
+        answer = await self._scope.call(
+            SWAP, *self._terms(RedisWorkingSet(self._policy), under_controls=False), *("", *(b"",) * 5, more)
+        )
         self._scope.saw(answer[2], answer[4])
 
-    async def _swap(
-        self, snapshot: Snapshot, after: Mapping[str, Entry | None], *, frees: bool, under_controls: bool
-    ) -> tuple[Snapshot, dict[str, bytes]]:
-        """Write what became of keys: the snapshot of those that changed meanwhile, and the states of the others."""
+    async def _swap(self, working_set: RedisWorkingSet, *, frees: bool, under_controls: bool) -> RedisWorkingSet:
+        """Write what became of keys; return those that changed meanwhile as they are now."""
         arguments: list[Any] = []
-        states: dict[str, bytes] = {}
+        keys: list[str] = []
         era = 0
-        for key, entry in after.items():
+        for key, entry in working_set.changed.items():
             state = state_of(entry)
             if (
-                state == snapshot.states[key]
-                and not snapshot.letters.get(key)
-                and not self._is_charged(snapshot, key, entry)
+                state == working_set.states[key]
+                and not working_set.letters.get(key)
+                and not self._is_charged(working_set, key, entry)
             ):
                 continue
-            states[key] = state
+            keys.append(key)
             if entry is not None:
                 era = max(era, entry.era, entry.mark[0] if entry.mark is not None else 0)
-            arguments += self._item(snapshot, key, entry, state)
-        if not states:
-            return Snapshot(), {}
-        terms = self._terms(snapshot, under_controls=under_controls, era=era)
+            arguments += self._item(working_set, key, entry, state)
+        if not keys:
+            return RedisWorkingSet(self._policy)
+        terms = self._terms(working_set, under_controls=under_controls, era=era)
         answer = await self._scope.call(SWAP_FREEING if frees else SWAP, *terms, *arguments)
         seconds, microseconds, seq, controls, own, changed = answer
         self._scope.saw(seq, own)
-        fresh, keys = self._snapshot(seconds, microseconds, controls), list(states)
+        fresh = self._working_set(seconds, microseconds, controls)
+        fresh.tokens = working_set.tokens
         for number, state, rate in zip(changed[::3], changed[1::3], changed[2::3], strict=True):
-            key = keys[number]
-            self._put(fresh, key, state, rate)
-            if key in snapshot.tokens:
-                fresh.tokens[key] = snapshot.tokens[key]
-            del states[key]
-        return fresh, states
+            self._put(fresh, keys[number], state, rate)
+        return fresh
 
-    def _terms(self, snapshot: Snapshot, *, under_controls: bool, era: int = 0) -> tuple[Any, ...]:
+    def _terms(self, working_set: RedisWorkingSet, *, under_controls: bool, era: int = 0) -> tuple[Any, ...]:
         """What has to hold for anything to be written."""
-        read_at = "" if snapshot.read_at is None else repr(snapshot.read_at)
-        controls: Any = b"=" + snapshot.controls_text if under_controls else ANY_CONTROLS
-        stamp, sweep = "1" if snapshot.is_timed_there else "", "" if self._keeps_rates else "1"
-        return read_at, controls, self._read_within_s(), stamp, era, sweep
+        read_at = "" if working_set.read_at is None else repr(working_set.read_at)
+        controls: Any = b"=" + working_set.controls_text if under_controls else ANY_CONTROLS
+        stamp, sweep = "1" if working_set.is_timed_there else "", "" if self._keeps_rates else "1"
+        within_s = READ_WITHIN_S
+        if self._policy.retention_s is not None:
+            within_s = min(within_s, self._policy.retention_s + self._policy.redelivery_s)
+        return read_at, controls, within_s, stamp, era, sweep
 
-    def _read_within_s(self) -> float:
-        if self._policy.retention_s is None:
-            return READ_WITHIN_S
-        return min(READ_WITHIN_S, self._policy.retention_s + self._policy.redelivery_s)
-
-    def _item(self, snapshot: Snapshot, key: str, entry: Entry | None, state: bytes) -> tuple[Any, ...]:
+    def _item(self, working_set: RedisWorkingSet, key: str, entry: Entry | None, state: bytes) -> tuple[Any, ...]:
         code, lease, suspect_since = encoded(key), "", ""
         if entry is not None and state[:1] == ACTIVE:
             lease = repr(entry.lease_until) if entry.token else ""
             since = rules.suspect_since(entry, self._policy)
             suspect_since = repr(since) if since is not None else ""
-        before = snapshot.entries[key]
-        counts = tuple(int(_has(entry)) - int(_has(before)) for _has in (_marked, _deleted, _suspected))
+        before = working_set.entries[key]
+        counts = [after - earlier for after, earlier in zip(_counts(entry), _counts(before), strict=True)]
         rate = (b"", b"")
-        if self._is_charged(snapshot, key, entry):
+        if self._is_charged(working_set, key, entry):
             assert entry is not None
-            rate = (snapshot.rates.get(key, b""), repr(entry.rate_at).encode())
-        letters = snapshot.letters.get(key, ())
+            rate = (working_set.rates.get(key, b""), repr(entry.rate_at).encode())
+        letters = working_set.letters.get(key, ())
         more = _more(counts, rate, letters) if any(counts) or rate[1] or letters else b""
-        return self._scope.bucket(code), code, snapshot.states[key], state, lease, suspect_since, more
+        return self._scope.bucket(code), code, working_set.states[key], state, lease, suspect_since, more
 
-    def _is_charged(self, snapshot: Snapshot, key: str, entry: Entry | None) -> bool:
-        """Whether a dispatch was charged since the snapshot was read; what limits nothing any more is not kept."""
-        if self._policy.rate is None or entry is None or entry.rate_at <= snapshot.now:
+    def _is_charged(self, working_set: RedisWorkingSet, key: str, entry: Entry | None) -> bool:
+        """Whether a dispatch was charged since the working_set was read; what limits nothing any more is not kept."""
+        if self._policy.rate is None or entry is None or entry.rate_at <= working_set.now:
             return False
-        before = snapshot.entries[key]
+        before = working_set.entries[key]
         return before is None or entry.rate_at != before.rate_at
 
-    def _snapshot(self, seconds: bytes, microseconds: bytes, controls: bytes) -> Snapshot:
+    def _working_set(self, seconds: bytes, microseconds: bytes, controls: bytes) -> RedisWorkingSet:
         now = int(seconds) + int(microseconds) / 1e6
-        return Snapshot(now=now, read_at=now, controls=controls_of(controls), controls_text=controls)
+        return RedisWorkingSet(
+            self._policy, now=now, read_at=now, controls=controls_of(controls), controls_text=controls
+        )
 
-    def _put(self, snapshot: Snapshot, key: str, state: bytes, rate: bytes) -> None:
+    def _put(self, working_set: RedisWorkingSet, key: str, state: bytes, rate: bytes) -> None:
         entry = entry_of(state)
         if rate and self._policy.rate is not None:
-            snapshot.rates[key] = rate
+            working_set.rates[key] = rate
             entry = replace(entry or EMPTY, rate_at=float(rate))
-        snapshot.states[key], snapshot.entries[key] = state, entry
+        working_set.states[key], working_set.entries[key] = state, entry
 
 
 @lru_cache(maxsize=16)
@@ -232,16 +249,9 @@ def _more(counts: Sequence[int], rate: tuple[bytes, bytes], letters: Iterable[De
     return b"".join(parts)
 
 
-def _marked(entry: Entry | None) -> bool:
-    return entry is not None and entry.mark is not None
-
-
-def _deleted(entry: Entry | None) -> bool:
-    return entry is not None and entry.deleted
-
-
-def _suspected(entry: Entry | None) -> bool:
-    return entry is not None and entry.suspicions > 0
+def _counts(entry: Entry | None) -> tuple[int, int, int]:
+    """How much an entry adds to the keys, tombstones and suspects of its scope."""
+    return (0, 0, 0) if entry is None else (entry.mark is not None, entry.deleted, entry.suspicions > 0)
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -5,18 +5,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from keywise.adapters.sqlite.database import SqliteDatabase
-from keywise.adapters.sqlite.ledger.history import ADD
 from keywise.adapters.sqlite.ledger.working_set import (
+    ADD_RECORD,
     TOKEN_NONCE_BITS,
     SqliteScope,
     SqliteWorkingSet,
     entry_of,
     letter_of,
-    store_controls,
 )
 from keywise.core.controls import Controls
-from keywise.core.entry import EMPTY, LedgerPolicy
+from keywise.core.entry import EMPTY
 from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
 from keywise.core.statements import read_statements
@@ -26,8 +24,8 @@ LETTERS_AT_ONCE = 50
 """Their bodies may be large."""
 CLEAR_AT_ONCE = 20_000
 """Nobody has to wait for longer than such a stretch takes."""
-CLEARED = ("marks", "active", "rates", "periodic_locks", "letters", "lines")
-"""Which tables hold what belongs to a scope."""
+CLEARED = {"marks": "key", "active": "key", "rates": "key", "periodic_locks": "name", "letters": "id", "lines": "id"}
+"""Which tables hold what belongs to a scope, and which column tells its rows apart."""
 
 _SQL = read_statements(__name__)
 
@@ -35,11 +33,11 @@ _SQL = read_statements(__name__)
 class SqliteLedgerTransfer:
     """The transfer of one scope of a SQLite database."""
 
-    def __init__(self, database: SqliteDatabase, scope: SqliteScope, policy: LedgerPolicy) -> None:
-        self._database = database
+    def __init__(self, scope: SqliteScope) -> None:
+        self._database = scope.database
         self._scope = scope
         # Whatever the pipeline says of rates now, moments that were charged are kept.
-        self._policy = replace(policy, rate=policy.rate or Rate(1))
+        self._policy = replace(scope.policy, rate=scope.policy.rate or Rate(1))
 
     async def scopes(self) -> list[str]:
         return [str(name) for (name,) in self._database.read(_SQL["scopes"])]
@@ -84,13 +82,13 @@ class SqliteLedgerTransfer:
             for buried_at, letter in page.dead_letters:
                 working_set.keep(letter, buried_at)
             lines = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in page.records]
-            connection.executemany(ADD, lines)
+            connection.executemany(ADD_RECORD, lines)
 
         await self._database.write(act)
 
     async def clear(self) -> None:
-        for table in CLEARED:
-            while await self._delete_some(_SQL[f"clear_{table}"]):
+        for table, column in CLEARED.items():
+            while await self._delete_some(_SQL["clear"].format(table=table, column=column)):
                 pass
 
     async def _delete_some(self, statement: str) -> int:
@@ -98,7 +96,7 @@ class SqliteLedgerTransfer:
         return await self._database.write(lambda connection: connection.execute(statement, which).rowcount)
 
     async def set_controls(self, controls: Controls) -> None:
-        await self._database.write(lambda connection: store_controls(connection, self._scope.number, controls))
+        await self._scope.run([], lambda working_set: working_set.set_controls(controls))
 
     async def tokens_above(self, floor: int) -> int:
         def act(connection: sqlite3.Connection) -> int:

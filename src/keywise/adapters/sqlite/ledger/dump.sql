@@ -32,21 +32,5 @@ select id, at, what, key, version, detail, by from keywise_lines where scope = ?
 -- name: raise_tokens
 update keywise_meta set value = max(value, ?) where name = 'tokens' returning value;
 
--- name: clear_marks
-delete from keywise_marks where scope = ? and key in (select key from keywise_marks where scope = ? limit ?);
-
--- name: clear_active
-delete from keywise_active where scope = ? and key in (select key from keywise_active where scope = ? limit ?);
-
--- name: clear_rates
-delete from keywise_rates where scope = ? and key in (select key from keywise_rates where scope = ? limit ?);
-
--- name: clear_periodic_locks
-delete from keywise_periodic_locks
-where scope = ? and name in (select name from keywise_periodic_locks where scope = ? limit ?);
-
--- name: clear_letters
-delete from keywise_letters where scope = ? and id in (select id from keywise_letters where scope = ? limit ?);
-
--- name: clear_lines
-delete from keywise_lines where scope = ? and id in (select id from keywise_lines where scope = ? limit ?);
+-- name: clear
+delete from keywise_{table} where scope = ? and {column} in (select {column} from keywise_{table} where scope = ? limit ?);

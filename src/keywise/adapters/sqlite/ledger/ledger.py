@@ -6,41 +6,43 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
-from keywise.adapters.sqlite.ledger.controls import SqliteControlStore
 from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
-from keywise.adapters.sqlite.ledger.history import SqliteHistoryStore
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
-from keywise.adapters.sqlite.ledger.working_set import SqliteScope, SqliteWorkingSet, letter_of
-from keywise.core import ledger_steps as bookkeeping
+from keywise.adapters.sqlite.ledger.working_set import (
+    ADD_RECORD,
+    KEYS,
+    SqliteScope,
+    SqliteWorkingSet,
+    letter_of,
+    load_controls,
+)
+from keywise.core import ledger_steps
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
+from keywise.core.controls import Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
+from keywise.core.history import HistoryRecord
 from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.statements import read_statements
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
-T = TypeVar("T")
-
 _SQL = read_statements(__name__)
 
 
 class SqliteLedger:
-    """The ledger of one pipeline in a SQLite database. It is also its own operator."""
+    """The ledger of one pipeline in a SQLite database. It is also its own operator, control store and history store."""
 
     def __init__(self, database: SqliteDatabase, scope: str, policy: LedgerPolicy) -> None:
         self.database = database
-        self.scope = SqliteScope(scope)
-        self._policy = policy
-        self.admin = self
-        self.control_store = SqliteControlStore(database, self.scope, policy)
-        self.history_store = SqliteHistoryStore(database, self.scope)
-        self.transfer = SqliteLedgerTransfer(database, self.scope, policy)
+        self.scope = SqliteScope(database, scope, policy)
+        self.admin = self.control_store = self.history_store = self
+        self.transfer = SqliteLedgerTransfer(self.scope)
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -52,26 +54,26 @@ class SqliteLedger:
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         def act(working_set: SqliteWorkingSet) -> ClaimResults:
-            return bookkeeping.claim(working_set, headers, terms, iter(working_set.tokens(len(headers))))
+            return ledger_steps.claim(working_set, headers, terms, iter(working_set.tokens(len(headers))))
 
-        return await self._write([header.key for header in headers], act)
+        return await self.scope.run([header.key for header in headers], act)
 
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        return await self._write(_keys(claims), lambda working_set: bookkeeping.renew(working_set, claims, lease_s))
+        return await self.scope.run(_keys(claims), lambda working_set: ledger_steps.renew(working_set, claims, lease_s))
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        return await self._write(_keys(claims), lambda working_set: bookkeeping.commit(working_set, claims))
+        return await self.scope.run(_keys(claims), lambda working_set: ledger_steps.commit(working_set, claims))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         keys = [failure.claim.key for failure in failures]
-        await self._write(keys, lambda working_set: bookkeeping.fail(working_set, failures))
+        await self.scope.run(keys, lambda working_set: ledger_steps.fail(working_set, failures))
 
     async def release(self, claims: Sequence[Claim]) -> None:
-        await self._write(_keys(claims), lambda working_set: bookkeeping.release(working_set, claims))
+        await self.scope.run(_keys(claims), lambda working_set: ledger_steps.release(working_set, claims))
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         keys = [request.claim.key for request in requests if request.claim is not None]
-        return await self._write(keys, lambda working_set: bookkeeping.dead_letter(working_set, requests))
+        return await self.scope.run(keys, lambda working_set: ledger_steps.dead_letter(working_set, requests))
 
     async def prune(self, retention_s: float) -> int:
         def act(working_set: SqliteWorkingSet) -> tuple[int, str | None]:
@@ -80,7 +82,7 @@ class SqliteLedger:
         total = 0
         after: str | None = ""
         while after is not None:
-            pruned, after = await self._write([], act)
+            pruned, after = await self.scope.run([], act)
             total += pruned
         return total
 
@@ -89,7 +91,9 @@ class SqliteLedger:
 
     async def inspect(self, key: str) -> Entry | None:
         with sqlite_errors(self.database.path):
-            working_set = SqliteWorkingSet(self.database.reader, self.scope.number, self._policy, self.database.now())
+            working_set = SqliteWorkingSet(
+                self.database.reader, self.scope.number, self.scope.policy, self.database.now()
+            )
             working_set.load([key])
             return working_set.entry(key)
 
@@ -104,14 +108,14 @@ class SqliteLedger:
         return [str(key) for (key,) in self.database.read(_SQL["suspects"], (self.scope.number, since, limit))]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
-        await self._write([claim.key], lambda working_set: bookkeeping.finish_repair(working_set, claim, written))
+        await self.scope.run([claim.key], lambda working_set: ledger_steps.finish_repair(working_set, claim, written))
 
     async def mark_suspect(self, headers: Sequence[ChangeHeader], resync_due: bool | None = None) -> None:
         def act(working_set: SqliteWorkingSet) -> None:
-            bookkeeping.mark_suspect(working_set, headers)
+            ledger_steps.mark_suspect(working_set, headers)
             working_set.set_controls(working_set.controls.with_resync(resync_due, working_set.now))
 
-        await self._write([header.key for header in headers], act)
+        await self.scope.run([header.key for header in headers], act)
 
     async def dead_letters(
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
@@ -121,25 +125,87 @@ class SqliteLedger:
         return [(number, buried_at, letter_of(letter)) for number, buried_at, *letter in rows]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
-        return await self._write([], lambda working_set: working_set.delete_dead_letters(numbers))
+        return await self.scope.run([], lambda working_set: working_set.delete_dead_letters(numbers))
 
     async def now(self) -> float:
         return self.database.now()
 
-    async def _write(self, keys: Sequence[str], act: Callable[[SqliteWorkingSet], T]) -> T:
-        def transact(connection: sqlite3.Connection) -> T:
-            working_set = SqliteWorkingSet(connection, self.scope.number, self._policy, self.database.now())
-            working_set.load(keys)
-            result = act(working_set)
-            working_set.store()
-            return result
+    # What an operator sets, and what the workers agree on.
 
-        return await self.database.write(transact)
+    async def controls(self) -> Controls:
+        with sqlite_errors(self.database.path):
+            return load_controls(self.database.reader, self.scope.number)
+
+    async def pause(self, pause: Pause) -> None:
+        await self._change(lambda controls: controls.with_pause(pause))
+
+    async def resume(self, keys: str, is_pattern: bool) -> bool:
+        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
+        return after != before
+
+    async def reset(self, claim: Claim) -> int | None:
+        return await self.scope.run([claim.key], lambda working_set: ledger_steps.reset(working_set, claim))
+
+    async def raise_era(self) -> int | None:
+        def step(working_set: SqliteWorkingSet) -> int | None:
+            is_held, highest = working_set.eras()
+            if is_held:
+                return None
+            raised = working_set.controls.with_era_above(highest)
+            working_set.set_controls(raised)
+            return raised.era
+
+        return await self.scope.run([], step)
+
+    async def keys(self, after: str, limit: int) -> list[str]:
+        scope = self.scope.number
+        return [str(key) for (key,) in self.database.read(KEYS, (scope, after, scope, after, limit))]
+
+    async def held(self, after: str, limit: int) -> list[str]:
+        wanted = (self.scope.number, after, self.database.now(), limit)
+        return [str(key) for (key,) in self.database.read(_SQL["held_keys"], wanted)]
+
+    async def acquire(self, task: str, every_s: float) -> bool:
+        return await self.scope.run([], lambda working_set: working_set.acquire_lock(task, every_s))
+
+    # The history.
+
+    async def record(self, records: Sequence[HistoryRecord]) -> None:
+        scope = self.scope.number
+        rows = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in records]
+        await self.database.write(lambda connection: connection.executemany(ADD_RECORD, rows))
+
+    async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
+        rows: Any
+        if key is None:
+            rows = self.database.read(_SQL["history"], (self.scope.number, limit))
+        else:
+            rows = self.database.read(_SQL["history_of_key"], (self.scope.number, key, limit))
+        return [HistoryRecord(*row) for row in rows]
+
+    async def trim(self, age_s: float, records_max: int) -> int:
+        def act(connection: sqlite3.Connection) -> int:
+            return connection.execute(
+                _SQL["trim_history"], (scope, self.database.now() - age_s, scope, records_max)
+            ).rowcount
+
+        scope = self.scope.number
+        return await self.database.write(act)
+
+    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
+        """What is set before and after."""
+
+        def step(working_set: SqliteWorkingSet) -> tuple[Controls, Controls]:
+            after = change(working_set.controls)
+            working_set.set_controls(after)
+            return working_set.controls, after
+
+        return await self.scope.run([], step)
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:
         async with self.database.transaction() as connection:
-            yield SqliteTransaction(self.database, self.scope.number, self._policy, connection)
+            yield SqliteTransaction(self.scope, connection)
 
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:

@@ -19,3 +19,19 @@ select key from keywise_active where scope = ? and suspect_since <= ? order by s
 select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters
 where scope = ? and buried_at >= ? and buried_at < ? and instr(cause, ?)
 order by buried_at desc, id desc limit ?;
+
+-- name: held_keys
+select key from keywise_active
+where scope = ? and key > ? and token != 0 and lease_until > ?
+order by key limit ?;
+
+-- name: history
+select at, what, key, version, detail, by from keywise_lines where scope = ? order by id desc limit ?;
+
+-- name: history_of_key
+select at, what, key, version, detail, by from keywise_lines where scope = ? and key = ? order by id desc limit ?;
+
+-- name: trim_history
+delete from keywise_lines where scope = ? and (at < ? or id <= (
+    select id from keywise_lines where scope = ? order by id desc limit 1 offset ?
+));

@@ -3,32 +3,60 @@
 import math
 import secrets
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.core import rules
 from keywise.core.controls import Controls, controls_of, text_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, LedgerPolicy
 from keywise.core.statements import read_statements
 
+T = TypeVar("T")
+
 TOKEN_NONCE_BITS = 24
 PRUNE_AT_ONCE = 10_000
 """Nobody has to wait for longer than such a stretch takes."""
 
 _SQL = read_statements(__name__)
-MARK, KEYS, ORDERS = _SQL["mark"], _SQL["keys"], _SQL["orders"]
+MARK, KEYS, ORDERS, ADD_RECORD = _SQL["mark"], _SQL["keys"], _SQL["orders"], _SQL["add_record"]
 
 
-class SqliteScope(msgspec.Struct):
+class SqliteScope:
     """A pipeline's part of the file; the ledger looks its number up when it is opened."""
 
-    name: str
-    number: int = 0
+    def __init__(self, database: SqliteDatabase, name: str, policy: LedgerPolicy) -> None:
+        self.database = database
+        self.name = name
+        self.policy = policy
+        self.number = 0
+
+    async def run(self, keys: Iterable[str], step: Callable[["SqliteWorkingSet"], T]) -> T:
+        """Run a step on keys, in one transaction of its own."""
+
+        def act(connection: sqlite3.Connection) -> T:
+            with self.working_set(connection, keys) as working_set:
+                return step(working_set)
+
+        return await self.database.write(act)
+
+    @contextmanager
+    def working_set(
+        self, connection: sqlite3.Connection, keys: Iterable[str], now: float | None = None
+    ) -> Iterator["SqliteWorkingSet"]:
+        """Keys that are read, and written back in the end."""
+        working_set = SqliteWorkingSet(
+            connection, self.number, self.policy, self.database.now() if now is None else now
+        )
+        working_set.load(keys)
+        yield working_set
+        working_set.store()
 
 
 class SqliteWorkingSet:
@@ -56,7 +84,19 @@ class SqliteWorkingSet:
         return load_controls(self._connection, self._scope)
 
     def set_controls(self, controls: Controls) -> None:
-        store_controls(self._connection, self._scope, controls)
+        text = text_of(controls)
+        self._connection.execute(_SQL["store_controls"], (text, self._scope, text))
+
+    def eras(self) -> tuple[bool, int]:
+        """Whether a key is held, and the highest era of any key."""
+        is_held, highest = self._connection.execute(
+            _SQL["eras"], (self._scope, self.now, *(self._scope,) * 2)
+        ).fetchone()
+        return bool(is_held), highest
+
+    def acquire_lock(self, task: str, every_s: float) -> bool:
+        turn = (self._scope, task, self.now, self.now - every_s)
+        return self._connection.execute(_SQL["periodic_lock"], turn).rowcount > 0
 
     def entry(self, key: str) -> Entry | None:
         return self._changed.get(key, self._entries.get(key))
@@ -120,11 +160,6 @@ class SqliteWorkingSet:
 def load_controls(connection: sqlite3.Connection, scope: int) -> Controls:
     [text] = connection.execute(_SQL["load_controls"], (scope,)).fetchone()
     return controls_of(text)
-
-
-def store_controls(connection: sqlite3.Connection, scope: int, controls: Controls) -> None:
-    text = text_of(controls)
-    connection.execute(_SQL["store_controls"], (text, scope, text))
 
 
 def load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[str, Entry]:

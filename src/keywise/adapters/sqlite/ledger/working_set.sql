@@ -4,6 +4,18 @@ select controls from keywise_scopes where id = ?;
 -- name: store_controls
 update keywise_scopes set controls = ? where id = ? and controls != ?;
 
+-- name: eras
+select
+    exists (select 1 from keywise_active where scope = ? and token != 0 and lease_until > ?),
+    max(
+        coalesce((select max(era) from keywise_marks where scope = ?), 0),
+        coalesce((select max(json_extract(entry, '$.era')) from keywise_active where scope = ?), 0)
+    );
+
+-- name: periodic_lock
+insert into keywise_periodic_locks values (?, ?, ?)
+on conflict (scope, name) do update set done_at = excluded.done_at where done_at <= ?;
+
 -- name: marks
 select key, era, version, generation, deleted, updated_at from keywise_marks
 where scope = ? and key in (select value from json_each(?));
@@ -57,3 +69,6 @@ values (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: delete_letter
 delete from keywise_letters where scope = ? and id = ?;
+
+-- name: add_record
+insert into keywise_lines (scope, at, what, key, version, detail, by) values (?, ?, ?, ?, ?, ?, ?);

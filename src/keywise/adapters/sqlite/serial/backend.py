@@ -45,7 +45,7 @@ class SqliteTurns:
         self.owner = owner
         self.operator = self
         self.is_shared = False
-        self._scope = SqliteScope(function)
+        self._scope = SqliteScope(database, function, LedgerPolicy())
         self._policy = policy
         self._news = 0
         """The number of the last news that this owner has seen."""
@@ -149,7 +149,7 @@ class _Transaction:
     def __init__(self, turns: SqliteTurns, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self._turns = turns
-        self._inner = SqliteTransaction(turns.database, turns._scope.number, LedgerPolicy(), connection)
+        self._inner = SqliteTransaction(turns._scope, connection)
 
     async def answer(self, replies: Sequence[Reply], limit: int = 0, run_max: int = 1) -> Answered:
         turns, first = self._turns, (rules.Word.ENDS,)
