@@ -16,9 +16,9 @@ class RefusalReason(enum.StrEnum):
     DUPLICATE = "duplicate"
     """This order is committed: ack the change."""
     BUSY = "busy"
-    """Another claim holds the key, or the retry of this change is not due."""
+    """Another claim holds the key, or the retry of this change, or of a newer one, is not due."""
     DEFERRED = "deferred"
-    """A newer change was tried and is not settled: it may have been written. Older changes wait for it."""
+    """A newer change was tried and is not settled: it may have been written, and will be tried again."""
     ISOLATED = "isolated"
     """The last holder died. Claim again with `isolated`, and run nothing beside the change."""
     MIXED = "mixed"
@@ -60,7 +60,8 @@ class LedgerPolicy(msgspec.Struct, frozen=True):
     On for sinks that accept an older write after a newer one: plain sinks, and those that forget deletions.
     """
     redelivery_s: float = 3600.0
-    """The longest time after which the source may still redeliver a message."""
+    """The longest time from the last attempt at a message to its next delivery, and from a commit to the sending of an
+    older version."""
     retention_s: float | None = None
     """How long the ledger keeps an idle key at least; None: for ever."""
     rate: Rate | None = None

@@ -36,7 +36,7 @@ def decide(
     return (
         _against_mark(entry, header, now, policy)
         or _against_holder(entry, header, now, terms, policy)
-        or _against_history(entry, header, now, policy)
+        or _against_attempts(entry, header, now, policy)
         or _against_rate(entry, now, policy)
     )
 
@@ -346,7 +346,7 @@ def _against_holder(
     return Refusal(RefusalReason.ISOLATED) if not terms.isolated else None
 
 
-def _against_history(entry: Entry, header: ChangeHeader, now: float, policy: LedgerPolicy) -> Refusal | None:
+def _against_attempts(entry: Entry, header: ChangeHeader, now: float, policy: LedgerPolicy) -> Refusal | None:
     if header.order is None:
         return None
     if entry.token != 0:

@@ -35,7 +35,8 @@ class Settings:
     runtime_max_s: float = 600.0
     """A handler that runs for longer counts as hung, and its claim is no longer renewed."""
     redelivery_s: float = 3600.0
-    """The longest time after which the source may still deliver a message again."""
+    """The longest time from the last attempt at a message to its next delivery, and from a commit to the sending of an
+    older version."""
     retention_s: float | None = None
     """How long the ledger remembers an idle key at least; None: for ever. A delivery that was sent longer ago, to a key
     that the ledger does not remember, becomes a dead letter: the ledger cannot decide whether it is stale."""
