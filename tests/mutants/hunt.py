@@ -8,10 +8,10 @@ import msgspec
 
 from keywise.core.sink import Grade
 from keywise.testing.simulator.seeds import SEEDS_A_COLLECTION, Run, quiet, run_seed, side_by_side
-from keywise.testing.simulator.serial.seeds import run_merge_seed
+from keywise.testing.simulator.serial.seeds import run_serial_seed
 from mutants import MUTANTS
 from mutants.mutant import Mutant
-from mutants.serial import MERGE_MUTANTS
+from mutants.serial import SERIAL_MUTANTS
 
 MISFITS = ("TypeError", "AttributeError", "NameError", "KeyError")
 """A variant that raises one of these does not fit the code any more, which shows nothing."""
@@ -47,18 +47,18 @@ def hunt(mutant: Mutant, seeds: Sequence[int], run_one: Callable[[int, Grade], R
 
 def hunt_serial(mutant: Mutant, seeds: Sequence[int]) -> Hunt:
     """Hunt for a mutant of the serial functions."""
-    return hunt(mutant, seeds, run_merge_seed)
+    return hunt(mutant, seeds, run_serial_seed)
 
 
 def hunt_all(seeds: Sequence[int], jobs: int) -> Iterator[Hunt]:
     """Hunt for every mutant on several processes; each hunt is handed out as it ends."""
-    names = [mutant.name for mutant in (*MUTANTS, *MERGE_MUTANTS)]
+    names = [mutant.name for mutant in (*MUTANTS, *SERIAL_MUTANTS)]
     return side_by_side(hunt_named, [(name, seeds) for name in names], jobs)
 
 
 def hunt_named(name: str, seeds: Sequence[int]) -> Hunt:
     """By name, because a mutant holds functions that cannot be sent to another process."""
-    for mutant in MERGE_MUTANTS:
+    for mutant in SERIAL_MUTANTS:
         if mutant.name == name:
             return hunt_serial(mutant, seeds)
     return hunt(next(mutant for mutant in MUTANTS if mutant.name == name), seeds)

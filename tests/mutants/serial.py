@@ -210,7 +210,7 @@ def _mutant(name: str, owner: Any, attribute: str, broken: Any, grade: Grade = G
     return Mutant(name, 0, owner, attribute, broken, grade)
 
 
-MERGE_MUTANTS: tuple[Mutant, ...] = (
+SERIAL_MUTANTS: tuple[Mutant, ...] = (
     _mutant("an answer needs no token", rules, "word_on", _no_fence),
     _mutant("an id is not remembered", rules, "arrival", _no_memory_of_ids),
     _mutant("a lost request is run again", rules, "after_loss", _run_again),

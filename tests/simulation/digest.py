@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from keywise.core.sink import Grade
 from keywise.testing.simulator.seeds import quiet
-from keywise.testing.simulator.serial.world import MergeWorld
+from keywise.testing.simulator.serial.world import SerialWorld
 from keywise.testing.simulator.world import World
 
 SERIAL_GRADES = (Grade.PLAIN, Grade.ATOMIC)
@@ -27,7 +27,7 @@ def flow_outcome(seed: int, grade: Grade) -> str:
 
 def serial_outcome(seed: int, grade: Grade) -> str:
     """What one seed of the serial functions ended with."""
-    world = MergeWorld(seed, grade)
+    world = SerialWorld(seed, grade)
     world.run()
     faults = sorted(world.faults.injected.values())
     return repr((faults, len(world.auditor.trace), len(world.auditor.violations), world.loop.time()))

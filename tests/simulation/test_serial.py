@@ -6,9 +6,9 @@ import pytest
 
 from keywise.core.sink import Grade
 from keywise.testing.simulator.serial.faults import KINDS
-from keywise.testing.simulator.serial.seeds import GRADES, run_merge_seed, run_merge_seeds
+from keywise.testing.simulator.serial.seeds import GRADES, run_serial_seed, run_serial_seeds
 from mutants.hunt import hunt_serial
-from mutants.serial import MERGE_MUTANTS
+from mutants.serial import SERIAL_MUTANTS
 
 FIRST_SEEDS = range(120)
 SEEDS_A_MUTANT = range(600)
@@ -19,14 +19,14 @@ NOT_ATOMIC = {"nested call"}
 
 @pytest.mark.parametrize("grade", GRADES)
 def test_no_promise_is_broken_under_faults(grade):
-    tally = run_merge_seeds(grade, FIRST_SEEDS)
+    tally = run_serial_seeds(grade, FIRST_SEEDS)
     failures = [f"seed {one.seed}: {one.violation}\n" + "\n".join(one.trace) for one in tally.failures]
     assert not failures, "\n\n".join(failures)
     missing = set(KINDS) - set(tally.faults) - (NOT_ATOMIC if grade is Grade.ATOMIC else set())
     assert not missing, f"never injected: {sorted(missing)}"
 
 
-@pytest.mark.parametrize("mutant", MERGE_MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", SERIAL_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_is_found(mutant):
     hunt = hunt_serial(mutant, SEEDS_A_MUTANT)
     assert hunt.violation is not None, f"{mutant.name} was not found in {hunt.seeds} seeds"
@@ -34,7 +34,7 @@ def test_a_mutant_is_found(mutant):
 
 @pytest.mark.parametrize("seed", range(1, 13))
 def test_a_seed_is_repeatable(seed):
-    first = run_merge_seed(seed, Grade.PLAIN)
+    first = run_serial_seed(seed, Grade.PLAIN)
     others = [object() for _ in range(997 * seed)]  # moves the next world's objects, whose addresses must not matter
-    again = run_merge_seed(seed, Grade.PLAIN)
+    again = run_serial_seed(seed, Grade.PLAIN)
     assert first.trace == again.trace and Counter(first.faults) == Counter(again.faults), len(others)

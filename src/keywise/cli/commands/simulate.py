@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SEEDS = 200
 NUMBERS = ("seeds", "violations", "cpu s")
-WITHOUT = "a handler is simulated without --merge, --replay, --jobs and --grade; --seed 17 shows one seed"
+WITHOUT = "a handler is simulated without --serial, --replay, --jobs and --grade; --seed 17 shows one seed"
 
 
 class GradeChoice(enum.StrEnum):
@@ -52,7 +52,7 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     replay: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="Print the trace of one seed; needs --grade.")
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Simulate serial functions only.")] = False,
+    serial: Annotated[bool, typer.Option("--serial", help="Simulate serial functions only.")] = False,
     trial: TrialOptions,
     json: JsonOption = False,
 ) -> None:
@@ -70,11 +70,11 @@ def simulate(  # noqa: PLR0913 - one parameter per option
       keywise simulate shop:app --seed 17
       keywise simulate --seeds 500
       keywise simulate --replay 17 --grade plain
-      keywise simulate --merge
+      keywise simulate --serial
     """
-    grades = _grades(grade, merge)
+    grades = _grades(grade, serial)
     if app is not None:
-        if merge or replay is not None or jobs is not None or len(grades) == 1:
+        if serial or replay is not None or jobs is not None or len(grades) == 1:
             refuse(WITHOUT)
         first, number = (first_seed, seeds or SEEDS_OF_OWN) if trial.seed is None else (trial.seed, 1)
         simulate_handler(app, trial, range(first, first + number), json)
@@ -84,24 +84,24 @@ def simulate(  # noqa: PLR0913 - one parameter per option
     if replay is not None:
         if len(grades) > 1:
             refuse("a seed is replayed on one grade; add --grade atomic, --grade conditional or --grade plain")
-        _replay(replay, grades[0], json, merge)
+        _replay(replay, grades[0], json, serial)
     else:
-        _simulate(grades, range(first_seed, first_seed + (seeds or SEEDS)), jobs, json, merge)
+        _simulate(grades, range(first_seed, first_seed + (seeds or SEEDS)), jobs, json, serial)
 
 
-def _grades(grade: GradeChoice, merge: bool) -> list[Grade]:
-    if merge and grade is GradeChoice.CONDITIONAL:
+def _grades(grade: GradeChoice, serial: bool) -> list[Grade]:
+    if serial and grade is GradeChoice.CONDITIONAL:
         refuse("serial functions have the grades plain and atomic; write --grade plain, or --grade atomic")
-    known = [one for one in Grade if not merge or one is not Grade.CONDITIONAL]
+    known = [one for one in Grade if not serial or one is not Grade.CONDITIONAL]
     return [one for one in known if grade in (GradeChoice.ALL, one.value)]
 
 
-def _replay(seed: int, grade: Grade, json: bool, merge: bool) -> None:
+def _replay(seed: int, grade: Grade, json: bool, serial: bool) -> None:
     from keywise.testing.simulator.seeds import quiet, run_seed
-    from keywise.testing.simulator.serial.seeds import run_merge_seed
+    from keywise.testing.simulator.serial.seeds import run_serial_seed
 
     with quiet():
-        run = run_merge_seed(seed, grade) if merge else run_seed(seed, grade)
+        run = run_serial_seed(seed, grade) if serial else run_seed(seed, grade)
     if json:
         result = {"violations": run.violations, "variant": run.variant, "faults": run.faults, "trace": run.trace}
         print_json({"grade": grade.value, "seed": seed} | result)
@@ -113,35 +113,35 @@ def _replay(seed: int, grade: Grade, json: bool, merge: bool) -> None:
         fail(run.violations[0])
 
 
-def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool, merge: bool) -> None:
+def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: bool, serial: bool) -> None:
     from keywise.testing.simulator.seeds import Tally, cores, run_seeds
     from keywise.testing.simulator.seeds import simulate as run_side_by_side
-    from keywise.testing.simulator.serial.seeds import run_merge_seeds
+    from keywise.testing.simulator.serial.seeds import run_serial_seeds
 
     started = time.monotonic()
     by_grade = {grade: Tally(grade) for grade in grades}
     with progress() as bar:
         task = bar.add_task("seeds", total=len(seeds) * len(grades))
-        for part in run_side_by_side(grades, seeds, jobs or cores(), run_merge_seeds if merge else run_seeds):
+        for part in run_side_by_side(grades, seeds, jobs or cores(), run_serial_seeds if serial else run_seeds):
             by_grade[part.grade].add(part)
             bar.advance(task, part.seeds)
     tallies = list(by_grade.values())
     if json:
-        print_json(_tallies_json(tallies, time.monotonic() - started, merge))
+        print_json(_tallies_json(tallies, time.monotonic() - started, serial))
     else:
-        _print_tallies(tallies, time.monotonic() - started, merge)
+        _print_tallies(tallies, time.monotonic() - started, serial)
     if any(tally.violations for tally in tallies):
         raise typer.Exit(1)
 
 
-def _print_tallies(tallies: Sequence["Tally"], seconds: float, merge: bool) -> None:
+def _print_tallies(tallies: Sequence["Tally"], seconds: float, serial: bool) -> None:
     out = screen()
     rows = []
     for tally in tallies:
         strategies = "; ".join(f"{seeds} × {variant}" for variant, seeds in sorted(tally.variants.items()))
         rows.append((tally.grade.value, tally.seeds, tally.violations, f"{tally.seconds:.1f}", strategies))
     print_table(("grade", *NUMBERS, "strategy"), rows, numbers=NUMBERS, fold=("strategy",))
-    faults = _faults(tallies, merge)
+    faults = _faults(tallies, serial)
     out.print(f"injected {sum(faults.values()):,} faults: {', '.join(f'{kind} {n:,}' for kind, n in faults.items())}")
     violations = sum(tally.violations for tally in tallies)
     out.print(f"{count(violations, 'violation')} in {count(sum(t.seeds for t in tallies), 'seed')}, {seconds:.1f} s")
@@ -150,17 +150,17 @@ def _print_tallies(tallies: Sequence["Tally"], seconds: float, merge: bool) -> N
         for line in failure.trace:
             out.print(cell(line))
         print_error(
-            f"{failure.grade} seed {failure.seed}: {failure.violation}; {_command(failure.grade, failure.seed, merge)}"
+            f"{failure.grade} seed {failure.seed}: {failure.violation}; {_command(failure.grade, failure.seed, serial)}"
         )
 
 
-def _tallies_json(tallies: Sequence["Tally"], seconds: float, merge: bool) -> dict[str, Any]:
+def _tallies_json(tallies: Sequence["Tally"], seconds: float, serial: bool) -> dict[str, Any]:
     failures = [failure for tally in tallies for failure in tally.failures]
     return {
         "violations": sum(tally.violations for tally in tallies),
         "seeds": sum(tally.seeds for tally in tallies),
         "seconds": round(seconds, 3),
-        "faults": _faults(tallies, merge),
+        "faults": _faults(tallies, serial),
         "grades": {
             tally.grade.value: {
                 "violations": tally.violations,
@@ -173,22 +173,22 @@ def _tallies_json(tallies: Sequence["Tally"], seconds: float, merge: bool) -> di
             for tally in tallies
         },
         "failures": [
-            msgspec.to_builtins(failure) | {"replay": _command(failure.grade, failure.seed, merge)}
+            msgspec.to_builtins(failure) | {"replay": _command(failure.grade, failure.seed, serial)}
             for failure in failures
         ],
     }
 
 
-def _command(grade: Grade, seed: int, merge: bool) -> str:
-    return f"keywise simulate{' --merge' if merge else ''} --replay {seed} --grade {grade}"
+def _command(grade: Grade, seed: int, serial: bool) -> str:
+    return f"keywise simulate{' --serial' if serial else ''} --replay {seed} --grade {grade}"
 
 
-def _faults(tallies: Iterable["Tally"], merge: bool) -> dict[str, int]:
+def _faults(tallies: Iterable["Tally"], serial: bool) -> dict[str, int]:
     """Return the number of faults of every kind, including kinds that were never injected."""
     from keywise.testing.simulator.faults import KINDS
-    from keywise.testing.simulator.serial.faults import KINDS as MERGE_KINDS
+    from keywise.testing.simulator.serial.faults import KINDS as SERIAL_KINDS
 
     together = Counter[str]()
     for tally in tallies:
         together.update(tally.faults)
-    return {kind: together.pop(kind, 0) for kind in (MERGE_KINDS if merge else KINDS)} | dict(together)
+    return {kind: together.pop(kind, 0) for kind in (SERIAL_KINDS if serial else KINDS)} | dict(together)

@@ -14,7 +14,7 @@ from keywise.serial.pending import NOT_ASKED, NOT_ASKED_ANY_MORE
 from keywise.testing.virtual_loop import Process
 
 if TYPE_CHECKING:
-    from keywise.testing.simulator.serial.world import Ask, MergeWorld
+    from keywise.testing.simulator.serial.world import Ask, SerialWorld
 
 LATE_S = 0.01
 TRACE_MAX = 2000
@@ -32,7 +32,7 @@ class Active(msgspec.Struct):
 class SerialAuditor:
     """What was seen from outside: what began, what was accepted, and what callers were told."""
 
-    def __init__(self, world: "MergeWorld") -> None:
+    def __init__(self, world: "SerialWorld") -> None:
         self.violations: list[str] = []
         self.trace: list[str] = []
         self.accepted: dict[str, list[str]] = {}

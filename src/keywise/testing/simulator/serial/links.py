@@ -12,7 +12,7 @@ from keywise.testing.simulator.links import Session
 from keywise.testing.virtual_loop import Process, outside
 
 if TYPE_CHECKING:
-    from keywise.testing.simulator.serial.world import MergeWorld
+    from keywise.testing.simulator.serial.world import SerialWorld
 
 T = TypeVar("T")
 BROKEN = "not allowed for a moment"
@@ -21,7 +21,7 @@ BROKEN = "not allowed for a moment"
 class LinkedTurns:
     """The turns of one process behind a network: calls are slow, get lost, or take effect without an answer."""
 
-    def __init__(self, world: "MergeWorld", process: Process, turns: MemoryTurns) -> None:
+    def __init__(self, world: "SerialWorld", process: Process, turns: MemoryTurns) -> None:
         self._world = world
         self._process = process
         self._turns = turns

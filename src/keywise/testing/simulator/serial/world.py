@@ -62,7 +62,7 @@ class Ask(msgspec.Struct, frozen=True):
         return {"id": self.id, "key": self.key, "kind": self.kind, "nested": self.nested}
 
 
-class MergeWorld:
+class SerialWorld:
     """All that exists in one run; everything random comes from its seed."""
 
     def __init__(self, seed: int, grade: Grade) -> None:
