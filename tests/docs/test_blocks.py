@@ -127,7 +127,7 @@ What it does:
 ```python tests/running.py
 def run(coroutine: Coroutine[object, object, T], *, limit_s: float = 30) -> T:
     …
-    return asyncio.run(_limited(coroutine, limit_s))
+    return asyncio.run(_limited(coroutine, scaled(limit_s)))
 ```
 
 ```console
