@@ -1,9 +1,9 @@
 """Requests that run one at a time per key: the values that travel, and the shape of the stores that keep them in line.
 
 A caller asks, and its request gets a place behind the others of its key; who may run it takes a turn, and answers.
-A backend is one file in `turns/`, with `SCHEMES` and `connect(address, owner, policy) -> Turns`.
-All methods take many items at once and are one atomic step per key. `UnavailableError` means what it does in
-`protocols`: nothing is known to have happened, and the caller may try again.
+The module of a serial store has a function `connect(address, owner, policy) -> Turns`.
+All methods take many items at once and are one atomic step per key. `UnavailableError` means that the call may or may
+not have taken effect, and that the caller may repeat it.
 """
 
 import enum
