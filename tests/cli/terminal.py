@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
@@ -29,7 +30,16 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         sizes = {"COLUMNS", "LINES", "NO_COLOR"}
         settings = {name: value for name, value in environment.items() if name not in sizes} | {"TERM": "xterm"}
-        self.process = subprocess.Popen(command, cwd=folder, env=settings, stdin=theirs, stdout=theirs, stderr=theirs)
+        self.process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=settings,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            # Tests that run in the background ignore Ctrl-C, and what they start would inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no thread runs here
+        )
         os.close(theirs)
         self._written = b""
 
