@@ -39,7 +39,7 @@ class SqliteDatabase:
         self.path = path
         self._users = 0
         self._opening = asyncio.Lock()
-        self._writing: asyncio.Lock | None = None
+        self._writing = asyncio.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
@@ -73,46 +73,31 @@ class SqliteDatabase:
 
     async def write(self, act: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function in one transaction of its own, off the event loop."""
-        writer, writing = self._parts()
 
         def transact() -> T:
-            try:
-                result = act(writer)
-                writer.execute(_COMMIT)
-            except BaseException:
-                if writer.in_transaction:
-                    writer.execute("rollback")
-                raise
-            return result
+            with writer:
+                return act(writer)
 
-        async with self._turn(writing):
-            await self._begin(writer)
+        async with self._turn() as writer:
             return await self._hop(transact)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
         """A transaction over several steps. Only its begin and its commit may block, and they leave the loop alone."""
-        writer, writing = self._parts()
-        async with self._turn(writing):
-            await self._begin(writer)
+        async with self._turn() as writer:
             try:
                 yield writer
                 if not writer.in_transaction:
                     raise UnavailableError(f"{self.path}: the transaction was rolled back")
-                await self._hop(lambda: writer.execute(_COMMIT))
+                await self._hop(writer.commit)
             except BaseException:
-                if writer.in_transaction:
-                    writer.execute("rollback")
+                writer.rollback()
                 raise
 
     def read(self, statement: str, arguments: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
         """Rows of a query on what is committed."""
         with sqlite_errors(self.path):
             return self.reader.execute(statement, arguments).fetchall()
-
-    def _parts(self) -> tuple[sqlite3.Connection, asyncio.Lock]:
-        assert self._writer is not None and self._writing is not None, "the database is not open"
-        return self._writer, self._writing
 
     def enable_fair_writes(self) -> None:
         """From now on leave the file alone now and then, so that other processes get at it."""
@@ -122,22 +107,21 @@ class SqliteDatabase:
             self._write_fairness.start()
 
     @asynccontextmanager
-    async def _turn(self, writing: asyncio.Lock) -> AsyncIterator[None]:
-        async with writing:
+    async def _turn(self) -> AsyncIterator[sqlite3.Connection]:
+        """Begin a transaction. SQLite itself waits up to 100 ms between two looks, and others would get in first."""
+        writer = self._writer
+        assert writer is not None, "the database is not open"
+        async with self._writing:
             fairness = self._write_fairness
-            if fairness is None:
-                yield
-                return
-            await fairness.yield_if_busy()
+            if fairness is not None:
+                await fairness.yield_if_busy()
             try:
-                yield
+                with sqlite_errors(self.path):
+                    await self._when_free(lambda: writer.execute(_BEGIN))
+                yield writer
             finally:
-                fairness.record_write()
-
-    async def _begin(self, writer: sqlite3.Connection) -> None:
-        """Take the write lock. SQLite itself waits up to 100 ms between two looks, and others would get in first."""
-        with sqlite_errors(self.path):
-            await self._when_free(lambda: writer.execute(_BEGIN))
+                if fairness is not None:
+                    fairness.record_write()
 
     async def _when_free(self, act: Callable[[], object]) -> None:
         loop = asyncio.get_running_loop()
@@ -192,7 +176,7 @@ class SqliteDatabase:
         return connection
 
     def _authorize(self, action: int, *_: object) -> int:
-        """Called when a statement is compiled. Ours are compiled once, so this costs nothing."""
+        """Called when a statement is compiled. Ours are compiled once, except each commit, so this costs little."""
         ends_transaction = action == sqlite3.SQLITE_TRANSACTION
         return sqlite3.SQLITE_DENY if ends_transaction and self.runs_user_code else sqlite3.SQLITE_OK
 
@@ -210,19 +194,17 @@ class SqliteDatabase:
         known = _agreed(connection)
         if known is not None:
             return known
-        connection.execute("begin immediate")
-        known = _agreed(connection)
-        if known is not None:
-            connection.execute("rollback")
-            return known
-        # The wall clock may have been set back since: what was once over must not be ahead again.
-        [latest] = connection.execute(_SQL["latest"]).fetchone()
-        offset = max(time.time(), float(latest)) - boot_time()
-        connection.executemany(
-            "insert or replace into keywise_meta values (?, ?)", [("boot", _boot_id()), ("offset", offset)]
-        )
-        connection.execute("commit")
-        return offset
+        with connection:
+            connection.execute("begin immediate")
+            known = _agreed(connection)
+            if known is not None:
+                return known
+            # The wall clock may have been set back since: what was once over must not be ahead again.
+            [latest] = connection.execute(_SQL["latest"]).fetchone()
+            offset = max(time.time(), float(latest)) - boot_time()
+            times = [("boot", _boot_id()), ("offset", offset)]
+            connection.executemany("insert or replace into keywise_meta values (?, ?)", times)
+            return offset
 
 
 class sqlite_errors:
@@ -255,8 +237,8 @@ _ADVICE = {
     sqlite3.SQLITE_PERM: "give this user access to the file",
     sqlite3.SQLITE_AUTH: "a handler has to leave commit and rollback to keywise",
 }
-# With texts of their own, so that a handler's `commit` never meets ours in the cache of compiled statements.
-_BEGIN, _COMMIT = "begin immediate -- keywise", "commit -- keywise"
+# With a text of its own, so that a handler's `begin` never meets ours in the cache of compiled statements.
+_BEGIN = "begin immediate -- keywise"
 
 
 def _agreed(connection: sqlite3.Connection) -> float | None:

@@ -16,16 +16,12 @@ def install(connection: sqlite3.Connection, path: str) -> None:
     """
     if _is_installed(connection, path):
         return
-    connection.execute("begin immediate")
-    try:
+    with connection:
+        connection.execute("begin immediate")
         if not _is_installed(connection, path):
             for statement in (read_sql(__package__, "tables.sql") + read_sql(__package__, "serial.sql")).split(";"):
                 connection.execute(statement)
             connection.execute("insert into keywise_meta values ('schema', ?), ('tokens', 0)", (VERSION,))
-        connection.execute("commit")
-    except BaseException:
-        connection.execute("rollback")
-        raise
 
 
 def _is_installed(connection: sqlite3.Connection, path: str) -> bool:
