@@ -4,9 +4,9 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -207,28 +207,24 @@ class SqliteDatabase:
             return offset
 
 
-class sqlite_errors:
-    """Turns errors of the file into ours, at the edge: what may pass becomes `UnavailableError`."""
-
-    def __init__(self, path: str, passing: frozenset[int] | None = None) -> None:
-        self._path = path
-        self._passing = PASSING if passing is None else passing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, sqlite3.Error):
-            return
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in self._passing:
-            raise UnavailableError(f"{self._path}: {error}") from error
-        if code in _ADVICE:
-            raise DatabaseError(f"{self._path}: {error}; {_ADVICE[code]}") from error
-
-
 DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 PASSING = DISK | {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+
+
+@contextmanager
+def sqlite_errors(path: str, passing: frozenset[int] = PASSING) -> Iterator[None]:
+    """Turns errors of the file into ours, at the edge: what may pass becomes `UnavailableError`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in passing:
+            raise UnavailableError(f"{path}: {error}") from error
+        if code in _ADVICE:
+            raise DatabaseError(f"{path}: {error}; {_ADVICE[code]}") from error
+        raise
+
+
 _ADVICE = {
     sqlite3.SQLITE_CANTOPEN: "check that the file can be created there",
     sqlite3.SQLITE_READONLY: "make the file and its folder writable for this user",

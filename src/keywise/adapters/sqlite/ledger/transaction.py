@@ -3,7 +3,7 @@
 import math
 import sqlite3
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from operator import itemgetter
 
 import msgspec
@@ -112,7 +112,7 @@ class SqliteTransaction:
         with self._errors(), self._scope.working_set(self.connection, keys, self._now) as working_set:
             yield working_set
 
-    def _errors(self) -> sqlite_errors:
+    def _errors(self) -> AbstractContextManager[None]:
         return sqlite_errors(self._database.path)
 
 
