@@ -2,8 +2,7 @@
 
 import sqlite3
 
-from keywise.core.errors import DatabaseError
-from keywise.core.statements import read_sql
+from keywise.core.statements import check_schema, read_sql
 
 VERSION = 5
 """Of the tables. Versions 1 to 4 are those of keywise 0.1, with other names of tables and columns."""
@@ -29,13 +28,5 @@ def _is_installed(connection: sqlite3.Connection, path: str) -> bool:
     if connection.execute("select 1 from sqlite_master where name = 'keywise_meta'").fetchone() is None:
         return False
     [found] = connection.execute("select value from keywise_meta where name = 'schema'").fetchone() or [None]
-    if found in range(1, VERSION):
-        raise DatabaseError(
-            f"{path} has tables of keywise 0.1 (schema {found}), which this version cannot read; finish the work there "
-            "with keywise 0.1, then name another file"
-        )
-    if found != VERSION:
-        raise DatabaseError(
-            f"{path} was written by a newer keywise: its schema is {found}, this one knows {VERSION}; upgrade keywise"
-        )
+    check_schema(found, VERSION, path, "file")
     return True
