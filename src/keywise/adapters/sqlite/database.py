@@ -14,6 +14,7 @@ from keywise.adapters.sqlite.schema.install import install
 from keywise.adapters.sqlite.write_fairness import WriteFairness
 from keywise.core.clock import boot_time
 from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.resource import UserCount
 from keywise.core.statements import read_statements
 
 T = TypeVar("T")
@@ -33,12 +34,11 @@ _SQL = read_statements(__name__)
 
 
 class SqliteDatabase:
-    """An open file, counted: the first who enters opens it, the last who leaves closes it."""
+    """One file, open as long as it has users."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._users = 0
-        self._opening = asyncio.Lock()
+        self._users = UserCount(self._open, self._close)
         self._writing = asyncio.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._writer: sqlite3.Connection | None = None
@@ -50,16 +50,11 @@ class SqliteDatabase:
         """Meanwhile nobody may end the transaction: neither its neighbours' effects nor their marks are complete."""
 
     async def __aenter__(self) -> Self:
-        async with self._opening:
-            if self._users == 0:
-                await self._open()
-            self._users += 1
+        await self._users.enter()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._users -= 1
-        if self._users == 0:
-            self._close()
+        await self._users.leave()
 
     @property
     def reader(self) -> sqlite3.Connection:
@@ -180,7 +175,7 @@ class SqliteDatabase:
         ends_transaction = action == sqlite3.SQLITE_TRANSACTION
         return sqlite3.SQLITE_DENY if ends_transaction and self.runs_user_code else sqlite3.SQLITE_OK
 
-    def _close(self) -> None:
+    async def _close(self) -> None:
         assert self._thread is not None and self._writer is not None and self._reader is not None
         self._thread.shutdown()
         if self._write_fairness is not None:
