@@ -5,7 +5,7 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Self
 
 import msgspec
@@ -33,7 +33,6 @@ from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.statements import read_statements
-from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.url import Address
 
 PRUNE_AT_ONCE = 2_000
@@ -96,11 +95,14 @@ class PostgresLedger:
             after = rows[-1][0]
         return total
 
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        return self._transaction()
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[PostgresTransaction]:
+        async with self.database.transaction(scope=self.scope.number) as connection:
+            transaction = PostgresTransaction(self.scope, connection)
+            yield transaction
+            await transaction.tidy()
 
-    def marking_transaction(self) -> AbstractAsyncContextManager[MarkingTransaction]:
-        return self._transaction()
+    marking_transaction = transaction
 
     async def inspect(self, key: str) -> Entry | None:
         rows = await self.database.read(_SQL["inspect"], self.scope.number, encoded(key))
@@ -209,13 +211,6 @@ class PostgresLedger:
             after = change(before)
             await connection.execute(STORE_CONTROLS, self.scope.number, text_of(after))
         return before, after
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[PostgresTransaction]:
-        async with self.database.transaction(scope=self.scope.number) as connection:
-            transaction = PostgresTransaction(self.scope, connection)
-            yield transaction
-            await transaction.tidy()
 
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:

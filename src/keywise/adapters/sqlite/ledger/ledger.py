@@ -5,7 +5,7 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
@@ -86,8 +86,10 @@ class SqliteLedger:
             total += pruned
         return total
 
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        return self._transaction()
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        async with self.database.transaction() as connection:
+            yield SqliteTransaction(self.scope, connection)
 
     async def inspect(self, key: str) -> Entry | None:
         with sqlite_errors(self.database.path):
@@ -201,11 +203,6 @@ class SqliteLedger:
             return working_set.controls, after
 
         return await self.scope.run([], step)
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Transaction]:
-        async with self.database.transaction() as connection:
-            yield SqliteTransaction(self.scope, connection)
 
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
