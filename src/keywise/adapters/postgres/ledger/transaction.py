@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
-from keywise.adapters.postgres.database import numbers, postgres_errors
+import asyncpg
+
+from keywise.adapters.postgres.database import FOR_HANDLERS, numbers, postgres_errors
 from keywise.adapters.postgres.ledger.working_set import (
     MARK,
     MARK_NEWER,
@@ -15,11 +17,11 @@ from keywise.adapters.postgres.ledger.working_set import (
     mark_of,
     marks_of_headers,
 )
-from keywise.adapters.postgres.savepoints import Savepoints
 from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, CommitResult, Entry, Refusal
+from keywise.core.errors import DatabaseError
 from keywise.core.key_encoding import encoded
 
 
@@ -39,7 +41,8 @@ class PostgresTransaction:
         """Keys that were marked when they were decided."""
         self._placed: set[str] = set()
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
-        self._savepoints = Savepoints(scope.database, connection)
+        self._begin_savepoint = f"{FOR_HANDLERS}; savepoint keywise"
+        """The first one of a transaction may be a handler's."""
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
@@ -124,18 +127,34 @@ class PostgresTransaction:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         placed = self._placed.copy()
+        with self._errors():
+            await self.connection.execute(self._begin_savepoint)
+        self._begin_savepoint = "savepoint keywise"
         try:
-            async with self._savepoints.savepoint():
+            with postgres_errors(self._scope.database.name, of_handler=True):
                 yield
         except BaseException:
             self._placed |= placed
+            await self._end_savepoint("rollback to keywise; release keywise")
             raise
+        await self._end_savepoint("release keywise")
 
     async def tidy(self) -> None:
         """Leave no trace of keys that were only decided."""
         if self._placed:
             with self._errors():
                 await self._new_working_set().remove_empty(self._placed)
+
+    async def _end_savepoint(self, statement: str) -> None:
+        try:
+            with self._errors():
+                await self.connection.execute(statement)
+        except DatabaseError as error:
+            if isinstance(
+                error.__cause__, asyncpg.NoActiveSQLTransactionError | asyncpg.InvalidSavepointSpecificationError
+            ):
+                raise DatabaseError("a handler has to leave commit and rollback to keywise") from error
+            raise
 
     @asynccontextmanager
     async def _working_set(self, keys: Iterable[str]) -> AsyncIterator[PostgresWorkingSet]:
