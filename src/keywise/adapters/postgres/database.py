@@ -193,10 +193,7 @@ class PostgresDatabase:
             raise DatabaseError(f"{self.name}: {_POOLED}")
 
     async def _pool(self, size: int) -> Any:
-        async def connect(url: str, **options: Any) -> Any:
-            return await self._connect(url, **_known(options))
-
-        return await asyncpg.create_pool(self._url, min_size=0, max_size=size, connect=connect, reset=_reset)
+        return await asyncpg.create_pool(self._url, min_size=0, max_size=size, connect=self._connect, reset=_reset)
 
     async def _close(self) -> None:
         for part in (self._listener, self._readers, self._writers, self._steppers):
@@ -323,11 +320,6 @@ async def _is_in(connection: Any, session: int) -> bool:
     """Whether a connection has that session now. Asked in one step: nothing is prepared for it."""
     done: str = await connection.execute(f"select where pg_backend_pid() = {session}")
     return done == "SELECT 1"
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    """What a pool adds by itself, without the settings that are ours."""
-    return {name: value for name, value in options.items() if name in ("loop", "connection_class", "record_class")}
 
 
 async def _reset(connection: Any) -> None:
