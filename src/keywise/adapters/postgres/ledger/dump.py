@@ -21,7 +21,6 @@ from keywise.adapters.postgres.ledger.working_set import (
 from keywise.core.controls import Controls, text_of
 from keywise.core.entry import Entry
 from keywise.core.key_encoding import decoded
-from keywise.core.limits import Rate
 from keywise.core.statements import read_statements
 from keywise.core.transfer import TransferPage
 
@@ -43,8 +42,6 @@ class PostgresLedgerTransfer:
     def __init__(self, scope: PostgresScope) -> None:
         self._database = scope.database
         self._scope = scope
-        # Whatever the pipeline says of rates now, moments that were charged are kept.
-        self._policy = replace(scope.policy, rate=scope.policy.rate or Rate(1))
 
     async def scopes(self) -> list[str]:
         return [name for (name,) in await self._database.read(_SQL["scopes"])]
@@ -87,7 +84,7 @@ class PostgresLedgerTransfer:
     async def add(self, page: TransferPage) -> None:
         scope = self._scope.number
         async with self._scope.transaction() as connection:
-            working_set = PostgresWorkingSet(connection, scope, self._policy)
+            working_set = PostgresWorkingSet(connection, scope, self._scope.policy)
             for key, entry in page.entries:
                 working_set.set(key, entry)
             await working_set.store()

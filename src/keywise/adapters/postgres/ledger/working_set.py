@@ -142,8 +142,7 @@ class PostgresWorkingSet:
         idle = [encoded(key) for key in changed if key not in active and self._is_active(key)]
         if idle:
             await self._connection.execute(_SQL["deactivate"], self._scope, idle)
-        if self.policy.rate is not None:
-            await self._store_rates(kept)
+        await self._store_rates(kept)
         if self._letters:
             await self._connection.executemany(
                 KEEP, [letter_row(self._scope, self.now, letter) for letter in self._letters]
@@ -187,7 +186,7 @@ class PostgresWorkingSet:
         rates = [(encoded(key), entry.rate_at) for key, entry in kept.items() if entry.rate_at > self.now]
         if rates:
             await self._connection.execute(_SQL["rate"], self._scope, *columns(rates))
-        await self._connection.execute(_SQL["sweep_rates"], self._scope, self.now, 2 * len(rates) + 10)
+            await self._connection.execute(_SQL["sweep_rates"], self._scope, self.now, 2 * len(rates) + 10)
 
 
 def letter_row(scope: int, buried_at: float, letter: DeadLetter) -> tuple[Any, ...]:

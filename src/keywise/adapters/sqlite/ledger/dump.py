@@ -16,7 +16,6 @@ from keywise.adapters.sqlite.ledger.working_set import (
 from keywise.core.controls import Controls
 from keywise.core.entry import EMPTY
 from keywise.core.history import HistoryRecord
-from keywise.core.limits import Rate
 from keywise.core.statements import read_statements
 from keywise.core.transfer import TransferPage
 
@@ -36,8 +35,6 @@ class SqliteLedgerTransfer:
     def __init__(self, scope: SqliteScope) -> None:
         self._database = scope.database
         self._scope = scope
-        # Whatever the pipeline says of rates now, moments that were charged are kept.
-        self._policy = replace(scope.policy, rate=scope.policy.rate or Rate(1))
 
     async def scopes(self) -> list[str]:
         return [str(name) for (name,) in self._database.read(_SQL["scopes"])]
@@ -75,7 +72,7 @@ class SqliteLedgerTransfer:
         def act(connection: sqlite3.Connection) -> None:
             scope = self._scope.number
             # Rates are taken over as they are, so nothing of them is over yet.
-            working_set = SqliteWorkingSet(connection, scope, self._policy, now=0.0)
+            working_set = SqliteWorkingSet(connection, scope, self._scope.policy, now=0.0)
             for key, entry in page.entries:
                 working_set.set(key, entry)
             working_set.store()

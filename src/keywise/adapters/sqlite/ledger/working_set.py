@@ -119,8 +119,7 @@ class SqliteWorkingSet:
         self._connection.executemany(MARK, marks)
         self._connection.executemany(_SQL["activate"], active)
         self._connection.executemany(_SQL["deactivate"], idle)
-        if self.policy.rate is not None:
-            self._store_rates()
+        self._store_rates()
         self._entries |= {key: entry for key, entry in self._changed.items() if entry is not None}
         self._changed.clear()
 
@@ -128,8 +127,9 @@ class SqliteWorkingSet:
         """Only what still limits a key is kept: as much is swept as can have been added, and more."""
         now = self.now
         rates = [(self._scope, key, e.rate_at) for key, e in self._changed.items() if e is not None and e.rate_at > now]
-        self._connection.executemany(_SQL["rate"], rates)
-        self._connection.execute(_SQL["sweep_rates"], (self._scope, self._scope, now, 2 * len(rates) + 10))
+        if rates:
+            self._connection.executemany(_SQL["rate"], rates)
+            self._connection.execute(_SQL["sweep_rates"], (self._scope, self._scope, now, 2 * len(rates) + 10))
 
     def tokens(self, count: int) -> list[int]:
         """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
