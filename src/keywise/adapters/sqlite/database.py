@@ -76,6 +76,10 @@ class SqliteDatabase:
         async with self._turn() as writer:
             return await self._hop(transact)
 
+    async def execute(self, statement: str, arguments: tuple[object, ...] = ()) -> int:
+        """Run one statement in a transaction of its own; return how many rows it changed."""
+        return await self.write(lambda connection: connection.execute(statement, arguments).rowcount)
+
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
         """A transaction over several steps. Only its begin and its commit may block, and they leave the loop alone."""
@@ -134,7 +138,7 @@ class SqliteDatabase:
         """The number of a named row, which is inserted where it is missing; only then it waits for other writers."""
         found: Any = self.read(select, (name,))
         if not found:
-            await self.write(lambda connection: connection.execute(insert, (name,)))
+            await self.execute(insert, (name,))
             found = self.read(select, (name,))
         return int(found[0][0])
 

@@ -35,7 +35,7 @@ class SqliteTransaction:
         self._check_open()
         self._careful = None
         with self._errors():
-            working_set = SqliteWorkingSet(self.connection, self._scope.number, self._policy, self._now)
+            working_set = SqliteWorkingSet(self._scope, self.connection, self._now)
             keys = msgspec.json.encode([header.key for header in headers]).decode()
             rows = self.connection.execute(ORDERS, (self._scope.number, keys)).fetchall()
             is_plain = working_set.controls.is_plain and self._policy.rate is None
