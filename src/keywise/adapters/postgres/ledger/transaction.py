@@ -13,9 +13,9 @@ from keywise.adapters.postgres.ledger.working_set import (
     MARK_NEWER,
     PostgresScope,
     PostgresWorkingSet,
-    are_plain,
+    columns,
     mark_of,
-    marks_of_headers,
+    mark_row,
 )
 from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
@@ -47,7 +47,7 @@ class PostgresTransaction:
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
         with self._errors():
-            working_set = self._new_working_set()
+            working_set = PostgresWorkingSet(self._scope, self.connection)
             rows = await working_set.lock(header.key for header in headers)
             self._placed |= working_set.placed
             self._now, self._careful = working_set.now, None
@@ -70,7 +70,9 @@ class PostgresTransaction:
     async def decide_and_mark(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
         self._marked = set()
-        if self._policy.rate is not None or not are_plain(headers):
+        # The statement can judge what is versioned, of no era, and not from a reindex.
+        are_plain = all(header.order is not None and header.order[0] == header.order[2] == 0 for header in headers)
+        if self._policy.rate is not None or not are_plain:
             return await self.decide(headers)
         keys = {encoded(header.key): header for header in headers}
         codes = sorted(keys)
@@ -105,7 +107,8 @@ class PostgresTransaction:
                 return
             idle = sorted((w for w in headers if w.key not in self._active), key=lambda header: header.key)
             if idle:
-                await self.connection.execute(MARK, self._scope.number, *marks_of_headers(idle, self._now))
+                rows = columns(mark_row(header.key, header.order, header.deleted, self._now) for header in idle)
+                await self.connection.execute(MARK, self._scope.number, *rows)
                 self._placed -= {header.key for header in idle}
             if self._active:
                 active = [header for header in headers if header.key in self._active]
@@ -143,7 +146,7 @@ class PostgresTransaction:
         """Leave no trace of keys that were only decided."""
         if self._placed:
             with self._errors():
-                await self._new_working_set().remove_empty(self._placed)
+                await PostgresWorkingSet(self._scope, self.connection).remove_empty(self._placed)
 
     async def _end_savepoint(self, statement: str) -> None:
         try:
@@ -161,9 +164,6 @@ class PostgresTransaction:
         with self._errors():
             async with self._scope.working_set_in(self.connection, keys) as working_set:
                 yield working_set
-
-    def _new_working_set(self) -> PostgresWorkingSet:
-        return PostgresWorkingSet(self.connection, self._scope.number, self._policy)
 
     def _errors(self) -> AbstractContextManager[None]:
         return postgres_errors(self._scope.database.name)
