@@ -117,7 +117,7 @@ class RedisLedger:
         for some in stretches(requests, lambda request: request.letter):
             by_key = _by_key([request for request in some if request.claim is not None], _claim_key)
             lost += _flat(await self._entries.run(by_key, ledger_steps.dead_letter, frees=False))
-            if unread := [request.letter for request in some if request.claim is None]:
+            if unread := [(None, request.letter) for request in some if request.claim is None]:
                 await self._entries.keep(unread)
         return lost
 
