@@ -9,7 +9,6 @@ import random
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +18,7 @@ from keywise.adapters.redis.ledger.entry_encoding import ACTIVE, entry_of, state
 from keywise.adapters.redis.ledger.scope import RedisScope
 from keywise.adapters.redis.ledger.scripts import KEEP, READ, SWAP, SWAP_FREEING
 from keywise.core import rules
-from keywise.core.controls import PLAIN, Controls
+from keywise.core.controls import PLAIN, Controls, controls_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, LedgerPolicy
 from keywise.core.errors import UnavailableError
@@ -212,16 +211,6 @@ class RedisEntries:
             working_set.rates[key] = rate
             entry = replace(entry or EMPTY, rate_at=float(rate))
         working_set.states[key], working_set.entries[key] = state, entry
-
-
-@lru_cache(maxsize=16)
-def controls_of(text: bytes) -> Controls:
-    """It is read in every batch, and seldom changes."""
-    return msgspec.json.decode(text, type=Controls) if text else PLAIN
-
-
-def text_of(controls: Controls) -> bytes:
-    return msgspec.json.encode(controls) if controls != PLAIN else b""
 
 
 def stretches(items: Iterable[T], letter: Callable[[T], DeadLetter]) -> Iterator[list[T]]:

@@ -2,7 +2,7 @@
 -- ARGV: when they were read (or nothing), the controls, how long ago that may be, whether marks get the server's time,
 -- the highest era, whether to sweep rates. Then of each key: bucket, code, state before and after, its places in the
 -- two indexes, and what else: three counts, rate before and after, letters.
-local controls = redis.call('GET', P .. 'controls') or ''
+local controls = redis.call('GET', P .. 'controls') or '{}'
 local fits = (ARGV[7] == '*' or ARGV[7] == '=' .. controls)
     and (ARGV[6] == '' or seconds - tonumber(ARGV[6]) <= tonumber(ARGV[8]))
 local wrote, charged, changed = false, 0, {}
