@@ -51,7 +51,7 @@ LOOKED_UP = {
     ("adapters/rabbitmq/broker.py", "_innermost"): "errors of pika",
     ("adapters/rabbitmq/broker.py", "code_of"): "errors of pika",
     ("adapters/rabbitmq/subscription.py", "Subscription.check"): "errors of pika",
-    ("adapters/sqlite/database.py", "sqlite_errors.__exit__"): "only some errors of sqlite3 have a code",
+    ("adapters/sqlite/database.py", "sqlite_errors"): "only some errors of sqlite3 have a code",
     ("cli/app_loader.py", "load"): "the module of a user",
     ("cli/live/show.py", "StreamRedirect.__getattr__"): "passes everything else on to a stream of Python",
     ("cli/live/show.py", "redirected_output"): "streams of sys",
