@@ -149,17 +149,14 @@ class HttpClient:
         return message
 
     async def _answer(self, response: aiohttp.ClientResponse) -> HttpResponse:
-        chunks, size = [], 0
-        async for chunk in response.content.iter_any():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > self._answer_max:
-                # The rest is on its way, so nobody may use this connection again.
-                response.close()
-                break
         headers = {name.lower(): value for name, value in response.headers.items()}
-        body = b"".join(chunks)[: self._answer_max]
-        return HttpResponse(response.status, headers, body, is_whole=size <= self._answer_max)
+        try:
+            body = await response.content.readexactly(self._answer_max + 1)
+        except asyncio.IncompleteReadError as whole:
+            return HttpResponse(response.status, headers, whole.partial)
+        # The rest is on its way, so nobody may use this connection again.
+        response.close()
+        return HttpResponse(response.status, headers, body[: self._answer_max], is_whole=False)
 
 
 _TIMES = "times"
