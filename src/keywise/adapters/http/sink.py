@@ -61,11 +61,6 @@ class Contract(msgspec.Struct, frozen=True):
     def method_of(self, desired: "DesiredState") -> str:
         return self.delete if desired.deleted else self.put
 
-    @property
-    def undoes_nothing(self) -> bool:
-        """Whether the service itself refuses whatever is older, so that a write of unknown outcome does no harm."""
-        return self.superseded is not None and not self.forgets_deletions
-
 
 class DesiredState(msgspec.Struct, frozen=True):
     """What a service is to hold: something at an order, or nothing."""
@@ -183,9 +178,9 @@ def judged(
     if 300 <= status < 400:
         return _redirected(status, contract.method_of(desired), cause)
     wait_s = retry_after_s(answer)
-    if status in contract.busy or status in NOT_LET_IN:
-        return SinkResult(Outcome.BUSY, cause, wait_s=wait_s)
-    if status == 503 and wait_s is not None and contract.undoes_nothing:
+    # A 503 may be a gateway's, but a write of unknown outcome does no harm if the service refuses whatever is older.
+    is_harmless = contract.superseded is not None and not contract.forgets_deletions
+    if status in contract.busy | NOT_LET_IN or (status == 503 and wait_s is not None and is_harmless):
         return SinkResult(Outcome.BUSY, cause, wait_s=wait_s)
     if status in UNREAD:
         return SinkResult(Outcome.FAILED, cause)
