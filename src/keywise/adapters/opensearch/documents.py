@@ -201,19 +201,17 @@ def judged(action: Action, item: Item) -> SinkResult | Conflict:
         return APPLIED
     if item.status == CONFLICT:
         return _conflicting(action, error.reason or "")
-    if item.status in (TOO_MANY, UNAVAILABLE) or error.type in CLOSED or is_astray(item):
+    if item.status in (TOO_MANY, UNAVAILABLE) or error.type in CLOSED or is_astray(error):
         return SinkResult(Outcome.BUSY, str(error))
     if 400 <= item.status < 500:
         return _hopeless(str(error))
     return SinkResult(Outcome.FAILED, str(error), certainty=Certainty.ENDED)
 
 
-def is_astray(item: Item) -> bool:
+def is_astray(error: Reason) -> bool:
     """Whether the name does not lead to one index any more: it is gone, or an alias stands for several."""
-    if item.error is None:
-        return False
-    has_several = (item.error.reason or "").startswith("no write index is defined for alias")
-    return item.error.type == NOT_FOUND or (item.error.type == "illegal_argument_exception" and has_several)
+    has_several = (error.reason or "").startswith("no write index is defined for alias")
+    return error.type == NOT_FOUND or (error.type == "illegal_argument_exception" and has_several)
 
 
 def _conflicting(action: Action, reason: str) -> SinkResult | Conflict:
