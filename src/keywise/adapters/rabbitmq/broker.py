@@ -79,7 +79,8 @@ class Broker:
 
     def management(self, url: str) -> ManagementApi:
         """The management API at a URL, asked as the user of the broker."""
-        return ManagementApi(url, self._url, self._tls() if url.startswith("https:") else None)
+        context = self._tls() if url.startswith("https:") else None
+        return ManagementApi(url, self.name, self.parameters("managing"), context)
 
     def _tls(self) -> ssl.SSLContext:
         """The broker has to show a certificate that is trusted, for its own name."""
