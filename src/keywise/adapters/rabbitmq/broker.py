@@ -133,7 +133,7 @@ class BrokerLink:
         if connection is None or connection.is_closed:
             return
         gone = asyncio.get_running_loop().create_future()
-        connection.add_on_close_callback(lambda *_: _resolve(gone, None))
+        connection.add_on_close_callback(lambda *_: resolve(gone, None))
         with suppress(AMQPError, TimeoutError):
             if not connection.is_closing:
                 connection.close()
@@ -142,17 +142,12 @@ class BrokerLink:
 
     async def _connect(self) -> Any:
         opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def fail(_: Any, error: BaseException) -> None:
-            if not opened.done():
-                opened.set_exception(error)
-
         with rabbit_errors(self.name):
             connection = Connection(
                 self._broker.parameters(self._purpose),
-                on_open_callback=lambda one: _resolve(opened, one),
-                on_open_error_callback=fail,
-                on_close_callback=fail,
+                on_open_callback=lambda one: resolve(opened, one),
+                on_open_error_callback=lambda _, error: resolve(opened, error),
+                on_close_callback=lambda _, error: resolve(opened, error),
                 custom_ioloop=asyncio.get_running_loop(),
             )
             try:
@@ -177,11 +172,11 @@ class Channel:
     """A channel of the client library, whose answers can be awaited and whose end is noticed."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self.raw: Any = None
         self.ended: BaseException | None = None
         """Why it is over."""
         self.on_end: Callable[[], None] = lambda: None
-        self._name = name
         self._asked: set[asyncio.Future[Any]] = set()
 
     @property
@@ -197,13 +192,13 @@ class Channel:
 
     async def answered(self, call: Callable[[Callable[[Any], None]], None]) -> Any:
         """What a call is told in the end."""
-        with rabbit_errors(self._name):
+        with rabbit_errors(self.name):
             if self.ended is not None:
                 raise self.ended
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._asked.add(answer)
             try:
-                call(lambda frame: _resolve(answer, frame))
+                call(lambda frame: resolve(answer, frame))
                 async with asyncio.timeout(ANSWER_S):
                     return await answer
             finally:
@@ -220,7 +215,7 @@ class Channel:
     def settle(self, method: int, numbers: Sequence[int], together: int) -> None:
         """Say something of deliveries, of so many together, in one go; nothing if the channel is over."""
         if self.is_open and numbers:
-            with rabbit_errors(self._name):
+            with rabbit_errors(self.name):
                 self.raw.connection.write(settlement(self.raw.channel_number, method, numbers, together))
 
     def close(self) -> None:
@@ -241,8 +236,7 @@ class Channel:
         self.ended = reason
         self._hand_to_nobody()
         for answer in self._asked:
-            if not answer.done():
-                answer.set_exception(reason)
+            resolve(answer, reason)
         self.on_end()
 
 
@@ -342,10 +336,14 @@ _CHANNEL_ADVICE = {
 }
 
 
-def _resolve(waiting: asyncio.Future[Any], what: Any) -> None:
-    """Whoever waited may have gone."""
-    if not waiting.done():
-        waiting.set_result(what)
+def resolve(waiting: asyncio.Future[Any], outcome: Any) -> None:
+    """Answer whoever waits, or raise there if the outcome is an error; whoever waited may have gone."""
+    if waiting.done():
+        return
+    if isinstance(outcome, BaseException):
+        waiting.set_exception(outcome)
+    else:
+        waiting.set_result(outcome)
 
 
 def _innermost(error: BaseException) -> BaseException:

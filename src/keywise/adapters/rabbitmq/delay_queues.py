@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from keywise.adapters.rabbitmq.broker import NOT_FOUND, BrokerLink, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import Wait, wait_of, waits_of
-from keywise.adapters.rabbitmq.publisher import Message, Publisher, Rejection
+from keywise.adapters.rabbitmq.publisher import Message, NoSuchQueue, Publisher
 from keywise.core.errors import DatabaseError, UnavailableError
 
 PREPARED_DELAYS_S = (1.0, 5.0)
@@ -40,16 +40,14 @@ class DelayQueues:
         return await self._declare(wait_of(self._queue, delay_s, time.time()))
 
     async def publish(self, messages: Sequence[Message], delay_s: float) -> None:
-        """Let messages come to the queue after a delay; raises `Rejection` if there is no room for them."""
+        """Let messages come to the queue after a delay."""
         wait = wait_of(self._queue, delay_s, time.time())
         for _, properties in messages:
             properties.expiration = wait.expiration
         await asyncio.sleep(await self._declare(wait))
         try:
             await self._publisher.publish(wait.queue, messages)
-        except Rejection as error:
-            if not error.is_missing:
-                raise
+        except NoSuchQueue as error:
             # Somebody has deleted it; whoever puts something off next makes it anew.
             self._usable_at.pop(wait.queue, None)
             raise UnavailableError(f"{self._link.name}: the queue {wait.queue!r} was deleted") from error

@@ -16,7 +16,7 @@ from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, BrokerL
 from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
-from keywise.adapters.rabbitmq.publisher import Message, Publisher, Rejection
+from keywise.adapters.rabbitmq.publisher import Message, NoSuchQueue, Publisher
 from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES, Subscription
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
@@ -195,7 +195,7 @@ class RabbitSource:
                     # Early, so that they can be used when they are needed, and a user without the rights finds out now.
                     await self._delay_queues.prepare()
                 channel = await self._link.channel()
-                self._subscription = Subscription(self._broker.name, channel, self._queue, self._prefetch)
+                self._subscription = Subscription(channel, self._queue, self._prefetch)
                 self._broker.subscriptions.add(self._subscription)
             return self._subscription
 
@@ -279,11 +279,10 @@ class RabbitSource:
                 await self._publisher.publish(self._queue, messages)
             else:
                 await self._delay_queues.publish(messages, delay_s)
-        except Rejection as error:
-            if error.is_missing:
-                raise self._missing() from error
-            raise UnavailableError(
-                f"{self._broker.name}: the queue {self._queue!r} takes no more messages; raise its length limit"
+        except NoSuchQueue as error:
+            raise DatabaseError(
+                f"{self._broker.name}: no queue is called {self._queue!r}; declare it first: keywise consumes queues "
+                "as they are"
             ) from error
 
     # Looking.
@@ -300,12 +299,6 @@ class RabbitSource:
     def _subscriptions(self) -> Iterator[Subscription]:
         """What this process takes from the queue, by this source or another."""
         return (subscription for subscription in self._broker.subscriptions if subscription.queue == self._queue)
-
-    def _missing(self) -> DatabaseError:
-        return DatabaseError(
-            f"{self._broker.name}: no queue is called {self._queue!r}; declare it first: keywise consumes queues as "
-            "they are"
-        )
 
     def _while_running(self, error: DatabaseError | UnavailableError) -> DatabaseError | UnavailableError:
         """A queue that vanished may be declared again, and everything else goes on meanwhile."""

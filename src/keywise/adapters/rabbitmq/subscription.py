@@ -52,9 +52,8 @@ class BrokerConsumer:
 class Subscription:
     """One channel. Receipts belong to it: when it is over they say nothing any more, and its messages come again."""
 
-    def __init__(self, name: str, channel: Channel, queue: str, prefetch: int) -> None:
+    def __init__(self, channel: Channel, queue: str, prefetch: int) -> None:
         self.queue = queue
-        self._name = name
         self._channel = channel
         self._prefetch = prefetch
         self._id = secrets.token_hex(8)
@@ -102,15 +101,15 @@ class Subscription:
         """Raise if nothing more can come."""
         if self._is_cancelled:
             raise UnavailableError(
-                f"{self._name}: the queue {self.queue!r} was deleted, or moved to another node; declare it again if "
-                "it is gone"
+                f"{self._channel.name}: the queue {self.queue!r} was deleted, or moved to another node; declare it "
+                "again if it is gone"
             )
         if not self._channel.is_open:
             reason = self._channel.ended
             text = getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__
             if code_of(reason) == PRECONDITION and "timed out" in text:
                 text += "; a message was held for longer than the broker allows: raise its consumer_timeout"
-            raise UnavailableError(f"{self._name}: {text}")
+            raise UnavailableError(f"{self._channel.name}: {text}")
 
     # What comes.
 
