@@ -204,13 +204,15 @@ class Channel:
             finally:
                 self._asked.discard(answer)
 
-    def hand_to(self, consumer: str, take: Taker | None) -> None:
+    def hand_to(self, consumer: str, take: Taker) -> None:
         """Who gets the usual messages of a consumer; by default, and whatever else comes, the client library does."""
-        takers, place = self.raw.connection.takers, (self.raw.channel_number, consumer.encode())
-        if take is not None:
-            takers[place] = take
-        else:
-            takers.pop(place, None)
+        self.raw.connection.takers[self.raw.channel_number, consumer.encode()] = take
+
+    def hand_to_nobody(self) -> None:
+        """Leave the messages of all consumers of this channel to the client library."""
+        takers, number = self.raw.connection.takers, self.raw.channel_number
+        for place in [place for place in takers if place[0] == number]:
+            del takers[place]
 
     def settle(self, method: int, numbers: Sequence[int], together: int) -> None:
         """Say something of deliveries, of so many together, in one go; nothing if the channel is over."""
@@ -220,21 +222,16 @@ class Channel:
 
     def close(self) -> None:
         if self.is_open:
-            self._hand_to_nobody()
+            self.hand_to_nobody()
             self.raw.close()
 
     def _watch(self, raw: Any) -> None:
         self.raw = raw
         raw.add_on_close_callback(self._end)
 
-    def _hand_to_nobody(self) -> None:
-        takers, number = self.raw.connection.takers, self.raw.channel_number
-        for place in [place for place in takers if place[0] == number]:
-            del takers[place]
-
     def _end(self, _: Any, reason: BaseException) -> None:
         self.ended = reason
-        self._hand_to_nobody()
+        self.hand_to_nobody()
         for answer in self._asked:
             resolve(answer, reason)
         self.on_end()
