@@ -256,7 +256,7 @@ def translated(error: Exception, name: str) -> Exception:
     if isinstance(error, KeywiseError):
         return error
     cause = _innermost(error)
-    code = code_of(cause)
+    code = refusal_code(cause)
     if isinstance(cause, ProbableAuthenticationError | ProbableAccessDeniedError):
         return _not_let_in(cause, name)
     if isinstance(cause, ConnectionClosedByBroker) and code in _CONNECTION_ADVICE:
@@ -270,15 +270,14 @@ def translated(error: Exception, name: str) -> Exception:
         return DatabaseError(f"{name}: {cause.reply_text}; {_CHANNEL_ADVICE[code]}")
     if isinstance(cause, ConnectionBlockedTimeout):
         return UnavailableError(f"{name}: the broker takes no messages now, because it is short of memory or disk")
-    if isinstance(error, AMQPError | OSError | TimeoutError | asyncio.TimeoutError) or cause is not error:
+    if isinstance(error, AMQPError | OSError) or cause is not error:
         return UnavailableError(f"{name}: {str(cause) or type(cause).__name__}")
     return error
 
 
 def _not_let_in(cause: AMQPError, name: str) -> Exception:
     """The client library takes every end while somebody logs in for a refusal, but a broker that refuses says so."""
-    text = str(cause)
-    if "ConnectionClosedByBroker" not in text:
+    if "ConnectionClosedByBroker" not in str(cause):
         return UnavailableError(f"{name}: the connection ended at the login; the broker may be starting or stopping")
     if isinstance(cause, ProbableAuthenticationError):
         return DatabaseError(f"{name}: the broker refused this user; {_CONNECTION_ADVICE[REFUSED]}")
@@ -290,14 +289,9 @@ def _may_pass(code: int, text: str) -> bool:
     return (code == NOT_FOUND and "no queue" not in text) or (code == REFUSED and "exclusive use" in text)
 
 
-def code_of(error: BaseException | None) -> int:
-    """The number that a broker gives as the reason; 0 if there is none."""
-    return int(getattr(error, "reply_code", 0) or 0)
-
-
-def refusal_code(error: BaseException) -> int:
-    """The number of the refusal that one of our errors was made of."""
-    return code_of(_innermost(error.__cause__)) if error.__cause__ is not None else 0
+def refusal_code(error: BaseException | None) -> int:
+    """The number that a broker gave as the reason of an error, or of one of ours made of it; 0 if there is none."""
+    return int(getattr(_innermost(error), "reply_code", 0) or 0) if error is not None else 0
 
 
 def broker_at(address: Address, options: dict[str, str]) -> Broker:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pika.spec import Basic
 
-from keywise.adapters.rabbitmq.broker import PRECONDITION, Channel, code_of
+from keywise.adapters.rabbitmq.broker import PRECONDITION, Channel, refusal_code
 from keywise.adapters.rabbitmq.connection import decoded
 from keywise.adapters.rabbitmq.frames import ACK, NACK, stamp_of
 from keywise.adapters.rabbitmq.messages import (
@@ -107,7 +107,7 @@ class Subscription:
         if not self._channel.is_open:
             reason = self._channel.ended
             text = getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__
-            if code_of(reason) == PRECONDITION and "timed out" in text:
+            if refusal_code(reason) == PRECONDITION and "timed out" in text:
                 text += "; a message was held for longer than the broker allows: raise its consumer_timeout"
             raise UnavailableError(f"{self._channel.name}: {text}")
 
