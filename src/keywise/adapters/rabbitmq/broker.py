@@ -5,7 +5,7 @@ import logging
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 import pika
@@ -58,11 +58,7 @@ class Broker:
         """How a connection is made; files of certificates are read now."""
         parts = urlsplit(self._url)
         is_encrypted = parts.scheme == "amqps"
-        given: dict[str, Any] = {}
-        if "heartbeat" in self._options:
-            given["heartbeat"] = int(seconds(self._options["heartbeat"]))
-        if is_encrypted:
-            given["ssl_options"] = pika.SSLOptions(self._tls(), parts.hostname)
+        heartbeat = self._options.get("heartbeat")
         user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
         return pika.ConnectionParameters(
             host=parts.hostname,
@@ -74,7 +70,8 @@ class Broker:
             stack_timeout=CONNECT_S,
             blocked_connection_timeout=BLOCKED_S,
             client_properties={"connection_name": f"keywise, {purpose}"},
-            **given,
+            heartbeat=int(seconds(heartbeat)) if heartbeat else None,
+            ssl_options=pika.SSLOptions(self._tls(), parts.hostname) if is_encrypted else None,
         )
 
     def management(self, url: str) -> ManagementApi:
@@ -84,12 +81,11 @@ class Broker:
 
     def _tls(self) -> ssl.SSLContext:
         """The broker has to show a certificate that is trusted, for its own name."""
-        options = self._options
         try:
-            context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-            if "ssl_certfile" in options:
-                context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
-        except (OSError, ssl.SSLError) as error:
+            context = ssl.create_default_context(cafile=self._options.get("ssl_ca_certs"))
+            if "ssl_certfile" in self._options:
+                context.load_cert_chain(self._options["ssl_certfile"], self._options.get("ssl_keyfile"))
+        except OSError as error:
             raise AddressError(f"{self.name}: the files of certificates cannot be read: {error}") from error
         return context
 
@@ -110,9 +106,7 @@ class BrokerLink:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
             connection = self._connection
-        channel = Channel(self.name)
-        await channel.opened(connection)
-        return channel
+        return await Channel(self.name).opened(connection)
 
     async def ask(self, method: str, **arguments: Any) -> Any:
         """Call a method on a channel of its own, and return what the broker answers."""
@@ -163,7 +157,8 @@ class BrokerLink:
     def _check(self, connection: Any) -> None:
         properties = connection.server_properties or {}
         version = str(properties.get("version", ""))
-        if properties.get("product") == "RabbitMQ" and _version(version) < OLDEST:
+        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+        if properties.get("product") == "RabbitMQ" and numbers < OLDEST:
             connection.close()
             raise DatabaseError(f"{self.name} runs RabbitMQ {version}; keywise needs RabbitMQ 3.10 or newer")
 
@@ -183,8 +178,9 @@ class Channel:
     def is_open(self) -> bool:
         return self.ended is None and bool(self.raw.is_open)
 
-    async def opened(self, connection: Any) -> None:
+    async def opened(self, connection: Any) -> Self:
         await self.answered(lambda done: self._watch(connection.channel(on_open_callback=done)))
+        return self
 
     async def ask(self, method: str, **arguments: Any) -> Any:
         """Call a method, and return what the broker answers."""
@@ -345,7 +341,3 @@ def _innermost(error: BaseException) -> BaseException:
         if not inner or inner[-1] is error:
             return error
         error = inner[-1]
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
