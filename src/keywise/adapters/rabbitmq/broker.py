@@ -292,22 +292,21 @@ def refusal_code(error: BaseException | None) -> int:
 
 def broker_at(address: Address, options: dict[str, str]) -> Broker:
     """The broker that an address names, one for all sources of an app; its options are taken out of `options`."""
-    parts = urlsplit(address.url)
+    url, parts = redacted(address.url), urlsplit(address.url)
     address.check_ports()
     if not parts.hostname or "," in parts.netloc:
         raise AddressError(
-            f"{redacted(address.url)} names no broker; write for example {address.scheme}://localhost:5672/%2F?queue=pages"
+            f"{url} names no broker; write for example {address.scheme}://localhost:5672/%2F?queue=pages"
         )
     if "/" in parts.path[1:]:
         raise AddressError(
-            f"{redacted(address.url)} has a / in the name of its virtual host; write %2F there, and name the queue "
-            "with queue="
+            f"{url} has a / in the name of its virtual host; write %2F there, and name the queue with queue="
         )
     if (beat := options.get("heartbeat")) is not None and not 1 <= seconds(beat) <= HEARTBEAT_MAX_S:
-        raise AddressError(f"{redacted(address.url)}: heartbeat={beat} has to be from 1s to {HEARTBEAT_MAX_S}s")
+        raise AddressError(f"{url}: heartbeat={beat} has to be from 1s to {HEARTBEAT_MAX_S}s")
     given = tuple(sorted((name, options.pop(name)) for name in OPTIONS if name in options))
     if address.scheme != "amqps" and (tls := [name for name, _ in given if name in TLS_OPTIONS]):
-        raise AddressError(f"{redacted(address.url)}: {tls[0]} is for amqps://, which is encrypted")
+        raise AddressError(f"{url}: {tls[0]} is for amqps://, which is encrypted")
     return address.shared(Broker, f"{parts.scheme}://{parts.netloc}{parts.path}", given)
 
 

@@ -310,28 +310,21 @@ class RabbitSource:
 def connect(address: Address) -> Source:
     """`amqp://user:password@host:5672/vhost?queue=NAME`; the queue is named like the pipeline by default."""
     options = address.take("queue", "prefetch", "ack_timeout", "management", *OPTIONS)
-    broker = broker_at(address, options)
+    url, broker = redacted(address.url), broker_at(address, options)
     prefetch = options.get("prefetch", str(PREFETCH))
     if not prefetch.isdecimal() or not 1 <= int(prefetch) <= PREFETCH_MAX:
-        raise AddressError(
-            f"{redacted(address.url)}: prefetch={prefetch} has to be a whole number from 1 to {PREFETCH_MAX}"
-        )
+        raise AddressError(f"{url}: prefetch={prefetch} has to be a whole number from 1 to {PREFETCH_MAX}")
     queue = options.get("queue", address.name)
     if not 0 < len(queue.encode()) <= QUEUE_MAX_BYTES:
-        raise AddressError(f"{redacted(address.url)}: the name of a queue has from 1 to {QUEUE_MAX_BYTES} bytes")
+        raise AddressError(f"{url}: the name of a queue has from 1 to {QUEUE_MAX_BYTES} bytes")
     management = options.get("management", "")
     if management and not _is_api(management):
         raise AddressError(
-            f"{redacted(address.url)}: management={management} is no address of an API; write for example "
+            f"{url}: management={management} is no address of an API; write for example "
             "management=http://localhost:15672"
         )
-    return RabbitSource(
-        broker,
-        queue,
-        prefetch=int(prefetch),
-        ack_timeout_s=seconds(options.get("ack_timeout", ACK_TIMEOUT_S)),
-        management=management,
-    )
+    ack_timeout_s = seconds(options.get("ack_timeout", ACK_TIMEOUT_S))
+    return RabbitSource(broker, queue, prefetch=int(prefetch), ack_timeout_s=ack_timeout_s, management=management)
 
 
 def _is_api(management: str) -> bool:
