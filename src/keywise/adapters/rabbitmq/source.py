@@ -39,6 +39,8 @@ LOOKS_MAX = 10
 """So often an empty queue is looked at again, because something was taken or settled meanwhile."""
 AGES = 4
 """Into so many parts the broker's patience is divided; what is held for two or three of them is copied."""
+PREPARED_DELAYS_S = (1.0, 5.0)
+"""The delays that are needed most: what finds no room behind a blocked key waits for five seconds by default."""
 ERRANDS_MAX = 100
 """So much is done beside, at the most: whoever releases more waits for a new delay queue itself."""
 RENEWED_S = 1.0
@@ -128,8 +130,8 @@ class RabbitSource:
         if subscription is None or not subscription.unsettled(deliveries):
             return
         try:
-            opens_in_s = await self._delay_queues.usable_in_s(delay_s) if delay_s > 0 else 0.0
-            if opens_in_s > 0 and len(self._errands) < ERRANDS_MAX:
+            is_early = delay_s > 0 and await self._delay_queues.usable_in_s(delay_s) > 0
+            if is_early and len(self._errands) < ERRANDS_MAX:
                 # Whoever releases has more to do than to wait for that.
                 self._run_errand(self._release_later(subscription, [*deliveries], delay_s))
             else:
@@ -152,12 +154,11 @@ class RabbitSource:
         """What is ready or delayed, and what this process holds; a broker tells nobody what other processes hold."""
         for _ in range(LOOKS_MAX):
             before = self._activity()
-            if counted := await self._count():
-                return counted
             # What is on its way is in no queue for a moment.
-            await asyncio.sleep(MOVING_S)
-            if counted := await self._count():
-                return counted
+            for pause_s in (0.0, MOVING_S):
+                await asyncio.sleep(pause_s)
+                if counted := await self._count():
+                    return counted
             if self._activity() == before:
                 return 0
         # Something went through it each time, so it is not empty, and nobody can say more.
@@ -190,10 +191,10 @@ class RabbitSource:
                 if self._subscription is not None:
                     self._broker.subscriptions.discard(self._subscription)
                     self._subscription.close()
-                    self._subscription = None
                 else:
                     # Early, so that they can be used when they are needed, and a user without the rights finds out now.
-                    await self._delay_queues.prepare()
+                    for delay_s in PREPARED_DELAYS_S:
+                        await self._delay_queues.usable_in_s(delay_s)
                 channel = await self._link.channel()
                 self._subscription = Subscription(channel, self._queue, self._prefetch)
                 self._broker.subscriptions.add(self._subscription)
