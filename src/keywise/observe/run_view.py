@@ -68,7 +68,7 @@ class PipelineView(msgspec.Struct, kw_only=True):
     idle_s: float | None = None
     """How long ago the last change ended; None if none has ended yet."""
     outcomes: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    failed_tries: int = 0
+    failed_attempts: int = 0
     lanes: events.Waiting | None = None
     slowest: Sequence[SlowCall] = ()
     """The slowest first."""
@@ -175,7 +175,7 @@ class _Seen:
 
     def _warn(self, event: events.Event, now: float) -> None:
         if isinstance(event, events.Failed):
-            self._view.failed_tries += 1
+            self._view.failed_attempts += 1
         if isinstance(event, events.LedgerDown):
             self._view.ledger_down = event
         _note(self._warnings, event, now)

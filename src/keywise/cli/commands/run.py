@@ -158,7 +158,7 @@ def _print_totals(view: View, json: bool, seconds: float) -> None:
     if json:
         print_json({"pipelines": by_pipeline, "seconds": round(seconds, 3)})
         return
-    counts = {name: one["outcomes"] | {"failed tries": one["failed_tries"]} for name, one in by_pipeline.items()}
+    counts = {name: one["outcomes"] | {"failed attempts": one["failed_attempts"]} for name, one in by_pipeline.items()}
     columns = tuple(next(iter(counts.values())))
     if screen().width >= WIDE:
         rows = [(name, *numbers.values()) for name, numbers in counts.items()]
@@ -173,5 +173,5 @@ def _totals_json(view: PipelineView) -> dict[str, Any]:
         "grade": view.grade,
         "sources": view.sources,
         "outcomes": view.outcomes,
-        "failed_tries": view.failed_tries,
+        "failed_attempts": view.failed_attempts,
     }

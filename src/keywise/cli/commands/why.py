@@ -62,7 +62,7 @@ def why(
 ) -> None:
     """Explain the state of one key, and what happens next.
 
-    Shows its mark, claim, failed tries, suspicion and dead letters, whether it is paused or limited,
+    Shows its mark, claim, failed attempts, suspicion and dead letters, whether it is paused or limited,
     what would happen to a change that arrives now, and its history, newest first: which versions were refused, and why.
 
     Exits with status 1 if no pipeline knows the key.
@@ -105,7 +105,7 @@ def _facts(report: KeyReport) -> Iterator[tuple[str, str]]:
     yield from _about_mark(report)
     yield from _about_orders(report)
     yield from _about_claim(report)
-    yield from _about_tries(report)
+    yield from _about_attempts(report)
     yield from _about_suspicion(report)
     yield from _about_letters(report)
     yield "", ""
@@ -124,8 +124,9 @@ def _about_mark(report: KeyReport) -> Iterator[tuple[str, str]]:
     generation = f", generation {mark.generation}" if mark.generation else ""
     when = f", committed {moment(mark.at, report.now)}" if mark.at is not None else ""
     yield "mark", f"{_named(mark.version)}{era}{generation}{when}"
-    kept = "kept for ever" if mark.kept_until is None else f"kept until {moment(mark.kept_until, report.now)}"
-    yield "tombstone", f"{'yes: the newest change is a deletion' if mark.deleted else 'no'}; {kept}"
+    yield "tombstone", "yes: the newest change is a deletion" if mark.deleted else "no"
+    kept = "for ever" if mark.kept_until is None else f"until {moment(mark.kept_until, report.now)} at least"
+    yield "retention", f"the ledger keeps this key {kept}"
 
 
 def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
@@ -176,14 +177,14 @@ def _about_claim(report: KeyReport) -> Iterator[tuple[str, str]]:
         yield "unknown", f"{_named(report.unknown.version)} may be in the sink without being committed; {waits}"
 
 
-def _about_tries(report: KeyReport) -> Iterator[tuple[str, str]]:
+def _about_attempts(report: KeyReport) -> Iterator[tuple[str, str]]:
     tries = report.tries
     if tries is None:
         return
     deaths = f", {tries.crashes} of {tries.crashes_max} workers died alone with it" if tries.crashes else ""
-    yield "tries", f"{tries.attempts} of {tries.attempts_max} at {_named(tries.version)} failed{deaths}"
+    yield "attempts", f"{tries.attempts} of {tries.attempts_max} at {_named(tries.version)} failed{deaths}"
     yield (
-        "next try",
+        "next attempt",
         "not before " + moment(tries.next_at, report.now)
         if tries.next_at is not None
         else "when its message comes back",

@@ -45,7 +45,7 @@ def line(view: PipelineView) -> str:
         rates = (f"{rate(view.rate_now)} now", f"{rate(view.rate_average)} on average")
         parts = [", ".join((total, *rates, *_lag(view)))]
     parts += [", ".join(ended)] if ended else []
-    parts += [count(view.failed_tries, "failed try", "failed tries")] if view.failed_tries else []
+    parts += [count(view.failed_attempts, "failed attempt")] if view.failed_attempts else []
     parts += [f"lanes {_lanes(view.lanes)}"] if view.lanes and view.state != "stopped" else []
     parts += [f"slowest {', '.join(_slowest(view))}"] if view.slowest else []
     parts += [_ledger_down(view.ledger_down)] if view.ledger_down is not None else []
@@ -100,15 +100,15 @@ def _rates(view: PipelineView) -> list[str]:
 
 def _outcomes(view: PipelineView) -> list[Text]:
     shown = [(outcome, number) for outcome, number in view.outcomes.items() if number or outcome != "ignored"]
-    if view.failed_tries:
-        shown.append(("failed tries", view.failed_tries))
+    if view.failed_attempts:
+        shown.append(("failed attempts", view.failed_attempts))
     return [Text(f"{name} {number:,}", _style(name, number)) for name, number in shown]
 
 
 def _style(name: str, number: int) -> str:
     if not number:
         return "dim"
-    return {"dead": "red", "failed tries": "yellow"}.get(name, "")
+    return {"dead": "red", "failed attempts": "yellow"}.get(name, "")
 
 
 def _lag(view: PipelineView) -> list[str]:
@@ -150,7 +150,7 @@ def _format_event(event: events.Event) -> str:
     match event:
         case events.Failed():
             again = f"again in {span(event.retry_s)}"
-            return f"{_key(event.key)} failed, try {event.attempts}, {again}: {_cause(event.cause)}"
+            return f"{_key(event.key)} failed, attempt {event.attempts}, {again}: {_cause(event.cause)}"
         case events.DeadLettered():
             return f"{_key(event.key) if event.key else 'a message'} became a dead letter: {_cause(event.cause)}"
         case events.TookOver():

@@ -189,7 +189,7 @@ def _write_lines(view: View, write_line: Callable[[str], None], over: threading.
     while not is_over:
         is_over = over.wait(LINE_S)
         for one in view.look():
-            figures = (one.changes, one.failed_tries, one.state, len(one.alarms), one.ledger_down)
+            figures = (one.changes, one.failed_attempts, one.state, len(one.alarms), one.ledger_down)
             # An idle pipeline gets no lines.
             if one.sources and (is_over or last_written.get(one.pipeline) != figures):
                 last_written[one.pipeline] = figures

@@ -179,7 +179,7 @@ class LeasedWorker:
                 self._finish_job(job, dead_result(f"{claim.crashes} workers died alone with this change"))
             elif claim.attempts >= settings.attempts_max:
                 # An unknown outcome is not dead-lettered at once, but here, after its lease has expired.
-                self._finish_job(job, dead_result(f"the outcome of the last of {claim.attempts} tries is unknown"))
+                self._finish_job(job, dead_result(f"the outcome of the last of {claim.attempts} attempts is unknown"))
             else:
                 self._claimed.put(job, is_bulk=self._is_bulk(job))
 
