@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
@@ -90,9 +91,17 @@ def cell(value: object, style: str = "") -> Text:
     return Text(plain(str(value)), style)
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document on stdout. It is ASCII, so any terminal and any encoding can show it."""
-    print(json.dumps(value, indent=2))
+def print_line(line: object, style: str = "") -> None:
+    """Print one line, with control characters escaped; a terminal folds it."""
+    screen().print(cell(line, style))
+
+
+def print_json(value: Any, *, moments: Collection[str] = ()) -> None:
+    """Print one JSON document on stdout. It is ASCII, so any terminal and any encoding can show it.
+
+    `moments` names the fields that hold times in seconds; they are printed as ISO 8601 text.
+    """
+    print(json.dumps(_with_iso_moments(msgspec.to_builtins(value), moments), indent=2))
 
 
 def print_result(fields: Any, text: str, *, json: bool) -> None:
@@ -154,13 +163,12 @@ def iso(at: float | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
-def with_iso_moments(document: Any, names: Collection[str]) -> Any:
-    """Return the document with the fields of these names converted from seconds to ISO 8601 text."""
+def _with_iso_moments(document: Any, names: Collection[str]) -> Any:
     if isinstance(document, list):
-        return [with_iso_moments(one, names) for one in document]
+        return [_with_iso_moments(one, names) for one in document]
     if not isinstance(document, dict):
         return document
-    return {name: iso(value) if name in names else with_iso_moments(value, names) for name, value in document.items()}
+    return {name: iso(value) if name in names else _with_iso_moments(value, names) for name, value in document.items()}
 
 
 def duration(span_s: float) -> str:

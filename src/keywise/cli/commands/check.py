@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from keywise.cli.app_loader import JsonOption
-from keywise.cli.output import cell, fail, plain, print_result, progress, screen
+from keywise.cli.output import fail, plain, print_line, print_result, progress
 
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground
@@ -86,8 +85,7 @@ def _check(role: str, url: str, json: bool) -> None:
         print(plain(f"writes to {playground}"))
     report = _with_progress(playground, role, json)
     counts = {verdict.value: len(report.of(verdict)) for verdict in Verdict}
-    promises = msgspec.to_builtins(report.checked)
-    fields = {"role": report.role, "wrote_to": playground.prefix, **counts, "promises": promises}
+    fields = {"role": report.role, "wrote_to": playground.prefix, **counts, "promises": report.checked}
     print_result(fields, report.summary, json=json)
     if broken := report.of(Verdict.BROKEN):
         if json:
@@ -102,7 +100,7 @@ def _with_progress(playground: "Playground", role: str, json: bool) -> "Conforma
         def show_checked(checked: "Checked", total: int) -> None:
             bar.update(task, advance=1, total=total)
             if not json:
-                screen().print(cell(str(checked)))
+                print_line(checked)
 
         return asyncio.run(_checked(playground, role, show_checked))
 

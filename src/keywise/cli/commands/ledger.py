@@ -52,7 +52,7 @@ def listed(
     found = asyncio.run(_listed(url))
     if json:
         pipelines = [
-            {"pipeline": name, **msgspec.to_builtins(counts), "paused": controls.is_paused}
+            {"pipeline": name, **msgspec.structs.asdict(counts), "paused": controls.is_paused}
             for name, counts, controls in found
         ]
         print_json({"ledger": redacted(url), "pipelines": pipelines})
@@ -125,7 +125,7 @@ def copy(options: CopyOptions) -> None:
         )
     if options.json:
         place = {"from": redacted(source), "to": redacted(target), "dry_run": options.dry_run}
-        print_json(place | {"pipelines": msgspec.to_builtins(reports)})
+        print_json(place | {"pipelines": reports})
         return
     for report in reports:
         print(plain(str(report)))

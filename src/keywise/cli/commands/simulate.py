@@ -11,7 +11,7 @@ import typer
 
 from keywise.cli.app_loader import JsonOption
 from keywise.cli.options import grouped
-from keywise.cli.output import cell, count, fail, print_error, print_json, print_table, progress, refuse, screen
+from keywise.cli.output import count, fail, print_error, print_json, print_line, print_table, progress, refuse, screen
 from keywise.cli.simulate_handler import SEEDS as SEEDS_OF_OWN
 from keywise.cli.simulate_handler import TrialOptions, simulate_handler
 from keywise.core.sink import Grade
@@ -148,7 +148,7 @@ def _print_tallies(tallies: Sequence["Tally"], seconds: float, serial: bool) -> 
     for failure in (failure for tally in tallies for failure in tally.failures):
         out.print()
         for line in failure.trace:
-            out.print(cell(line))
+            print_line(line)
         print_error(
             f"{failure.grade} seed {failure.seed}: {failure.violation}; {_command(failure.grade, failure.seed, serial)}"
         )

@@ -4,24 +4,21 @@ import time
 from collections.abc import Iterator
 from typing import Annotated
 
-import msgspec
 import typer
 
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, with_pipelines
 from keywise.cli.commands.status import format_pause
 from keywise.cli.options import require_valid_key
 from keywise.cli.output import (
-    cell,
     count,
     duration,
     fail,
     moment,
     print_facts,
     print_json,
+    print_line,
     print_table,
-    screen,
     stamp,
-    with_iso_moments,
 )
 from keywise.core.history import HistoryRecord
 from keywise.flow.pipeline import Pipeline
@@ -79,9 +76,7 @@ def why(
 
     reports, names = with_pipelines(app, pipeline, look)
     if json:
-        print_json(
-            {"key": key, "pipelines": [with_iso_moments(msgspec.to_builtins(report), MOMENTS) for report in reports]}
-        )
+        print_json({"key": key, "pipelines": reports}, moments=MOMENTS)
     for report in reports if not json else ():
         _print_story(report)
     if not reports:
@@ -92,7 +87,7 @@ def why(
 
 
 def _print_story(report: KeyReport) -> None:
-    screen().print(cell(f"{report.key!r} in {report.pipeline} ({report.grade})", "bold"))
+    print_line(f"{report.key!r} in {report.pipeline} ({report.grade})", "bold")
     print_facts(_facts(report))
     if report.history:
         print()
