@@ -77,8 +77,9 @@ def why(
     reports, names = with_pipelines(app, pipeline, look)
     if json:
         print_json({"key": key, "pipelines": reports}, moments=MOMENTS)
-    for report in reports if not json else ():
-        _print_story(report)
+    else:
+        for report in reports:
+            _print_story(report)
     if not reports:
         fail(
             f"no change to {key!r} was committed, tried or set aside in {', '.join(names)}; it may still be queued "
@@ -91,18 +92,20 @@ def _print_story(report: KeyReport) -> None:
     print_facts(_facts(report))
     if report.history:
         print()
-        _print_history(report)
+        columns = ("history", "what", "version", "by", "detail")
+        print_table(columns, map(_row, report.history), numbers=("version",), fold=("detail",))
     print()
+
+
+def _row(line: HistoryRecord) -> tuple[str, ...]:
+    detail = "; ".join(part for part in (REASONS.get(line.what, ""), line.detail) if part)
+    return stamp(line.at), line.what, "" if line.version is None else str(line.version), line.by, detail
 
 
 def _facts(report: KeyReport) -> Iterator[tuple[str, str]]:
     """Yield what is known as pairs of a name and a text. Absent facts are left out, unless the absence matters."""
-    yield from _about_mark(report)
-    yield from _about_orders(report)
-    yield from _about_claim(report)
-    yield from _about_tries(report)
-    yield from _about_suspicion(report)
-    yield from _about_letters(report)
+    for about in (_about_mark, _about_orders, _about_claim, _about_tries, _about_suspicion, _about_letters):
+        yield from about(report)
     yield "", ""
     yield "next", "a change that arrives now:"
     for forecast_range in report.next:
@@ -139,19 +142,6 @@ def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
         yield "rate", f"{burst}one in {duration(limit.per_s / limit.n)}; the next one {due}"
 
 
-def _print_history(report: KeyReport) -> None:
-    """Print the history as a table, newest first."""
-    rows = [
-        (stamp(line.at), line.what, "" if line.version is None else str(line.version), line.by, _reason(line))
-        for line in report.history
-    ]
-    print_table(("history", "what", "version", "by", "detail"), rows, numbers=("version",), fold=("detail",))
-
-
-def _reason(line: HistoryRecord) -> str:
-    return "; ".join(part for part in (REASONS.get(line.what, ""), line.detail) if part)
-
-
 def _about_claim(report: KeyReport) -> Iterator[tuple[str, str]]:
     holder, now = report.holder, report.now
     if holder is None:
@@ -177,12 +167,8 @@ def _about_tries(report: KeyReport) -> Iterator[tuple[str, str]]:
         return
     deaths = f", {tries.crashes} of {tries.crashes_max} workers died alone with it" if tries.crashes else ""
     yield "tries", f"{tries.attempts} of {tries.attempts_max} at {_named(tries.version)} failed{deaths}"
-    yield (
-        "next try",
-        "not before " + moment(tries.next_at, report.now)
-        if tries.next_at is not None
-        else "when its message comes back",
-    )
+    next_at = tries.next_at
+    yield "next try", "when its message comes back" if next_at is None else f"not before {moment(next_at, report.now)}"
 
 
 def _about_suspicion(report: KeyReport) -> Iterator[tuple[str, str]]:
@@ -200,10 +186,8 @@ def _about_letters(report: KeyReport) -> Iterator[tuple[str, str]]:
     if not report.letters_are_all:
         yield "dead", f"looked for among the {LETTERS_MAX:,} newest letters only"
     for letter in report.letters[:LETTERS_SHOWN]:
-        yield (
-            "dead",
-            f"letter {letter.number}, {_named(letter.version)}, {moment(letter.at, report.now)}: {letter.cause}",
-        )
+        number, version = letter.number, _named(letter.version)
+        yield "dead", f"letter {number}, {version}, {moment(letter.at, report.now)}: {letter.cause}"
     if len(report.letters) > LETTERS_SHOWN:
         yield "dead", f"and {len(report.letters) - LETTERS_SHOWN:,} more; see keywise dead list"
 
