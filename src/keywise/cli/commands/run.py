@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Annotated, Any, NoReturn
 
 import typer
+from msgspec.structs import asdict
 
 from keywise.app import App
 from keywise.cli.app_loader import APP_VARIABLE, JsonOption, choose_pipelines, load
@@ -20,10 +21,13 @@ from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.source import Source
 from keywise.observe.log import Log
-from keywise.observe.run_view import PipelineView, View
+from keywise.observe.run_view import View
 
 LOOK_S = 0.1
 """After this long without an event, --until-empty checks whether the queues are empty."""
+
+TOTALS = ("grade", "sources", "outcomes", "failed_tries")
+"""The figures of a pipeline that are printed at the end."""
 
 WIDE = 80
 """The width that the summary needs in a terminal."""
@@ -154,7 +158,8 @@ def _announce(event: events.Event) -> None:
 
 
 def _print_totals(view: View, json: bool, seconds: float) -> None:
-    by_pipeline = {one.pipeline: _totals_json(one) for one in view.look()}
+    figures = {one.pipeline: asdict(one) for one in view.look()}
+    by_pipeline = {name: {field: one[field] for field in TOTALS} for name, one in figures.items()}
     if json:
         print_json({"pipelines": by_pipeline, "seconds": round(seconds, 3)})
         return
@@ -166,12 +171,3 @@ def _print_totals(view: View, json: bool, seconds: float) -> None:
     else:
         numbers_of = [(name, *pair) for name, numbers in counts.items() for pair in numbers.items()]
         print_table(("pipeline", "changes", "number"), numbers_of, numbers=("number",))
-
-
-def _totals_json(view: PipelineView) -> dict[str, Any]:
-    return {
-        "grade": view.grade,
-        "sources": view.sources,
-        "outcomes": view.outcomes,
-        "failed_tries": view.failed_tries,
-    }
