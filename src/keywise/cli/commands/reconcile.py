@@ -50,7 +50,7 @@ def reconcile(
     """
     report, place = ReconcileReport(options.json), _checked_place(keys_from)
 
-    async def act(admin: PipelineAdmin) -> None:
+    async def act(admin: PipelineAdmin) -> Reconciler:
         walk = Reconciler(admin.pipeline)
         known = (await admin.pipeline.admin.counts()).keys
         with progress(TextColumn("{task.completed:,} keys"), BarColumn(), TimeElapsedColumn()) as bar:
@@ -58,13 +58,13 @@ def reconcile(
             async for found in walk.differences(_keys(place)):
                 report.report(found)
                 bar.update(task, completed=walk.keys_compared)
-        report.looked, report.changing = walk.keys_compared, walk.keys_changing
         if repair and report.wrong:
             confirm(f"Write {count(len(report.wrong), 'key')} of {admin.pipeline.name} again?", yes=yes)
             await report.put_right(admin)
+        return walk
 
-    perform(options, act, wait)
-    report.sum_up()
+    _, walk = perform(options, act, wait)
+    report.sum_up(walk.keys_compared, walk.keys_changing)
     if report.is_wrong:
         raise typer.Exit(1)
 
@@ -73,8 +73,6 @@ class ReconcileReport:
     """Prints the differences and the repairs, and counts them."""
 
     def __init__(self, json: bool) -> None:
-        self.looked = 0
-        self.changing = 0
         self.wrong: list[str] = []
         self._json = json
         self._kinds: Counter[Kind] = Counter()
@@ -100,14 +98,14 @@ class ReconcileReport:
                 self._repaired += 1
                 self._print({"key": key, "kind": "repaired"}, f"repaired {key!r}")
 
-    def sum_up(self) -> None:
+    def sum_up(self, looked: int, changing: int) -> None:
         kinds = {kind.value: number for kind, number in sorted(self._kinds.items())}
-        summary = {"looked": self.looked, "changing": self.changing, "repaired": self._repaired, "differences": kinds}
+        summary = {"looked": looked, "changing": changing, "repaired": self._repaired, "differences": kinds}
         found = sum(kinds.values())
         repaired = f", {self._repaired:,} repaired" if self._repaired else ""
-        self._print(summary, f"looked at {count(self.looked, 'key')}: {count(found, 'difference')}{repaired}")
-        if self.changing and not self._json:
-            print(f"{count(self.changing, 'key')} changed all the time; run it again")
+        self._print(summary, f"looked at {count(looked, 'key')}: {count(found, 'difference')}{repaired}")
+        if changing and not self._json:
+            print(f"{count(changing, 'key')} changed all the time; run it again")
         if self.is_wrong and not self._json:
             left = count(found - self._repaired, "difference")
             print_error(f"{left} left" if self._repaired else f"{left}; to write these keys again, add --repair")
