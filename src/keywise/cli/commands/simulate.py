@@ -188,7 +188,5 @@ def _faults(tallies: Iterable["Tally"], serial: bool) -> dict[str, int]:
     from keywise.testing.simulator.faults import KINDS
     from keywise.testing.simulator.serial.faults import KINDS as SERIAL_KINDS
 
-    together = Counter[str]()
-    for tally in tallies:
-        together.update(tally.faults)
+    together = sum((Counter(tally.faults) for tally in tallies), Counter[str]())
     return {kind: together.pop(kind, 0) for kind in (SERIAL_KINDS if serial else KINDS)} | dict(together)
