@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Coroutine, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -19,7 +19,6 @@ from keywise.cli.live.show import live_view
 from keywise.cli.output import plain, print_error, print_json, print_table, screen
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
-from keywise.core.source import Source
 from keywise.observe.log import Log
 from keywise.observe.run_view import View
 
@@ -111,19 +110,13 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
             if view.stirred or view.sources < len(sources):
                 continue
             looked_at = time.monotonic()
-            if await _are_empty(sources):
-                app.stop()
-                return
+            with suppress(UnavailableError):
+                # A message that is being processed or retried is not acked, so it counts.
+                if not any([await source.depth() for source in sources]):
+                    app.stop()
+                    return
             # Counting a long queue takes a while; spend at most a tenth of the time on it.
             wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
-
-
-async def _are_empty(sources: Sequence[Source]) -> bool:
-    """Whether all sources are empty. A message that is being processed or retried is not acked, so it counts."""
-    try:
-        return not any([await source.depth() for source in sources])
-    except UnavailableError:
-        return False
 
 
 def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[None]) -> int:
