@@ -59,7 +59,10 @@ def perform(options: AdminOptions, act: Act[T], wait: str | None = WAIT_DEFAULT)
     `wait` is how long to wait for a key; None: as long as a claim can last.
     """
     loaded = load(options.app)
-    name = require_one_pipeline(loaded, options.pipeline)
+    name, *others = choose_pipelines(loaded, [options.pipeline])
+    if others:
+        known = ", ".join([name, *others])
+        refuse(f"this app has more than one pipeline; say which with --pipeline: {known}")
     wait_s = None if wait is None else parse_duration(wait, "--wait")
     warn_if_in_memory(loaded)
     try:
@@ -95,14 +98,6 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"uid {os.getuid()}"
-
-
-def require_one_pipeline(app: App, name: str | None) -> str:
-    """Return the chosen pipeline; exit with status 2 if the app has several and none is named."""
-    names = choose_pipelines(app, [name])
-    if len(names) > 1:
-        refuse(f"this app has more than one pipeline; say which with --pipeline: {', '.join(names)}")
-    return names[0]
 
 
 def confirm(question: str, *, yes: bool) -> None:

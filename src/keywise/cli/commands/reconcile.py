@@ -48,14 +48,16 @@ def reconcile(
       keywise reconcile --repair --yes --why 'after the outage' --app shop:app
       keywise reconcile --keys-from ids.txt --json --app shop:app
     """
-    report, place = ReconcileReport(options.json), _checked_place(keys_from)
+    if keys_from is not None and keys_from != "-" and not Path(keys_from).is_file():
+        refuse(f"there is no file {keys_from!r}; write one key per line, or name - for stdin")
+    report = ReconcileReport(options.json)
 
     async def act(admin: PipelineAdmin) -> Reconciler:
         walk = Reconciler(admin.pipeline)
         known = (await admin.pipeline.admin.counts()).keys
         with progress(TextColumn("{task.completed:,} keys"), BarColumn(), TimeElapsedColumn()) as bar:
             task = bar.add_task("", total=known)
-            async for found in walk.differences(_keys(place)):
+            async for found in walk.differences(_keys(keys_from)):
                 report.report(found)
                 bar.update(task, completed=walk.keys_compared)
         if repair and report.wrong:
@@ -131,13 +133,6 @@ _KINDS = {
     Kind.NEWER: "newer in the sink",
     Kind.DIFFERENT: "different in the sink",
 }
-
-
-def _checked_place(place: str | None) -> str | None:
-    """Exit with status 2 if the file is missing, before anything is compared."""
-    if place is not None and place != "-" and not Path(place).is_file():
-        refuse(f"there is no file {place!r}; write one key per line, or name - for stdin")
-    return place
 
 
 def _keys(place: str | None) -> Iterator[str]:
