@@ -275,9 +275,8 @@ class LedgerCopy:
     async def _record(self, handle: LedgerHandle, detail: str, audit_note: AuditNote) -> None:
         detail = storable("; ".join(part for part in (detail, audit_note.why) if part))
         at = await handle.ledger.admin.now()
-        await handle.ledger.history_store.record(
-            [HistoryRecord(at, COPIED, detail=detail, by=storable(audit_note.who))]
-        )
+        line = HistoryRecord(at, COPIED, detail=detail, by=storable(audit_note.who))
+        await handle.ledger.history_store.record([line])
 
 
 async def _pages(handle: LedgerHandle) -> AsyncIterator[TransferPage]:
