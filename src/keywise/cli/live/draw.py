@@ -16,6 +16,7 @@ NOTICE_LINES = 3
 KEY_MAX, CAUSE_MAX = 40, 300
 """How many characters of a key and of a cause are shown: both may come from messages, and be of any length."""
 
+BAD_STYLES = {"dead": "red", "failed attempts": "yellow"}
 STATE_STYLES = {"running": "green", "paused": "bold yellow", "draining": "yellow"}
 
 
@@ -102,13 +103,7 @@ def _outcomes(view: PipelineView) -> list[Text]:
     shown = [(outcome, number) for outcome, number in view.outcomes.items() if number or outcome != "ignored"]
     if view.failed_attempts:
         shown.append(("failed attempts", view.failed_attempts))
-    return [Text(f"{name} {number:,}", _style(name, number)) for name, number in shown]
-
-
-def _style(name: str, number: int) -> str:
-    if not number:
-        return "dim"
-    return {"dead": "red", "failed attempts": "yellow"}.get(name, "")
+    return [Text(f"{name} {number:,}", BAD_STYLES.get(name, "") if number else "dim") for name, number in shown]
 
 
 def _lag(view: PipelineView) -> list[str]:
