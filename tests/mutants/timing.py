@@ -9,7 +9,8 @@ from keywise.core.change import Outcome
 from keywise.core.entry import Certainty, Entry
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Failure
-from keywise.core.sink import Grade
+from keywise.core.sink import AtomicSink, Grade
+from keywise.core.transaction import Transaction
 from keywise.flow import transactional as transacted
 from keywise.flow.coalesce import Coalesced
 from keywise.flow.consumer import Consumer
@@ -116,9 +117,15 @@ async def _batch_fails_together(transaction: Any, sink: Any, changes: Sequence[A
 
 
 async def _marked_though_failed(
-    pipeline: Pipeline, transaction: Any, tickets: Sequence[Ticket], *, careful: bool
+    pipeline: Pipeline,
+    sink: AtomicSink,
+    transaction: Transaction,
+    decide: transacted.Decide,
+    tickets: Sequence[Ticket],
+    *,
+    careful: bool,
 ) -> BatchResult:
-    result = await _transact(pipeline, transaction, tickets, careful=careful)
+    result = await _transact(pipeline, sink, transaction, decide, tickets, careful=careful)
     failed = [ticket for ticket, _ in result.waiting]
     await transaction.mark([ticket.change for ticket in failed])
     return result
