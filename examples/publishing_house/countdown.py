@@ -14,7 +14,7 @@ class Countdown:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):
-            print(f"grade {event.grade}, way of a batch: {event.strategy}")
+            print(f"grade {event.grade}, commit strategy: {event.strategy}")
         elif isinstance(event, Settled):
             self._left -= event.changes
             if self._left <= 0:

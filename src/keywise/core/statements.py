@@ -34,7 +34,7 @@ def check_schema(found: object, known: int, name: str, kind: str) -> None:
     if str(found) in map(str, range(1, known)):
         raise DatabaseError(
             f"{name} has tables of keywise 0.1 (schema {found}), which this version cannot read; finish the work there "
-            f"with keywise 0.1, then name another {kind}"
+            f"with keywise 0.1, then name another {kind} and send everything once more"
         )
     if str(found) != str(known):
         raise DatabaseError(

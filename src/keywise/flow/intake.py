@@ -95,6 +95,13 @@ class MessageReader:
         return read_batch.tickets[0].change
 
 
+_NO_VERSION = (
+    "Invalid RFC3339 encoded datetime",
+    "a version is an integer, or an RFC3339 time such as 2026-11-16T12:00:00Z",
+)
+"""What msgspec says of a text that is neither, and what helps more."""
+
+
 class FieldRoute:
     """Reads the key, the version and the deletion from named fields."""
 
@@ -121,7 +128,10 @@ class FieldRoute:
         self._flags = [(f"flag{i}", tuple(values)) for i, values in enumerate(fields.deleted.values())]
 
     def __call__(self, body: bytes) -> Route:
-        found: Any = self._decode(body)
+        try:
+            found: Any = self._decode(body)
+        except msgspec.ValidationError as error:
+            raise MalformedError(f"body cannot be read: {str(error).replace(*_NO_VERSION)}") from error
         if not self._versioned:
             order = order_of(None)
         elif type(found.version) is int:

@@ -117,7 +117,10 @@ def _checked_argument(body: str) -> bytes:
     raw = body.encode("utf-8", "surrogateescape")
     _, wrong = _checked([raw])
     if wrong is not None:
-        refuse(f"{body!r} is no JSON document: {wrong[1]}; put it in single quotes, as '{{\"id\": 1}}'")
+        refuse(
+            f'{body!r} is no JSON document: {wrong[1]}; put it in single quotes, as \'{{"id": "a"}}\', or send a file '
+            "with one document a line: keywise send PIPELINE < FILE"
+        )
     return raw
 
 
