@@ -1,5 +1,6 @@
 """The pages of the docs, their blocks of code, and what a reader would do with them, step by step."""
 
+import math
 import os
 import re
 import shlex
@@ -9,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
+
+from running import scaled
 
 ROOT = Path(__file__).parents[2]
 STEP_MAX_S = 60
@@ -149,13 +152,19 @@ def _command_fault(command: str, expected: str, folder: Path, environment: dict[
             name, _, value = setting.partition("=")
             environment[name] = Template(value).safe_substitute(environment)
             return None
-    ran = _run(["bash", "-c", command], folder, environment)
+    ran = _run(["bash", "-c", _patient(command)], folder, environment)
     wanted_failure = re.search(r"^Error:", expected, re.MULTILINE) is not None
     if (ran.returncode != 0) != wanted_failure:
         return f"{command}: ended with status {ran.returncode}:\n{ran.stdout}"
     if not is_like(ran.stdout, expected):
         return f"{command}: printed\n{ran.stdout}instead of\n{expected}"
     return None
+
+
+def _patient(command: str) -> str:
+    """A command that is stopped after some seconds gets more of them on a busy machine: it takes longer to begin."""
+    slower = max(1, math.ceil(os.getloadavg()[0] / (os.cpu_count() or 1)))
+    return re.sub(r"(?<=^timeout --preserve-status )\d+", lambda seconds: str(int(seconds[0]) * slower), command)
 
 
 def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -167,7 +176,7 @@ def _run(command: list[str], folder: Path, environment: Mapping[str, str]) -> su
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=STEP_MAX_S,
+        timeout=scaled(STEP_MAX_S),
         check=False,
     )
 
