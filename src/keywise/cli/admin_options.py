@@ -19,7 +19,7 @@ from keywise.cli.commands.run import leave
 from keywise.cli.options import parse_duration, require_storable
 from keywise.cli.output import ask_yes_no, fail, plain, print_error, progress, refuse
 from keywise.core.errors import KeywiseError
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 
@@ -82,7 +82,7 @@ async def _perform(app: App, name: str, note: AuditNote, wait_s: float | None, a
                 return await act(PipelineAdmin(pipeline, note, claimer))
 
 
-def _wait_budget(pipeline: Pipeline, wait_s: float | None, report: Callable[[str], None]) -> WaitBudget:
+def _wait_budget(pipeline: OpenPipeline, wait_s: float | None, report: Callable[[str], None]) -> WaitBudget:
     if wait_s is None:
         return WaitBudget(pipeline, pipeline.settings.runtime_max_s + pipeline.settings.lease_s, report)
     return WaitBudget(pipeline, wait_s, report, "wait longer with --wait")
