@@ -49,7 +49,7 @@ check: $(READY) ## Format, lint, types and contracts; changes nothing
 coverage: $(READY) ## Tests, under coverage but for the simulator; fails below the threshold in pyproject.toml
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/simulation
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder \
+	$(BIN)/coverage run -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder \
 		--ignore tests/simulation --ignore tests/faults
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report

@@ -40,7 +40,7 @@ def other_lines(text: str, comment: str) -> int:
 
 
 def group_of(path: PurePosixPath) -> str:
-    """Serial functions and what is for tests are counted apart: another issue rebuilds the one, users run the other."""
+    """Serial functions, and what is there for tests, are counted apart."""
     parts = path.parts
     if parts[0] == "testing":
         return "testing"

@@ -52,8 +52,8 @@ class PipelineDefinition:
         self.rate: Rate | None = None
         self._app = app
         self._route = route
-        self._source_urls: list[str] = []
-        self._bulk: set[int] = set()
+        self._lanes: dict[str, str] = {}
+        """The lane of each source, by its URL."""
         self._sink_url: str | None = None
         self._handler: Callable[..., Any] | None = None
         self._decode: Callable[[bytes], Any] | None = None
@@ -61,29 +61,24 @@ class PipelineDefinition:
         self._lookup: Callable[[str], Any] | None = None
 
     @property
-    def source_urls(self) -> Sequence[str]:
-        return tuple(self._source_urls)
-
-    @property
     def bulk(self) -> frozenset[int]:
         """Indexes of the sources that give way to the others; empty if all are bulk."""
-        return frozenset(self._bulk) if len(self._bulk) < len(self._source_urls) else frozenset()
+        found = frozenset(n for n, lane in enumerate(self._lanes.values()) if lane == "bulk")
+        return found if len(found) < len(self._lanes) else frozenset()
 
     def source(self, url: str, *, lane: str = "live") -> Self:
         """Add a source. Messages of the bulk lane give way to live ones, but never starve."""
         if lane not in LANES:
             raise SettingsError(f"lane={lane!r} is not known; write one of {', '.join(LANES)}")
         self._app._address(url, self.name)
-        if url in self._source_urls:
+        if url in self._lanes:
             raise SettingsError(f"pipeline {self.name!r} has the source {redacted(url)} already; name it once")
-        if lane == "bulk":
-            self._bulk.add(len(self._source_urls))
-        self._source_urls.append(url)
+        self._lanes[url] = lane
         return self
 
     def source_for(self, lane: str | None) -> str:
         """Return the URL of the first source, or of the first one in a lane."""
-        urls = [url for n, url in enumerate(self._source_urls) if lane is None or (n in self._bulk) == (lane == "bulk")]
+        urls = [url for url, its_lane in self._lanes.items() if lane in (None, its_lane)]
         if not urls:
             what = "no source" if lane is None else f"no source in the lane {lane!r}"
             option = "" if lane is None else f', lane="{lane}"'
@@ -173,11 +168,7 @@ class App:
         check_limits(retry, debounce, rate)
         route = FunctionRoute(read) if read is not None else FieldRoute(Fields(key or "", version, deleted or {}))
         if retry is not None:
-            given: PipelineOptions = {
-                "attempts_max": retry.attempts,
-                "backoff": retry.backoff,
-                "backoff_max": retry.max,
-            }
+            given = PipelineOptions(attempts_max=retry.attempts, backoff=retry.backoff, backoff_max=retry.max)
             options = {**given, **options}
         definition = PipelineDefinition(self, name, route, settings_from(options))
         definition.debounce, definition.rate = debounce, rate
@@ -286,8 +277,9 @@ class App:
             await (lazy.open() if journal_store is None else lazy.try_to_open())
             part = lazy.part if journal_store is not None else _itself
             await stack.enter_async_context(sink)
+            loses = ledger if isinstance(ledger, LosesWrites) else None
             sources = []
-            for url in definition.source_urls:
+            for url in definition._lanes:
                 source = adapters.connect_source(self._address(url, name))
                 await stack.enter_async_context(source)
                 definition.settings.check_visibility(source.visibility_s, redacted(url))
@@ -306,7 +298,7 @@ class App:
                 settings=definition.settings,
                 owner=owner,
                 observers=self.observers,
-                reporters=[_history(definition.settings, owner, ledger)] if work else [],
+                reporters=[HistoryRecorder(owner, keeps=definition.settings.history, ledger=loses)] if work else [],
                 refetch=definition._refetch,
                 lookup=definition._lookup,
                 connect_heartbeat=self._connect_heartbeat(name, policy) if work else None,
@@ -372,11 +364,7 @@ class App:
         """Return a function that opens a second connection to the ledger; None for a memory ledger, which has one."""
         if self.ledger_url.startswith("memory:"):
             return None
-
-        def connect() -> Ledger:
-            return adapters.connect_ledger(Address(self.ledger_url, name, {}), policy)
-
-        return connect
+        return lambda: adapters.connect_ledger(Address(self.ledger_url, name, {}), policy)
 
     def _listen(self, stack: AsyncExitStack) -> None:
         loop = asyncio.get_running_loop()
@@ -402,10 +390,6 @@ class App:
             known = ", ".join(self.pipelines) or "none"
             raise SettingsError(f"no pipeline is called {name!r}; this app has: {known}")
         return self.pipelines[name]
-
-
-def _history(settings: Settings, owner: str, ledger: Ledger) -> HistoryRecorder:
-    return HistoryRecorder(owner, keeps=settings.history, ledger=ledger if isinstance(ledger, LosesWrites) else None)
 
 
 def _itself(role: T) -> T:

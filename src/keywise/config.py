@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from keywise.app import App, PipelineDefinition
+from keywise.app import App
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.core.limits import Debounce, Rate
 from keywise.core.settings import unknown_setting
@@ -28,7 +28,6 @@ TABLES = {
 """Words whose value is a table: what becomes of it, and what to write."""
 FUNCTIONS = ("read", "apply", "refetch", "lookup")
 WORDS = {"sources", "sink", *PIPELINE_WORDS, *FUNCTIONS, *PipelineOptions.__annotations__}
-SOURCES = 'sources = ["sqlite:///shop.db"]'
 
 
 def load(path: str | os.PathLike[str]) -> App:
@@ -49,10 +48,13 @@ def load(path: str | os.PathLike[str]) -> App:
     return app
 
 
-def _define(app: App, name: str, table: Mapping[str, Any], folder: Path) -> PipelineDefinition:
+def _define(app: App, name: str, table: Mapping[str, Any], folder: Path) -> None:
     """Say to the app what the table says."""
     _check_words(table, WORDS)
-    sources = [_source(entry) for entry in _list_of_sources(table)]
+    entries = table.get("sources", [])
+    if not isinstance(entries, list):
+        raise SettingsError('sources is no list; write sources = ["sqlite:///shop.db"]')
+    sources = [_source(entry) for entry in entries]
     functions = {word: _function(word, table[word], folder) for word in FUNCTIONS if word in table}
     made = {word: _made(word, table[word]) for word in TABLES if word in table}
     rest = {word: value for word, value in table.items() if word not in {"sources", "sink", *FUNCTIONS, *TABLES}}
@@ -61,20 +63,9 @@ def _define(app: App, name: str, table: Mapping[str, Any], folder: Path) -> Pipe
         pipeline.source(url, **options)
     if "sink" in table:
         pipeline.sink(_url("sink", table["sink"]))
-    if "apply" in functions:
-        pipeline.apply(functions["apply"])
-    if "refetch" in functions:
-        pipeline.refetch(functions["refetch"])
-    if "lookup" in functions:
-        pipeline.lookup(functions["lookup"])
-    return pipeline
-
-
-def _list_of_sources(table: Mapping[str, Any]) -> list[Any]:
-    entries = table.get("sources", [])
-    if not isinstance(entries, list):
-        raise SettingsError(f"sources is no list; write {SOURCES}")
-    return entries
+    for decorate in (pipeline.apply, pipeline.refetch, pipeline.lookup):
+        if decorate.__name__ in functions:
+            decorate(functions[decorate.__name__])
 
 
 def _source(entry: Any) -> tuple[str, dict[str, Any]]:

@@ -60,11 +60,8 @@ PIPELINE_WORDS = ("key", "version", "deleted", "read", "retry", "debounce", "rat
 
 def check_types(key: object, version: object, deleted: object) -> None:
     """People without a type checker get an answer too."""
-    if (
-        not isinstance(key, str | None)
-        or not isinstance(version, str | None)
-        or not isinstance(deleted, Mapping | None)
-    ):
+    are_fields = isinstance(key, str | None) and isinstance(version, str | None)
+    if not are_fields or not isinstance(deleted, Mapping | None):
         raise SettingsError("key= and version= name fields; deleted= maps a field to the values that mean a deletion")
 
 

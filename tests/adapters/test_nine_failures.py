@@ -1,4 +1,4 @@
-"""Nine failures that other systems shipped, each played against every ledger; docs/nine-failures.md tells them.
+"""Nine failures that other systems shipped, each played against every ledger; docs/nine-failures.md describes them.
 
 A ledger joins by its factory in the benches. Whether each test can fail is in test_nine_failures_can_fail.py.
 """
@@ -142,7 +142,7 @@ def test_3_an_owner_whose_lease_lapsed_can_not_act_as_the_owner(make, grade):
             await shop.until(lambda: awake.reached, "the second owner has written, and has not committed")
             second = await shop.entry()
             asleep.open()
-            await shop.until(lambda: w1.told(events.ClaimLost), "the first owner hears that it is none")
+            await shop.until(lambda: w1.reported(events.ClaimLost), "the first owner hears that it is none")
             third = await shop.entry()
             assert (third.mark, third.token) == (None, second.token), "the key is still the second owner's"
             awake.open()
@@ -155,7 +155,7 @@ def test_3_an_owner_whose_lease_lapsed_can_not_act_as_the_owner(make, grade):
                     "wrong, and known to be"
                 )
                 shop.advance(200.0)
-                await shop.until(lambda: w1.told(events.Repaired) or w2.told(events.Repaired), "it is repaired")
+                await shop.until(lambda: w1.reported(events.Repaired) or w2.reported(events.Repaired), "it is repaired")
                 assert (shop.versions, (await shop.entry()).suspicions) == ({"a": 2}, 0)
 
     play(make, story, grade)
@@ -209,7 +209,7 @@ def test_5_a_dead_owner_freezes_no_key(make):
         shop.queue_clock.advance(VISIBILITY_S + 1)
         async with w2:
             await shop.send(("c", 1))
-            await shop.until(lambda: w2.told(events.Refused), "the key is refused while its owner may live")
+            await shop.until(lambda: w2.reported(events.Refused), "the key is refused while its owner may live")
             await shop.until(lambda: shop.versions == {"c": 1}, "other keys go on")
             shop.advance(LEASE_S + 1)
             await shop.until_empty()
@@ -276,9 +276,11 @@ def test_7_a_retry_collides_with_nothing(make):
         async with w1, w2:
             await shop.send(("same", 1), ("newer", 1), queue="w1")
             await shop.until(lambda: sorted(failed) == ["newer", "same"], "both wait for their second try")
-            await shop.until(lambda: w1.told(events.Failed, "same") and w1.told(events.Failed, "newer"), "as told")
+            await shop.until(
+                lambda: w1.reported(events.Failed, "same") and w1.reported(events.Failed, "newer"), "both fail"
+            )
             await shop.send(("same", 1), ("newer", 2), queue="w2")
-            await shop.until(lambda: w2.told(events.Refused, "same") or not shop.left("w2"), "its twin is heard")
+            await shop.until(lambda: w2.reported(events.Refused, "same") or not shop.left("w2"), "its twin is heard")
             await shop.until(lambda: shop.written == [("newer", 2)], "what is newer does not wait for a retry")
             await shop.send(("same", 1), queue="w1")
             shop.advance(301.0)

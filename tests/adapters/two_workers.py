@@ -181,8 +181,8 @@ class Worker:
         """How many deliveries it holds."""
         return len(self._consumer._lanes)
 
-    def told(self, kind: type[Event], key: str = "a") -> list[Any]:
-        """What it told of a key."""
+    def reported(self, kind: type[Event], key: str = "a") -> list[Any]:
+        """The events of this kind that it reported about a key."""
         return [event for event in self.events if isinstance(event, kind) and event.key == key]
 
     def advance(self, seconds: float) -> None:

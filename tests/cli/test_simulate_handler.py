@@ -1,4 +1,4 @@
-"""`keywise simulate shop:app` runs the handler of an app under faults, and tells a story and how to see it again."""
+"""`keywise simulate shop:app` runs the handler of an app under faults, and prints a story and how to see it again."""
 
 from pathlib import Path
 
@@ -68,15 +68,15 @@ def test_an_idempotent_handler_passes(folder):
 def test_scripts_get_the_findings_and_the_command(folder):
     answer = folder.keywise("simulate", "shop:app", "--seeds", "30", "--json")
     assert answer.status == 1
-    told = answer.json
-    first = told["findings"][0]
-    assert told["ok"] is False
-    assert told["replay"] == f"keywise simulate shop:app --seed {first['seed']}"
+    result = answer.json
+    first = result["findings"][0]
+    assert result["ok"] is False
+    assert result["replay"] == f"keywise simulate shop:app --seed {first['seed']}"
     assert first["differences"][0]["wanted"] == "97"
     assert len(first["story"]) > 3
     folder.write("shop.py", IDEMPOTENT)
-    told = folder.keywise("simulate", "shop:app", "--seeds", "3", "--json").json
-    assert (told["ok"], told["findings"], told["replay"], told["seeds"]) == (True, [], None, 3)
+    result = folder.keywise("simulate", "shop:app", "--seeds", "3", "--json").json
+    assert (result["ok"], result["findings"], result["replay"], result["seeds"]) == (True, [], None, 3)
 
 
 def test_every_run_begins_with_the_memory_of_a_fresh_process(folder):
@@ -101,7 +101,7 @@ def test_messages_and_functions_are_named_by_options(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "told"),
+    ("arguments", "status", "error"),
     [
         (("--seed", "3"), 2, "need an APP"),
         (("shop:app", "--serial"), 2, "without --serial, --replay"),
@@ -113,7 +113,7 @@ def test_messages_and_functions_are_named_by_options(folder):
         (("nowhere:app",), 2, "no module is called 'nowhere'"),
     ],
 )
-def test_wrong_usage_is_told_with_what_to_write(folder, arguments, status, told):
+def test_wrong_usage_is_reported_with_what_to_write(folder, arguments, status, error):
     answer = folder.keywise("simulate", *arguments)
     assert (answer.status, answer.out) == (status, "")
-    assert told in answer.err
+    assert error in answer.err

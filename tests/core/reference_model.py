@@ -51,7 +51,7 @@ class SecondBook:
             "a retry is not due"
         )
         if before and tried and before.attempts and header.order < tried:
-            assert self.key.now >= before.updated_at + REDELIVERY_S, "changes that fail do not take turns"
+            assert self.key.now >= before.tried_at + REDELIVERY_S, "changes that fail do not take turns"
         self._check_doubts(header.order, doubts, suspect, took_over=before is not None and before.token != 0)
         self._check_crashes(answer, owner, before, isolated)
         # With the newest of them the others are dropped too: the key is suspect, and that covers them all.

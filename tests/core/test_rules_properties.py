@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE
@@ -125,6 +125,16 @@ class History:
 
 @pytest.mark.parametrize("policy", [PLAIN, SAFE], ids=["plain", "safe"])
 @settings(max_examples=300)
+@example(
+    steps=[
+        ("work", 3, "w1", False, False, "vanish"),
+        ("work", 3, "w1", False, False, "vanish"),
+        ("work", 4, "w1", False, False, "ended"),
+        ("prune",),
+        ("echo", 0, "commit", False),
+        ("work", 3, "w1", False, False, "vanish"),
+    ]
+)
 @given(steps=st.lists(STEPS, min_size=5, max_size=40))
 def test_every_history_of_a_key_keeps_the_invariants(policy: LedgerPolicy, steps: list[tuple[Any, ...]]):
     """The mark never falls, a grant is above it, nobody holds a key twice, and a doubt defers what is older."""

@@ -12,6 +12,7 @@ from docs.pages import ROOT, Page, make_targets, page, pages
 from docs.tree import drawing
 from keywise.cli import app as command_line
 from keywise.core import errors, events
+from keywise.core.entry import Entry, RefusalReason
 from keywise.core.settings import SerialSettings, Settings, public_name
 from keywise.observe import history
 from mutants import MUTANTS
@@ -161,6 +162,23 @@ def names_in(source: str) -> set[str]:
     return {name for pair in known.findall(source) for name in pair}
 
 
+def change_faults(text: str) -> list[str]:
+    """Files and tests that a page names and that are not there. A file without a folder is anywhere in the project."""
+    quoted = " ".join(word for line in text.splitlines() for word in re.findall(r"`([^`]+)`", line))
+    paths = re.findall(r"(?<![\w./<>-])(?:[\w.-]+/)*[\w-]+\.(?:py|sql|md|txt|toml)\b|(?<![\w./])tests/[\w/]+", quoted)
+    found = [path for path in dict.fromkeys(paths) if not (ROOT / path).exists() and not _is_ours(path)]
+    tests = "\n".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    names = dict.fromkeys(re.findall(r"(?<![\w/])test_\w+(?!\.py|\w)", quoted))
+    missing = [name for name in names if f"def {name}(" not in tests]
+    return [f"there is no {name}" for name in (*found, *missing)]
+
+
+def _is_ours(path: str) -> bool:
+    source = ROOT / "src/keywise"
+    anywhere = "/" not in path and (any(source.rglob(path)) or any((ROOT / "tests").rglob(path)))
+    return anywhere or (source / path).exists()
+
+
 def link_faults(one: Page) -> list[str]:
     found = []
     for number, line in one.prose():
@@ -243,6 +261,28 @@ def test_the_places_of_the_rules_exist():
         "rule 2: the file before it does not define Lanes.rake"
     ]
     assert "rule 2: there is no flow/planes.py" in place_faults(text.replace("`flow/lanes.py`", "`flow/planes.py`"))
+
+
+def test_every_reason_of_a_refusal_is_explained():
+    named = {reason for row in rows(sections(page("docs/architecture.md").text)["The protocol"]) for reason in row[:1]}
+    explained = {reason.strip("| ") for reasons in named for reason in reasons.split(", ")}
+    assert set(RefusalReason) <= explained, f"missing: {', '.join(sorted(set(RefusalReason) - explained))}"
+
+
+def test_every_field_of_an_entry_is_explained():
+    named = {name for row in rows(sections(page("docs/architecture.md").text)["The protocol"]) for name in row[:1]}
+    explained = {name for names in named for name in re.findall(r"`(\w+)`", names)}
+    fields_of_entry = set(Entry.__struct_fields__)
+    assert fields_of_entry <= explained, f"missing: {', '.join(sorted(fields_of_entry - explained))}"
+
+
+def test_how_to_change_the_code_names_files_and_tests_that_exist():
+    text = page("docs/how-to/change-the-code.md").text
+    expect_none(change_faults(text))
+    assert change_faults("`core/planes.py` and `tests/core` fail `test_nothing_of_the_kind`") == [
+        "there is no core/planes.py",
+        "there is no test_nothing_of_the_kind",
+    ]
 
 
 def test_the_tree_on_the_page_is_the_tree_of_the_code():

@@ -165,7 +165,7 @@ def test_a_change_whose_last_outcome_is_unknown_becomes_a_dead_letter_after_the_
 
     rig.sink.behaviour = lose_the_answer
     rig.run(page("a", 1))
-    assert [letter.cause for letter in rig.letters] == ["the outcome of the last of 2 tries is unknown"]
+    assert [letter.cause for letter in rig.letters] == ["the outcome of the last of 2 attempts is unknown"]
     assert len(rig.sink.tries) == 2
     assert rig.entry("a").suspicions > 0
 

@@ -86,7 +86,7 @@ def test_lines_have_the_time_of_the_store_when_they_happened():
     [
         (
             events.Failed(pipeline="p", key="a", version=2, cause="no\0\udcff", attempts=3, retry_s=1.25),
-            ("failed", "a", 2, "try 3, again in 1.25 s: no\\x00\\udcff"),
+            ("failed", "a", 2, "attempt 3, again in 1.25 s: no\\x00\\udcff"),
         ),
         (events.DeadLettered(pipeline="p", key="a", version=2, cause="bad"), ("dead letter", "a", 2, "bad")),
         (events.TookOver(pipeline="p", key="a", version=2, crashes=0), ("taken over", "a", 2, "")),

@@ -153,7 +153,7 @@ def test_the_last_warnings_are_kept_and_equal_ones_are_told_once(run):
     sight = run.look()
     assert [(notice.event.key, notice.times) for notice in sight.warnings] == [("b", 1), ("c", 1), ("d", 2)]
     assert (sight.warnings[-1].event.attempts, sight.now - sight.warnings[-1].at) == (2, 0.0)
-    assert (len(sight.warnings), sight.failed_tries) == (NOTICES_MAX, 5)
+    assert (len(sight.warnings), sight.failed_attempts) == (NOTICES_MAX, 5)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_the_last_warnings_are_kept_and_equal_ones_are_told_once(run):
 def test_what_goes_wrong_is_a_warning_and_no_failed_try(run, event):
     run.view(event)
     assert [notice.event for notice in run.look().warnings] == [event]
-    assert run.look().failed_tries == 0
+    assert run.look().failed_attempts == 0
 
 
 def test_an_alarm_is_no_warning_and_warnings_do_not_push_it_out(run):

@@ -30,15 +30,16 @@ class Road:
         self.there.advance(ahead_s)
         self.source = MemoryLedger(MemoryDatabase(clock=self.clock), "pages", policy)
         self.target = MemoryLedger(MemoryDatabase(clock=self.there), "pages", policy)
-        self.told: list[tuple[str, int]] = []
+        self.reported: list[tuple[str, int]] = []
         self.meanwhile: Callable[[str], None] = lambda what: None
 
     @property
     def move(self) -> LedgerCopy:
-        return LedgerCopy("pages", LedgerHandle("old://", self.source), LedgerHandle("new://", self.target), self._tell)
+        old, new = LedgerHandle("old://", self.source), LedgerHandle("new://", self.target)
+        return LedgerCopy("pages", old, new, self._report)
 
-    def _tell(self, what: str, done: int) -> None:
-        self.told.append((what, done))
+    def _report(self, what: str, done: int) -> None:
+        self.reported.append((what, done))
         self.meanwhile(what)
 
     async def fill(self) -> None:

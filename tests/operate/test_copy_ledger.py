@@ -37,7 +37,7 @@ def test_everything_is_there_after_a_copy_and_the_pipeline_stays_paused():
         assert (await road.target.claim([ChangeHeader("new", order_of(1))], TERMS)).granted == []
 
     run(main())
-    assert {what for what, _ in road.told} == {"copying", "checking the copy", "checking the original"}
+    assert {what for what, _ in road.reported} == {"copying", "checking the copy", "checking the original"}
 
 
 def test_both_histories_say_who_copied_and_why():
@@ -199,7 +199,7 @@ def test_the_same_content_is_not_copied_again(ahead_s):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "difference"),
     [
         (TransferPage(entries=[("more", Entry(order_of(1)))]), "15 keys instead of 14"),
         (TransferPage(entries=[("a", Entry(order_of(99)))]), "14 keys, and some of them are different"),
@@ -207,7 +207,7 @@ def test_the_same_content_is_not_copied_again(ahead_s):
         (TransferPage(records=[HistoryRecord(1.0, "stale")]), "6 lines of history instead of 5"),
     ],
 )
-def test_what_the_target_holds_besides_is_told_and_replaced_only_while_nobody_uses_it(change, told):
+def test_what_the_target_holds_besides_is_reported_and_replaced_only_while_it_is_unused(change, difference):
     road = Road()
 
     async def main() -> None:
@@ -215,7 +215,7 @@ def test_what_the_target_holds_besides_is_told_and_replaced_only_while_nobody_us
         await road.copy()
         await road.target.transfer.add(change)
         plan = await road.move.plan()
-        assert (plan.found, plan.difference) == (TargetState.OTHER, told)
+        assert (plan.found, plan.difference) == (TargetState.OTHER, difference)
         await road.move.check_replaceable()
         await road.target.control_store.resume(EVERYTHING, True)
         with pytest.raises(AdminError, match="is not paused in new://, so it may be in use"):
@@ -242,7 +242,7 @@ def test_a_target_with_nothing_but_a_pause_holds_something():
     assert run(main()).difference == "0 keys instead of 14"
 
 
-def test_a_tally_tells_what_there_is_whatever_the_order():
+def test_a_checksum_does_not_depend_on_the_order():
     one, other, third = Checksum(), Checksum(), Checksum()
     for thing in ("a", "b", "b"):
         one.add(thing, 1)
@@ -255,7 +255,7 @@ def test_a_tally_tells_what_there_is_whatever_the_order():
 
 
 def test_the_order_of_lines_counts_and_that_of_letters_does_not():
-    """Letters are told by when they were buried, and each says so."""
+    """Each dead letter carries the time at which it was stored, so its place in a page does not matter."""
     letters, lines = (
         [(1.0, DeadLetter("one", b"")), (2.0, DeadLetter("two", b""))],
         [HistoryRecord(1.0, "one"), HistoryRecord(1.0, "two")],

@@ -41,12 +41,17 @@ ASKING = """
             Again(Again)
     end end, Loop(Loop).
 """
+# A queue that has just been declared, or whose broker has just started, may have no leader for a moment.
 MESSAGES = """
     Call = fun(Module, Function, Given) -> rpc:call(NODE, Module, Function, Given) end,
     Count = fun(Queue) -> case Call(amqqueue, get_type, [Queue]) of
         rabbit_quorum_queue ->
             Leader = Call(amqqueue, get_pid, [Queue]),
-            {ok, {_, Total}, _} = Call(ra, leader_query, [Leader, fun rabbit_fifo:query_messages_total/1]), Total;
+            Ask = fun Again(Left) -> case Call(ra, leader_query, [Leader, fun rabbit_fifo:query_messages_total/1]) of
+                {ok, {_, Total}, _} -> Total;
+                _ when Left > 0 -> timer:sleep(100), Again(Left - 1)
+            end end,
+            Ask(100);
         _ -> [{messages, Total}] = Call(rabbit_amqqueue, info, [Queue, [messages]]), Total
     end end,
     Names = fun(Queue) -> {resource, _, queue, Name} = Call(amqqueue, get_name, [Queue]), Name end,

@@ -1,4 +1,4 @@
-"""What is told without any fault, what a seed repeats, and which samples prove nothing."""
+"""What is reported without any fault, what a seed repeats, and which samples prove nothing."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ def shop() -> Shop:
 # Without any fault.
 
 
-def test_a_handler_that_raises_without_any_fault_is_told_first(shop):
+def test_a_handler_that_raises_without_any_fault_is_reported_first(shop):
     def handler(change: Change[dict]) -> None:
         shop.stored[change.key] = change.value["price"]
 
@@ -31,7 +31,7 @@ def test_a_handler_that_raises_without_any_fault_is_told_first(shop):
     assert str(report).splitlines()[-1].startswith("Without any fault: the handler raises")
 
 
-def test_a_handler_that_uses_the_network_is_told_what_to_do(shop):
+def test_a_handler_that_uses_the_network_gets_advice(shop):
     async def handler(change: Change[dict]) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", 9)
         writer.close()
@@ -66,8 +66,8 @@ def test_a_handler_that_ends_its_process_is_a_dead_letter_too(shop):
 # Seeds and samples.
 
 
-def test_a_seed_tells_the_same_story_each_time():
-    def told() -> str:
+def test_a_seed_prints_the_same_story_each_time():
+    def printed() -> str:
         shop = Shop(version=None)
 
         async def handler(change: Change[dict]) -> None:
@@ -75,13 +75,13 @@ def test_a_seed_tells_the_same_story_each_time():
 
         return str(shop.simulate(handler, seeds=[1, 2, 3, 4, 5]))
 
-    first = told()
+    first = printed()
     random.random()
-    assert told() == first
+    assert printed() == first
     assert "Seed" in first
 
 
-def test_one_seed_alone_tells_what_it_told_among_others():
+def test_one_seed_alone_finds_what_it_found_among_others():
     shop = Shop(version=None)
 
     def handler(change: Change[dict]) -> None:
@@ -111,7 +111,7 @@ def test_messages_come_in_the_order_of_their_versions_without_faults(shop):
 
 
 @pytest.mark.parametrize(
-    ("messages", "told"),
+    ("messages", "error"),
     [
         ([], "there is no message"),
         ([{"id": "a", "v": 1}] * 201, "201 messages are too many"),
@@ -119,25 +119,25 @@ def test_messages_come_in_the_order_of_their_versions_without_faults(shop):
         ([{"id": "a", "v": 1}, {"v": 2}], "message 2 cannot be read by pipeline 'stock'"),
     ],
 )
-def test_samples_that_prove_nothing_are_refused(shop, messages, told):
+def test_samples_that_prove_nothing_are_refused(shop, messages, error):
     def handler(change: Change[dict]) -> None:
         shop.write(change)
 
-    with pytest.raises(SettingsError, match=told):
+    with pytest.raises(SettingsError, match=error):
         shop.simulate(handler, messages=messages)
 
 
-def test_what_is_missing_is_told(shop):
+def test_what_is_missing_is_reported(shop):
     def handler(change: Change[dict]) -> None:
         shop.write(change)
 
-    for options, told in (
+    for options, error in (
         ({"state": None}, "give state="),
         ({"reset": None}, "give reset="),
         ({"pipeline": "nobody"}, "no pipeline is called 'nobody'"),
         ({"state": lambda connection: 1}, "asks for no Transaction"),
     ):
-        with pytest.raises(SettingsError, match=told):
+        with pytest.raises(SettingsError, match=error):
             Shop().simulate(handler, **options)
     with pytest.raises(SettingsError, match="this app has none"):
         simulate(shop.app)

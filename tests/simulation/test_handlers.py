@@ -155,9 +155,9 @@ def test_a_handler_that_adds_once_per_key_is_caught_when_a_worker_dies_after_it(
         assert finding.advice.startswith("The handler ran more than once for one change.")
         runs = [line for line in finding.story if "runs the handler for the change" in line]
         assert len(runs) > 1, finding
-    told = "\n".join(map(str, report.findings))
+    printed = "\n".join(map(str, report.findings))
     for why in ("dies after the handler has run", "stops for", "the answer of its last call is lost"):
-        assert why in told
+        assert why in printed
 
 
 def test_a_handler_that_appends_is_caught(shop):
@@ -179,8 +179,8 @@ def test_a_handler_that_remembers_what_it_has_seen_is_caught_without_any_fault(s
 
     [finding] = shop.simulate(handler).findings
     assert finding.seed is None
-    assert "something else the second time" in finding.what
-    assert "remembers something between calls" in finding.advice
+    assert "another state in a second run" in finding.what
+    assert "keeps state between calls" in finding.advice
 
 
 @pytest.mark.parametrize("remembers", ["the first value", "what it has seen", "what is left to write"])
@@ -232,7 +232,7 @@ def test_a_late_write_is_caught_if_it_is_asked_for_and_a_store_that_compares_tok
 
     report = shop.simulate(handler, zombies=True, seeds=range(40, 90))
     assert not report
-    assert "long after its claim had ended" in report.findings[0].advice
+    assert "long after its claim had expired" in report.findings[0].advice
     fenced = Shop()
 
     def fencing(change: Change[dict], claim: Claim) -> None:

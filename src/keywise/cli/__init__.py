@@ -34,13 +34,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, send, status, why, pause, resume, reset, force, remove, repair, reconcile, prune):
+for command in (run, send, status, why, pause, resume, reset, force, remove, repair, reconcile, prune, simulate):
     app.command()(command)
-app.add_typer(dead, name="dead")
-app.add_typer(ledger, name="ledger")
-app.add_typer(serial, name="serial")
-app.add_typer(check, name="check")
-app.command()(simulate)
+for name, group in {"dead": dead, "ledger": ledger, "serial": serial, "check": check}.items():
+    app.add_typer(group, name=name)
 
 
 def main() -> None:

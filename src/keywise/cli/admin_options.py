@@ -17,9 +17,8 @@ from keywise.app import App
 from keywise.cli.app_loader import AppOption, JsonOption, choose_pipelines, load, warn_if_in_memory
 from keywise.cli.commands.run import leave
 from keywise.cli.options import parse_duration, require_storable
-from keywise.cli.output import ask_yes_no, fail, plain, print_error, progress, refuse
+from keywise.cli.output import fail, plain, print_error, progress, refuse
 from keywise.core.errors import KeywiseError
-from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, PipelineAdmin
 from keywise.operate.waiting import AdminClaimer, WaitBudget, running_heartbeat
 
@@ -60,7 +59,10 @@ def perform(options: AdminOptions, act: Act[T], wait: str | None = WAIT_DEFAULT)
     `wait` is how long to wait for a key; None: as long as a claim can last.
     """
     loaded = load(options.app)
-    name = require_one_pipeline(loaded, options.pipeline)
+    name, *others = choose_pipelines(loaded, [options.pipeline])
+    if others:
+        known = ", ".join([name, *others])
+        refuse(f"this app has more than one pipeline; say which with --pipeline: {known}")
     wait_s = None if wait is None else parse_duration(wait, "--wait")
     warn_if_in_memory(loaded)
     try:
@@ -73,19 +75,15 @@ def perform(options: AdminOptions, act: Act[T], wait: str | None = WAIT_DEFAULT)
 
 async def _perform(app: App, name: str, note: AuditNote, wait_s: float | None, act: Act[T]) -> T:
     with showing_wait() as show_wait:
-        async with app.open(name) as pipeline:
+        async with app.open(name) as pipeline, running_heartbeat(pipeline) as heartbeat:
             # The command itself prints what happens and records it as the operator's action. It never writes
             # without the ledger.
             pipeline.observers, pipeline.reporters, pipeline.journal_store = (), (), None
-            async with running_heartbeat(pipeline) as heartbeat:
-                claimer = AdminClaimer(pipeline, _wait_budget(pipeline, wait_s, show_wait), heartbeat)
-                return await act(PipelineAdmin(pipeline, note, claimer))
-
-
-def _wait_budget(pipeline: OpenPipeline, wait_s: float | None, report: Callable[[str], None]) -> WaitBudget:
-    if wait_s is None:
-        return WaitBudget(pipeline, pipeline.settings.runtime_max_s + pipeline.settings.lease_s, report)
-    return WaitBudget(pipeline, wait_s, report, "wait longer with --wait")
+            if wait_s is None:
+                budget = WaitBudget(pipeline, pipeline.settings.runtime_max_s + pipeline.settings.lease_s, show_wait)
+            else:
+                budget = WaitBudget(pipeline, wait_s, show_wait, "wait longer with --wait")
+            return await act(PipelineAdmin(pipeline, note, AdminClaimer(pipeline, budget, heartbeat)))
 
 
 def audit_note(who: str, why: str = "") -> AuditNote:
@@ -102,21 +100,15 @@ def _user() -> str:
         return f"uid {os.getuid()}"
 
 
-def require_one_pipeline(app: App, name: str | None) -> str:
-    """Return the chosen pipeline; exit with status 2 if the app has several and none is named."""
-    names = choose_pipelines(app, [name])
-    if len(names) > 1:
-        refuse(f"this app has more than one pipeline; say which with --pipeline: {', '.join(names)}")
-    return names[0]
-
-
 def confirm(question: str, *, yes: bool) -> None:
     """Continue only after the user has answered yes; without a terminal, --yes is required."""
     if yes:
         return
     if not sys.stdin.isatty():
         refuse(f"{question} There is no terminal to ask on, so nothing was done; pass --yes")
-    if not ask_yes_no(plain(question)):
+    # On stderr, because stdout is for results; no answer means no.
+    print(f"{plain(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         fail("nothing was done")
 
 

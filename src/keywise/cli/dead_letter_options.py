@@ -1,7 +1,6 @@
 """Selection of dead letters for a command: by number, by time, by cause, or all of them."""
 
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -29,8 +28,8 @@ class FoundLetter(msgspec.Struct):
     letter: DeadLetter
 
 
-def _moment(option: str) -> Callable[[str], float]:
-    """Return a parser of times: a duration is a time in the past; a time without a zone is UTC, as in all output."""
+def _time_option(name: str, meaning: str) -> Any:
+    """Return an option for a time: a duration is a time in the past; a time without a zone is UTC, as in all output."""
 
     def parse(text: str) -> float:
         try:
@@ -40,28 +39,18 @@ def _moment(option: str) -> Callable[[str], float]:
         try:
             moment = datetime.fromisoformat(text.removesuffix(" UTC"))
         except ValueError:
-            refuse(f"{option}: {text!r} is no time; write 90m for 90 minutes ago, 2d, or 2026-01-31T12:00")
+            refuse(f"{name}: {text!r} is no time; write 90m for 90 minutes ago, 2d, or 2026-01-31T12:00")
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
-    return parse
+    return typer.Option(parser=parse, metavar="TIME", help=f"{meaning}: 2h for 2 h ago, or 2026-01-31T12:00.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
     """The letters to select; times are those of the wall clock."""
 
-    since: Annotated[
-        float | None,
-        typer.Option(
-            parser=_moment("--since"), metavar="TIME", help="Set aside since: 2h for 2 h ago, or 2026-01-31T12:00."
-        ),
-    ] = None
-    until: Annotated[
-        float | None,
-        typer.Option(
-            parser=_moment("--until"), metavar="TIME", help="Set aside before: 2h for 2 h ago, or 2026-01-31T12:00."
-        ),
-    ] = None
+    since: Annotated[float | None, _time_option("--since", "Set aside since")] = None
+    until: Annotated[float | None, _time_option("--until", "Set aside before")] = None
     cause: Annotated[str, typer.Option(metavar="TEXT", help="Whose cause contains this text.")] = ""
 
     def __bool__(self) -> bool:
@@ -84,13 +73,12 @@ async def newest(pipeline: OpenPipeline, limit: int, selection: Filter) -> list[
 
 async def meant(pipelines: list[OpenPipeline], numbers: list[int], selection: Filter) -> list[FoundLetter]:
     """Return the letters with these numbers, or all selected ones if no number is given; the oldest first."""
-    found = await by_number(pipelines, numbers) if numbers else await _all(pipelines, selection)
+    if numbers:
+        found = await by_number(pipelines, numbers)
+    else:
+        counted = [(opened, (await opened.admin.counts()).dead) for opened in pipelines]
+        found = [one for opened, dead in counted if dead for one in await newest(opened, dead, selection)]
     return sorted(found, key=lambda one: one.number)
-
-
-async def _all(pipelines: Iterable[OpenPipeline], selection: Filter) -> list[FoundLetter]:
-    counted = [(opened, (await opened.admin.counts()).dead) for opened in pipelines]
-    return [one for opened, dead in counted if dead for one in await newest(opened, dead, selection)]
 
 
 async def by_number(pipelines: list[OpenPipeline], numbers: list[int]) -> list[FoundLetter]:

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from keywise.core.errors import KeywiseError, UnavailableError
@@ -44,10 +45,9 @@ def progress(*columns: ProgressColumn) -> Progress:
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print names, and what is known of each."""
-    made = _table(("name", "fact"), fold=("fact",))
-    made.show_header = False
+    made = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for name, fact in facts:
-        made.add_row(cell(name, "bold"), cell(fact))
+        made.add_row(cell(name), cell(fact))
     _print_table(made)
 
 
@@ -59,18 +59,13 @@ def print_table(
     fold: Collection[str] = (),
 ) -> None:
     """Print a table without rules; only the columns in `fold` may be wrapped to fit a terminal."""
-    made = _table(columns, numbers, fold)
-    for row in rows:
-        made.add_row(*(cell(f"{value:,}" if isinstance(value, int) else value) for value in row))
-    _print_table(made)
-
-
-def _table(columns: Iterable[str], numbers: Collection[str] = (), fold: Collection[str] = ()) -> Table:
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for column in columns:
         justify: Any = "right" if column in numbers else "left"
         made.add_column(column, justify=justify, no_wrap=column not in fold, overflow="fold")
-    return made
+    for row in rows:
+        made.add_row(*(cell(f"{value:,}" if isinstance(value, int) else value) for value in row))
+    _print_table(made)
 
 
 def _print_table(made: Table) -> None:
@@ -90,9 +85,17 @@ def cell(value: object, style: str = "") -> Text:
     return Text(plain(str(value)), style)
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document on stdout. It is ASCII, so any terminal and any encoding can show it."""
-    print(json.dumps(value, indent=2))
+def print_line(line: object, style: str = "") -> None:
+    """Print one line, with control characters escaped; a terminal folds it."""
+    screen().print(cell(line, style))
+
+
+def print_json(value: Any, *, moments: Collection[str] = ()) -> None:
+    """Print one JSON document on stdout. It is ASCII, so any terminal and any encoding can show it.
+
+    `moments` names the fields that hold times in seconds; they are printed as ISO 8601 text.
+    """
+    print(json.dumps(_with_iso_moments(msgspec.to_builtins(value), moments), indent=2))
 
 
 def print_result(fields: Any, text: str, *, json: bool) -> None:
@@ -119,12 +122,6 @@ def fail(message: str) -> NoReturn:
     """Print why the operation failed, and exit with status 1."""
     print_error(message)
     raise typer.Exit(1)
-
-
-def ask_yes_no(question: str) -> bool:
-    """Ask on stderr, because stdout is for results; no answer means no."""
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def plain(text: str) -> str:
@@ -154,13 +151,12 @@ def iso(at: float | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
-def with_iso_moments(document: Any, names: Collection[str]) -> Any:
-    """Return the document with the fields of these names converted from seconds to ISO 8601 text."""
+def _with_iso_moments(document: Any, names: Collection[str]) -> Any:
     if isinstance(document, list):
-        return [with_iso_moments(one, names) for one in document]
+        return [_with_iso_moments(one, names) for one in document]
     if not isinstance(document, dict):
         return document
-    return {name: iso(value) if name in names else with_iso_moments(value, names) for name, value in document.items()}
+    return {name: iso(value) if name in names else _with_iso_moments(value, names) for name, value in document.items()}
 
 
 def duration(span_s: float) -> str:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from keywise.cli.app_loader import choose_pipelines, import_place, load
-from keywise.cli.output import cell, fail, plain_lines, print_json, progress, refuse, screen
+from keywise.cli.output import fail, print_json, print_line, progress, refuse
 
 if TYPE_CHECKING:
     from keywise.testing.handlers.world import Trial
@@ -52,8 +52,8 @@ def simulate_handler(target: str, options: TrialOptions, seeds: Sequence[int], j
     if json:
         print_json(msgspec.to_builtins(report) | {"ok": not report.findings, "replay": again})
         raise typer.Exit(1 if report.findings else 0)
-    for line in plain_lines(str(report)).splitlines():
-        screen().print(cell(line))
+    for line in str(report).split("\n"):
+        print_line(line)
     if report.findings:
         fail(f"the store of pipeline {report.pipeline!r} does not end up right; see it again with: {again}")
 

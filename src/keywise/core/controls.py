@@ -83,7 +83,7 @@ PLAIN = Controls()
 
 
 @lru_cache(maxsize=16)
-def controls_of(text: str) -> Controls:
+def controls_of(text: str | bytes) -> Controls:
     """What `text_of` wrote. A ledger reads it in every batch, and it seldom changes."""
     return PLAIN if text == "{}" else msgspec.json.decode(text, type=Controls)
 

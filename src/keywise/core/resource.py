@@ -1,6 +1,7 @@
-"""What every adapter is: a resource that is opened and closed."""
+"""What every adapter is: a resource that is opened and closed, and may be shared."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol, Self
 
@@ -11,6 +12,27 @@ class AsyncResource(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *error: object) -> None: ...
+
+
+class UserCount:
+    """Counts the users of a resource that several adapters share: the first opens it, and the last closes it."""
+
+    def __init__(self, open_first: Callable[[], Awaitable[None]], close_last: Callable[[], Awaitable[None]]) -> None:
+        self._open_first, self._close_last = open_first, close_last
+        self._users = 0
+        self._changing = asyncio.Lock()
+
+    async def enter(self) -> None:
+        async with self._changing:
+            if self._users == 0:
+                await self._open_first()
+            self._users += 1
+
+    async def leave(self) -> None:
+        async with self._changing:
+            self._users -= 1
+            if self._users == 0:
+                await self._close_last()
 
 
 @asynccontextmanager

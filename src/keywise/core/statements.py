@@ -1,4 +1,4 @@
-"""SQL in files beside the code that runs it, and names in SQL that a user chose."""
+"""SQL in files beside the code that runs it, the version of our tables, and names in SQL that a user chose."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import msgspec
 
-from keywise.core.errors import SettingsError
+from keywise.core.errors import DatabaseError, SettingsError
 
 
 def read_sql(package: str, file: str) -> str:
@@ -27,6 +27,19 @@ def read_statements(module: str) -> dict[str, str]:
         assert title not in statements, f"{name}.sql has two statements named {title}"
         statements[title] = "\n".join(line for line in lines if not line.startswith("--")).strip().removesuffix(";")
     return statements
+
+
+def check_schema(found: object, known: int, name: str, kind: str) -> None:
+    """Refuse tables of another version of keywise in a database, or in another kind of place."""
+    if str(found) in map(str, range(1, known)):
+        raise DatabaseError(
+            f"{name} has tables of keywise 0.1 (schema {found}), which this version cannot read; finish the work there "
+            f"with keywise 0.1, then name another {kind}"
+        )
+    if str(found) != str(known):
+        raise DatabaseError(
+            f"{name} was written by a newer keywise: its schema is {found}, this one knows {known}; upgrade keywise"
+        )
 
 
 class UserTable(msgspec.Struct, frozen=True):

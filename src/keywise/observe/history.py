@@ -136,7 +136,7 @@ def _outcome(outcome: Outcome, header: ChangeHeader) -> HistoryFields:
 
 
 def _failed(event: events.Failed) -> HistoryFields:
-    detail = f"try {event.attempts}, again in {event.retry_s:.3g} s: {event.cause}"
+    detail = f"attempt {event.attempts}, again in {event.retry_s:.3g} s: {event.cause}"
     return "failed", event.key, event.version, storable(detail)
 
 

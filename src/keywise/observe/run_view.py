@@ -43,9 +43,6 @@ class Notice(msgspec.Struct):
     at: float
     times: int = 1
 
-    def is_same(self, event: events.Event) -> bool:
-        return type(event) is type(self.event) and _subject(event) == _subject(self.event)
-
 
 class PipelineView(msgspec.Struct, kw_only=True):
     """The figures of one pipeline. `View.look` returns copies, which do not change."""
@@ -68,7 +65,7 @@ class PipelineView(msgspec.Struct, kw_only=True):
     idle_s: float | None = None
     """How long ago the last change ended; None if none has ended yet."""
     outcomes: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    failed_tries: int = 0
+    failed_attempts: int = 0
     lanes: events.Waiting | None = None
     slowest: Sequence[SlowCall] = ()
     """The slowest first."""
@@ -171,14 +168,9 @@ class _Seen:
             case events.Alarmed():
                 _note(self._alarms, event, now)
             case _ if isinstance(event, _WARNINGS):
-                self._warn(event, now)
-
-    def _warn(self, event: events.Event, now: float) -> None:
-        if isinstance(event, events.Failed):
-            self._view.failed_tries += 1
-        if isinstance(event, events.LedgerDown):
-            self._view.ledger_down = event
-        _note(self._warnings, event, now)
+                view.failed_attempts += isinstance(event, events.Failed)
+                view.ledger_down = event if isinstance(event, events.LedgerDown) else view.ledger_down
+                _note(self._warnings, event, now)
 
     def _start(self, event: events.Started, now: float) -> None:
         view = self._view
@@ -227,7 +219,7 @@ def _floor_s(slow: dict[str, SlowCall]) -> float:
 
 def _note(notices: deque[Notice], event: events.Event, now: float) -> None:
     last = notices[-1] if notices else None
-    if last is not None and last.is_same(event):
+    if last is not None and _subject(last.event) == _subject(event):
         last.event, last.at, last.times = event, now, last.times + 1
     else:
         notices.append(Notice(event, now))
@@ -235,4 +227,4 @@ def _note(notices: deque[Notice], event: events.Event, now: float) -> None:
 
 def _subject(event: events.Event) -> tuple[object, ...]:
     fields = msgspec.structs.asdict(event)
-    return tuple(fields.get(name) for name in ("key", "what", "cause"))
+    return type(event), *(fields.get(name) for name in ("key", "what", "cause"))

@@ -197,13 +197,10 @@ class PipelineAdmin:
                 yield key, await self._repair(repairer, key)
             return
         seen: set[str] = set()
-        while True:
-            found = await self.pipeline.admin.suspects(SUSPECTS_PAGE + len(seen), 0.0)
-            fresh = [key for key in found if key not in seen]
-            if not fresh:
-                return
+        admin = self.pipeline.admin
+        while fresh := [key for key in await admin.suspects(SUSPECTS_PAGE + len(seen), 0.0) if key not in seen]:
+            seen.update(fresh)
             for key in fresh:
-                seen.add(key)
                 yield key, await self._repair(repairer, key)
 
     async def _repair(self, repairer: Repairer, key: str) -> str:

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict, astuple, replace
 
 from keywise.core import rules
 from keywise.core.admin import LedgerCounts
@@ -77,11 +77,8 @@ class Checksums(msgspec.Struct):
 
     def difference(self, other: "Checksums") -> str:
         """Describe the first kind of item in which another ledger differs; empty if none does."""
-        for mine, theirs, noun in (
-            (self.keys, other.keys, "keys"),
-            (self.letters, other.letters, "dead letters"),
-            (self.lines, other.lines, "lines of history"),
-        ):
+        nouns = ("keys", "dead letters", "lines of history")
+        for noun, mine, theirs in zip(nouns, astuple(self), astuple(other), strict=True):
             if mine.count != theirs.count:
                 return f"{theirs.count:,} {noun} instead of {mine.count:,}"
             if mine != theirs:
@@ -200,7 +197,7 @@ class LedgerCopy:
             raise AdminError(f"{self._target.name} is in use; stop its workers, and run the copy again")
         # New tokens must be above those of the source: a sink that compares tokens has seen them.
         await target.transfer.tokens_above(await self._source.ledger.transfer.tokens_above(0))
-        copied = await self._copied(plan)
+        copied = await self._checksummed(self._source, "copying", plan.since, plan.shift_s, add_to=self._target)
         await self._verify(plan, copied)
         figures = f"{copied.keys.count:,} keys, {copied.letters.count:,} dead letters"
         await self._record(self._target, f"from {self._source.name}: {figures}", audit_note)
@@ -223,15 +220,6 @@ class LedgerCopy:
     @property
     def _why(self) -> str:
         return storable(f"keywise ledger copy from {self._source.name} is not finished")
-
-    async def _copied(self, plan: Plan) -> Checksums:
-        checksums = Checksums()
-        async for page in _pages(self._source):
-            there = carried(page, plan.since, plan.shift_s)
-            await self._target.ledger.transfer.add(there)
-            checksums.add(there)
-            self._report("copying", checksums.keys.count + checksums.letters.count)
-        return checksums
 
     async def _verify(self, plan: Plan, copied: Checksums) -> None:
         arrived = await self._checksummed(self._target, "checking the copy", plan.since + plan.shift_s)
@@ -265,10 +253,16 @@ class LedgerCopy:
                 return f"{noun}: {theirs[noun]:,} instead of {mine[noun]:,}"
         return ""
 
-    async def _checksummed(self, handle: LedgerHandle, what: str, since: float, shift_s: float = 0.0) -> Checksums:
+    async def _checksummed(
+        self, handle: LedgerHandle, what: str, since: float, shift_s: float = 0.0, add_to: LedgerHandle | None = None
+    ) -> Checksums:
+        """Read all pages of a ledger; with `add_to`, add them there too."""
         checksums = Checksums()
         async for page in _pages(handle):
-            checksums.add(carried(page, since, shift_s))
+            there = carried(page, since, shift_s)
+            if add_to is not None:
+                await add_to.ledger.transfer.add(there)
+            checksums.add(there)
             self._report(what, checksums.keys.count + checksums.letters.count)
         return checksums
 
@@ -281,9 +275,8 @@ class LedgerCopy:
     async def _record(self, handle: LedgerHandle, detail: str, audit_note: AuditNote) -> None:
         detail = storable("; ".join(part for part in (detail, audit_note.why) if part))
         at = await handle.ledger.admin.now()
-        await handle.ledger.history_store.record(
-            [HistoryRecord(at, COPIED, detail=detail, by=storable(audit_note.who))]
-        )
+        line = HistoryRecord(at, COPIED, detail=detail, by=storable(audit_note.who))
+        await handle.ledger.history_store.record([line])
 
 
 async def _pages(handle: LedgerHandle) -> AsyncIterator[TransferPage]:

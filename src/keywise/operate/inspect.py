@@ -273,7 +273,9 @@ def forecast(
     if any(is_unversioned(order) for order in _named(entry)):
         return [answer_to(None), replace(answer_to(0), lowest=None, highest=None)]
     found: list[ForecastRange] = []
-    for version in _distinguishing_versions(entry):
+    # The answer can change only at the versions in the entry, and at their neighbours.
+    near = {order[1] + step for order in _named(entry) for step in (-1, 0, 1)} or {0}
+    for version in sorted(version for version in near if VERSION_MIN <= version <= VERSION_MAX):
         forecast_range = answer_to(version)
         last = found[-1] if found else None
         if last is not None and (last.answer, last.wait_s) == (forecast_range.answer, forecast_range.wait_s):
@@ -283,12 +285,6 @@ def forecast(
     found[0] = replace(found[0], lowest=None)
     found[-1] = replace(found[-1], highest=None)
     return found
-
-
-def _distinguishing_versions(entry: Entry) -> Sequence[int]:
-    """Return each version in the entry and its neighbours: the answer can change only at these."""
-    near = {order[1] + step for order in _named(entry) for step in (-1, 0, 1)} or {0}
-    return sorted(version for version in near if VERSION_MIN <= version <= VERSION_MAX)
 
 
 def _named(entry: Entry) -> list[Order]:

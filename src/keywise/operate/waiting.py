@@ -108,13 +108,10 @@ async def running_heartbeat(pipeline: OpenPipeline) -> AsyncIterator[Heartbeat]:
     if pipeline.connect_heartbeat is not None:
         thread = HeartbeatThread(heartbeat, pipeline.connect_heartbeat)
         thread.start()
-        try:
-            yield heartbeat
-        finally:
-            thread.stop()
-        return
-    task = asyncio.create_task(heartbeat.run(pipeline.ledger))
+        stop: Callable[[], object] = thread.stop
+    else:
+        stop = asyncio.create_task(heartbeat.run(pipeline.ledger)).cancel
     try:
         yield heartbeat
     finally:
-        task.cancel()
+        stop()

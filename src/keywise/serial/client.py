@@ -1,4 +1,4 @@
-"""The merge queue of one process: callers ask and wait, turns are taken and run, and answers are stored and told.
+"""The serial functions of one process at work: sends requests to the store, runs granted ones, and returns answers.
 
 One call to the store at a time carries all that has come together since the last one: answers, new requests, and how
 many turns can be run. There is no timer for batches.

@@ -1,4 +1,4 @@
-"""A serial function as it is written: what it takes, which key a request has, and how its answers are read."""
+"""The user's function: its parameters, the key of a request, and the decoding of its answers."""
 
 import datetime
 import inspect

@@ -1,4 +1,4 @@
-"""Serial functions as people call them: each opens its store with the first call, and is closed with its app."""
+"""The object that `app.serial` returns: the first call opens its store, and the app closes it."""
 
 import asyncio
 import functools

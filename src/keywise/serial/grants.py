@@ -1,4 +1,4 @@
-"""The turns that a process has: what is needed to run each, and which tokens they are under."""
+"""The serial claims that a process holds: their tokens, and what is needed to run each request."""
 
 import asyncio
 from collections import Counter, deque

@@ -1,4 +1,4 @@
-"""How long a process may count on its turns since it was last heard of, and when the store has to hear of it again."""
+"""The lease of one process in a serial store: renews it in time, and stops running calls when the store is silent."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""How long keys are only observed before they are on, because somebody may still run them off: rules on switches.
+"""Rules for switching a key from `off` to `on`: it stays in `observe` until all calls without a lock must have ended.
 
-A switch to `on` or `observe` remembers in `observe_until` until when calls of before may run off, so that the time runs
-from the last moment at which the keys were off, whatever was switched since.
+A switch to `on` or `observe` stores the end of that time in `observe_until`. The time is counted from the last moment
+at which the keys were off, also if other switches were set since.
 """
 
 from collections.abc import Sequence

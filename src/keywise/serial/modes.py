@@ -1,4 +1,4 @@
-"""Which mode a key is in, as one process sees it: from the switches in the store, or from a function of the user's."""
+"""The mode of a key, as one process sees it: from the switches in the store, or from a function of the user."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""What goes to a store in one call, and one by one after such a call has failed: what is bad fails alone."""
+"""The outbox of one process: sends requests and answers to the serial store together, or one by one after an error."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence

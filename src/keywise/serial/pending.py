@@ -1,4 +1,4 @@
-"""A call of a serial function that waits in this process, and what can be said to its callers here."""
+"""A call of a serial function that waits in this process for its answer, and the errors that its callers can get."""
 
 import asyncio
 import random

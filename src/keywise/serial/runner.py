@@ -1,4 +1,4 @@
-"""Runs requests that have their turn: one after another, inside of their deadlines, and tells what came of each."""
+"""Runs granted requests one after another, within their deadlines, and returns how each ended."""
 
 import asyncio
 import math

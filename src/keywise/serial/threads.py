@@ -1,4 +1,4 @@
-"""Functions that block, in threads of their own: they see the context of their caller, and do not begin without it."""
+"""Threads for serial functions that are not `async`; a function sees the context variables of its caller."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Waits until others have done something in the store, as long as anybody here waits."""
+"""Waits for changes in the store by other processes, while a call in this process waits."""
 
 import asyncio
 from collections.abc import Callable

@@ -110,7 +110,7 @@ def test_after_a_lost_answer_the_lease_runs_out_first_and_the_key_is_suspect(tmp
 def test_answers_that_are_lost_too_often_make_a_dead_letter_and_a_suspect(tmp_path, name):
     raising = Raising(ERRORS[name])
     causes, entry = run(handled(shop_with(raising.plain(), tmp_path, attempts_max=2, **SHORT), BAD, GOOD))
-    assert causes == ["the outcome of the last of 2 tries is unknown"]
+    assert causes == ["the outcome of the last of 2 attempts is unknown"]
     assert raising.calls.count(("bad", 1)) == 2
     assert (entry.mark, entry.token) == (None, 0)
     assert entry.suspicions > 0
@@ -207,7 +207,7 @@ def test_a_list_of_unknown_outcome_is_tried_again_one_by_one(tmp_path):
 
     shop, taken = batch_shop(tmp_path, refuse, attempts_max=2, **SHORT)
     [letter] = run(handle_all(shop, *bodies(10)))
-    assert (letter.key, letter.cause) == ("k7", "the outcome of the last of 2 tries is unknown")
+    assert (letter.key, letter.cause) == ("k7", "the outcome of the last of 2 attempts is unknown")
     assert set().union(*taken) == {key for key, _ in marked(shop)} == keys(10) - {"k7"}
     assert all(len(some) == 1 for some in taken if some & keys(10))
 

@@ -47,7 +47,7 @@ def test_a_plain_handler_that_hangs_keeps_its_slot_and_the_others_go_on(tmp_path
 
     shop = shop_with(handle, tmp_path, concurrency=4, **HUNG)
     cause, suspect, others = run(work_beside_a_hung_change(shop, applied))
-    assert cause == "the outcome of the last of 2 tries is unknown"
+    assert cause == "the outcome of the last of 2 attempts is unknown"
     assert suspect > 0, "it may write whenever it wakes up"
     assert (begun.count("hung"), others) == (1, 0), "a second thread would hang as well"
     assert sorted(applied) == sorted(keys(COUNT))
@@ -69,5 +69,5 @@ def test_an_async_handler_that_hangs_is_cancelled_and_its_slot_is_free(tmp_path)
 
     shop = shop_with(handle, tmp_path, concurrency=1, **HUNG)
     cause, suspect, others = run(work_beside_a_hung_change(shop, applied))
-    assert cause == "the outcome of the last of 2 tries is unknown"
+    assert cause == "the outcome of the last of 2 attempts is unknown"
     assert (suspect > 0, cancelled, others) == (True, ["hung"] * 2, 0)

@@ -10,7 +10,7 @@ from adapters.rabbitmq.benches import fresh
 from adapters.rabbitmq.queue_owner import bodies_of, owner
 from adapters.rabbitmq.recording_proxy import listener
 from adapters.rabbitmq.waiting import left_in, opened, received, until
-from keywise.adapters.rabbitmq import subscription as rabbitmq_intake
+from keywise.adapters.rabbitmq import subscription
 from keywise.adapters.rabbitmq.broker import Broker
 from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.core.errors import DatabaseError
@@ -137,15 +137,15 @@ async def test_what_goes_back_is_not_covered_by_acks_that_waited(kind):
 
 @awaited
 async def test_an_ack_does_not_wait_where_what_is_held_uses_up_the_prefetch():
-    held_up, later_s = [], rabbitmq_intake.ACK_LATER_S
+    held_up, later_s = [], subscription.ACK_LATER_S
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("narrow"))
         await they.publish(queue, *(b"%d" % number for number in range(20)))
         async with opened(queue, prefetch=4) as source:
             held_up += await received(source, 3)
-            rabbitmq_intake.ACK_LATER_S = 600.0
+            subscription.ACK_LATER_S = 600.0
             try:
                 for _ in range(17):
                     await source.ack(await received(source, 1))
             finally:
-                rabbitmq_intake.ACK_LATER_S = later_s
+                subscription.ACK_LATER_S = later_s

@@ -1,4 +1,4 @@
-"""`keywise check` says what it will write, tells promise by promise, and exits with status 1 if one is broken."""
+"""`keywise check` says what it will write, reports each promise, and exits with status 1 if one is broken."""
 
 import re
 import subprocess
@@ -57,21 +57,22 @@ def test_every_promise_has_a_line_after_what_will_be_written(folder):
 
 
 def test_scripts_get_every_promise_by_name(folder):
-    told = folder.keywise("check", "source", "memory://", "--json").json
-    assert (told["role"], told["broken"], told["unchecked"]) == ("source", 0, 0)
-    assert told["kept"] == len(told["promises"]) > 20
-    assert {"name": "an_empty_queue_gives_nothing", "verdict": "kept", "why": ""}.items() <= told["promises"][2].items()
+    answer = folder.keywise("check", "source", "memory://", "--json").json
+    assert (answer["role"], answer["broken"], answer["unchecked"]) == ("source", 0, 0)
+    assert answer["kept"] == len(answer["promises"]) > 20
+    empty = {"name": "an_empty_queue_gives_nothing", "verdict": "kept", "why": ""}
+    assert empty.items() <= answer["promises"][2].items()
 
 
-def test_a_broken_promise_is_told_and_ends_with_status_1():
+def test_a_broken_promise_is_reported_and_ends_with_status_1():
     answer = check_broken()
     assert answer.status == 1
-    [line] = [one for one in answer.out.splitlines() if one.startswith("broken") and "Acked is forgotten" in one]
+    [line] = [one for one in answer.out.splitlines() if one.startswith("broken") and "An acked message" in one]
     assert " But what came after the ack was [" in line
     assert "promises are broken" in answer.err
 
 
-def test_a_broken_promise_is_told_to_scripts_too():
+def test_a_broken_promise_is_reported_to_scripts_too():
     answer = check_broken("--json")
     assert answer.status == 1
     [one] = [one for one in answer.json["promises"] if one["name"] == "an_acked_message_never_comes_back"]
@@ -80,20 +81,20 @@ def test_a_broken_promise_is_told_to_scripts_too():
 
 
 @pytest.mark.parametrize(
-    ("role", "url", "told"),
+    ("role", "url", "error"),
     [
         ("source", "sqlite:///shop.db?queue=live", "leave queue= out"),
         ("sink", "sqlite:///shop.db?table=pages", "leave table= out"),
         ("ledger", "sqlite://shop.db", "has two slashes where a file needs three"),
         ("ledger", "nonsense", "is no URL"),
-        ("sink", "http://127.0.0.1:1/pages/{key}", "call keywise.testing.check_sink with a bench whose content()"),
+        ("sink", "http://127.0.0.1:1/pages/{key}", "call keywise.testing.check_sink with a SinkBench whose content()"),
         ("sink", "amqp://127.0.0.1:1", "no sink understands amqp://"),
     ],
 )
-def test_what_could_be_somebody_elses_is_refused_before_anything_is_written(folder, role, url, told):
+def test_what_could_be_somebody_elses_is_refused_before_anything_is_written(folder, role, url, error):
     answer = folder.keywise("check", role, url)
     assert (answer.status, answer.out) == (1, "")
-    assert told in answer.err
+    assert error in answer.err
     assert not (folder.path / "shop.db").exists()
 
 
@@ -119,10 +120,10 @@ def test_turns_in_a_file_are_checked_and_leave_it_as_it_was(folder):
 
 @pytest.mark.server("redis")
 def test_turns_in_redis_are_checked_and_nothing_of_them_is_left(folder):
-    told = folder.keywise("check", "turns", turns_url(), "--json").json
-    assert (told["role"], told["broken"], told["unchecked"]) == ("turns", 0, 0)
-    assert told["kept"] == len(told["promises"]) > 40
-    assert run(_names_with(told["wrote_to"])) == []
+    answer = folder.keywise("check", "turns", turns_url(), "--json").json
+    assert (answer["role"], answer["broken"], answer["unchecked"]) == ("turns", 0, 0)
+    assert answer["kept"] == len(answer["promises"]) > 40
+    assert run(_names_with(answer["wrote_to"])) == []
 
 
 async def _names_with(part: str) -> list[bytes]:

@@ -68,7 +68,7 @@ def test_until_empty_waits_for_retries(folder):
     folder.keywise("send", "mails", '{"id": "a", "v": 1, "broken": true}')
     answer = folder.keywise("run", "shop:app", "--until-empty", "--json")
     told = answer.json["pipelines"]["mails"]
-    assert (told["failed_tries"], told["outcomes"]["dead"]) == (1, 1)
+    assert (told["failed_attempts"], told["outcomes"]["dead"]) == (1, 1)
     assert "WARNING failed" in answer.err
 
 

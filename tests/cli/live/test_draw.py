@@ -40,11 +40,11 @@ def test_everything_is_in_the_frame():
         "mails  running  plain  leased  2 s",
         "  rate     now 6,000/s  average 6,000/s  lag 800 ms",
         "  changes  applied 12,000  stale 0  duplicate 0  superseded 0  dead 1",
-        "           failed tries 1",
+        "           failed attempts 1",
         "  lanes    live 12  bulk 1,300  busy 8  held 4",
         "  ALARM    2 s ago: no such address; ask somebody",
         "  slowest  1.2 s home  40 ms about and 2 more",
-        "  warning  2 s ago: home failed, try 2, again in 500 ms: no such address",
+        "  warning  2 s ago: home failed, attempt 2, again in 500 ms: no such address",
         "  warning  2 s ago: home became a dead letter: no such address",
         "  warning  2 s ago: home was taken over from a worker whose lease has expired",
         "",
@@ -54,7 +54,7 @@ def test_everything_is_in_the_frame():
 def test_a_pipeline_in_one_line_for_logs():
     [view] = views("mails")
     assert line(view) == (
-        "mails: 12,001 changes, 6,000/s now, 6,000/s on average, lag 800 ms; 12,000 applied, 1 dead; 1 failed try; "
+        "mails: 12,001 changes, 6,000/s now, 6,000/s on average, lag 800 ms; 12,000 applied, 1 dead; 1 failed attempt; "
         "lanes live 12, bulk 1,300, busy 8, held 4; slowest 1.2 s home, 40 ms about and 2 more"
     )
 

@@ -109,5 +109,5 @@ def test_an_unknown_outcome_is_never_dead_lettered(attempts, permanent):
 
 def test_why_a_claimed_change_is_not_tried_again():
     assert exhausted(claim(attempts=2, crashes=1), SETTINGS) is None
-    assert exhausted(claim(attempts=3), SETTINGS) == "the outcome of the last of 3 tries is unknown"
+    assert exhausted(claim(attempts=3), SETTINGS) == "the outcome of the last of 3 attempts is unknown"
     assert exhausted(claim(attempts=3, crashes=2), SETTINGS) == "2 workers died alone with this change"

@@ -1,4 +1,4 @@
-"""The suites tell promise by promise what is kept, broken, or cannot be checked, and leave nothing behind."""
+"""The suites report which promises are kept, broken or unchecked, and leave nothing behind."""
 
 import importlib
 import sqlite3
@@ -68,21 +68,21 @@ def mutate() -> Iterator:
     patch.undo()
 
 
-def test_all_promises_are_told_with_their_verdicts():
-    told = []
-    report = run(check_sink(SINKS["memory.sink"]["memory conditional"], on_checked=told.append))
+def test_all_promises_are_reported_with_their_verdicts():
+    reported = []
+    report = run(check_sink(SINKS["memory.sink"]["memory conditional"], on_checked=reported.append))
     assert report
-    assert report.checked == told
-    assert {one.verdict for one in told} == {Verdict.KEPT}
-    assert report.summary == f"{len(told)} promises kept, 0 broken"
+    assert report.checked == reported
+    assert {one.verdict for one in reported} == {Verdict.KEPT}
+    assert report.summary == f"{len(reported)} promises kept, 0 broken"
     lines = str(report).splitlines()
     assert lines[0] == "kept       A change that counts as applied can be read from the store, with its whole body."
-    assert len(lines) == len(told) + 1
+    assert len(lines) == len(reported) + 1
 
 
-def test_a_broken_promise_is_told_with_what_was_seen_and_the_others_are_checked_all_the_same():
+def test_a_broken_promise_is_reported_with_what_was_observed_and_the_others_are_still_checked():
     """The error names the promise first, so that an adapter's author knows what to read in the protocol."""
-    with pytest.raises(BrokenPromiseError, match=r"^A body is any bytes.* But the set of bodies was \[") as error:
+    with pytest.raises(BrokenPromiseError, match=r"^A body can be any bytes.* But the set of bodies was \[") as error:
         run(check_source(forgetful))
     report = error.value.report
     assert not report
@@ -194,17 +194,17 @@ def rows(path: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("check", "url", "told"),
+    ("check", "url", "error"),
     [
-        (check_source, "sqlite:///shop.db?queue=live", "names a queue that may hold what you need; leave queue= out"),
-        (check_sink, "sqlite:///shop.db?table=pages", "names a table that may hold what you need; leave table= out"),
+        (check_source, "sqlite:///shop.db?queue=live", "names a queue that may hold data in use; leave queue= out"),
+        (check_sink, "sqlite:///shop.db?table=pages", "names a table that may hold data in use; leave table= out"),
         (check_sink, "sqlite:///shop.db?columns=text", "keeps only some fields"),
         (check_source, "carrier-pigeon://loft", "no source understands"),
     ],
 )
-def test_what_could_be_somebody_elses_is_refused(check, url: str, told: str, tmp_path: Path, monkeypatch):
+def test_what_could_be_somebody_elses_is_refused(check, url: str, error: str, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match=told):
+    with pytest.raises(SettingsError, match=error):
         run(check(url))
     assert list(tmp_path.iterdir()) == []
 
@@ -212,7 +212,7 @@ def test_what_could_be_somebody_elses_is_refused(check, url: str, told: str, tmp
 def test_an_adapter_that_takes_no_notice_of_the_pipelines_name_is_refused(monkeypatch):
     """Its queue is whatever its URL says, so it may be somebody else's."""
     monkeypatch.setattr(adapters, "_finder", lambda role, address, name: lambda address: Forgetful())
-    with pytest.raises(SettingsError, match="broker://host/orders says itself which queue is used"):
+    with pytest.raises(SettingsError, match="broker://host/orders fixes which queue is used"):
         run(check_source("broker://host/orders"))
 
 
@@ -228,7 +228,7 @@ def test_a_sink_that_cannot_be_read_is_refused_by_its_url(monkeypatch):
             pass
 
     monkeypatch.setattr(adapters, "_finder", lambda role, address, name: lambda address: Blind(address.name))
-    with pytest.raises(SettingsError, match="cannot be read, so nobody can tell what it holds"):
+    with pytest.raises(SettingsError, match="cannot be read, so the check cannot see what it holds"):
         run(check_sink("search://host"))
 
 

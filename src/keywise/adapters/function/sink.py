@@ -47,9 +47,8 @@ def signature_of(handler: Callable[..., Any]) -> Signature:
     kinds = [hints.get(parameter.name) for parameter in parameters]
     is_batch = get_origin(kinds[0]) in (list, Sequence)
     change = (get_args(kinds[0]) or (None,))[0] if is_batch else kinds[0]
-    extras = kinds[1:]
-    extras = [Claim if is_batch and kind == list[Claim] else kind for kind in extras]
-    if len([kind for kind in extras if kind in (Transaction, Claim)]) > 1:
+    extras = [Claim if is_batch and kind == list[Claim] else kind for kind in kinds[1:]]
+    if sum(kind in (Transaction, Claim) for kind in extras) > 1:
         raise SettingsError(f"{_name(handler)} asks for more than one of transaction and claim; keep one of them")
     for parameter, kind in zip(parameters[1:], extras, strict=True):
         if kind not in (Transaction, Claim):
@@ -105,7 +104,7 @@ class FunctionSink:
         except Snooze as snooze:
             return [SinkResult(Outcome.BUSY, str(snooze), wait_s=snooze.delay_s)] * len(changes)
         except Exception as error:
-            failed = _failed(error)
+            failed = SinkResult(Outcome.FAILED, cause_of_error(error), is_permanent(error), certainty_of(error))
             if len(changes) == 1 or failed.certainty is Certainty.UNKNOWN:
                 return [failed] * len(changes)
             middle = len(changes) // 2
@@ -118,10 +117,10 @@ class FunctionSink:
         if self._signature.wants_claim:
             arguments.append(list(claims) if self._signature.is_batch else claims[0])
         if self._signature.is_async:
-            await _settled(await _finished(self._handler(*arguments)))
-            return
-        loop = asyncio.get_running_loop()
-        await _settled(await _finished(loop.run_in_executor(self._threads, self._run, changes, arguments)))
+            await _finished(self._handler(*arguments))
+        else:
+            loop = asyncio.get_running_loop()
+            await _finished(loop.run_in_executor(self._threads, self._run, changes, arguments))
 
     def _run(self, changes: Sequence[Change[Any]], arguments: list[Any]) -> object:
         """In a thread, which is free again when the handler has really ended."""
@@ -163,39 +162,30 @@ class TransactedFunctionSink:
     async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
         argument = list(changes) if self._signature.is_batch else changes[0]
         if self._signature.is_async:
-            await _settled(await _finished(self._handler(argument, transaction)))
+            await _finished(self._handler(argument, transaction))
             return
         running = asyncio.ensure_future(asyncio.to_thread(self._handler, argument, transaction))
         try:
-            result = await _finished(asyncio.shield(running))
+            await _finished(asyncio.shield(running))
         finally:
             # A thread cannot be stopped: the transaction may not end before it has, or its writes would go astray.
             await asyncio.wait([running])
-        await _settled(result)
 
 
-async def _settled(result: object) -> None:
-    """A plain callable may return an awaitable, as decorated ones do: it has not run yet."""
-    if inspect.isawaitable(result):
-        result = await _finished(result)
-    if isinstance(result, Snooze):
-        raise result
-
-
-async def _finished(running: Awaitable[object]) -> object:
+async def _finished(running: Awaitable[object]) -> None:
     """Wait for a handler. One that cancels itself has failed; only its own claim can cancel the worker."""
     task = asyncio.current_task()
     try:
-        return await running
+        result = await running
+        # A plain callable may return an awaitable, as decorated ones do: it has not run yet.
+        if inspect.isawaitable(result):
+            result = await result
     except asyncio.CancelledError as error:
         if task is not None and task.cancelling():
             raise
         raise OutcomeUnknownError("the handler was cancelled from within") from error
-
-
-def _failed(error: Exception) -> SinkResult:
-    cause, permanent = cause_of_error(error), is_permanent(error)
-    return SinkResult(Outcome.FAILED, cause, permanent=permanent, certainty=certainty_of(error))
+    if isinstance(result, Snooze):
+        raise result
 
 
 def certainty_of(error: Exception) -> Certainty:

@@ -54,15 +54,12 @@ class Server(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """For messages: never with a secret."""
-        return f"{self._bracketed}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
     @property
     def origin(self) -> str:
         return f"{self.scheme}://{self.name}"
-
-    @property
-    def _bracketed(self) -> str:
-        return f"[{self.host}]" if ":" in self.host else self.host
 
     def __repr__(self) -> str:
         return f"Server({self.origin})"
@@ -108,8 +105,7 @@ class HttpClient:
 
     async def __aexit__(self, *error: object) -> None:
         assert self._session is not None, "it was opened"
-        session, self._session = self._session, None
-        await session.close()
+        await self._session.close()
 
     async def request(
         self, method: str, path: str, *, body: bytes = b"", headers: Mapping[str, str] | None = None, timeout_s: float
@@ -123,7 +119,7 @@ class HttpClient:
         assert path.startswith("/"), "a path of this server, whatever is in it"
         # Encoded already: else the client library would resolve dots and decode what need not be encoded.
         url = URL(self._server.origin + path, encoded=True)
-        sending = {_TIMES: 0}
+        sent = asyncio.Event()
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -133,14 +129,14 @@ class HttpClient:
                     data=io.BytesIO(body) if len(body) > _WARNED_BYTES else body or None,
                     headers=headers,
                     allow_redirects=False,
-                    trace_request_ctx=sending,
+                    trace_request_ctx=sent,
                 ) as response,
             ):
                 return await self._answer(response)
         except (aiohttp.ClientError, OSError, TimeoutError, _SecondSendingError) as error:
-            if sending[_TIMES] == 0:
-                raise UnavailableError(f"{self.name}: {_why(error, 'no connection in time')}") from error
-            raise OutcomeUnknownError(f"{self.name}: {_why(error, 'no answer in time')}") from error
+            if sent.is_set():
+                raise OutcomeUnknownError(f"{self.name}: {_why(error, 'no answer in time')}") from error
+            raise UnavailableError(f"{self.name}: {_why(error, 'no connection in time')}") from error
 
     def discreet(self, message: str) -> str:
         """A message from this server without what it was shown to let us in."""
@@ -149,20 +145,14 @@ class HttpClient:
         return message
 
     async def _answer(self, response: aiohttp.ClientResponse) -> HttpResponse:
-        chunks, size = [], 0
-        async for chunk in response.content.iter_any():
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > self._answer_max:
-                # The rest is on its way, so nobody may use this connection again.
-                response.close()
-                break
         headers = {name.lower(): value for name, value in response.headers.items()}
-        body = b"".join(chunks)[: self._answer_max]
-        return HttpResponse(response.status, headers, body, is_whole=size <= self._answer_max)
-
-
-_TIMES = "times"
+        try:
+            body = await response.content.readexactly(self._answer_max + 1)
+        except asyncio.IncompleteReadError as whole:
+            return HttpResponse(response.status, headers, whole.partial)
+        # The rest is on its way, so nobody may use this connection again.
+        response.close()
+        return HttpResponse(response.status, headers, body[: self._answer_max], is_whole=False)
 
 
 class _SecondSendingError(Exception):
@@ -171,11 +161,11 @@ class _SecondSendingError(Exception):
 
 async def _note_sending(session: object, context: Any, about: object) -> None:
     """Called before the first byte of a request is sent."""
-    sending: dict[str, int] = context.trace_request_ctx
-    if sending[_TIMES]:
+    sent: asyncio.Event = context.trace_request_ctx
+    if sent.is_set():
         # It would do so over a new connection when the one that it kept has ended, and say nothing of it.
         raise _SecondSendingError
-    sending[_TIMES] = 1
+    sent.set()
 
 
 def _why(error: Exception, late: str) -> str:

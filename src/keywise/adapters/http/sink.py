@@ -61,11 +61,6 @@ class Contract(msgspec.Struct, frozen=True):
     def method_of(self, desired: "DesiredState") -> str:
         return self.delete if desired.deleted else self.put
 
-    @property
-    def undoes_nothing(self) -> bool:
-        """Whether the service itself refuses whatever is older, so that a write of unknown outcome does no harm."""
-        return self.superseded is not None and not self.forgets_deletions
-
 
 class DesiredState(msgspec.Struct, frozen=True):
     """What a service is to hold: something at an order, or nothing."""
@@ -113,32 +108,27 @@ class HttpSink:
 
     async def _ask(self, change: Change[Any], desired: DesiredState, claim: Claim) -> SinkResult:
         contract = self._contract
-        method = contract.method_of(desired)
-        # To send a body with DELETE means nothing, and some servers refuse it.
-        body = b"" if method == "DELETE" else change.body
+        method, path = contract.method_of(desired), quote(change.key, safe="").join(contract.place)
+        body, headers = b"", _headers(desired, claim)
+        if method != "DELETE":
+            # To send a body with DELETE means nothing, and some servers refuse it.
+            body, headers["Content-Type"] = change.body, contract.content_type
         try:
-            answer = await self._client.request(
-                method,
-                quote(change.key, safe="").join(contract.place),
-                body=body,
-                headers=self._headers(desired, claim, has_body=method != "DELETE"),
-                timeout_s=contract.timeout_s,
-            )
+            answer = await self._client.request(method, path, body=body, headers=headers, timeout_s=contract.timeout_s)
         except UnavailableError as error:
             return SinkResult(Outcome.BUSY, str(error))
         except OutcomeUnknownError as error:
             return SinkResult(Outcome.FAILED, str(error), certainty=Certainty.UNKNOWN)
         return judged(answer, desired, contract, self._client.discreet)
 
-    def _headers(self, desired: DesiredState, claim: Claim, *, has_body: bool) -> dict[str, str]:
-        headers = dict(zip(ORDER_HEADERS, map(str, desired.order), strict=True))
-        headers["Keywise-Deleted"] = "true" if desired.deleted else "false"
-        if claim.token:
-            # There is none while the ledger is down.
-            headers["Keywise-Token"] = str(claim.token)
-        if has_body:
-            headers["Content-Type"] = self._contract.content_type
-        return headers
+
+def _headers(desired: DesiredState, claim: Claim) -> dict[str, str]:
+    headers = dict(zip(ORDER_HEADERS, map(str, desired.order), strict=True))
+    headers["Keywise-Deleted"] = "true" if desired.deleted else "false"
+    if claim.token:
+        # There is none while the ledger is down.
+        headers["Keywise-Token"] = str(claim.token)
+    return headers
 
 
 class ServicePause:
@@ -188,9 +178,9 @@ def judged(
     if 300 <= status < 400:
         return _redirected(status, contract.method_of(desired), cause)
     wait_s = retry_after_s(answer)
-    if status in contract.busy or status in NOT_LET_IN:
-        return SinkResult(Outcome.BUSY, cause, wait_s=wait_s)
-    if status == 503 and wait_s is not None and contract.undoes_nothing:
+    # A 503 may be a gateway's, but a write of unknown outcome does no harm if the service refuses whatever is older.
+    is_harmless = contract.superseded is not None and not contract.forgets_deletions
+    if status in contract.busy | NOT_LET_IN or (status == 503 and wait_s is not None and is_harmless):
         return SinkResult(Outcome.BUSY, cause, wait_s=wait_s)
     if status in UNREAD:
         return SinkResult(Outcome.FAILED, cause)
@@ -240,9 +230,8 @@ def _format_response(answer: HttpResponse, discreet: Callable[[str], str]) -> st
 
 def _target(answer: HttpResponse, discreet: Callable[[str], str]) -> str:
     """Where a redirect leads, without what may be secret there."""
-    location = answer.headers.get("location", "")
     try:
-        parts = urlsplit(location)
+        parts = urlsplit(answer.headers.get("location", ""))
     except ValueError:
         return "no URL"
     host = parts.netloc.rpartition("@")[2]

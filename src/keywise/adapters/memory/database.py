@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -49,7 +49,8 @@ class MemoryDatabase:
         self.scopes: dict[str, MemoryScope] = {}
         self.queues: dict[str, dict[int, Message]] = {}
         self.bells: dict[str, asyncio.Event] = {}
-        self.tables: dict[str, dict[str, Any]] = {}
+        """By the name of a queue: rung when something is sent to it, by whomever."""
+        self.tables: dict[str, dict[Any, Any]] = {}
         self.lines: dict[str, Any] = {}
         """Requests of serial functions, by the name of the function."""
         self.turn_bells: dict[str, list[asyncio.Event]] = {}
@@ -65,11 +66,7 @@ class MemoryDatabase:
     def queue(self, name: str) -> dict[int, Message]:
         return self.queues.setdefault(name, {})
 
-    def bell(self, queue: str) -> asyncio.Event:
-        """Rung when something is sent to a queue, by whomever."""
-        return self.bells.setdefault(queue, asyncio.Event())
-
-    def table(self, name: str) -> dict[str, Any]:
+    def table(self, name: str) -> dict[Any, Any]:
         return self.tables.setdefault(name, {})
 
     def number(self) -> int:
@@ -93,11 +90,9 @@ class MemoryDatabase:
             self._undo.append((table, key, table.get(key)))
         _put(table, key, value)
 
-    @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
+    def exclusive(self) -> AbstractAsyncContextManager[None]:
         """Wait for the open transaction, if there is one, and keep others out."""
-        async with self._writer:
-            yield
+        return self._writer
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:

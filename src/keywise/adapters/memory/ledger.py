@@ -1,7 +1,7 @@
 """The ledger in memory: the rules applied to a dictionary, and what every other ledger is held to."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Self
 
 from keywise.adapters.memory.database import MemoryDatabase, MemoryScope
@@ -67,8 +67,10 @@ class MemoryLedger:
                 self.working_set.set(key, None)
             return known
 
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        return self._transaction()
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        async with self.database.transaction():
+            yield MemoryTransaction(self)
 
     async def inspect(self, key: str) -> Entry | None:
         return self.working_set.entry(key)
@@ -175,11 +177,6 @@ class MemoryLedger:
             for number in gone:
                 self.database.set(self._scope.lines, number, None)
             return len(gone)
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Transaction]:
-        async with self.database.transaction():
-            yield MemoryTransaction(self)
 
     def _set_controls(self, controls: Controls) -> None:
         self.database.set(self._scope.controls, "", controls)

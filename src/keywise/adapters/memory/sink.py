@@ -86,7 +86,7 @@ class MemoryTable:
     def __init__(self, database: MemoryDatabase, name: str) -> None:
         self.database = database
         self.stored: dict[str, Stored] = database.table(name)
-        self.writes: dict[int, Write] = database.tables.setdefault(f"{name} writes", {})  # type: ignore[assignment]
+        self.writes: dict[int, Write] = database.table(f"{name} writes")
 
     async def __aenter__(self) -> Self:
         return self

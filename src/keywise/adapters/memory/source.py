@@ -20,7 +20,7 @@ class MemorySource:
         self.database = database
         self.visibility_s = visibility_s
         self._queue = database.queue(name)
-        self._sent = database.bell(name)
+        self._sent = database.bells.setdefault(name, asyncio.Event())
 
     async def __aenter__(self) -> Self:
         return self

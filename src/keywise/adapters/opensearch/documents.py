@@ -3,7 +3,9 @@
 import enum
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -83,12 +85,8 @@ def line_of(body: bytes) -> bytes:
 
 def first_part(actions: Sequence[Action], count: int, bytes_max: int) -> Sequence[Action]:
     """As many from the begin as fit into a request; one that is too large for any goes alone."""
-    size = 0
-    for place, action in enumerate(actions[:count]):
-        size += len(action.lines)
-        if size > bytes_max and place:
-            return actions[:place]
-    return actions[:count]
+    sizes = list(accumulate(len(action.lines) for action in actions[:count]))
+    return actions[: max(1, bisect_right(sizes, bytes_max))]
 
 
 def index_of(path: str, example: str) -> str:
@@ -171,10 +169,6 @@ class _Refusal(msgspec.Struct, frozen=True):
     error: Reason | str = ""
     status: int = 0
 
-    def is_of_engine(self, status: int) -> bool:
-        """Whether the engine itself says so: its errors have a type, and repeat their status."""
-        return isinstance(self.error, Reason) and self.error.type != "" and self.status == status
-
 
 read_items = msgspec.json.Decoder(Items).decode
 read_documents = msgspec.json.Decoder(Documents).decode
@@ -201,19 +195,17 @@ def judged(action: Action, item: Item) -> SinkResult | Conflict:
         return APPLIED
     if item.status == CONFLICT:
         return _conflicting(action, error.reason or "")
-    if item.status in (TOO_MANY, UNAVAILABLE) or error.type in CLOSED or is_astray(item):
+    if item.status in (TOO_MANY, UNAVAILABLE) or error.type in CLOSED or is_astray(error):
         return SinkResult(Outcome.BUSY, str(error))
     if 400 <= item.status < 500:
         return _hopeless(str(error))
     return SinkResult(Outcome.FAILED, str(error), certainty=Certainty.ENDED)
 
 
-def is_astray(item: Item) -> bool:
+def is_astray(error: Reason) -> bool:
     """Whether the name does not lead to one index any more: it is gone, or an alias stands for several."""
-    if item.error is None:
-        return False
-    has_several = (item.error.reason or "").startswith("no write index is defined for alias")
-    return item.error.type == NOT_FOUND or (item.error.type == "illegal_argument_exception" and has_several)
+    has_several = (error.reason or "").startswith("no write index is defined for alias")
+    return error.type == NOT_FOUND or (error.type == "illegal_argument_exception" and has_several)
 
 
 def _conflicting(action: Action, reason: str) -> SinkResult | Conflict:
@@ -259,7 +251,9 @@ def refused(answer: HttpResponse, cause: str) -> SinkResult:
     """What it means for a change that its whole request was refused."""
     if answer.status in (400, 413):
         return _hopeless(cause)
-    is_of_engine = _refusal_of(answer).is_of_engine(answer.status)
+    # The engine's own errors have a type, and repeat their status.
+    refusal = _refusal_of(answer)
+    is_of_engine = isinstance(refusal.error, Reason) and refusal.error.type != "" and refusal.status == answer.status
     if answer.status < 500 or (is_of_engine and answer.status == UNAVAILABLE):
         # Rights, addresses and limits concern every change, and none of them is to blame.
         return SinkResult(Outcome.BUSY, cause)

@@ -18,7 +18,6 @@ from keywise.adapters.opensearch.documents import (
     AdaptiveLimit,
     Conflict,
     Document,
-    Item,
     action_of,
     cause_of,
     first_part,
@@ -109,8 +108,10 @@ class OpenSearchSink:
         if self._adaptive_limit.wait_s > 0:
             return [self._waits()] * len(actions)
         body = b"".join([action.lines for action in actions])
+        # Of an alias it can be said that it must exist; an index that is removed meanwhile would be made anew.
+        query = f"filter_path={TOLD}&timeout={SHARD_WAIT}{'&require_alias=true' if self._is_alias else ''}"
         try:
-            answer = await self._ask("_bulk", self._query, body, LINES)
+            answer = await self._ask("_bulk", query, body, LINES)
         except UnavailableError as error:
             return [self._held_back(str(error))] * len(actions)
         except OutcomeUnknownError as error:
@@ -140,9 +141,16 @@ class OpenSearchSink:
             return [_unknown(f"{len(reply.items)} answers to {len(actions)} changes")] * len(actions)
         items = [item for told_of_one in reply.items for item in told_of_one.values()]
         verdicts = [judged(action, item) for action, item in zip(actions, items, strict=True)]
-        if any(map(is_astray, items)):
+        if any(item.error is not None and is_astray(item.error) for item in items):
             self._is_known = False  # It is looked for again, which says what is wrong.
-        self._feel(items, verdicts)
+        # Some of a request may have been too much, or a part of the index may be away.
+        waiting = [one.cause for one in verdicts if isinstance(one, SinkResult) and one.outcome is Outcome.BUSY]
+        if waiting:
+            is_crowded = any(item.status == TOO_MANY for item in items)
+            is_whole = len(waiting) == len(verdicts)
+            self._adaptive_limit.record_refusal(waiting[0], is_crowded=is_crowded, is_whole=is_whole)
+        else:
+            self._adaptive_limit.record_success(len(items))
         return await self._without_conflicts(actions, verdicts)
 
     async def _without_conflicts(
@@ -168,16 +176,6 @@ class OpenSearchSink:
         """Nothing was sent."""
         self._adaptive_limit.record_refusal(cause, is_crowded=False)
         return self._waits()
-
-    def _feel(self, items: Sequence[Item], verdicts: Sequence[SinkResult | Conflict]) -> None:
-        """Some of a request may have been too much, or a part of the index may be away."""
-        waiting = [one for one in verdicts if isinstance(one, SinkResult) and one.outcome is Outcome.BUSY]
-        if not waiting:
-            self._adaptive_limit.record_success(len(items))
-            return
-        is_crowded = any(item.status == TOO_MANY for item in items)
-        is_whole = len(waiting) == len(verdicts)
-        self._adaptive_limit.record_refusal(waiting[0].cause, is_crowded=is_crowded, is_whole=is_whole)
 
     # Read.
 
@@ -239,11 +237,6 @@ class OpenSearchSink:
             raise UnavailableError(str(error)) from error
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise UnavailableError(f"{self._client.name}: the answer cannot be read: {error}") from error
-
-    @property
-    def _query(self) -> str:
-        # Of an alias it can be said that it must exist; an index that is removed meanwhile would be made anew.
-        return f"filter_path={TOLD}&timeout={SHARD_WAIT}{'&require_alias=true' if self._is_alias else ''}"
 
     def _check(self, answer: HttpResponse) -> None:
         if answer.status == 200:

@@ -10,6 +10,7 @@ import asyncpg
 
 from keywise.adapters.postgres.schema.install import LOCKS, install
 from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.resource import UserCount
 from keywise.core.url import Address, redacted
 
 CONNECT_S = 10.0
@@ -28,7 +29,7 @@ OPTIONS = ("host", "port", "user", "passfile", "sslmode", "sslrootcert", "sslcer
 
 
 class PostgresDatabase:
-    """Connections to one database, counted: the first who enters opens them, the last who leaves closes them."""
+    """Connections to one database, open as long as it has users."""
 
     is_async = True
     """What a transaction gives to write with has to be awaited."""
@@ -36,8 +37,7 @@ class PostgresDatabase:
     def __init__(self, url: str) -> None:
         self.name = redacted(url)
         self._url = url
-        self._users = 0
-        self._opening = asyncio.Lock()
+        self._users = UserCount(self._open, self._close)
         self._listening = asyncio.Lock()
         self._writers: Any = None
         self._readers: Any = None
@@ -49,17 +49,11 @@ class PostgresDatabase:
         self._finishing: dict[int, list[Callable[[], Awaitable[None]]]] = {}
 
     async def __aenter__(self) -> Self:
-        async with self._opening:
-            if self._users == 0:
-                await self._open()
-            self._users += 1
+        await self._users.enter()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        async with self._opening:
-            self._users -= 1
-            if self._users == 0:
-                await self._close()
+        await self._users.leave()
 
     async def now(self) -> float:
         """The store's clock: that of the server, the same for all who are connected to it."""
@@ -199,10 +193,7 @@ class PostgresDatabase:
             raise DatabaseError(f"{self.name}: {_POOLED}")
 
     async def _pool(self, size: int) -> Any:
-        async def connect(url: str, **options: Any) -> Any:
-            return await self._connect(url, **_known(options))
-
-        return await asyncpg.create_pool(self._url, min_size=0, max_size=size, connect=connect, reset=_reset)
+        return await asyncpg.create_pool(self._url, min_size=0, max_size=size, connect=self._connect, reset=_reset)
 
     async def _close(self) -> None:
         for part in (self._listener, self._readers, self._writers, self._steppers):
@@ -329,11 +320,6 @@ async def _is_in(connection: Any, session: int) -> bool:
     """Whether a connection has that session now. Asked in one step: nothing is prepared for it."""
     done: str = await connection.execute(f"select where pg_backend_pid() = {session}")
     return done == "SELECT 1"
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    """What a pool adds by itself, without the settings that are ours."""
-    return {name: value for name, value in options.items() if name in ("loop", "connection_class", "record_class")}
 
 
 async def _reset(connection: Any) -> None:

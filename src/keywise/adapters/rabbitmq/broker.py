@@ -5,7 +5,7 @@ import logging
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 import pika
@@ -58,11 +58,7 @@ class Broker:
         """How a connection is made; files of certificates are read now."""
         parts = urlsplit(self._url)
         is_encrypted = parts.scheme == "amqps"
-        given: dict[str, Any] = {}
-        if "heartbeat" in self._options:
-            given["heartbeat"] = int(seconds(self._options["heartbeat"]))
-        if is_encrypted:
-            given["ssl_options"] = pika.SSLOptions(self._tls(), parts.hostname)
+        heartbeat = self._options.get("heartbeat")
         user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
         return pika.ConnectionParameters(
             host=parts.hostname,
@@ -74,21 +70,22 @@ class Broker:
             stack_timeout=CONNECT_S,
             blocked_connection_timeout=BLOCKED_S,
             client_properties={"connection_name": f"keywise, {purpose}"},
-            **given,
+            heartbeat=int(seconds(heartbeat)) if heartbeat else None,
+            ssl_options=pika.SSLOptions(self._tls(), parts.hostname) if is_encrypted else None,
         )
 
     def management(self, url: str) -> ManagementApi:
         """The management API at a URL, asked as the user of the broker."""
-        return ManagementApi(url, self._url, self._tls() if url.startswith("https:") else None)
+        context = self._tls() if url.startswith("https:") else None
+        return ManagementApi(url, self.name, self.parameters("managing"), context)
 
     def _tls(self) -> ssl.SSLContext:
         """The broker has to show a certificate that is trusted, for its own name."""
-        options = self._options
         try:
-            context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-            if "ssl_certfile" in options:
-                context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
-        except (OSError, ssl.SSLError) as error:
+            context = ssl.create_default_context(cafile=self._options.get("ssl_ca_certs"))
+            if "ssl_certfile" in self._options:
+                context.load_cert_chain(self._options["ssl_certfile"], self._options.get("ssl_keyfile"))
+        except OSError as error:
             raise AddressError(f"{self.name}: the files of certificates cannot be read: {error}") from error
         return context
 
@@ -109,9 +106,7 @@ class BrokerLink:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
             connection = self._connection
-        channel = Channel(self.name)
-        await channel.opened(connection)
-        return channel
+        return await Channel(self.name).opened(connection)
 
     async def ask(self, method: str, **arguments: Any) -> Any:
         """Call a method on a channel of its own, and return what the broker answers."""
@@ -132,7 +127,7 @@ class BrokerLink:
         if connection is None or connection.is_closed:
             return
         gone = asyncio.get_running_loop().create_future()
-        connection.add_on_close_callback(lambda *_: _resolve(gone, None))
+        connection.add_on_close_callback(lambda *_: resolve(gone, None))
         with suppress(AMQPError, TimeoutError):
             if not connection.is_closing:
                 connection.close()
@@ -141,17 +136,12 @@ class BrokerLink:
 
     async def _connect(self) -> Any:
         opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def fail(_: Any, error: BaseException) -> None:
-            if not opened.done():
-                opened.set_exception(error)
-
         with rabbit_errors(self.name):
             connection = Connection(
                 self._broker.parameters(self._purpose),
-                on_open_callback=lambda one: _resolve(opened, one),
-                on_open_error_callback=fail,
-                on_close_callback=fail,
+                on_open_callback=lambda one: resolve(opened, one),
+                on_open_error_callback=lambda _, error: resolve(opened, error),
+                on_close_callback=lambda _, error: resolve(opened, error),
                 custom_ioloop=asyncio.get_running_loop(),
             )
             try:
@@ -167,7 +157,8 @@ class BrokerLink:
     def _check(self, connection: Any) -> None:
         properties = connection.server_properties or {}
         version = str(properties.get("version", ""))
-        if properties.get("product") == "RabbitMQ" and _version(version) < OLDEST:
+        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+        if properties.get("product") == "RabbitMQ" and numbers < OLDEST:
             connection.close()
             raise DatabaseError(f"{self.name} runs RabbitMQ {version}; keywise needs RabbitMQ 3.10 or newer")
 
@@ -176,19 +167,20 @@ class Channel:
     """A channel of the client library, whose answers can be awaited and whose end is noticed."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self.raw: Any = None
         self.ended: BaseException | None = None
         """Why it is over."""
         self.on_end: Callable[[], None] = lambda: None
-        self._name = name
         self._asked: set[asyncio.Future[Any]] = set()
 
     @property
     def is_open(self) -> bool:
         return self.ended is None and bool(self.raw.is_open)
 
-    async def opened(self, connection: Any) -> None:
+    async def opened(self, connection: Any) -> Self:
         await self.answered(lambda done: self._watch(connection.channel(on_open_callback=done)))
+        return self
 
     async def ask(self, method: str, **arguments: Any) -> Any:
         """Call a method, and return what the broker answers."""
@@ -196,52 +188,48 @@ class Channel:
 
     async def answered(self, call: Callable[[Callable[[Any], None]], None]) -> Any:
         """What a call is told in the end."""
-        with rabbit_errors(self._name):
+        with rabbit_errors(self.name):
             if self.ended is not None:
                 raise self.ended
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._asked.add(answer)
             try:
-                call(lambda frame: _resolve(answer, frame))
+                call(lambda frame: resolve(answer, frame))
                 async with asyncio.timeout(ANSWER_S):
                     return await answer
             finally:
                 self._asked.discard(answer)
 
-    def hand_to(self, consumer: str, take: Taker | None) -> None:
+    def hand_to(self, consumer: str, take: Taker) -> None:
         """Who gets the usual messages of a consumer; by default, and whatever else comes, the client library does."""
-        takers, place = self.raw.connection.takers, (self.raw.channel_number, consumer.encode())
-        if take is not None:
-            takers[place] = take
-        else:
-            takers.pop(place, None)
+        self.raw.connection.takers[self.raw.channel_number, consumer.encode()] = take
+
+    def hand_to_nobody(self) -> None:
+        """Leave the messages of all consumers of this channel to the client library."""
+        takers, number = self.raw.connection.takers, self.raw.channel_number
+        for place in [place for place in takers if place[0] == number]:
+            del takers[place]
 
     def settle(self, method: int, numbers: Sequence[int], together: int) -> None:
         """Say something of deliveries, of so many together, in one go; nothing if the channel is over."""
         if self.is_open and numbers:
-            with rabbit_errors(self._name):
+            with rabbit_errors(self.name):
                 self.raw.connection.write(settlement(self.raw.channel_number, method, numbers, together))
 
     def close(self) -> None:
         if self.is_open:
-            self._hand_to_nobody()
+            self.hand_to_nobody()
             self.raw.close()
 
     def _watch(self, raw: Any) -> None:
         self.raw = raw
         raw.add_on_close_callback(self._end)
 
-    def _hand_to_nobody(self) -> None:
-        takers, number = self.raw.connection.takers, self.raw.channel_number
-        for place in [place for place in takers if place[0] == number]:
-            del takers[place]
-
     def _end(self, _: Any, reason: BaseException) -> None:
         self.ended = reason
-        self._hand_to_nobody()
+        self.hand_to_nobody()
         for answer in self._asked:
-            if not answer.done():
-                answer.set_exception(reason)
+            resolve(answer, reason)
         self.on_end()
 
 
@@ -264,7 +252,7 @@ def translated(error: Exception, name: str) -> Exception:
     if isinstance(error, KeywiseError):
         return error
     cause = _innermost(error)
-    code = code_of(cause)
+    code = refusal_code(cause)
     if isinstance(cause, ProbableAuthenticationError | ProbableAccessDeniedError):
         return _not_let_in(cause, name)
     if isinstance(cause, ConnectionClosedByBroker) and code in _CONNECTION_ADVICE:
@@ -278,15 +266,14 @@ def translated(error: Exception, name: str) -> Exception:
         return DatabaseError(f"{name}: {cause.reply_text}; {_CHANNEL_ADVICE[code]}")
     if isinstance(cause, ConnectionBlockedTimeout):
         return UnavailableError(f"{name}: the broker takes no messages now, because it is short of memory or disk")
-    if isinstance(error, AMQPError | OSError | TimeoutError | asyncio.TimeoutError) or cause is not error:
+    if isinstance(error, AMQPError | OSError) or cause is not error:
         return UnavailableError(f"{name}: {str(cause) or type(cause).__name__}")
     return error
 
 
 def _not_let_in(cause: AMQPError, name: str) -> Exception:
     """The client library takes every end while somebody logs in for a refusal, but a broker that refuses says so."""
-    text = str(cause)
-    if "ConnectionClosedByBroker" not in text:
+    if "ConnectionClosedByBroker" not in str(cause):
         return UnavailableError(f"{name}: the connection ended at the login; the broker may be starting or stopping")
     if isinstance(cause, ProbableAuthenticationError):
         return DatabaseError(f"{name}: the broker refused this user; {_CONNECTION_ADVICE[REFUSED]}")
@@ -298,34 +285,28 @@ def _may_pass(code: int, text: str) -> bool:
     return (code == NOT_FOUND and "no queue" not in text) or (code == REFUSED and "exclusive use" in text)
 
 
-def code_of(error: BaseException | None) -> int:
-    """The number that a broker gives as the reason; 0 if there is none."""
-    return int(getattr(error, "reply_code", 0) or 0)
-
-
-def refusal_code(error: BaseException) -> int:
-    """The number of the refusal that one of our errors was made of."""
-    return code_of(_innermost(error.__cause__)) if error.__cause__ is not None else 0
+def refusal_code(error: BaseException | None) -> int:
+    """The number that a broker gave as the reason of an error, or of one of ours made of it; 0 if there is none."""
+    return int(getattr(_innermost(error), "reply_code", 0) or 0) if error is not None else 0
 
 
 def broker_at(address: Address, options: dict[str, str]) -> Broker:
     """The broker that an address names, one for all sources of an app; its options are taken out of `options`."""
-    parts = urlsplit(address.url)
+    url, parts = redacted(address.url), urlsplit(address.url)
     address.check_ports()
     if not parts.hostname or "," in parts.netloc:
         raise AddressError(
-            f"{redacted(address.url)} names no broker; write for example {address.scheme}://localhost:5672/%2F?queue=pages"
+            f"{url} names no broker; write for example {address.scheme}://localhost:5672/%2F?queue=pages"
         )
     if "/" in parts.path[1:]:
         raise AddressError(
-            f"{redacted(address.url)} has a / in the name of its virtual host; write %2F there, and name the queue "
-            "with queue="
+            f"{url} has a / in the name of its virtual host; write %2F there, and name the queue with queue="
         )
     if (beat := options.get("heartbeat")) is not None and not 1 <= seconds(beat) <= HEARTBEAT_MAX_S:
-        raise AddressError(f"{redacted(address.url)}: heartbeat={beat} has to be from 1s to {HEARTBEAT_MAX_S}s")
+        raise AddressError(f"{url}: heartbeat={beat} has to be from 1s to {HEARTBEAT_MAX_S}s")
     given = tuple(sorted((name, options.pop(name)) for name in OPTIONS if name in options))
     if address.scheme != "amqps" and (tls := [name for name, _ in given if name in TLS_OPTIONS]):
-        raise AddressError(f"{redacted(address.url)}: {tls[0]} is for amqps://, which is encrypted")
+        raise AddressError(f"{url}: {tls[0]} is for amqps://, which is encrypted")
     return address.shared(Broker, f"{parts.scheme}://{parts.netloc}{parts.path}", given)
 
 
@@ -341,10 +322,14 @@ _CHANNEL_ADVICE = {
 }
 
 
-def _resolve(waiting: asyncio.Future[Any], what: Any) -> None:
-    """Whoever waited may have gone."""
-    if not waiting.done():
-        waiting.set_result(what)
+def resolve(waiting: asyncio.Future[Any], outcome: Any) -> None:
+    """Answer whoever waits, or raise there if the outcome is an error; whoever waited may have gone."""
+    if waiting.done():
+        return
+    if isinstance(outcome, BaseException):
+        waiting.set_exception(outcome)
+    else:
+        waiting.set_result(outcome)
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -355,7 +340,3 @@ def _innermost(error: BaseException) -> BaseException:
         if not inner or inner[-1] is error:
             return error
         error = inner[-1]
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())

@@ -49,15 +49,11 @@ class Wait(msgspec.Struct, frozen=True):
     def cut_by(self, limits: Mapping[str, Any]) -> str | None:
         """The limit of a policy that would end a wait early, or leave no room for it; the lower one counts."""
         ours = self.arguments("")
-        for name, value in limits.items():
-            is_lower = isinstance(value, int) and value < ours.get(f"x-{name}", math.inf)
-            if name in CUTTING and is_lower:
+        for name in CUTTING:
+            limit = limits.get(name)
+            if isinstance(limit, int) and limit < ours.get(f"x-{name}", math.inf):
                 return name
         return None
-
-    @property
-    def expiration(self) -> str:
-        return str(max(1, round(self.delay_s * 1000)))
 
 
 def wait_of(queue: str, delay_s: float, now: float) -> Wait:
@@ -81,7 +77,5 @@ def waits_of(queue: str, now: float) -> Iterator[Wait]:
 
 def _wait(queue: str, longest_s: int, delay_s: float, now: float) -> Wait:
     period_s = max(DAY_S, longest_s)
-    name = queue
-    if len(queue.encode()) > NAME_MAX_BYTES:
-        name = hashlib.sha256(queue.encode()).hexdigest()
+    name = queue if len(queue.encode()) <= NAME_MAX_BYTES else hashlib.sha256(queue.encode()).hexdigest()
     return Wait(f"{DELAYS}{name}.{longest_s}s.{int(now) // period_s}", longest_s, period_s, delay_s)

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 
 from keywise.adapters.rabbitmq.broker import NOT_FOUND, BrokerLink, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import Wait, wait_of, waits_of
-from keywise.adapters.rabbitmq.publisher import Message, Publisher, Rejection
+from keywise.adapters.rabbitmq.publisher import Message, NoSuchQueue, Publisher
 from keywise.core.errors import DatabaseError, UnavailableError
-
-PREPARED_DELAYS_S = (1.0, 5.0)
-"""The delays that are needed most: what finds no room behind a blocked key waits for five seconds by default."""
 
 
 class DelayQueues:
@@ -30,26 +27,19 @@ class DelayQueues:
         self._absent: dict[str, float] = {}
         """Delay queues that were not there, and until when that is believed."""
 
-    async def prepare(self) -> None:
-        """Make those that are needed most."""
-        for delay_s in PREPARED_DELAYS_S:
-            await self._declare(wait_of(self._queue, delay_s, time.time()))
-
     async def usable_in_s(self, delay_s: float) -> float:
-        """How long a message that is put off for so long has to be kept before."""
+        """How long a message that is put off for so long has to be kept before; makes its queue if it is not there."""
         return await self._declare(wait_of(self._queue, delay_s, time.time()))
 
     async def publish(self, messages: Sequence[Message], delay_s: float) -> None:
-        """Let messages come to the queue after a delay; raises `Rejection` if there is no room for them."""
+        """Let messages come to the queue after a delay."""
         wait = wait_of(self._queue, delay_s, time.time())
         for _, properties in messages:
-            properties.expiration = wait.expiration
+            properties.expiration = str(max(1, round(wait.delay_s * 1000)))
         await asyncio.sleep(await self._declare(wait))
         try:
             await self._publisher.publish(wait.queue, messages)
-        except Rejection as error:
-            if not error.is_missing:
-                raise
+        except NoSuchQueue as error:
             # Somebody has deleted it; whoever puts something off next makes it anew.
             self._usable_at.pop(wait.queue, None)
             raise UnavailableError(f"{self._link.name}: the queue {wait.queue!r} was deleted") from error

@@ -5,7 +5,7 @@ import http.client
 import re
 import ssl
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -33,6 +33,12 @@ class _Queue(msgspec.Struct):
     arguments: dict[str, Any] = {}
     effective_policy_definition: dict[str, Any] | list[Any] | None = None
 
+    def limit(self, name: str) -> int | None:
+        """Of an argument and a policy the lower one counts; a negative one is none."""
+        policy = self.effective_policy_definition
+        limits = (self.arguments.get(f"x-{name}"), policy.get(name) if isinstance(policy, dict) else None)
+        return min((one for one in limits if isinstance(one, int) and one >= 0), default=None)
+
 
 class BrokerPolicy(msgspec.Struct, frozen=True, rename="kebab"):
     """What an administrator has set for all queues whose names match."""
@@ -54,23 +60,23 @@ class BrokerPolicy(msgspec.Struct, frozen=True, rename="kebab"):
 class ManagementApi:
     """The management API of a broker, asked as the user that the broker's URL names. All its methods block."""
 
-    def __init__(self, url: str, broker: str, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, url: str, broker: str, parameters: Any, context: ssl.SSLContext | None) -> None:
         self._name = redacted(url)
         self._url = urlsplit(url)
         self._broker = broker
-        self._user = urlsplit(broker)
-        self._vhost = unquote(self._user.path[1:]) or "/"
+        self._parameters = parameters
         self._context = context
 
     def limits_of(self, queue: str) -> QueueLimits:
         status, answer = self._get("queues", queue)
         if status in FORBIDDEN:
-            raise DatabaseError(
-                f"{self._name}: the user of {redacted(self._broker)} may not ask; give it the tag monitoring"
-            )
+            raise DatabaseError(f"{self._name}: the user of {self._broker} may not ask; give it the tag monitoring")
         if status == MISSING:
-            raise DatabaseError(f"{self._name}: no queue is called {queue!r} in the virtual host {self._vhost!r}")
-        return _limits(self._decoded(status, answer, _Queue))
+            vhost = self._parameters.virtual_host
+            raise DatabaseError(f"{self._name}: no queue is called {queue!r} in the virtual host {vhost!r}")
+        found = self._decoded(status, answer, _Queue)
+        timeout_ms = found.limit("consumer-timeout")
+        return QueueLimits(found.limit("delivery-limit"), timeout_ms / 1000 if timeout_ms is not None else None)
 
     def policies_for(self, queue: str) -> list[BrokerPolicy]:
         """Those that a quorum queue of this name has or would have, as far as this user may see them."""
@@ -92,14 +98,12 @@ class ManagementApi:
         except msgspec.MsgspecError as error:
             raise DatabaseError(f"{self._name} is no management API of RabbitMQ: {error}") from error
 
-    def _get(self, *what: str) -> tuple[int, bytes]:
+    def _get(self, kind: str, *names: str) -> tuple[int, bytes]:
         """Status and body; redirects are not followed, because the password would go with them."""
-        kind, *names = what
-        path = "/".join(
-            [self._url.path.rstrip("/"), "api", kind, *(quote(one, safe="") for one in (self._vhost, *names))]
-        )
-        login = f"{unquote(self._user.username or 'guest')}:{unquote(self._user.password or 'guest')}"
-        authorization = f"Basic {base64.b64encode(login.encode()).decode()}"
+        quoted = (quote(one, safe="") for one in (self._parameters.virtual_host, *names))
+        path = "/".join([self._url.path.rstrip("/"), "api", kind, *quoted])
+        user = self._parameters.credentials
+        authorization = f"Basic {base64.b64encode(f'{user.username}:{user.password}'.encode()).decode()}"
         host, port = self._url.hostname or "", self._url.port
         connection = (
             http.client.HTTPSConnection(host, port or 15671, timeout=ANSWER_S, context=self._context)
@@ -114,16 +118,3 @@ class ManagementApi:
             raise UnavailableError(f"{self._name}: {str(error) or type(error).__name__}") from error
         finally:
             connection.close()
-
-
-def _limits(queue: _Queue) -> QueueLimits:
-    policy = queue.effective_policy_definition
-    settings = policy if isinstance(policy, dict) else {}
-    deliveries = _lowest(queue.arguments.get("x-delivery-limit"), settings.get("delivery-limit"))
-    timeout_ms = _lowest(queue.arguments.get("x-consumer-timeout"), settings.get("consumer-timeout"))
-    return QueueLimits(deliveries, timeout_ms / 1000 if timeout_ms is not None else None)
-
-
-def _lowest(*limits: Any) -> int | None:
-    """Of an argument and a policy the lower one counts; a negative one is none."""
-    return min((one for one in limits if isinstance(one, int) and one >= 0), default=None)

@@ -3,6 +3,7 @@
 import time
 import zlib
 from collections.abc import Mapping
+from copy import copy
 from decimal import DecimalException
 from struct import error as PackingError
 from typing import Any
@@ -110,33 +111,24 @@ def copied_properties(properties: Any, delivery: Delivery, due: float = 0.0) -> 
     headers = _copied_headers(properties.headers or {})
     if encode_table([], headers) > HEADERS_MAX_BYTES:
         headers = {}
-    return pika.BasicProperties(
-        content_type=properties.content_type,
-        content_encoding=properties.content_encoding,
-        headers={**headers, HEADER: identity},
-        # What was taken over is not lost by a restart, however it was sent; and it has no time to expire any more.
-        delivery_mode=2,
-        priority=properties.priority,
-        correlation_id=properties.correlation_id,
-        reply_to=properties.reply_to,
-        message_id=properties.message_id,
-        timestamp=properties.timestamp,
-        type=properties.type,
-        app_id=properties.app_id,
-    )
+    copied = copy(properties)
+    copied.headers = {**headers, HEADER: identity}
+    # What was taken over is not lost by a restart, however it was sent; and it has no time to expire any more.
+    copied.delivery_mode, copied.expiration = 2, None
+    # The broker refuses a user other than the one that publishes.
+    copied.user_id = copied.cluster_id = None
+    return copied
 
 
 def _copied_headers(headers: Mapping[Any, Any]) -> dict[Any, Any]:
     kept = headers.get(KEPT)
     aside = {name: _encodable(value) for name, value in kept.items()} if isinstance(kept, dict) else {}
-    copied = {}
-    for name, value in headers.items():
-        if _is_ours(name, value) or (isinstance(name, str) and name.startswith(_DEATHS)):
-            continue
-        if name in _ACTING:
-            aside[name] = _encodable(value)
-        else:
-            copied[name] = _encodable(value)
+    copied = {
+        name: _encodable(value)
+        for name, value in headers.items()
+        if not _is_ours(name, value) and not str(name).startswith(_DEATHS)
+    }
+    aside |= {name: copied.pop(name) for name in _ACTING if name in copied}
     return {**copied, KEPT: aside} if aside else copied
 
 

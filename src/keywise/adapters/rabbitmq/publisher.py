@@ -4,36 +4,20 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from keywise.adapters.rabbitmq.broker import ANSWER_S, Broker, BrokerLink, Channel, rabbit_errors
+from keywise.adapters.rabbitmq.broker import ANSWER_S, Broker, BrokerLink, Channel, rabbit_errors, resolve
+from keywise.core.errors import UnavailableError
 
 MESSAGES_IN_FLIGHT_MAX = 1_000
 BYTES_IN_FLIGHT_MAX = 8 * 1024 * 1024
 """So many messages and bytes at the most are on their way before they are confirmed."""
+FULL = "takes no more messages; raise its length limit"
 
 Message = tuple[bytes, Any]
 """Body and properties."""
 
 
-class Rejection(Exception):
-    """The broker did not take messages: no queue has this name, or the queue is full."""
-
-    def __init__(self, is_missing: bool) -> None:
-        super().__init__("no queue has this name" if is_missing else "the queue is full")
-        self.is_missing = is_missing
-
-
-class _Batch:
-    """Messages that were published together."""
-
-    def __init__(self, size: int) -> None:
-        self.left = size
-        self.rejection: Rejection | None = None
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def confirm(self) -> None:
-        self.left -= 1
-        if self.left == 0 and not self.done.done():
-            self.done.set_result(None)
+class NoSuchQueue(Exception):
+    """The broker returned messages, because no queue has the name that they were published to."""
 
 
 class ConfirmChannel:
@@ -45,51 +29,46 @@ class ConfirmChannel:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._sent = 0
-        self._unconfirmed: dict[int, tuple[str, _Batch]] = {}
+        self._unconfirmed: dict[int, tuple[str, asyncio.Future[None]]] = {}
         channel.on_end = self._end
         channel.raw.add_on_return_callback(self._return)
 
-    def publish(self, queue: str, messages: Sequence[Message]) -> _Batch:
-        batch = _Batch(len(messages))
+    def publish(self, queue: str, messages: Sequence[Message]) -> list[asyncio.Future[None]]:
+        """Send messages; each result is there when the broker has confirmed that message."""
+        loop = asyncio.get_running_loop()
+        confirmations: list[asyncio.Future[None]] = [loop.create_future() for _ in messages]
         try:
-            for body, properties in messages:
+            for confirmation, (body, properties) in zip(confirmations, messages, strict=True):
                 self._sent += 1
-                self._unconfirmed[self._sent] = (queue, batch)
+                self._unconfirmed[self._sent] = (queue, confirmation)
                 self.channel.raw.basic_publish("", queue, body, properties, mandatory=True)
         except BaseException:
             # Nobody knows any more which number is whose, and nobody waits for this batch.
-            batch.done.cancel()
+            for confirmation in confirmations:
+                confirmation.cancel()
             self.channel.close()
             raise
-        return batch
+        return confirmations
 
     def confirm(self, frame: Any) -> None:
-        method = frame.method
+        method, last = frame.method, frame.method.delivery_tag
         is_taken = type(method).__name__ == "Ack"
-        for number in self._confirmed(method.delivery_tag, method.multiple):
-            _, batch = self._unconfirmed.pop(number)
-            if not is_taken:
-                batch.rejection = batch.rejection or Rejection(is_missing=False)
-            batch.confirm()
-
-    def _confirmed(self, number: int, multiple: bool) -> list[int]:
-        if multiple:
-            return [one for one in self._unconfirmed if one <= number]
-        return [number] if number in self._unconfirmed else []
+        for number in [one for one in self._unconfirmed if one <= last] if method.multiple else [last]:
+            queue, confirmation = self._unconfirmed.pop(number)
+            outcome = None if is_taken else UnavailableError(f"{self.channel.name}: the queue {queue!r} {FULL}")
+            resolve(confirmation, outcome)
 
     def _return(self, channel: Any, method: Any, properties: Any, body: bytes) -> None:
         """What nobody takes comes back before it is confirmed; then nobody takes the others for this queue either."""
-        for queue, batch in self._unconfirmed.values():
+        for queue, confirmation in self._unconfirmed.values():
             if queue == method.routing_key:
-                batch.rejection = Rejection(is_missing=True)
+                resolve(confirmation, NoSuchQueue(queue))
 
     def _end(self) -> None:
         """Nothing more is confirmed."""
-        unconfirmed, self._unconfirmed = self._unconfirmed, {}
-        assert self.channel.ended is not None
-        for _, batch in unconfirmed.values():
-            if not batch.done.done():
-                batch.done.set_exception(self.channel.ended)
+        assert self.channel.ended is not None, "or what is lost would count as confirmed"
+        for _, confirmation in self._unconfirmed.values():
+            resolve(confirmation, self.channel.ended)
 
 
 class Publisher:
@@ -101,15 +80,12 @@ class Publisher:
         self._confirm_channel: ConfirmChannel | None = None
 
     async def publish(self, queue: str, messages: Sequence[Message]) -> None:
-        """Put messages into a queue by its name; raises `Rejection` if one of them did not get there."""
+        """Put messages into a queue by its name; raises `NoSuchQueue` if there is none."""
         for part in _batches(messages):
             confirms = await self._opened()
             with rabbit_errors(self._link.name):
-                batch = confirms.publish(queue, part)
                 async with asyncio.timeout(ANSWER_S):
-                    await batch.done
-            if batch.rejection is not None:
-                raise batch.rejection
+                    await asyncio.gather(*confirms.publish(queue, part))
 
     async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
         """Make a queue of ours."""

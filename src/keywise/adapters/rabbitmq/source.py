@@ -16,7 +16,7 @@ from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, BrokerL
 from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
-from keywise.adapters.rabbitmq.publisher import Message, Publisher, Rejection
+from keywise.adapters.rabbitmq.publisher import Message, NoSuchQueue, Publisher
 from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES, Subscription
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
@@ -39,6 +39,8 @@ LOOKS_MAX = 10
 """So often an empty queue is looked at again, because something was taken or settled meanwhile."""
 AGES = 4
 """Into so many parts the broker's patience is divided; what is held for two or three of them is copied."""
+PREPARED_DELAYS_S = (1.0, 5.0)
+"""The delays that are needed most: what finds no room behind a blocked key waits for five seconds by default."""
 ERRANDS_MAX = 100
 """So much is done beside, at the most: whoever releases more waits for a new delay queue itself."""
 RENEWED_S = 1.0
@@ -128,8 +130,8 @@ class RabbitSource:
         if subscription is None or not subscription.unsettled(deliveries):
             return
         try:
-            opens_in_s = await self._delay_queues.usable_in_s(delay_s) if delay_s > 0 else 0.0
-            if opens_in_s > 0 and len(self._errands) < ERRANDS_MAX:
+            is_early = delay_s > 0 and await self._delay_queues.usable_in_s(delay_s) > 0
+            if is_early and len(self._errands) < ERRANDS_MAX:
                 # Whoever releases has more to do than to wait for that.
                 self._run_errand(self._release_later(subscription, [*deliveries], delay_s))
             else:
@@ -152,12 +154,11 @@ class RabbitSource:
         """What is ready or delayed, and what this process holds; a broker tells nobody what other processes hold."""
         for _ in range(LOOKS_MAX):
             before = self._activity()
-            if counted := await self._count():
-                return counted
             # What is on its way is in no queue for a moment.
-            await asyncio.sleep(MOVING_S)
-            if counted := await self._count():
-                return counted
+            for pause_s in (0.0, MOVING_S):
+                await asyncio.sleep(pause_s)
+                if counted := await self._count():
+                    return counted
             if self._activity() == before:
                 return 0
         # Something went through it each time, so it is not empty, and nobody can say more.
@@ -190,12 +191,12 @@ class RabbitSource:
                 if self._subscription is not None:
                     self._broker.subscriptions.discard(self._subscription)
                     self._subscription.close()
-                    self._subscription = None
                 else:
                     # Early, so that they can be used when they are needed, and a user without the rights finds out now.
-                    await self._delay_queues.prepare()
+                    for delay_s in PREPARED_DELAYS_S:
+                        await self._delay_queues.usable_in_s(delay_s)
                 channel = await self._link.channel()
-                self._subscription = Subscription(self._broker.name, channel, self._queue, self._prefetch)
+                self._subscription = Subscription(channel, self._queue, self._prefetch)
                 self._broker.subscriptions.add(self._subscription)
             return self._subscription
 
@@ -279,11 +280,10 @@ class RabbitSource:
                 await self._publisher.publish(self._queue, messages)
             else:
                 await self._delay_queues.publish(messages, delay_s)
-        except Rejection as error:
-            if error.is_missing:
-                raise self._missing() from error
-            raise UnavailableError(
-                f"{self._broker.name}: the queue {self._queue!r} takes no more messages; raise its length limit"
+        except NoSuchQueue as error:
+            raise DatabaseError(
+                f"{self._broker.name}: no queue is called {self._queue!r}; declare it first: keywise consumes queues "
+                "as they are"
             ) from error
 
     # Looking.
@@ -301,12 +301,6 @@ class RabbitSource:
         """What this process takes from the queue, by this source or another."""
         return (subscription for subscription in self._broker.subscriptions if subscription.queue == self._queue)
 
-    def _missing(self) -> DatabaseError:
-        return DatabaseError(
-            f"{self._broker.name}: no queue is called {self._queue!r}; declare it first: keywise consumes queues as "
-            "they are"
-        )
-
     def _while_running(self, error: DatabaseError | UnavailableError) -> DatabaseError | UnavailableError:
         """A queue that vanished may be declared again, and everything else goes on meanwhile."""
         if isinstance(error, DatabaseError) and refusal_code(error) in (0, NOT_FOUND):
@@ -317,28 +311,21 @@ class RabbitSource:
 def connect(address: Address) -> Source:
     """`amqp://user:password@host:5672/vhost?queue=NAME`; the queue is named like the pipeline by default."""
     options = address.take("queue", "prefetch", "ack_timeout", "management", *OPTIONS)
-    broker = broker_at(address, options)
+    url, broker = redacted(address.url), broker_at(address, options)
     prefetch = options.get("prefetch", str(PREFETCH))
     if not prefetch.isdecimal() or not 1 <= int(prefetch) <= PREFETCH_MAX:
-        raise AddressError(
-            f"{redacted(address.url)}: prefetch={prefetch} has to be a whole number from 1 to {PREFETCH_MAX}"
-        )
+        raise AddressError(f"{url}: prefetch={prefetch} has to be a whole number from 1 to {PREFETCH_MAX}")
     queue = options.get("queue", address.name)
     if not 0 < len(queue.encode()) <= QUEUE_MAX_BYTES:
-        raise AddressError(f"{redacted(address.url)}: the name of a queue has from 1 to {QUEUE_MAX_BYTES} bytes")
+        raise AddressError(f"{url}: the name of a queue has from 1 to {QUEUE_MAX_BYTES} bytes")
     management = options.get("management", "")
     if management and not _is_api(management):
         raise AddressError(
-            f"{redacted(address.url)}: management={management} is no address of an API; write for example "
+            f"{url}: management={management} is no address of an API; write for example "
             "management=http://localhost:15672"
         )
-    return RabbitSource(
-        broker,
-        queue,
-        prefetch=int(prefetch),
-        ack_timeout_s=seconds(options.get("ack_timeout", ACK_TIMEOUT_S)),
-        management=management,
-    )
+    ack_timeout_s = seconds(options.get("ack_timeout", ACK_TIMEOUT_S))
+    return RabbitSource(broker, queue, prefetch=int(prefetch), ack_timeout_s=ack_timeout_s, management=management)
 
 
 def _is_api(management: str) -> bool:

@@ -5,13 +5,15 @@ import secrets
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pika.spec import Basic
 
-from keywise.adapters.rabbitmq.broker import PRECONDITION, Channel, code_of
+from keywise.adapters.rabbitmq.broker import PRECONDITION, Channel, refusal_code
 from keywise.adapters.rabbitmq.connection import decoded
 from keywise.adapters.rabbitmq.frames import ACK, NACK, stamp_of
 from keywise.adapters.rabbitmq.messages import (
@@ -38,23 +40,20 @@ OLD_AFTER_LOOKS = 2
 """A message that was held already when somebody asked for old ones this many times ago is old."""
 
 
+@dataclass(slots=True, eq=False)
 class BrokerConsumer:
-    """What was agreed with the broker: so many messages more may come."""
+    """What was agreed with the broker: so many messages may come, and so many more of them are left."""
 
-    __slots__ = ("left", "prefetch", "tag")
-
-    def __init__(self, tag: str, prefetch: int) -> None:
-        self.tag = tag
-        self.prefetch = prefetch
-        self.left = prefetch
+    tag: str
+    prefetch: int
+    left: int
 
 
 class Subscription:
     """One channel. Receipts belong to it: when it is over they say nothing any more, and its messages come again."""
 
-    def __init__(self, name: str, channel: Channel, queue: str, prefetch: int) -> None:
+    def __init__(self, channel: Channel, queue: str, prefetch: int) -> None:
         self.queue = queue
-        self._name = name
         self._channel = channel
         self._prefetch = prefetch
         self._id = secrets.token_hex(8)
@@ -79,11 +78,11 @@ class Subscription:
         self._ack_timer: asyncio.TimerHandle | None = None
         self._qos = 0
         self._pulling = asyncio.Lock()
-        self._on_empty: Callable[[Any], None] = lambda _: None
+        self._on_empty: Callable[[], None] = lambda: None
         self._is_cancelled = False
         channel.on_end = self._bell.set
         channel.raw.add_on_cancel_callback(self._cancelled)
-        channel.raw.add_callback(self._empty, [Basic.GetEmpty], one_shot=False)
+        channel.raw.add_callback(lambda _: self._on_empty(), [Basic.GetEmpty], one_shot=False)
 
     def __len__(self) -> int:
         """How many messages are not settled."""
@@ -102,15 +101,15 @@ class Subscription:
         """Raise if nothing more can come."""
         if self._is_cancelled:
             raise UnavailableError(
-                f"{self._name}: the queue {self.queue!r} was deleted, or moved to another node; declare it again if "
-                "it is gone"
+                f"{self._channel.name}: the queue {self.queue!r} was deleted, or moved to another node; declare it "
+                "again if it is gone"
             )
         if not self._channel.is_open:
             reason = self._channel.ended
             text = getattr(reason, "reply_text", "") or str(reason) or type(reason).__name__
-            if code_of(reason) == PRECONDITION and "timed out" in text:
+            if refusal_code(reason) == PRECONDITION and "timed out" in text:
                 text += "; a message was held for longer than the broker allows: raise its consumer_timeout"
-            raise UnavailableError(f"{self._name}: {text}")
+            raise UnavailableError(f"{self._channel.name}: {text}")
 
     # What comes.
 
@@ -123,11 +122,9 @@ class Subscription:
         self._bell.clear()
         if self._arrived or self._unfit or self.is_over:
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._bell.wait()
-        except TimeoutError:
-            pass
 
     async def pull(self, limit: int) -> None:
         """Fetch what is there, one by one, without letting more come."""
@@ -159,12 +156,11 @@ class Subscription:
         self.flush_acks()
         if self.is_over or not self._consumers:
             return
-        consumers, self._consumers = self._consumers, []
-        for consumer in consumers:
-            self._channel.hand_to(consumer.tag, None)
+        self._channel.hand_to_nobody()
+        for consumer in self._consumers:
             self._channel.raw.basic_cancel(consumer.tag)
-        unwanted = [*self._arrived]
-        self._arrived.clear()
+        self._consumers = []
+        unwanted, self._arrived = self._arrived, deque()
         self._requeue(unwanted)
 
     def close(self) -> None:
@@ -177,7 +173,7 @@ class Subscription:
             await self._channel.ask("basic_qos", prefetch_count=prefetch)
             self._qos = prefetch
         self._consumed += 1
-        consumer = BrokerConsumer(f"keywise-{self._id}-{self._consumed}", prefetch)
+        consumer = BrokerConsumer(f"keywise-{self._id}-{self._consumed}", prefetch, left=prefetch)
         self._consumers.append(consumer)
         self._channel.hand_to(consumer.tag, partial(self._take_usual, consumer))
 
@@ -194,7 +190,7 @@ class Subscription:
                 self._take(None, method.delivery_tag, method.redelivered, properties, body)
                 done(True)
 
-            self._on_empty = lambda _: done(False)
+            self._on_empty = lambda: done(False)
             self._channel.raw.basic_get(self.queue, got)
 
         return bool(await self._channel.answered(call))
@@ -204,30 +200,25 @@ class Subscription:
     ) -> None:
         """One without headers of others: most of what comes, so this is short."""
         stamp = stamp_of(properties)
-        if stamp is None:
+        identity = parse_identity(stamp[0], body) if stamp is not None and stamp[0] is not None else None
+        if stamp is None or (identity is not None and (identity.due or identity.id in self._ids)):
             self._take(consumer, tag, redelivered, decoded(properties), body)
             return
-        written, moment = stamp
-        identity = None if written is None else parse_identity(written, body)
         if identity is None:
-            delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at(moment), 1 + redelivered)
-        elif identity.due or identity.id in self._ids:
-            self._take(consumer, tag, redelivered, decoded(properties), body)
-            return
+            delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at(stamp[1]), 1 + redelivered)
         else:
             self._ids.add(identity.id)
             count = identity.count + 1 + redelivered
             delivery = Delivery(identity.id, self._first + tag, body, identity.sent_at, count)
-        self._keep(consumer, tag, properties, delivery, self._arrived)
+        self._arrived.append(delivery)
+        self._keep(consumer, tag, properties, delivery)
 
     def _take(self, consumer: BrokerConsumer | None, tag: int, redelivered: bool, properties: Any, body: bytes) -> None:
         headers = properties.headers or {}
         before, identity = times_before(headers, redelivered), identity_of(headers, body)
         is_unfit = consumer is not None and _is_near_delivery_limit(properties)
-        id, moment = f"{self._id}.{tag}", 0.0
-        if identity is None:
-            moment = sent_at(properties.timestamp)
-        else:
+        id, moment = f"{self._id}.{tag}", sent_at(properties.timestamp)
+        if identity is not None:
             before, moment = before + identity.count, identity.sent_at
             is_unfit = is_unfit or identity.due > time.time()
             # A copy may have come before its original was acked: both are here, and each has to be settled.
@@ -235,21 +226,14 @@ class Subscription:
                 id = identity.id
                 self._ids.add(id)
         delivery = Delivery(id, self._first + tag, body, moment, before + 1, shown_headers(headers))
-        self._keep(consumer, tag, properties, delivery, self._unfit if is_unfit else self._arrived)
+        (self._unfit if is_unfit else self._arrived).append(delivery)
+        self._keep(consumer, tag, properties, delivery)
 
-    def _keep(
-        self,
-        consumer: BrokerConsumer | None,
-        tag: int,
-        properties: Any,
-        delivery: Delivery,
-        where: MutableSequence[Delivery],
-    ) -> None:
+    def _keep(self, consumer: BrokerConsumer | None, tag: int, properties: Any, delivery: Delivery) -> None:
         self._held[tag] = (consumer, properties, delivery)
         self._last = tag
         if consumer is not None:
             consumer.left -= 1
-        where.append(delivery)
         if not self._bell.is_set():
             self._bell.set()
 
@@ -266,8 +250,8 @@ class Subscription:
     def withdraw(self, deliveries: Sequence[Delivery]) -> None:
         """Forget deliveries that may not have been handed over yet."""
         self.ack(deliveries)
-        self._arrived = deque(one for one in self._arrived if int(one.receipt) - self._first in self._held)
-        self._unfit = [one for one in self._unfit if int(one.receipt) - self._first in self._held]
+        self._arrived = deque(one for _, one in self._unsettled(self._arrived))
+        self._unfit = [one for _, one in self._unsettled(self._unfit)]
 
     def unsettled(self, deliveries: Sequence[Delivery]) -> list[tuple[Delivery, Any]]:
         """Those that are not settled, with their properties."""
@@ -275,8 +259,7 @@ class Subscription:
 
     def requeue_later(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         """Let the broker have them again after a while, if they are still here then."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(min(delay_s, REQUEUE_MAX_S), self._requeue, [*deliveries])
+        asyncio.get_running_loop().call_later(min(delay_s, REQUEUE_MAX_S), self._requeue, [*deliveries])
 
     def _unsettled(self, deliveries: Sequence[Delivery]) -> list[tuple[int, Delivery]]:
         if not self._channel.is_open:
@@ -340,9 +323,6 @@ class Subscription:
         The last of those has to be one that the broker still waits for: others are no tags any more.
         """
         self._channel.settle(method, tags, self._together(tags))
-
-    def _empty(self, frame: Any) -> None:
-        self._on_empty(frame)
 
     def _cancelled(self, frame: Any) -> None:
         self._is_cancelled = True

@@ -27,6 +27,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from keywise.adapters.redis.script import Script
 from keywise.core.clock import boot_time
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
+from keywise.core.resource import UserCount
 from keywise.core.url import Address, redacted
 
 CONNECT_S = 10.0
@@ -42,14 +43,13 @@ OLDEST = (7, 0)
 
 
 class RedisDatabase:
-    """Connections to one server, counted: the first who enters opens them, the last who leaves closes them."""
+    """Connections to one server, open as long as it has users."""
 
     def __init__(self, url: str, options: tuple[tuple[str, str], ...] = ()) -> None:
         self.name = redacted(url)
         self._url = url
         self._options = dict(options)
-        self._users = 0
-        self._opening = asyncio.Lock()
+        self._users = UserCount(self._open, self._close)
         self._factory: Any = None
         """Makes connections as the URL says; None while this is not open."""
         self._free: dict[Any, float] = {}
@@ -57,17 +57,11 @@ class RedisDatabase:
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
 
     async def __aenter__(self) -> Self:
-        async with self._opening:
-            if self._users == 0:
-                await self._open()
-            self._users += 1
+        await self._users.enter()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        async with self._opening:
-            self._users -= 1
-            if self._users == 0:
-                await self._close()
+        await self._users.leave()
 
     async def now(self) -> float:
         """The store's clock: that of the server, the same for all who are connected to it."""

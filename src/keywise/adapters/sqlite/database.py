@@ -4,9 +4,9 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -14,6 +14,7 @@ from keywise.adapters.sqlite.schema.install import install
 from keywise.adapters.sqlite.write_fairness import WriteFairness
 from keywise.core.clock import boot_time
 from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.resource import UserCount
 from keywise.core.statements import read_statements
 
 T = TypeVar("T")
@@ -33,13 +34,12 @@ _SQL = read_statements(__name__)
 
 
 class SqliteDatabase:
-    """An open file, counted: the first who enters opens it, the last who leaves closes it."""
+    """One file, open as long as it has users."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._users = 0
-        self._opening = asyncio.Lock()
-        self._writing: asyncio.Lock | None = None
+        self._users = UserCount(self._open, self._close)
+        self._writing = asyncio.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
@@ -50,16 +50,11 @@ class SqliteDatabase:
         """Meanwhile nobody may end the transaction: neither its neighbours' effects nor their marks are complete."""
 
     async def __aenter__(self) -> Self:
-        async with self._opening:
-            if self._users == 0:
-                await self._open()
-            self._users += 1
+        await self._users.enter()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._users -= 1
-        if self._users == 0:
-            self._close()
+        await self._users.leave()
 
     @property
     def reader(self) -> sqlite3.Connection:
@@ -73,46 +68,35 @@ class SqliteDatabase:
 
     async def write(self, act: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function in one transaction of its own, off the event loop."""
-        writer, writing = self._parts()
 
         def transact() -> T:
-            try:
-                result = act(writer)
-                writer.execute(_COMMIT)
-            except BaseException:
-                if writer.in_transaction:
-                    writer.execute("rollback")
-                raise
-            return result
+            with writer:
+                return act(writer)
 
-        async with self._turn(writing):
-            await self._begin(writer)
+        async with self._turn() as writer:
             return await self._hop(transact)
+
+    async def execute(self, statement: str, arguments: tuple[object, ...] = ()) -> int:
+        """Run one statement in a transaction of its own; return how many rows it changed."""
+        return await self.write(lambda connection: connection.execute(statement, arguments).rowcount)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
         """A transaction over several steps. Only its begin and its commit may block, and they leave the loop alone."""
-        writer, writing = self._parts()
-        async with self._turn(writing):
-            await self._begin(writer)
+        async with self._turn() as writer:
             try:
                 yield writer
                 if not writer.in_transaction:
                     raise UnavailableError(f"{self.path}: the transaction was rolled back")
-                await self._hop(lambda: writer.execute(_COMMIT))
+                await self._hop(writer.commit)
             except BaseException:
-                if writer.in_transaction:
-                    writer.execute("rollback")
+                writer.rollback()
                 raise
 
     def read(self, statement: str, arguments: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
         """Rows of a query on what is committed."""
         with sqlite_errors(self.path):
             return self.reader.execute(statement, arguments).fetchall()
-
-    def _parts(self) -> tuple[sqlite3.Connection, asyncio.Lock]:
-        assert self._writer is not None and self._writing is not None, "the database is not open"
-        return self._writer, self._writing
 
     def enable_fair_writes(self) -> None:
         """From now on leave the file alone now and then, so that other processes get at it."""
@@ -122,22 +106,21 @@ class SqliteDatabase:
             self._write_fairness.start()
 
     @asynccontextmanager
-    async def _turn(self, writing: asyncio.Lock) -> AsyncIterator[None]:
-        async with writing:
+    async def _turn(self) -> AsyncIterator[sqlite3.Connection]:
+        """Begin a transaction. SQLite itself waits up to 100 ms between two looks, and others would get in first."""
+        writer = self._writer
+        assert writer is not None, "the database is not open"
+        async with self._writing:
             fairness = self._write_fairness
-            if fairness is None:
-                yield
-                return
-            await fairness.yield_if_busy()
+            if fairness is not None:
+                await fairness.yield_if_busy()
             try:
-                yield
+                with sqlite_errors(self.path):
+                    await self._when_free(lambda: writer.execute(_BEGIN))
+                yield writer
             finally:
-                fairness.record_write()
-
-    async def _begin(self, writer: sqlite3.Connection) -> None:
-        """Take the write lock. SQLite itself waits up to 100 ms between two looks, and others would get in first."""
-        with sqlite_errors(self.path):
-            await self._when_free(lambda: writer.execute(_BEGIN))
+                if fairness is not None:
+                    fairness.record_write()
 
     async def _when_free(self, act: Callable[[], object]) -> None:
         loop = asyncio.get_running_loop()
@@ -155,7 +138,7 @@ class SqliteDatabase:
         """The number of a named row, which is inserted where it is missing; only then it waits for other writers."""
         found: Any = self.read(select, (name,))
         if not found:
-            await self.write(lambda connection: connection.execute(insert, (name,)))
+            await self.execute(insert, (name,))
             found = self.read(select, (name,))
         return int(found[0][0])
 
@@ -192,11 +175,11 @@ class SqliteDatabase:
         return connection
 
     def _authorize(self, action: int, *_: object) -> int:
-        """Called when a statement is compiled. Ours are compiled once, so this costs nothing."""
+        """Called when a statement is compiled. Ours are compiled once, except each commit, so this costs little."""
         ends_transaction = action == sqlite3.SQLITE_TRANSACTION
         return sqlite3.SQLITE_DENY if ends_transaction and self.runs_user_code else sqlite3.SQLITE_OK
 
-    def _close(self) -> None:
+    async def _close(self) -> None:
         assert self._thread is not None and self._writer is not None and self._reader is not None
         self._thread.shutdown()
         if self._write_fairness is not None:
@@ -210,43 +193,37 @@ class SqliteDatabase:
         known = _agreed(connection)
         if known is not None:
             return known
-        connection.execute("begin immediate")
-        known = _agreed(connection)
-        if known is not None:
-            connection.execute("rollback")
-            return known
-        # The wall clock may have been set back since: what was once over must not be ahead again.
-        [latest] = connection.execute(_SQL["latest"]).fetchone()
-        offset = max(time.time(), float(latest)) - boot_time()
-        connection.executemany(
-            "insert or replace into keywise_meta values (?, ?)", [("boot", _boot_id()), ("offset", offset)]
-        )
-        connection.execute("commit")
-        return offset
-
-
-class sqlite_errors:
-    """Turns errors of the file into ours, at the edge: what may pass becomes `UnavailableError`."""
-
-    def __init__(self, path: str, passing: frozenset[int] | None = None) -> None:
-        self._path = path
-        self._passing = PASSING if passing is None else passing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, sqlite3.Error):
-            return
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in self._passing:
-            raise UnavailableError(f"{self._path}: {error}") from error
-        if code in _ADVICE:
-            raise DatabaseError(f"{self._path}: {error}; {_ADVICE[code]}") from error
+        with connection:
+            connection.execute("begin immediate")
+            known = _agreed(connection)
+            if known is not None:
+                return known
+            # The wall clock may have been set back since: what was once over must not be ahead again.
+            [latest] = connection.execute(_SQL["latest"]).fetchone()
+            offset = max(time.time(), float(latest)) - boot_time()
+            times = [("boot", _boot_id()), ("offset", offset)]
+            connection.executemany("insert or replace into keywise_meta values (?, ?)", times)
+            return offset
 
 
 DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 PASSING = DISK | {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+
+
+@contextmanager
+def sqlite_errors(path: str, passing: frozenset[int] = PASSING) -> Iterator[None]:
+    """Turns errors of the file into ours, at the edge: what may pass becomes `UnavailableError`."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in passing:
+            raise UnavailableError(f"{path}: {error}") from error
+        if code in _ADVICE:
+            raise DatabaseError(f"{path}: {error}; {_ADVICE[code]}") from error
+        raise
+
+
 _ADVICE = {
     sqlite3.SQLITE_CANTOPEN: "check that the file can be created there",
     sqlite3.SQLITE_READONLY: "make the file and its folder writable for this user",
@@ -255,8 +232,8 @@ _ADVICE = {
     sqlite3.SQLITE_PERM: "give this user access to the file",
     sqlite3.SQLITE_AUTH: "a handler has to leave commit and rollback to keywise",
 }
-# With texts of their own, so that a handler's `commit` never meets ours in the cache of compiled statements.
-_BEGIN, _COMMIT = "begin immediate -- keywise", "commit -- keywise"
+# With a text of its own, so that a handler's `begin` never meets ours in the cache of compiled statements.
+_BEGIN = "begin immediate -- keywise"
 
 
 def _agreed(connection: sqlite3.Connection) -> float | None:

@@ -44,7 +44,7 @@ class SqliteSink:
     async def __aenter__(self) -> Self:
         async with opening(self.database):
             if not self.database.read(_FIND_TABLE, (self._table.name,)):
-                await self.database.write(lambda connection: connection.execute(self._create))
+                await self.database.execute(self._create)
             self._check(self.database.reader)
         return self
 

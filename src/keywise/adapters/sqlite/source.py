@@ -8,6 +8,7 @@ import asyncio
 import secrets
 import sqlite3
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
@@ -92,15 +93,13 @@ class SqliteSource:
         # A commit has to be on its way first: its thread cannot begin while this one is busy.
         await asyncio.sleep(PEEK_AFTER_S)
         with sqlite_errors(self.database.path):
-            rows = self.database.reader.execute(_SQL["fresh"], (int(after.id) + 1, self._last, limit))
-            return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
+            return self._fresh(self.database.reader, limit, int(after.id))
 
     def queue_in(self, connection: Any) -> "SqliteTransactionalQueue":
         return SqliteTransactionalQueue(self, connection)
 
     def _any_visible(self) -> bool:
-        found = self.database.read(_SQL["visible"], (self._first, self._last, self._queue, self.database.now()))
-        return bool(found)
+        return bool(self.database.read(_SQL["visible"], (self._first, self._last, self._queue, self.database.now())))
 
     def _insert(self, connection: sqlite3.Connection, bodies: Sequence[bytes], delay_s: float) -> None:
         queue, now = self._queue, self.database.now()
@@ -130,8 +129,8 @@ class SqliteSource:
         rows = connection.execute(_SQL["due"], (self._queue, now, limit))
         return [Delivery(id, receipt, body, sent_at, count + 1) for id, receipt, count, sent_at, body in rows]
 
-    def _fresh(self, connection: sqlite3.Connection, limit: int) -> list[Delivery]:
-        rows = connection.execute(_SQL["fresh"], (self._first, self._last, limit))
+    def _fresh(self, connection: sqlite3.Connection, limit: int, after: int = 0) -> list[Delivery]:
+        rows = connection.execute(_SQL["fresh"], (max(after + 1, self._first), self._last, limit))
         return [Delivery(id, 0, body, sent_at, 1) for id, sent_at, body in rows]
 
 
@@ -177,7 +176,7 @@ class SqliteTransactionalQueue:
         there = self._connection.execute(_SQL["count_stretch"], (self._source._first, peeked[-1].id)).fetchone()
         return bool(there == (len(peeked), peeked[0].id))
 
-    def _errors(self) -> sqlite_errors:
+    def _errors(self) -> AbstractContextManager[None]:
         return sqlite_errors(self._source.database.path)
 
 

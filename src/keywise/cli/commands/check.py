@@ -1,14 +1,12 @@
 """`keywise check`: tests a source, a ledger, a sink or a backend of serial functions against its contract."""
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from keywise.cli.app_loader import JsonOption
-from keywise.cli.output import cell, fail, plain, print_result, progress, screen
+from keywise.cli.output import fail, plain, print_line, print_result, progress
 
 if TYPE_CHECKING:
     from keywise.testing.conformance import Checked, Conformance, Playground
@@ -84,10 +82,9 @@ def _check(role: str, url: str, json: bool) -> None:
     playground = Playground(role, url)
     if not json:
         print(plain(f"writes to {playground}"))
-    report = _with_progress(playground, role, json)
+    report = asyncio.run(_checked(playground, role, json))
     counts = {verdict.value: len(report.of(verdict)) for verdict in Verdict}
-    promises = msgspec.to_builtins(report.checked)
-    fields = {"role": report.role, "wrote_to": playground.prefix, **counts, "promises": promises}
+    fields = {"role": report.role, "wrote_to": playground.prefix, **counts, "promises": report.checked}
     print_result(fields, report.summary, json=json)
     if broken := report.of(Verdict.BROKEN):
         if json:
@@ -95,19 +92,7 @@ def _check(role: str, url: str, json: bool) -> None:
         fail(f"{len(broken)} of {len(report.checked)} promises are broken; the contracts are in keywise/core")
 
 
-def _with_progress(playground: "Playground", role: str, json: bool) -> "Conformance":
-    with progress() as bar:
-        task = bar.add_task("promises", total=None)
-
-        def show_checked(checked: "Checked", total: int) -> None:
-            bar.update(task, advance=1, total=total)
-            if not json:
-                screen().print(cell(str(checked)))
-
-        return asyncio.run(_checked(playground, role, show_checked))
-
-
-async def _checked(playground: "Playground", role: str, on_checked: "Callable[[Checked, int], None]") -> "Conformance":
+async def _checked(playground: "Playground", role: str, json: bool) -> "Conformance":
     from keywise.testing import conformance
     from keywise.testing.conformance.report import NotConformingError, hold
 
@@ -118,10 +103,19 @@ async def _checked(playground: "Playground", role: str, on_checked: "Callable[[C
         "turns": ("turns", playground.turns, conformance.promises_of_turns),
     }
     called, bench, of_role = checks[role]
-    try:
-        promises = await of_role(bench)
-        return await hold(called, promises, bench, lambda checked: on_checked(checked, len(promises)))
-    except NotConformingError as error:
-        return error.report
-    finally:
-        await playground.clean()
+    with progress() as bar:
+        task = bar.add_task("promises", total=None)
+
+        def show_checked(checked: "Checked") -> None:
+            bar.advance(task)
+            if not json:
+                print_line(checked)
+
+        try:
+            promises = await of_role(bench)
+            bar.update(task, total=len(promises))
+            return await hold(called, promises, bench, show_checked)
+        except NotConformingError as error:
+            return error.report
+        finally:
+            await playground.clean()

@@ -245,18 +245,15 @@ async def _record(found: FoundLetter, what: str, by: AuditNote) -> None:
 
 
 def _whole(found: FoundLetter) -> dict[str, Any]:
-    letter = found.letter
+    letter, text = found.letter, _text(found.letter.body)
     fields = summary(found) | {
         "source": letter.source,
         "sent_at": iso(letter.sent_at),
         "headers": dict(letter.headers or {}),
-        "body": _text(letter.body),
+        "body": text,
     }
-    try:
-        letter.body.decode()
-    except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(letter.body).decode()
-    return fields
+    is_exact = text.encode() == letter.body
+    return fields if is_exact else fields | {"body_base64": base64.b64encode(letter.body).decode()}
 
 
 def _text(body: bytes) -> str:

@@ -21,7 +21,6 @@ from keywise.cli.commands.pause import note_that
 from keywise.cli.options import grouped, suggestion
 from keywise.cli.output import count, duration, fail, plain, print_json, print_table, progress, refuse
 from keywise.core.admin import LedgerCounts
-from keywise.core.controls import Controls
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import AdminError
 from keywise.core.ledger import TransferableLedger
@@ -51,27 +50,22 @@ def listed(
     _check_place(url, "URL")
     found = asyncio.run(_listed(url))
     if json:
-        pipelines = [
-            {"pipeline": name, **msgspec.to_builtins(counts), "paused": controls.is_paused}
-            for name, counts, controls in found
-        ]
-        print_json({"ledger": redacted(url), "pipelines": pipelines})
+        print_json({"ledger": redacted(url), "pipelines": found})
         return
     if not found:
         print(plain(f"{redacted(url)} holds nothing of any pipeline"))
         return
-    rows = [
-        (name, *msgspec.structs.astuple(counts), "yes" if controls.is_paused else "no")
-        for name, counts, controls in found
-    ]
+    rows = [(one | {"paused": "yes" if one["paused"] else "no"}).values() for one in found]
     print_table(("pipeline", *NUMBERS, "paused"), rows, numbers=NUMBERS)
 
 
-async def _listed(url: str) -> list[tuple[str, LedgerCounts, Controls]]:
+async def _listed(url: str) -> list[dict[str, Any]]:
+    """Return the name of each pipeline, its numbers, and whether it is paused."""
     found, shared = [], Shared()
     for name in await _scopes(url, shared):
         async with _opened(url, name, LedgerPolicy(), shared) as ledger:
-            found.append((name, await ledger.admin.counts(), await ledger.control_store.controls()))
+            counts, controls = await ledger.admin.counts(), await ledger.control_store.controls()
+            found.append({"pipeline": name, **msgspec.structs.asdict(counts), "paused": controls.is_paused})
     return found
 
 
@@ -125,7 +119,7 @@ def copy(options: CopyOptions) -> None:
         )
     if options.json:
         place = {"from": redacted(source), "to": redacted(target), "dry_run": options.dry_run}
-        print_json(place | {"pipelines": msgspec.to_builtins(reports)})
+        print_json(place | {"pipelines": reports})
         return
     for report in reports:
         print(plain(str(report)))
@@ -165,8 +159,6 @@ class Copy:
 
     def __init__(self, options: CopyOptions, audit_note: AuditNote) -> None:
         self._options = options
-        self._source = options.source
-        self._target = options.target
         self._audit_note = audit_note
         self._shared = Shared()
         self._bar = progress(
@@ -175,7 +167,9 @@ class Copy:
 
     async def run(self, loaded: App | None, names: Sequence[str]) -> list[CopyReport]:
         """Check all pipelines first, so that nothing is copied if one of them cannot be copied."""
-        chosen = _chosen(await _scopes(self._source, self._shared), loaded, names, redacted(self._source))
+        chosen = _chosen(
+            await _scopes(self._options.source, self._shared), loaded, names, redacted(self._options.source)
+        )
         async with AsyncExitStack() as stack:
             copies = [
                 await stack.enter_async_context(self._ledger_copy(name, _policy(loaded, name))) for name in chosen
@@ -188,12 +182,12 @@ class Copy:
 
     @asynccontextmanager
     async def _ledger_copy(self, name: str, policy: LedgerPolicy) -> AsyncIterator[LedgerCopy]:
-        is_new = self._options.dry_run and (file := _file_of(self._target)) is not None and not file.exists()
+        is_new = self._options.dry_run and (file := _file_of(self._options.target)) is not None and not file.exists()
         # Opening a SQLite file would create it, and a dry run must not leave a file behind.
-        there = "memory://" if is_new else self._target
+        there = "memory://" if is_new else self._options.target
         async with AsyncExitStack() as stack:
-            source = await stack.enter_async_context(_opened(self._source, name, policy, self._shared))
-            original = LedgerHandle(redacted(self._source), source)
+            source = await stack.enter_async_context(_opened(self._options.source, name, policy, self._shared))
+            original = LedgerHandle(redacted(self._options.source), source)
             # Check before the target is opened, because that creates files or tables.
             await resting(name, original)
             target = await stack.enter_async_context(_opened(there, name, policy, self._shared))
@@ -204,12 +198,12 @@ class Copy:
                     self._bar.start()
                     self._bar.update(task, description=plain(f"{name}: {what}"), completed=done)
 
-            yield LedgerCopy(name, original, LedgerHandle(redacted(self._target), target), show_progress)
+            yield LedgerCopy(name, original, LedgerHandle(redacted(self._options.target), target), show_progress)
 
     async def _check(self, copy: LedgerCopy, plan: Plan) -> None:
         if plan.found is not TargetState.OTHER:
             return
-        target, name = redacted(self._target), plan.pipeline
+        target, name = redacted(self._options.target), plan.pipeline
         if not self._options.replace:
             raise AdminError(
                 f"{target} already holds something else of pipeline {name!r}: {plan.difference}; nothing was copied. "

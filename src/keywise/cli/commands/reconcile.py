@@ -48,23 +48,25 @@ def reconcile(
       keywise reconcile --repair --yes --why 'after the outage' --app shop:app
       keywise reconcile --keys-from ids.txt --json --app shop:app
     """
-    report, place = ReconcileReport(options.json), _checked_place(keys_from)
+    if keys_from is not None and keys_from != "-" and not Path(keys_from).is_file():
+        refuse(f"there is no file {keys_from!r}; write one key per line, or name - for stdin")
+    report = ReconcileReport(options.json)
 
-    async def act(admin: PipelineAdmin) -> None:
+    async def act(admin: PipelineAdmin) -> Reconciler:
         walk = Reconciler(admin.pipeline)
         known = (await admin.pipeline.admin.counts()).keys
         with progress(TextColumn("{task.completed:,} keys"), BarColumn(), TimeElapsedColumn()) as bar:
             task = bar.add_task("", total=known)
-            async for found in walk.differences(_keys(place)):
+            async for found in walk.differences(_keys(keys_from)):
                 report.report(found)
                 bar.update(task, completed=walk.keys_compared)
-        report.looked, report.changing = walk.keys_compared, walk.keys_changing
         if repair and report.wrong:
             confirm(f"Write {count(len(report.wrong), 'key')} of {admin.pipeline.name} again?", yes=yes)
             await report.put_right(admin)
+        return walk
 
-    perform(options, act, wait)
-    report.sum_up()
+    _, walk = perform(options, act, wait)
+    report.sum_up(walk.keys_compared, walk.keys_changing)
     if report.is_wrong:
         raise typer.Exit(1)
 
@@ -73,8 +75,6 @@ class ReconcileReport:
     """Prints the differences and the repairs, and counts them."""
 
     def __init__(self, json: bool) -> None:
-        self.looked = 0
-        self.changing = 0
         self.wrong: list[str] = []
         self._json = json
         self._kinds: Counter[Kind] = Counter()
@@ -100,14 +100,14 @@ class ReconcileReport:
                 self._repaired += 1
                 self._print({"key": key, "kind": "repaired"}, f"repaired {key!r}")
 
-    def sum_up(self) -> None:
+    def sum_up(self, looked: int, changing: int) -> None:
         kinds = {kind.value: number for kind, number in sorted(self._kinds.items())}
-        summary = {"looked": self.looked, "changing": self.changing, "repaired": self._repaired, "differences": kinds}
+        summary = {"looked": looked, "changing": changing, "repaired": self._repaired, "differences": kinds}
         found = sum(kinds.values())
         repaired = f", {self._repaired:,} repaired" if self._repaired else ""
-        self._print(summary, f"looked at {count(self.looked, 'key')}: {count(found, 'difference')}{repaired}")
-        if self.changing and not self._json:
-            print(f"{count(self.changing, 'key')} changed all the time; run it again")
+        self._print(summary, f"looked at {count(looked, 'key')}: {count(found, 'difference')}{repaired}")
+        if changing and not self._json:
+            print(f"{count(changing, 'key')} changed all the time; run it again")
         if self.is_wrong and not self._json:
             left = count(found - self._repaired, "difference")
             print_error(f"{left} left" if self._repaired else f"{left}; to write these keys again, add --repair")
@@ -133,13 +133,6 @@ _KINDS = {
     Kind.NEWER: "newer in the sink",
     Kind.DIFFERENT: "different in the sink",
 }
-
-
-def _checked_place(place: str | None) -> str | None:
-    """Exit with status 2 if the file is missing, before anything is compared."""
-    if place is not None and place != "-" and not Path(place).is_file():
-        refuse(f"there is no file {place!r}; write one key per line, or name - for stdin")
-    return place
 
 
 def _keys(place: str | None) -> Iterator[str]:

@@ -7,10 +7,11 @@ import sys
 import time
 import traceback
 from collections.abc import Coroutine, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from typing import Annotated, Any, NoReturn
 
 import typer
+from msgspec.structs import asdict
 
 from keywise.app import App
 from keywise.cli.app_loader import APP_VARIABLE, JsonOption, choose_pipelines, load
@@ -18,12 +19,14 @@ from keywise.cli.live.show import live_view
 from keywise.cli.output import plain, print_error, print_json, print_table, screen
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
-from keywise.core.source import Source
 from keywise.observe.log import Log
-from keywise.observe.run_view import PipelineView, View
+from keywise.observe.run_view import View
 
 LOOK_S = 0.1
 """After this long without an event, --until-empty checks whether the queues are empty."""
+
+TOTALS = ("grade", "sources", "outcomes", "failed_attempts")
+"""The figures of a pipeline that are printed at the end."""
 
 WIDE = 80
 """The width that the summary needs in a terminal."""
@@ -107,19 +110,13 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
             if view.stirred or view.sources < len(sources):
                 continue
             looked_at = time.monotonic()
-            if await _are_empty(sources):
-                app.stop()
-                return
+            with suppress(UnavailableError):
+                # A message that is being processed or retried is not acked, so it counts.
+                if not any([await source.depth() for source in sources]):
+                    app.stop()
+                    return
             # Counting a long queue takes a while; spend at most a tenth of the time on it.
             wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
-
-
-async def _are_empty(sources: Sequence[Source]) -> bool:
-    """Whether all sources are empty. A message that is being processed or retried is not acked, so it counts."""
-    try:
-        return not any([await source.depth() for source in sources])
-    except UnavailableError:
-        return False
 
 
 def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[None]) -> int:
@@ -154,11 +151,12 @@ def _announce(event: events.Event) -> None:
 
 
 def _print_totals(view: View, json: bool, seconds: float) -> None:
-    by_pipeline = {one.pipeline: _totals_json(one) for one in view.look()}
+    figures = {one.pipeline: asdict(one) for one in view.look()}
+    by_pipeline = {name: {field: one[field] for field in TOTALS} for name, one in figures.items()}
     if json:
         print_json({"pipelines": by_pipeline, "seconds": round(seconds, 3)})
         return
-    counts = {name: one["outcomes"] | {"failed tries": one["failed_tries"]} for name, one in by_pipeline.items()}
+    counts = {name: one["outcomes"] | {"failed attempts": one["failed_attempts"]} for name, one in by_pipeline.items()}
     columns = tuple(next(iter(counts.values())))
     if screen().width >= WIDE:
         rows = [(name, *numbers.values()) for name, numbers in counts.items()]
@@ -166,12 +164,3 @@ def _print_totals(view: View, json: bool, seconds: float) -> None:
     else:
         numbers_of = [(name, *pair) for name, numbers in counts.items() for pair in numbers.items()]
         print_table(("pipeline", "changes", "number"), numbers_of, numbers=("number",))
-
-
-def _totals_json(view: PipelineView) -> dict[str, Any]:
-    return {
-        "grade": view.grade,
-        "sources": view.sources,
-        "outcomes": view.outcomes,
-        "failed_tries": view.failed_tries,
-    }

@@ -4,7 +4,8 @@ import asyncio
 import select
 import sys
 from collections.abc import Iterator
-from typing import Annotated, BinaryIO
+from io import BufferedReader
+from typing import Annotated, cast
 
 import msgspec
 import typer
@@ -56,7 +57,7 @@ def send(
     if bodies and bodies != ["-"]:
         asyncio.run(sender.send_all([_checked_argument(body) for body in bodies]))
     else:
-        asyncio.run(sender.send_lines(sys.stdin.buffer))
+        asyncio.run(sender.send_lines(cast(BufferedReader, sys.stdin.buffer)))
     text = f"sent {count(sender.sent, 'message')} to {pipeline}"
     print_result({"pipeline": pipeline, "sent": sender.sent}, text, json=json)
 
@@ -77,7 +78,7 @@ class MessageSender:
             for start in range(0, len(bodies), BATCH):
                 await self._send(bodies[start : start + BATCH])
 
-    async def send_lines(self, stream: BinaryIO) -> None:
+    async def send_lines(self, stream: BufferedReader) -> None:
         """Send one document per line. Lines that arrive slowly are sent at once, not held until a batch is full."""
         if stream.isatty():
             print("Reading one JSON document per line; end with Ctrl-D.", file=sys.stderr)
@@ -134,33 +135,24 @@ def _checked(lines: list[bytes]) -> tuple[list[bytes], tuple[int, str] | None]:
     return good, None
 
 
-def _batches(stream: BinaryIO, body_max_bytes: int) -> Iterator[list[bytes]]:
+def _batches(stream: BufferedReader, body_max_bytes: int) -> Iterator[list[bytes]]:
     """Yield full batches while input is available, and smaller ones when a read would block."""
     lines: list[bytes] = []
     rest = b""
-    while chunk := _read(stream):
+    while chunk := stream.read1(READ_BYTES):
         *more, rest = (rest + chunk).split(b"\n")
         lines += more
         while len(lines) >= BATCH:
             yield lines[:BATCH]
             lines = lines[BATCH:]
-        if lines and not _is_waiting(stream):
+        # At the end of the stream, too, a read would not block.
+        if lines and not select.select([stream], [], [], 0)[0]:
             yield lines
             lines = []
         if len(rest) > body_max_bytes:
             break  # The line is too long, and more input would only make it longer.
     if lines or rest:
         yield [*lines, rest]
-
-
-def _is_waiting(stream: BinaryIO) -> bool:
-    """Whether a read would return at once, with bytes or at the end of the stream."""
-    return bool(select.select([stream], [], [], 0)[0])
-
-
-def _read(stream: BinaryIO) -> bytes:
-    """Read what is available: at least one byte, unless the stream has ended."""
-    return stream.read1(READ_BYTES)  # type: ignore[attr-defined, no-any-return]
 
 
 _CHECK = msgspec.json.Decoder(msgspec.Raw).decode

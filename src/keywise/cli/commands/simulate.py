@@ -11,7 +11,7 @@ import typer
 
 from keywise.cli.app_loader import JsonOption
 from keywise.cli.options import grouped
-from keywise.cli.output import cell, count, fail, print_error, print_json, print_table, progress, refuse, screen
+from keywise.cli.output import count, fail, print_error, print_json, print_line, print_table, progress, refuse
 from keywise.cli.simulate_handler import SEEDS as SEEDS_OF_OWN
 from keywise.cli.simulate_handler import TrialOptions, simulate_handler
 from keywise.core.sink import Grade
@@ -135,20 +135,19 @@ def _simulate(grades: Sequence[Grade], seeds: range, jobs: int | None, json: boo
 
 
 def _print_tallies(tallies: Sequence["Tally"], seconds: float, serial: bool) -> None:
-    out = screen()
     rows = []
     for tally in tallies:
         strategies = "; ".join(f"{seeds} × {variant}" for variant, seeds in sorted(tally.variants.items()))
         rows.append((tally.grade.value, tally.seeds, tally.violations, f"{tally.seconds:.1f}", strategies))
     print_table(("grade", *NUMBERS, "strategy"), rows, numbers=NUMBERS, fold=("strategy",))
     faults = _faults(tallies, serial)
-    out.print(f"injected {sum(faults.values()):,} faults: {', '.join(f'{kind} {n:,}' for kind, n in faults.items())}")
+    print_line(f"injected {sum(faults.values()):,} faults: {', '.join(f'{kind} {n:,}' for kind, n in faults.items())}")
     violations = sum(tally.violations for tally in tallies)
-    out.print(f"{count(violations, 'violation')} in {count(sum(t.seeds for t in tallies), 'seed')}, {seconds:.1f} s")
+    print_line(f"{count(violations, 'violation')} in {count(sum(t.seeds for t in tallies), 'seed')}, {seconds:.1f} s")
     for failure in (failure for tally in tallies for failure in tally.failures):
-        out.print()
+        print()
         for line in failure.trace:
-            out.print(cell(line))
+            print_line(line)
         print_error(
             f"{failure.grade} seed {failure.seed}: {failure.violation}; {_command(failure.grade, failure.seed, serial)}"
         )
@@ -188,7 +187,5 @@ def _faults(tallies: Iterable["Tally"], serial: bool) -> dict[str, int]:
     from keywise.testing.simulator.faults import KINDS
     from keywise.testing.simulator.serial.faults import KINDS as SERIAL_KINDS
 
-    together = Counter[str]()
-    for tally in tallies:
-        together.update(tally.faults)
+    together = sum((Counter(tally.faults) for tally in tallies), Counter[str]())
     return {kind: together.pop(kind, 0) for kind in (SERIAL_KINDS if serial else KINDS)} | dict(together)

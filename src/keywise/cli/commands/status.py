@@ -4,29 +4,21 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-import msgspec
 import typer
 
 from keywise.app import App
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, choose_pipelines, load, warn_if_in_memory
 from keywise.cli.commands.pause import named
 from keywise.cli.live.watch import EveryOption, WatchOption, watch_or_once
-from keywise.cli.output import (
-    cell,
-    count,
-    moment,
-    print_error,
-    print_json,
-    print_table,
-    screen,
-    with_iso_moments,
-)
+from keywise.cli.output import count, moment, print_error, print_json, print_line, print_table
 from keywise.core.controls import Pause
 from keywise.core.errors import UnavailableError
 from keywise.core.url import redacted
 from keywise.operate.inspect import JournalSummary, PipelineFigures, Unreached, figures_of, journal_summary_of
 
 PAUSES_SHOWN = 5
+MOMENTS = {"at", "since", "resync_since"}
+"""The fields of the figures that are times."""
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
 
 
@@ -64,9 +56,8 @@ def status(
 def _look(app: App, names: list[str], json: bool) -> list[Unreached]:
     found, unreached = asyncio.run(_gathered(app, names))
     if json:
-        result = {"ledger": redacted(app.ledger_url), "pipelines": msgspec.to_builtins(found)}
-        result |= {"unreached": msgspec.to_builtins(unreached)} if unreached else {}
-        print_json(with_iso_moments(result, {"at", "since", "resync_since"}))
+        result = {"ledger": redacted(app.ledger_url), "pipelines": found}
+        print_json(result | ({"unreached": unreached} if unreached else {}), moments=MOMENTS)
     else:
         _print_status(found, unreached, time.time())
     return unreached
@@ -91,10 +82,10 @@ def _print_status(found: list[PipelineFigures], unreached: list[Unreached], now:
         _print_figures(found)
     for figures in found:
         for note in _notes(figures, now):
-            screen().print(cell(f"{figures.pipeline}: {note}"))
+            print_line(f"{figures.pipeline}: {note}")
     for one in unreached:
         noted = "; ".join(format_journals(one.journal, now)) or "its journal on this machine is empty"
-        screen().print(cell(f"{one.pipeline}: cannot be reached: {one.cause}; {noted}"))
+        print_line(f"{one.pipeline}: cannot be reached: {one.cause}; {noted}")
 
 
 def _print_figures(found: list[PipelineFigures]) -> None:

@@ -4,24 +4,21 @@ import time
 from collections.abc import Iterator
 from typing import Annotated
 
-import msgspec
 import typer
 
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, with_pipelines
 from keywise.cli.commands.status import format_pause
 from keywise.cli.options import require_valid_key
 from keywise.cli.output import (
-    cell,
     count,
     duration,
     fail,
     moment,
     print_facts,
     print_json,
+    print_line,
     print_table,
-    screen,
     stamp,
-    with_iso_moments,
 )
 from keywise.core.history import HistoryRecord
 from keywise.flow.pipeline import OpenPipeline
@@ -62,7 +59,7 @@ def why(
 ) -> None:
     """Explain the state of one key, and what happens next.
 
-    Shows its mark, claim, failed tries, suspicion and dead letters, whether it is paused or limited,
+    Shows its mark, claim, failed attempts, suspicion and dead letters, whether it is paused or limited,
     what would happen to a change that arrives now, and its history, newest first: which versions were refused, and why.
 
     Exits with status 1 if no pipeline knows the key.
@@ -79,11 +76,10 @@ def why(
 
     reports, names = with_pipelines(app, pipeline, look)
     if json:
-        print_json(
-            {"key": key, "pipelines": [with_iso_moments(msgspec.to_builtins(report), MOMENTS) for report in reports]}
-        )
-    for report in reports if not json else ():
-        _print_story(report)
+        print_json({"key": key, "pipelines": reports}, moments=MOMENTS)
+    else:
+        for report in reports:
+            _print_story(report)
     if not reports:
         fail(
             f"no change to {key!r} was committed, tried or set aside in {', '.join(names)}; it may still be queued "
@@ -92,22 +88,24 @@ def why(
 
 
 def _print_story(report: KeyReport) -> None:
-    screen().print(cell(f"{report.key!r} in {report.pipeline} ({report.grade})", "bold"))
+    print_line(f"{report.key!r} in {report.pipeline} ({report.grade})", "bold")
     print_facts(_facts(report))
     if report.history:
         print()
-        _print_history(report)
+        columns = ("history", "what", "version", "by", "detail")
+        print_table(columns, map(_row, report.history), numbers=("version",), fold=("detail",))
     print()
+
+
+def _row(line: HistoryRecord) -> tuple[str, ...]:
+    detail = "; ".join(part for part in (REASONS.get(line.what, ""), line.detail) if part)
+    return stamp(line.at), line.what, "" if line.version is None else str(line.version), line.by, detail
 
 
 def _facts(report: KeyReport) -> Iterator[tuple[str, str]]:
     """Yield what is known as pairs of a name and a text. Absent facts are left out, unless the absence matters."""
-    yield from _about_mark(report)
-    yield from _about_orders(report)
-    yield from _about_claim(report)
-    yield from _about_tries(report)
-    yield from _about_suspicion(report)
-    yield from _about_letters(report)
+    for about in (_about_mark, _about_orders, _about_claim, _about_attempts, _about_suspicion, _about_letters):
+        yield from about(report)
     yield "", ""
     yield "next", "a change that arrives now:"
     for forecast_range in report.next:
@@ -124,8 +122,9 @@ def _about_mark(report: KeyReport) -> Iterator[tuple[str, str]]:
     generation = f", generation {mark.generation}" if mark.generation else ""
     when = f", committed {moment(mark.at, report.now)}" if mark.at is not None else ""
     yield "mark", f"{_named(mark.version)}{era}{generation}{when}"
-    kept = "kept for ever" if mark.kept_until is None else f"kept until {moment(mark.kept_until, report.now)}"
-    yield "tombstone", f"{'yes: the newest change is a deletion' if mark.deleted else 'no'}; {kept}"
+    yield "tombstone", "yes: the newest change is a deletion" if mark.deleted else "no"
+    kept = "for ever" if mark.kept_until is None else f"until {moment(mark.kept_until, report.now)} at least"
+    yield "retention", f"the ledger keeps this key {kept}"
 
 
 def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
@@ -142,19 +141,6 @@ def _about_orders(report: KeyReport) -> Iterator[tuple[str, str]]:
         due = "now" if limit.next_at is None else f"not before {moment(limit.next_at, report.now)}"
         burst = f"{limit.n:,} at once, then " if limit.n > 1 else ""
         yield "rate", f"{burst}one in {duration(limit.per_s / limit.n)}; the next one {due}"
-
-
-def _print_history(report: KeyReport) -> None:
-    """Print the history as a table, newest first."""
-    rows = [
-        (stamp(line.at), line.what, "" if line.version is None else str(line.version), line.by, _reason(line))
-        for line in report.history
-    ]
-    print_table(("history", "what", "version", "by", "detail"), rows, numbers=("version",), fold=("detail",))
-
-
-def _reason(line: HistoryRecord) -> str:
-    return "; ".join(part for part in (REASONS.get(line.what, ""), line.detail) if part)
 
 
 def _about_claim(report: KeyReport) -> Iterator[tuple[str, str]]:
@@ -176,17 +162,16 @@ def _about_claim(report: KeyReport) -> Iterator[tuple[str, str]]:
         yield "unknown", f"{_named(report.unknown.version)} may be in the sink without being committed; {waits}"
 
 
-def _about_tries(report: KeyReport) -> Iterator[tuple[str, str]]:
+def _about_attempts(report: KeyReport) -> Iterator[tuple[str, str]]:
     tries = report.tries
     if tries is None:
         return
     deaths = f", {tries.crashes} of {tries.crashes_max} workers died alone with it" if tries.crashes else ""
-    yield "tries", f"{tries.attempts} of {tries.attempts_max} at {_named(tries.version)} failed{deaths}"
+    yield "attempts", f"{tries.attempts} of {tries.attempts_max} at {_named(tries.version)} failed{deaths}"
+    next_at = tries.next_at
     yield (
-        "next try",
-        "not before " + moment(tries.next_at, report.now)
-        if tries.next_at is not None
-        else "when its message comes back",
+        "next attempt",
+        "when its message comes back" if next_at is None else f"not before {moment(next_at, report.now)}",
     )
 
 
@@ -205,10 +190,8 @@ def _about_letters(report: KeyReport) -> Iterator[tuple[str, str]]:
     if not report.letters_are_all:
         yield "dead", f"looked for among the {LETTERS_MAX:,} newest letters only"
     for letter in report.letters[:LETTERS_SHOWN]:
-        yield (
-            "dead",
-            f"letter {letter.number}, {_named(letter.version)}, {moment(letter.at, report.now)}: {letter.cause}",
-        )
+        number, version = letter.number, _named(letter.version)
+        yield "dead", f"letter {number}, {version}, {moment(letter.at, report.now)}: {letter.cause}"
     if len(report.letters) > LETTERS_SHOWN:
         yield "dead", f"and {len(report.letters) - LETTERS_SHOWN:,} more; see keywise dead list"
 

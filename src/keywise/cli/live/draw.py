@@ -16,6 +16,7 @@ NOTICE_LINES = 3
 KEY_MAX, CAUSE_MAX = 40, 300
 """How many characters of a key and of a cause are shown: both may come from messages, and be of any length."""
 
+BAD_STYLES = {"dead": "red", "failed attempts": "yellow"}
 STATE_STYLES = {"running": "green", "paused": "bold yellow", "draining": "yellow"}
 
 
@@ -45,7 +46,7 @@ def line(view: PipelineView) -> str:
         rates = (f"{rate(view.rate_now)} now", f"{rate(view.rate_average)} on average")
         parts = [", ".join((total, *rates, *_lag(view)))]
     parts += [", ".join(ended)] if ended else []
-    parts += [count(view.failed_tries, "failed try", "failed tries")] if view.failed_tries else []
+    parts += [count(view.failed_attempts, "failed attempt")] if view.failed_attempts else []
     parts += [f"lanes {_lanes(view.lanes)}"] if view.lanes and view.state != "stopped" else []
     parts += [f"slowest {', '.join(_slowest(view))}"] if view.slowest else []
     parts += [_ledger_down(view.ledger_down)] if view.ledger_down is not None else []
@@ -100,15 +101,9 @@ def _rates(view: PipelineView) -> list[str]:
 
 def _outcomes(view: PipelineView) -> list[Text]:
     shown = [(outcome, number) for outcome, number in view.outcomes.items() if number or outcome != "ignored"]
-    if view.failed_tries:
-        shown.append(("failed tries", view.failed_tries))
-    return [Text(f"{name} {number:,}", _style(name, number)) for name, number in shown]
-
-
-def _style(name: str, number: int) -> str:
-    if not number:
-        return "dim"
-    return {"dead": "red", "failed tries": "yellow"}.get(name, "")
+    if view.failed_attempts:
+        shown.append(("failed attempts", view.failed_attempts))
+    return [Text(f"{name} {number:,}", BAD_STYLES.get(name, "") if number else "dim") for name, number in shown]
 
 
 def _lag(view: PipelineView) -> list[str]:
@@ -150,7 +145,7 @@ def _format_event(event: events.Event) -> str:
     match event:
         case events.Failed():
             again = f"again in {span(event.retry_s)}"
-            return f"{_key(event.key)} failed, try {event.attempts}, {again}: {_cause(event.cause)}"
+            return f"{_key(event.key)} failed, attempt {event.attempts}, {again}: {_cause(event.cause)}"
         case events.DeadLettered():
             return f"{_key(event.key) if event.key else 'a message'} became a dead letter: {_cause(event.cause)}"
         case events.TookOver():

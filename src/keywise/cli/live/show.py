@@ -37,7 +37,8 @@ def live_view(
     """Show the view inside the block: drawn on the console if it is a terminal, else as lines."""
     over = awake = threading.Event()
     with ExitStack() as stack:
-        if plain or not can_draw(console):
+        # Variables that force colours do not make a terminal of a file.
+        if plain or not console.file.isatty() or console.is_dumb_terminal:
             work = partial(_write_lines, view, write_line, over)
         else:
             lines = stack.enter_context(redirected_output(console))
@@ -50,11 +51,6 @@ def live_view(
             over.set()
             awake.set()
             thread.join(LEAVE_S)
-
-
-def can_draw(console: Console) -> bool:
-    """Whether the console is a real terminal. Variables that force colours do not make a terminal of a file."""
-    return console.file.isatty() and not console.is_dumb_terminal
 
 
 class LineBuffer:
@@ -189,7 +185,7 @@ def _write_lines(view: View, write_line: Callable[[str], None], over: threading.
     while not is_over:
         is_over = over.wait(LINE_S)
         for one in view.look():
-            figures = (one.changes, one.failed_tries, one.state, len(one.alarms), one.ledger_down)
+            figures = (one.changes, one.failed_attempts, one.state, len(one.alarms), one.ledger_down)
             # An idle pipeline gets no lines.
             if one.sources and (is_over or last_written.get(one.pipeline) != figures):
                 last_written[one.pipeline] = figures

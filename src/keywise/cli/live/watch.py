@@ -63,12 +63,10 @@ def _repeat(look: Callable[[], None], show: Callable[[str, float], None], every_
     # A process that a script has started in the background ignores SIGINT unless it installs a handler.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        found = _captured(look)
+        show(_captured(look), every_s)
     except UnavailableError as error:
         # The first look succeeded, so this is an outage: continue, to show when it ends.
         print_error(error)
-    else:
-        show(found, every_s)
 
 
 def _parse_every(every: str | None, watch: bool) -> float:

@@ -1,4 +1,4 @@
-"""Requests that run one at a time per key: the values that travel, and the shape of the stores that keep them in line.
+"""The contract of a serial store, and its values: it keeps the requests of each key in order, and grants serial claims.
 
 A caller asks, and its request gets a place behind the others of its key; who may run it takes a turn, and answers.
 The module of a serial store has a function `connect(address, owner, policy) -> Turns`.

@@ -1,4 +1,4 @@
-"""Who is next, what a lost runner leaves behind, who would wait for ever: pure functions of the values in `turn`.
+"""The rules of serial functions as pure functions: which request is next, what a lost process leaves, what deadlocks.
 
 The memory backend calls them; every other one is held to them.
 """

@@ -1,4 +1,4 @@
-"""The rules of turns, applied to a book of requests: what the backends in memory and in a SQLite file share.
+"""The operations of a serial store on a book of requests; the stores in memory and in SQLite run them.
 
 Each function is one step on one book, which nobody else changes meanwhile.
 """

@@ -128,7 +128,7 @@ def exhausted(claim: Claim, settings: Settings) -> str | None:
         return f"{claim.crashes} workers died alone with this change"
     if claim.attempts >= settings.attempts_max:
         # Its last outcome was unknown, so it was not dead-lettered then. Now its lease has expired.
-        return f"the outcome of the last of {claim.attempts} tries is unknown"
+        return f"the outcome of the last of {claim.attempts} attempts is unknown"
     return None
 
 

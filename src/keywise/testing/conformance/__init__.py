@@ -1,13 +1,13 @@
-"""One suite per plug: put your own source, ledger or sink through the checks that the built-in ones pass.
+"""Conformance suites: check your source, ledger or sink against the promises that the built-in adapters keep.
 
-Write a factory that makes a fresh bench each time, and run the suite in a test of yours:
+Write a function that makes a fresh fixture for each promise, and run the suite in a test:
 
     def test_my_queue_keeps_its_promises():
         asyncio.run(check_source(make_my_queue))
 
-Or give a URL, if the plug is known by one.
-All promises are checked; then `BrokenPromiseError` says which are broken, and what was seen instead.
-What is returned tells promise by promise which are kept; the error has it as its `report`.
+A suite takes a URL too, if an adapter is registered for its scheme.
+It checks all promises, and returns a `Conformance` with the verdict on each.
+If a promise is broken, it raises `BrokenPromiseError` instead, with the same value as `report`.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -78,7 +78,7 @@ __all__ = [
 async def check_source(
     connect: MakeSource | str, *, on_checked: Callable[[Checked], None] | None = None
 ) -> Conformance:
-    """Hold a source to all its promises; raise `BrokenPromiseError` in the end if one is broken."""
+    """Check all promises of a source; raise `BrokenPromiseError` at the end if one is broken."""
     if isinstance(connect, str):
         async with _played("sources", connect) as playground:
             return await check_source(playground.source, on_checked=on_checked)
@@ -88,7 +88,7 @@ async def check_source(
 async def check_ledger(
     connect: MakeLedger | str, *, on_checked: Callable[[Checked], None] | None = None
 ) -> Conformance:
-    """Hold a ledger to all its promises; raise `BrokenPromiseError` in the end if one is broken."""
+    """Check all promises of a ledger; raise `BrokenPromiseError` at the end if one is broken."""
     if isinstance(connect, str):
         async with _played("ledgers", connect) as playground:
             return await check_ledger(playground.ledger, on_checked=on_checked)
@@ -96,7 +96,7 @@ async def check_ledger(
 
 
 async def check_sink(connect: MakeSink | str, *, on_checked: Callable[[Checked], None] | None = None) -> Conformance:
-    """Hold a sink to the promises of its grade; raise `BrokenPromiseError` in the end if one is broken."""
+    """Check the promises of the grade of a sink; raise `BrokenPromiseError` at the end if one is broken."""
     if isinstance(connect, str):
         async with _played("sinks", connect) as playground:
             return await check_sink(playground.sink, on_checked=on_checked)
@@ -131,7 +131,7 @@ def turns_promises(*, transactions: bool = True) -> list[Promise[TurnsBench]]:
 
 
 async def source_promises(make: MakeSource) -> list[Promise[SourceBench]]:
-    """What this source promises: more if its deliveries come back after a time, and if it lives in a database."""
+    """Return the promises of this source; a visibility timeout adds some, and so does a database."""
     async with make() as bench:
         comes_back, is_transactional = bench.source.visibility_s is not None, bench.source.database is not None
     return [
@@ -142,14 +142,14 @@ async def source_promises(make: MakeSource) -> list[Promise[SourceBench]]:
 
 
 async def promises_of_ledger(make: MakeLedger) -> list[Promise[LedgerBench]]:
-    """What this ledger promises: more if a sink can write in a transaction of its database."""
+    """Return the promises of this ledger; transactions of its database add some."""
     async with make(SAFE) as bench:
         has_transactions = bench.has_transactions
     return ledger_promises(transactions=has_transactions)
 
 
 def ledger_promises(*, transactions: bool = True) -> list[Promise[LedgerBench]]:
-    """What every ledger promises, perhaps without what is about transactions."""
+    """Return the promises of every ledger; `transactions=False` leaves out those about transactions."""
     return [
         *CLAIM_PROMISES,
         *ENDING_PROMISES,
@@ -164,7 +164,7 @@ def ledger_promises(*, transactions: bool = True) -> list[Promise[LedgerBench]]:
 
 
 async def sink_promises(make: MakeSink) -> list[Promise[SinkBench]]:
-    """What a sink of this grade promises: more if it can be read."""
+    """Return the promises of a sink of this grade; a sink that can be read has more."""
     async with make() as bench:
         reading = READING_PROMISES if hasattr(bench.sink, "read") else ()
         if bench.transaction is not None:

@@ -1,4 +1,4 @@
-"""What every ledger promises about claims: one holder a key, newest wins, and nothing older after an unknown write."""
+"""What every ledger promises about claims: one holder per key, newest wins, nothing older after an unknown write."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ LEASE_S = 60.0
 REDELIVERY_S = 600.0
 RETENTION_S = 1000.0
 CLOCK_S = 5.0
-"""How far a store's clock may go on by itself during one check."""
+"""How far a store's own clock may advance during one check."""
 PLAIN = LedgerPolicy(intents=True, redelivery_s=REDELIVERY_S)
 """For a sink that would show stale state if an older write followed a newer one."""
 SAFE = LedgerPolicy(intents=False, redelivery_s=REDELIVERY_S)
@@ -30,11 +30,11 @@ class LedgerBench:
     """A fresh ledger of one pipeline, opened twice."""
 
     ledger: Any
-    """A `Ledger` that is also its `Operator`."""
+    """A `Ledger` that is also its own `LedgerAdmin`."""
     another: Any
-    """The same scope, over a connection of its own."""
+    """The same scope, over another connection."""
     advance: Callable[[float], None]
-    """Let so many seconds pass on the clock of the store."""
+    """Move the clock of the store ahead by so many seconds."""
 
     async def ask(
         self, version: int | None, owner: str = "w1", *, key: str = "a", isolated: bool = False, deleted: bool = False
@@ -42,16 +42,16 @@ class LedgerBench:
         return await self.ask_for(ChangeHeader(key, order_of(version), deleted), owner, isolated=isolated)
 
     async def ask_for(self, header: ChangeHeader, owner: str = "w1", *, isolated: bool = False) -> Claim | Refusal:
-        """One claim, as one worker asks for it; the two workers use two connections."""
+        """Ask for one claim; the worker w2 uses the second connection."""
         ledger = self.another if owner == "w2" else self.ledger
         results = await ledger.claim([header], LeaseTerms(owner, LEASE_S, isolated))
-        same("the number of answers to one header", len(results.granted) + len(results.refused), 1)
+        same("the number of results for one header", len(results.granted) + len(results.refused), 1)
         return results.granted[0] if results.granted else results.refused[header.key]  # type: ignore[no-any-return]
 
     async def take(
         self, version: int | None, owner: str = "w1", *, key: str = "a", isolated: bool = False, deleted: bool = False
     ) -> Claim:
-        """Ask, and be sure to get it."""
+        """Ask for a claim, and raise unless it is granted."""
         return granted(await self.ask(version, owner, key=key, isolated=isolated, deleted=deleted))
 
     async def committed(self, version: int | None, *, key: str = "a", deleted: bool = False) -> None:
@@ -63,11 +63,11 @@ class LedgerBench:
 
     @property
     def has_transactions(self) -> bool:
-        """Whether anything can be written in a transaction of the ledger's database."""
+        """Whether a sink can write in a transaction of the ledger's database."""
         return getattr(self.ledger, "database", self) is not None
 
     def expire(self) -> None:
-        """Let leases run out that were just taken."""
+        """Let a lease that was just taken expire."""
         self.advance(LEASE_S + 1.0)
 
 
@@ -88,19 +88,19 @@ def granted(answer: Claim | Refusal) -> Claim:
 def refused(
     answer: Claim | Refusal, wanted: RefusalReason, *, wait_s: float | None = None, mark: Order | None = None
 ) -> None:
-    """Raise unless a claim was refused for this reason, for about so long, and with this mark."""
+    """Raise unless a claim was refused for this reason, with about this wait and with this mark."""
     if not isinstance(answer, Refusal):
         raise AssertionError(f"the claim was granted instead of {wanted.value}")
-    same("the answer", answer.reason, wanted)
+    same("the reason of the refusal", answer.reason, wanted)
     if wait_s is not None:
-        near("the wait that was told", answer.wait_s, wait_s, within=CLOCK_S)
+        near("the wait of the refusal", answer.wait_s, wait_s, within=CLOCK_S)
     if mark is not None:
-        same("the mark that was told", answer.mark, mark)
+        same("the mark of the refusal", answer.mark, mark)
 
 
 @CLAIM_PROMISES.add(PLAIN)
 async def a_key_has_one_holder(bench: LedgerBench) -> None:
-    """Whoever holds a key keeps everybody out until the lease ends, newer changes and itself included."""
+    """Until the lease ends, every other claim on the key is refused, even for a newer change or by the same worker."""
     claim = await bench.take(5)
     bench.advance(10.0)
     for version, owner in ((4, "w2"), (5, "w2"), (6, "w2"), (5, "w1"), (6, "w1")):
@@ -111,7 +111,7 @@ async def a_key_has_one_holder(bench: LedgerBench) -> None:
 
 @CLAIM_PROMISES.add(SAFE)
 async def workers_that_ask_at_once_are_never_granted_the_same_key(bench: LedgerBench) -> None:
-    """Check and take are one step: of two workers that ask at the same time, one gets the key."""
+    """Deciding and claiming is one step: of two workers that ask at the same time, one gets the key."""
     for version in range(1, 21):
         headers = [ChangeHeader(f"k{number}", order_of(version)) for number in range(40)]
         mine, theirs = await asyncio.gather(
@@ -121,7 +121,7 @@ async def workers_that_ask_at_once_are_never_granted_the_same_key(bench: LedgerB
         holders = [claim.key for claim in (*mine.granted, *theirs.granted)]
         if len(set(holders)) < len(holders):
             raise AssertionError(f"{len(holders) - len(set(holders))} keys were granted to both workers")
-        same("the number of keys that somebody holds", len(holders), 40)
+        same("the number of granted keys", len(holders), 40)
         await asyncio.gather(
             bench.ledger.commit([Commit(claim) for claim in mine.granted]),
             bench.another.commit([Commit(claim) for claim in theirs.granted]),
@@ -130,7 +130,7 @@ async def workers_that_ask_at_once_are_never_granted_the_same_key(bench: LedgerB
 
 @CLAIM_PROMISES.add(SAFE)
 async def each_key_of_a_call_has_an_answer_of_its_own(bench: LedgerBench) -> None:
-    """A refused key does not hold up its neighbours in the same call."""
+    """A refused key does not affect the other keys of the same call."""
     await bench.committed(5, key="stale")
     await bench.take(1, "w2", key="busy")
     headers = [ChangeHeader(key, order_of(3)) for key in ("free", "stale", "busy", "also free")]
@@ -142,7 +142,7 @@ async def each_key_of_a_call_has_an_answer_of_its_own(bench: LedgerBench) -> Non
 
 @CLAIM_PROMISES.add(SAFE)
 async def a_thousand_keys_fit_into_one_call(bench: LedgerBench) -> None:
-    """Claims, renewals and commits take many keys at once."""
+    """Claims, renewals and commits take a thousand keys in one call."""
     headers = [ChangeHeader(f"k{number}", order_of(number), bool(number % 2)) for number in range(1000)]
     results = await bench.ledger.claim(headers, LeaseTerms("w1", LEASE_S))
     same("the number of granted claims", len(results.granted), 1000)
@@ -179,7 +179,7 @@ async def an_order_is_era_then_version_then_generation(bench: LedgerBench) -> No
 
 @CLAIM_PROMISES.add(SAFE)
 async def what_is_not_newer_is_refused_for_ever(bench: LedgerBench) -> None:
-    """Older than the mark is stale, equal to it a duplicate, also while somebody holds the key."""
+    """A change below the mark is stale and one at the mark is a duplicate, even while another worker holds the key."""
     await bench.committed(5)
     refused(await bench.ask(4), RefusalReason.STALE, mark=order_of(5))
     refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
@@ -190,7 +190,7 @@ async def what_is_not_newer_is_refused_for_ever(bench: LedgerBench) -> None:
 
 @CLAIM_PROMISES.add(SAFE)
 async def a_deletion_of_an_unknown_key_leaves_a_tombstone(bench: LedgerBench) -> None:
-    """What was deleted before it ever arrived stays deleted."""
+    """A key that was deleted before its first change arrived stays deleted."""
     await bench.committed(5, deleted=True)
     entry = await bench.entry()
     same("mark and deletion", (entry.mark, entry.deleted), (order_of(5), True))
@@ -201,7 +201,7 @@ async def a_deletion_of_an_unknown_key_leaves_a_tombstone(bench: LedgerBench) ->
 
 @CLAIM_PROMISES.add(SAFE)
 async def changes_without_a_version_are_applied_once(bench: LedgerBench) -> None:
-    """Unversioned means once a key, and it does not mix with versions."""
+    """A change without a version is applied once per key, and cannot be mixed with versioned changes."""
     await bench.committed(None)
     refused(await bench.ask(None), RefusalReason.DUPLICATE)
     refused(await bench.ask(3), RefusalReason.MIXED)
@@ -211,7 +211,7 @@ async def changes_without_a_version_are_applied_once(bench: LedgerBench) -> None
 
 @CLAIM_PROMISES.add(FORGETTING)
 async def a_late_change_needs_a_key_that_is_remembered(bench: LedgerBench) -> None:
-    """Sent before the retention: an unknown key is forgotten, a known one is judged by its mark."""
+    """A change older than the retention is refused as forgotten if its key is unknown; otherwise the mark decides."""
     early = await bench.ledger.now() - RETENTION_S - CLOCK_S
     refused(await bench.ask_for(ChangeHeader("a", order_of(5), sent_at=early)), RefusalReason.FORGOTTEN)
     await bench.committed(5)
@@ -222,13 +222,13 @@ async def a_late_change_needs_a_key_that_is_remembered(bench: LedgerBench) -> No
 
 @CLAIM_PROMISES.add(SAFE)
 async def nothing_is_late_if_nothing_is_forgotten(bench: LedgerBench) -> None:
-    """Without a retention a message may be as old as it likes."""
+    """Without a retention, a message may have any age."""
     granted(await bench.ask_for(ChangeHeader("a", order_of(5), sent_at=0.0)))
 
 
 @CLAIM_PROMISES.add(PLAIN)
 async def tokens_are_never_used_again(bench: LedgerBench) -> None:
-    """Each grant has a token of its own, also after a key was forgotten."""
+    """Each claim has a token of its own, even after its key was forgotten."""
     tokens = []
     for version in range(1, 30):
         claim = await bench.take(version)
@@ -238,12 +238,12 @@ async def tokens_are_never_used_again(bench: LedgerBench) -> None:
         await bench.ledger.prune(50.0)
     same("the number of different tokens", len(set(tokens)), len(tokens))
     if min(tokens) <= 0:
-        raise AssertionError(f"a token was {min(tokens)}; 0 means that nobody holds the key")
+        raise AssertionError(f"a token was {min(tokens)}; 0 means that the key is free")
 
 
 @CLAIM_PROMISES.add(SAFE)
 async def tokens_stay_different_however_many_there_are(bench: LedgerBench) -> None:
-    """Chance alone does not keep tokens apart: thousands of them are all different."""
+    """Thousands of tokens are all different: that does not depend on chance."""
     headers, tokens = [ChangeHeader(f"k{number}", order_of(1)) for number in range(1000)], set[int]()
     for rounds in range(1, 17):
         results = await bench.ledger.claim(headers, LeaseTerms("w1", LEASE_S))
@@ -254,7 +254,7 @@ async def tokens_stay_different_however_many_there_are(bench: LedgerBench) -> No
 
 @CLAIM_PROMISES.add(PLAIN)
 async def an_old_token_opens_nothing(bench: LedgerBench) -> None:
-    """After a takeover the former holder can neither renew, commit, fail, release nor dead-letter."""
+    """After a takeover, the previous holder can no longer renew, commit, fail, release or dead-letter."""
     old = await bench.take(5)
     bench.expire()
     new = await bench.take(5, "w2", isolated=True)
@@ -262,40 +262,40 @@ async def an_old_token_opens_nothing(bench: LedgerBench) -> None:
     same("lost renewals", await bench.ledger.renew([old], LEASE_S), [old])
     await bench.ledger.release([old])
     await bench.ledger.fail([Failure(old, Certainty.CLEAN, 1.0)])
-    same("the entry after acts with an old token", await bench.entry(), before)
+    same("the entry after calls with an old token", await bench.entry(), before)
     same("refused commits", await bench.ledger.commit([Commit(old)]), [old])
     after = await bench.entry()
     same("token and mark after a refused commit", (after.token, after.mark), (new.token, None))
-    same("the suspicion after a refused commit", after.suspicions, before.suspicions + 1)
+    same("the suspicions after a refused commit", after.suspicions, before.suspicions + 1)
     same("refused commits of the new holder", await bench.another.commit([Commit(new)]), [])
 
 
 @CLAIM_PROMISES.add(PLAIN)
 async def a_takeover_begins_a_lease_of_its_own(bench: LedgerBench) -> None:
-    """Whoever takes over an expired claim has a fresh deadline, and the key is suspect on a plain sink."""
+    """A takeover starts a full lease, and makes the key suspect if the sink is plain."""
     await bench.take(5)
     bench.expire()
     claim = await bench.take(5, "w2", isolated=True)
-    same("whether it says that it took over", claim.took_over, True)
-    same("the suspicion", (await bench.entry()).suspicions, 1)
+    same("whether the claim is a takeover", claim.took_over, True)
+    same("the suspicions", (await bench.entry()).suspicions, 1)
     bench.advance(LEASE_S - CLOCK_S * 2)
     refused(await bench.ask(5, "w3", isolated=True), RefusalReason.BUSY)
 
 
 @CLAIM_PROMISES.add(SAFE)
 async def a_takeover_on_a_safe_sink_is_no_suspicion(bench: LedgerBench) -> None:
-    """Where the sink itself refuses older writes, a takeover is not suspicious and nothing older waits."""
+    """If the sink itself refuses older writes, a takeover makes no key suspect, and older changes do not wait."""
     await bench.take(7)
     bench.expire()
     claim = await bench.take(7, "w2", isolated=True)
     await bench.another.release([claim])
-    same("the suspicion", (await bench.entry()).suspicions, 0)
+    same("the suspicions", (await bench.entry()).suspicions, 0)
     await bench.take(6)
 
 
 @CLAIM_PROMISES.add(PLAIN)
 async def a_renewal_moves_the_deadline(bench: LedgerBench) -> None:
-    """A renewed claim lasts for a whole lease from then on."""
+    """A renewed claim lasts for a whole lease from the renewal."""
     claim = await bench.take(5)
     for _ in range(3):
         bench.advance(LEASE_S / 2)
@@ -304,8 +304,8 @@ async def a_renewal_moves_the_deadline(bench: LedgerBench) -> None:
 
 
 @CLAIM_PROMISES.add(SAFE)
-async def an_exclusion_keeps_everybody_out(bench: LedgerBench) -> None:
-    """A claim without an order is granted whatever the mark is, and changes nothing about it."""
+async def an_exclusive_claim_keeps_all_others_out(bench: LedgerBench) -> None:
+    """A claim without an order is granted at any mark, keeps all other claims out, and leaves the mark alone."""
     await bench.committed(5)
     claim = granted(await bench.ask_for(ChangeHeader("a", None)))
     refused(await bench.ask(6, "w2"), RefusalReason.BUSY)
@@ -316,26 +316,26 @@ async def an_exclusion_keeps_everybody_out(bench: LedgerBench) -> None:
 
 @CLAIM_PROMISES.add(PLAIN)
 async def a_dead_worker_sends_its_changes_into_isolation(bench: LedgerBench) -> None:
-    """After a worker died, its change is only granted alone; only a death alone, after work began, is counted."""
+    """After a crash, a change is granted only in isolation; crashes in isolation count once the work has begun."""
     await bench.ledger.renew([await bench.take(5, "dead 1")], LEASE_S)
     bench.expire()
     refused(await bench.ask(5, "w2"), RefusalReason.ISOLATED)
     for crashes in range(3):
         claim = await bench.take(5, f"dead {crashes + 2}", isolated=True)
-        same("the deaths that were counted", claim.crashes, crashes)
+        same("the counted crashes", claim.crashes, crashes)
         same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
         bench.expire()
     await bench.take(5, "dead before it began", isolated=True)
     bench.expire()
-    same("the deaths that were counted at last", (await bench.take(5, "w2", isolated=True)).crashes, 3)
+    same("the counted crashes in the end", (await bench.take(5, "w2", isolated=True)).crashes, 3)
     bench.expire()
     claim = await bench.take(6, "w3", isolated=True)
-    same("the deaths that a newer change has to answer for", claim.crashes, 0)
+    same("the crashes of a newer change", claim.crashes, 0)
 
 
 @CLAIM_PROMISES.add(PLAIN)
 async def an_older_change_waits_behind_one_that_killed_its_worker(bench: LedgerBench) -> None:
-    """Changes that kill must not take turns, or their deaths would be forgotten."""
+    """Two changes that crash their worker do not alternate: each switch would reset the crash counter."""
     await bench.take(5, "dead", isolated=True)
     bench.expire()
     refused(await bench.ask(4, "w2", isolated=True), RefusalReason.DEFERRED, wait_s=REDELIVERY_S - 1.0)
@@ -344,11 +344,11 @@ async def an_older_change_waits_behind_one_that_killed_its_worker(bench: LedgerB
 
 @CLAIM_PROMISES.add(PLAIN)
 async def a_holder_that_asks_again_is_not_dead(bench: LedgerBench) -> None:
-    """The answer to a claim may be lost: its owner gets the key after the lease, without isolation."""
+    """A worker that lost the answer to its claim gets the key again after the lease, without isolation."""
     await bench.take(5)
     bench.expire()
     claim = await bench.take(5)
-    same("attempts and deaths", (claim.attempts, claim.crashes), (0, 0))
+    same("attempts and crashes", (claim.attempts, claim.crashes), (0, 0))
 
 
 def letters_of(found: Sequence[tuple[int, float, DeadLetter]]) -> list[DeadLetter]:

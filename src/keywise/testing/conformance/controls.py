@@ -1,4 +1,4 @@
-"""What every ledger promises about what an operator sets, what workers agree on, and the history that it keeps."""
+"""What every ledger promises about an operator's controls, rates and locks that workers share, and the history."""
 
 import asyncio
 from typing import Any
@@ -46,9 +46,9 @@ async def reset(bench: LedgerBench, key: str = "a") -> int | None:
 
 
 async def in_transaction(bench: LedgerBench, header: ChangeHeader, *, another: bool = False) -> Refusal | None:
-    """Decide and mark, as a batch does that takes no claim; the refusal, if there is one.
+    """Decide and mark in a transaction, without a claim; return the refusal, if there is one.
 
-    Where there are no transactions, a claim gets the same answer.
+    A ledger without transactions gives the same answer to a claim.
     """
     ledger: Any = bench.another if another else bench.ledger
     if not bench.has_transactions:
@@ -63,26 +63,30 @@ async def in_transaction(bench: LedgerBench, header: ChangeHeader, *, another: b
 
 
 @CONTROL_STORE_PROMISES.add(SAFE)
-async def what_is_set_is_seen_by_everybody(bench: LedgerBench) -> None:
-    """Pauses stand with who made them, when and why, until they are ended by the name they were made with."""
+async def pauses_are_seen_on_all_connections(bench: LedgerBench) -> None:
+    """A pause is seen on all connections, with its author, time and reason, until it is resumed by the same name."""
     control_store, other = bench.ledger.control_store, bench.another.control_store
     same("the controls of a new pipeline", await other.controls(), Controls())
     one = Pause("a*", is_pattern=True, at=12.5, by="ann", why='it\'s "hot"\n🦉')
     key, renewed = Pause("a*", at=13.0, by="bob"), Pause("a*", at=14.0, by="eve")
     for pause in (one, key, renewed):
         await control_store.pause(pause)
-    same("what is paused", sorted(p.at for p in (await other.controls()).pauses), [12.5, 14.0])
-    same("the pattern", [p for p in (await other.controls()).pauses if p.is_pattern], [one])
-    same("ending what was never paused", await other.resume("b", False), False)
-    same("ending the pattern", await other.resume("a*", True), True)
-    same("what is left", (await control_store.controls()).pauses, (renewed,))
-    same("ending it twice", (await control_store.resume("a*", False), await other.resume("a*", False)), (True, False))
-    same("the controls after all", await control_store.controls(), Controls())
+    same("the times of the pauses", sorted(p.at for p in (await other.controls()).pauses), [12.5, 14.0])
+    same("the pauses of patterns", [p for p in (await other.controls()).pauses if p.is_pattern], [one])
+    same("whether a key that was never paused was resumed", await other.resume("b", False), False)
+    same("whether the pattern was resumed", await other.resume("a*", True), True)
+    same("the pauses that are left", (await control_store.controls()).pauses, (renewed,))
+    same(
+        "whether each of two resumes found the pause",
+        (await control_store.resume("a*", False), await other.resume("a*", False)),
+        (True, False),
+    )
+    same("the controls after the last pause", await control_store.controls(), Controls())
 
 
 @CONTROL_STORE_PROMISES.add(SAFE)
 async def a_paused_key_is_refused(bench: LedgerBench) -> None:
-    """No claim on a paused key is granted and no transaction may write it; stale changes of it are still stale."""
+    """A paused key is refused to claims and transactions; its stale changes are still refused as stale."""
     await bench.committed(5)
     for pause in (Pause("a"), Pause("[ab]", is_pattern=True), Pause(EVERYTHING, is_pattern=True)):
         await bench.another.control_store.pause(pause)
@@ -90,14 +94,14 @@ async def a_paused_key_is_refused(bench: LedgerBench) -> None:
         refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
         refused(await bench.ask(4), RefusalReason.STALE, mark=order_of(5))
         answer = await in_transaction(bench, ChangeHeader("a", order_of(6)))
-        same("the answer in a transaction", answer and answer.reason, RefusalReason.PAUSED)
+        same("the reason in a transaction", answer and answer.reason, RefusalReason.PAUSED)
         await bench.another.control_store.resume(pause.keys, pause.is_pattern)
         await bench.ledger.release([await bench.take(6)])
 
 
 @CONTROL_STORE_PROMISES.add(SAFE)
 async def a_pause_covers_its_keys_only(bench: LedgerBench) -> None:
-    """A key is paused by its name or by a pattern, and a name is no pattern."""
+    """A pause covers the key that it names or the keys that match its pattern; a name is not a pattern."""
     await bench.ledger.control_store.pause(Pause("page-?", is_pattern=True))
     await bench.ledger.control_store.pause(Pause("shop*"))
     for key in ("page-1", "page-?", "shop*"):
@@ -108,7 +112,7 @@ async def a_pause_covers_its_keys_only(bench: LedgerBench) -> None:
 
 @CONTROL_STORE_PROMISES.add(SAFE)
 async def claims_that_are_held_go_on_under_a_pause(bench: LedgerBench) -> None:
-    """A pause takes nothing away: its holder renews and commits, and nobody follows."""
+    """A pause ends no claim: the holder renews and commits, and the next claim is refused."""
     claim = await bench.take(5)
     await bench.another.control_store.pause(Pause("a"))
     same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
@@ -118,7 +122,7 @@ async def claims_that_are_held_go_on_under_a_pause(bench: LedgerBench) -> None:
 
 @CONTROL_STORE_PROMISES.add(SAFE)
 async def an_operator_works_on_what_is_paused(bench: LedgerBench) -> None:
-    """Who asks despite the pause is granted the key, unless somebody holds it."""
+    """A claim with `despite_pause` is granted, unless another worker holds the key."""
     held = await bench.take(5)
     await bench.ledger.control_store.pause(Pause("a"))
     refused(await asked_despite_pause(bench, ChangeHeader("a", None)), RefusalReason.BUSY)
@@ -128,20 +132,20 @@ async def an_operator_works_on_what_is_paused(bench: LedgerBench) -> None:
 
 @CONTROL_STORE_PROMISES.add(PLAIN)
 async def a_reset_makes_any_version_newer(bench: LedgerBench) -> None:
-    """After a reset the next change of any version is granted and marks in the new era; the mark itself stays."""
+    """After a reset, the next change of any version is granted in the new era; the reset leaves the mark alone."""
     for era, version in enumerate(VERSIONS[::-1], start=1):
         await bench.committed(version)
         mark = (await bench.entry()).mark
-        same("the era that is told", await reset(bench), era)
+        same("the returned era", await reset(bench), era)
         same("the mark", (await bench.entry()).mark, mark)
-        same("the key is free", (await bench.entry()).token, 0)
+        same("the token after the reset", (await bench.entry()).token, 0)
     await bench.take(VERSIONS[0], "w2")
-    same("another key's era", (await bench.take(1, key="b")).order, order_of(1))
+    same("the order of another key", (await bench.take(1, key="b")).order, order_of(1))
 
 
 @CONTROL_STORE_PROMISES.add(SAFE)
 async def versions_are_compared_within_an_era(bench: LedgerBench) -> None:
-    """In the era after a reset the newest wins again, and refusals name the mark as upstream knows it."""
+    """After a reset, the newest version of the new era wins, and refusals name the mark as upstream knows it."""
     await bench.committed(100)
     await reset(bench)
     same("the refusal of a low version", await in_transaction(bench, ChangeHeader("a", order_of(3))), None)
@@ -153,8 +157,8 @@ async def versions_are_compared_within_an_era(bench: LedgerBench) -> None:
 
 
 @GOVERNED_TRANSACTION_PROMISES.add(SAFE)
-async def each_decision_of_a_transaction_stands_for_itself(bench: LedgerBench) -> None:
-    """What was decided first in a transaction leaves nothing behind that a later decision in it is mixed up with."""
+async def decisions_of_a_transaction_are_independent(bench: LedgerBench) -> None:
+    """A decision in a transaction does not affect a later decision about another key."""
     for key in ("a", "b"):
         same("a refusal", await in_transaction(bench, ChangeHeader(key, order_of(100))), None)
     await reset(bench, "a")
@@ -170,7 +174,7 @@ async def each_decision_of_a_transaction_stands_for_itself(bench: LedgerBench) -
 
 @CONTROL_STORE_PROMISES.add(SAFE)
 async def a_reset_needs_its_claim(bench: LedgerBench) -> None:
-    """A claim that is lost raises no era."""
+    """A lost claim raises no era."""
     claim = granted(await asked_despite_pause(bench, ChangeHeader("a", None)))
     bench.expire()
     await bench.take(1, "w2", isolated=True)
@@ -179,26 +183,26 @@ async def a_reset_needs_its_claim(bench: LedgerBench) -> None:
 
 
 @CONTROL_STORE_PROMISES.add(SAFE)
-async def the_era_of_all_keys_is_raised_while_nobody_works(bench: LedgerBench) -> None:
-    """The era is not raised while a claim is held; then it is above that of every key, known or not."""
+async def the_era_of_all_keys_is_raised_while_no_claim_is_held(bench: LedgerBench) -> None:
+    """The era is raised only while no claim is held; it is then above the era of every key, known or unknown."""
     control_store = bench.another.control_store
     for _ in range(3):
         await reset(bench, "reset")
     claim = await bench.take(5)
     same("the era while a claim is held", await control_store.raise_era(), None)
-    same("the controls", (await bench.ledger.control_store.controls()).era, 0)
+    same("the era of the pipeline", (await bench.ledger.control_store.controls()).era, 0)
     await bench.ledger.commit([Commit(claim)])
     same("the era above that of a key", await control_store.raise_era(), 4)
     for key in ("a", "reset", "new"):
         same(f"the order of a low version of {key}", (await bench.take(1, key=key)).order, (4, 1, 0))
     bench.expire()
-    same("the era above the one that is set", await control_store.raise_era(), 5)
-    same("the controls", (await bench.ledger.control_store.controls()).era, 5)
+    same("the era above that of the pipeline", await control_store.raise_era(), 5)
+    same("the era of the pipeline", (await bench.ledger.control_store.controls()).era, 5)
 
 
 @CONTROL_STORE_PROMISES.add(LIMITED)
 async def a_rate_holds_for_all_workers_together(bench: LedgerBench) -> None:
-    """So many dispatches of a key in any stretch, whoever asks; other keys have their own."""
+    """A rate limits the dispatches of one key by all workers together; other keys are not affected."""
     for number, owner in enumerate(("w1", "w2", "w1"), start=1):
         claim = await bench.take(number, owner)
         await (bench.another if owner == "w2" else bench.ledger).commit([Commit(claim)])
@@ -216,8 +220,8 @@ async def a_rate_holds_for_all_workers_together(bench: LedgerBench) -> None:
 
 
 @CONTROL_STORE_PROMISES.add(LIMITED)
-async def a_dispatch_is_charged_whatever_becomes_of_it(bench: LedgerBench) -> None:
-    """The rate is charged when a claim is granted: failures count, refusals do not."""
+async def a_dispatch_is_charged_even_if_it_fails(bench: LedgerBench) -> None:
+    """A granted claim is charged to the rate, even if its attempt fails; a refusal is not charged."""
     for _ in range(3):
         claim = await bench.take(1)
         refused(await bench.ask(1, "w2"), RefusalReason.BUSY)
@@ -228,7 +232,7 @@ async def a_dispatch_is_charged_whatever_becomes_of_it(bench: LedgerBench) -> No
 
 @GOVERNED_TRANSACTION_PROMISES.add(LIMITED)
 async def a_transaction_is_charged_at_its_mark(bench: LedgerBench) -> None:
-    """In a transaction what is marked counts, and what is only decided does not."""
+    """In a transaction, a mark is charged to the rate; a decision alone is not."""
     for version in (1, 2, 3):
         async with bench.ledger.transaction() as transaction:
             same("refusals", await transaction.decide([ChangeHeader("a", order_of(version))]), {})
@@ -243,34 +247,40 @@ async def a_transaction_is_charged_at_its_mark(bench: LedgerBench) -> None:
 
 @CONTROL_STORE_PROMISES.add(SAFE)
 async def known_keys_are_listed_page_by_page(bench: LedgerBench) -> None:
-    """Keys that have a mark or are worked on are told in an order of the ledger's own, each once."""
+    """Keys with a mark or a claim are listed in an order of the ledger's own, each once."""
     for key in KEYS:
         await bench.committed(1, key=key)
     await bench.take(2, key="a")
     await bench.take(1, key="only tried")
     wanted, listed, after = sorted([*KEYS, "only tried"]), [], ""
     while page := await bench.another.control_store.keys(after, 5):
-        same("the length of a page", len(page) <= 5, True)
+        same("whether a page keeps the limit", len(page) <= 5, True)
         listed += page
         after = page[-1]
     same("all keys", sorted(listed), wanted)
 
 
 @CONTROL_STORE_PROMISES.add(SAFE)
-async def a_chore_has_one_turn_in_an_interval(bench: LedgerBench) -> None:
-    """Of all workers one holds the lock for a task, and nobody has it again before the interval is over."""
+async def a_periodic_lock_is_acquired_once_per_interval(bench: LedgerBench) -> None:
+    """One worker acquires the lock of a periodic job, and none acquires it again before the interval is over."""
     for _ in range(3):
-        turns = await asyncio.gather(
+        acquired = await asyncio.gather(
             *(one.control_store.acquire("sweep", EVERY_S) for one in (bench.ledger, bench.another) * 3)
         )
-        same("how many have the turn", sum(turns), 1)
+        same("the number of workers with the lock", sum(acquired), 1)
         bench.advance(EVERY_S / 2)
-        same("half an interval later", await bench.another.control_store.acquire("sweep", EVERY_S), False)
+        same(
+            "whether the lock was acquired half an interval later",
+            await bench.another.control_store.acquire("sweep", EVERY_S),
+            False,
+        )
         bench.advance(EVERY_S)
-    same("another task", await bench.ledger.control_store.acquire("dust", EVERY_S), True)
+    same(
+        "whether the lock of another job was acquired", await bench.ledger.control_store.acquire("dust", EVERY_S), True
+    )
 
 
-LINES = [
+RECORDS = [
     HistoryRecord(10.5, "stale", "a", VERSIONS[0], "", "w1"),
     HistoryRecord(10.5, "failed", "b", VERSIONS[-1], 'it\'s "bad"\n\x1b[31m🦉', "w2"),
     HistoryRecord(11.0, "paused", "", None, "every key", "ann"),
@@ -280,50 +290,50 @@ LINES = [
 
 
 @HISTORY_PROMISES.add(SAFE)
-async def lines_are_listed_newest_first(bench: LedgerBench) -> None:
-    """The history tells what was recorded last first, of all keys, of one, or of none."""
-    same("a new history", await bench.another.history_store.history(None, 10), [])
-    await bench.ledger.history_store.record(LINES[:3])
-    await bench.another.history_store.record(LINES[3:])
+async def records_are_listed_newest_first(bench: LedgerBench) -> None:
+    """The history lists the newest record first: of all keys, of one key, or of the pipeline itself."""
+    same("the history of a new pipeline", await bench.another.history_store.history(None, 10), [])
+    await bench.ledger.history_store.record(RECORDS[:3])
+    await bench.another.history_store.record(RECORDS[3:])
     await bench.ledger.history_store.record([])
-    newest = LINES[::-1]
-    same("all lines", await bench.another.history_store.history(None, 10), newest)
-    same("the newest two", await bench.ledger.history_store.history(None, 2), newest[:2])
-    for key in ("a", "b", "", "nobody"):
-        of_key = [line for line in newest if line.key == key]
-        same(f"the lines of {key!r}", await bench.ledger.history_store.history(key, 10), of_key)
-    same("the newest of a key", await bench.another.history_store.history("a", 1), newest[:1])
+    newest = RECORDS[::-1]
+    same("all records", await bench.another.history_store.history(None, 10), newest)
+    same("the newest two records", await bench.ledger.history_store.history(None, 2), newest[:2])
+    for key in ("a", "b", "", "unknown"):
+        of_key = [record for record in newest if record.key == key]
+        same(f"the records of {key!r}", await bench.ledger.history_store.history(key, 10), of_key)
+    same("the newest record of a key", await bench.another.history_store.history("a", 1), newest[:1])
 
 
 @HISTORY_PROMISES.add(SAFE)
 async def any_key_has_a_history(bench: LedgerBench) -> None:
-    """Whatever can be a key can be looked for."""
+    """The history can be read for any key."""
     await bench.ledger.history_store.record([HistoryRecord(1.0, "stale", key, 1) for key in KEYS])
     for key in KEYS:
         same(
-            f"the lines of {key!r}",
+            f"the records of {key!r}",
             await bench.another.history_store.history(key, 10),
             [HistoryRecord(1.0, "stale", key, 1)],
         )
 
 
 @HISTORY_PROMISES.add(SAFE)
-async def old_lines_are_forgotten(bench: LedgerBench) -> None:
-    """Trimming forgets lines that are too old, by the store's clock."""
+async def old_records_are_trimmed(bench: LedgerBench) -> None:
+    """Trimming deletes records that are too old by the store's clock."""
     history_store, now = bench.ledger.history_store, await bench.ledger.now()
     await history_store.record([HistoryRecord(now - age_s, "stale", "a", age_s) for age_s in (300, 200, 100)])
-    same("how many are older than a day", await history_store.trim(86400.0, 10), 0)
-    same("how many are older than 150 s", await history_store.trim(150.0, 10), 2)
-    same("what is left", [line.version for line in await history_store.history(None, 10)], [100])
+    same("the number of trimmed records older than a day", await history_store.trim(86400.0, 10), 0)
+    same("the number of trimmed records older than 150 s", await history_store.trim(150.0, 10), 2)
+    same("the versions that are left", [one.version for one in await history_store.history(None, 10)], [100])
     bench.advance(100.0)
-    same("how many are older later", await bench.another.history_store.trim(150.0, 10), 1)
+    same("the number of records trimmed later", await bench.another.history_store.trim(150.0, 10), 1)
 
 
 @HISTORY_PROMISES.add(SAFE)
-async def the_oldest_lines_above_a_count_are_forgotten(bench: LedgerBench) -> None:
-    """Trimming keeps at most so many lines, the newest ones."""
+async def the_oldest_records_above_a_count_are_trimmed(bench: LedgerBench) -> None:
+    """Trimming keeps the newest records, up to the given count."""
     history_store, now = bench.ledger.history_store, await bench.ledger.now()
     await history_store.record([HistoryRecord(now, "stale", "ab"[number % 2], number) for number in range(10)])
     for most, wanted in ((11, 0), (10, 0), (4, 6), (4, 0)):
-        same(f"how many are above {most}", await history_store.trim(86400.0, most), wanted)
-    same("what is left", [line.version for line in await history_store.history(None, 20)], [9, 8, 7, 6])
+        same(f"the number of trimmed records above {most}", await history_store.trim(86400.0, most), wanted)
+    same("the versions that are left", [one.version for one in await history_store.history(None, 20)], [9, 8, 7, 6])

@@ -1,4 +1,4 @@
-"""What a ledger that can be copied promises: all of a scope is told, and what is taken in is obeyed."""
+"""What a ledger that can be copied promises: its pages hold the whole scope, and added entries decide claims."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from keywise.testing.conformance.claims import (
     granted,
     refused,
 )
-from keywise.testing.conformance.controls import LIMITED, LINES, PER_S, asked_despite_pause, reset
+from keywise.testing.conformance.controls import LIMITED, PER_S, RECORDS, asked_despite_pause, reset
 from keywise.testing.conformance.promise import Promises, UncheckedError, near, same
 
 TRANSFER_PROMISES: Promises[LedgerBench] = Promises()
@@ -36,7 +36,7 @@ RETRY_S = 500.0
 
 
 def transfer_of(bench: LedgerBench, *, another: bool = False) -> LedgerTransfer:
-    """The transfer; a ledger that has none cannot be copied, and may be so."""
+    """Return the transfer of the ledger. A ledger may have none; then it cannot be copied."""
     transfer: LedgerTransfer | None = getattr(bench.another if another else bench.ledger, "transfer", None)
     if transfer is None:
         raise UncheckedError("this ledger has no transfer, so `keywise ledger copy` refuses it")
@@ -44,12 +44,12 @@ def transfer_of(bench: LedgerBench, *, another: bool = False) -> LedgerTransfer:
 
 
 async def pages_of(transfer: LedgerTransfer, limit: int = 3) -> list[TransferPage]:
-    """All pages, each of them not longer than it may be."""
+    """Read all pages, and raise if one exceeds the limit."""
     pages, cursor = [], ""
     while True:
         page = await transfer.page(cursor, limit)
         same(
-            "whether a page is short enough",
+            "whether a page keeps the limit",
             len(page.entries) + len(page.dead_letters) + len(page.records) <= limit,
             True,
         )
@@ -62,12 +62,12 @@ async def pages_of(transfer: LedgerTransfer, limit: int = 3) -> list[TransferPag
 
 
 def joined(pages: Sequence[TransferPage]) -> TransferPage:
-    """All pages as one; entries by their keys, and in whole seconds."""
+    """Join the pages into one, with the entries sorted by key and their times in whole seconds."""
     entries = sorted((key, rounded(entry)) for page in pages for key, entry in page.entries)
     return TransferPage(
         entries=entries,
         dead_letters=[letter for page in pages for letter in page.dead_letters],
-        records=[line for page in pages for line in page.records],
+        records=[record for page in pages for record in page.records],
     )
 
 
@@ -76,12 +76,12 @@ def rounded(entry: Entry) -> Entry:
 
 
 async def filled(bench: LedgerBench) -> None:
-    """Let a scope hold some of everything that there can be."""
+    """Fill a scope with some of everything that it can hold."""
     ledger = bench.ledger
     for version, key in zip(VERSIONS, KEYS, strict=False):
         await bench.committed(version, key=key, deleted=version % 2 == 0)
     await bench.committed(None, key="once")
-    failed, unknown, buried = [await bench.take(2**40, key=key) for key in ("failed", "unknown", "buried")]
+    failed, unknown, dead = [await bench.take(2**40, key=key) for key in ("failed", "unknown", "dead")]
     await ledger.fail([Failure(failed, Certainty.ENDED, RETRY_S), Failure(unknown, Certainty.UNKNOWN, RETRY_S)])
     await bench.take(7, key="abandoned by a worker")
     late = await bench.take(8, key="taken over")
@@ -91,46 +91,46 @@ async def filled(bench: LedgerBench) -> None:
     bench.expire()
     await reset(bench, "once")
     await ledger.dead_letter(
-        [DeadLetterRequest(LETTERS[0], buried), *(DeadLetterRequest(letter) for letter in LETTERS[1:])]
+        [DeadLetterRequest(LETTERS[0], dead), *(DeadLetterRequest(letter) for letter in LETTERS[1:])]
     )
-    await ledger.history_store.record(LINES)
+    await ledger.history_store.record(RECORDS)
 
 
 @TRANSFER_PROMISES.add(PLAIN)
 async def all_of_a_scope_can_be_carried_away_and_back(bench: LedgerBench) -> None:
-    """What is told page by page, forgotten, and taken in again, is what was there before."""
+    """A scope that is read page by page, cleared and added again holds what it held before."""
     await filled(bench)
     before = joined(await pages_of(transfer_of(bench)))
     known = [*KEYS[: len(VERSIONS)], "once", "failed", "unknown", "abandoned by a worker", "taken over"]
     same("the keys", sorted(key for key, _ in before.entries), sorted(known))
     for key, entry in before.entries:
         same(f"the entry of {key!r}", entry, rounded(await bench.entry(key)))
-    same("the letters", [letter for _, letter in before.dead_letters], LETTERS)
-    same("the lines", before.records, LINES)
+    same("the dead letters", [letter for _, letter in before.dead_letters], LETTERS)
+    same("the history", before.records, RECORDS)
     for letter in await bench.ledger.dead_letters(10):
-        same("when letters were buried", letter[1] in [at for at, _ in before.dead_letters], True)
+        same("whether a page has the time of a dead letter", letter[1] in [at for at, _ in before.dead_letters], True)
     counts = await bench.ledger.counts()
     await transfer_of(bench, another=True).clear()
     same(
-        "what is left",
+        "what a cleared scope holds",
         joined(await pages_of(transfer_of(bench))),
         TransferPage(entries=[], dead_letters=[], records=[]),
     )
-    same("an entry that is forgotten", await bench.ledger.inspect("once"), None)
+    same("an entry of a cleared scope", await bench.ledger.inspect("once"), None)
     for limit in (2, 100):
         page = joined(await pages_of(transfer_of(bench), limit))
-        same("a scope that holds nothing", len(page.entries), 0)
+        same("the number of entries of a cleared scope", len(page.entries), 0)
     for number in range(0, len(before.entries), 2):
         await transfer_of(bench).add(TransferPage(entries=before.entries[number : number + 2]))
     await transfer_of(bench, another=True).add(TransferPage(dead_letters=before.dead_letters, records=before.records))
     for limit in (1, 4, 1000):
-        same("what was taken in", joined(await pages_of(transfer_of(bench, another=True), limit)), before)
+        same("what was added", joined(await pages_of(transfer_of(bench, another=True), limit)), before)
     same("the counts", await bench.another.counts(), counts)
 
 
 @TRANSFER_PROMISES.add(PLAIN)
-async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
-    """Marks, claims, tries, suspicions and doubts that were taken in decide as if they had been made here."""
+async def added_entries_decide_claims(bench: LedgerBench) -> None:
+    """Marks, claims, attempts, suspicions and unknown writes that were added decide as if they were made here."""
     now = await bench.ledger.now()
     entries = {
         "marked": Entry(order_of(5), updated_at=now),
@@ -149,20 +149,20 @@ async def what_is_taken_in_is_obeyed(bench: LedgerBench) -> None:
     refused(await bench.ask(4, key="failed"), RefusalReason.BUSY, wait_s=RETRY_S)
     refused(await bench.ask(8, "w2", key="unsure"), RefusalReason.DEFERRED, wait_s=RETRY_S)
     same("the suspects", await bench.another.suspects(10, 0.0), ["suspect"])
-    same("what is held", await bench.another.control_store.held("", 10), ["held"])
+    same("the held keys", await bench.another.control_store.held("", 10), ["held"])
     counts = await bench.ledger.counts()
     same("the counts", (counts.keys, counts.tombstones, counts.claims, counts.suspects), (5, 1, 1, 1))
     same("an order in a new era", granted(await bench.ask(1, key="reset")).order, (2, 1, 0))
     bench.advance(RETRY_S)
-    same("the failed tries before", granted(await bench.ask(4, key="failed")).attempts, 2)
+    same("the failed attempts before", granted(await bench.ask(4, key="failed")).attempts, 2)
     dead = granted(await bench.ask(6, key="held", isolated=True))
-    same("whether it was taken over", dead.took_over, True)
-    near("when a claim is told to be doubtful", (await bench.entry("held")).suspected_at, now + RETRY_S, within=CLOCK_S)
+    same("whether the claim is a takeover", dead.took_over, True)
+    near("the time of the suspicion", (await bench.entry("held")).suspected_at, now + RETRY_S, within=CLOCK_S)
 
 
 @TRANSFER_PROMISES.add(LIMITED)
 async def charges_of_a_rate_are_carried_too(bench: LedgerBench) -> None:
-    """A key that has used up its rate is limited wherever it is taken in, also one that has nothing else."""
+    """A key that has used up its rate is limited in the target too, even if the ledger stores nothing else about it."""
     for version in (1, 2, 3):
         await bench.committed(version, key="marked")
         await bench.ledger.release([await bench.take(version, key="charged")])
@@ -172,18 +172,18 @@ async def charges_of_a_rate_are_carried_too(bench: LedgerBench) -> None:
     granted(await bench.ask(4, key="charged"))
     await transfer_of(bench).clear()
     await transfer_of(bench, another=True).add(before)
-    same("what was taken in", joined(await pages_of(transfer_of(bench))), before)
+    same("what was added", joined(await pages_of(transfer_of(bench))), before)
     for key in ("charged", "marked"):
         refused(await bench.ask(4, key=key), RefusalReason.LIMITED, wait_s=PER_S / 3)
 
 
 @TRANSFER_PROMISES.add(SAFE)
 async def many_keys_are_listed_each_once(bench: LedgerBench) -> None:
-    """However many keys there are, parts tell each of them once, and are not longer than asked for."""
+    """Pages list each of many keys once, and no page is longer than the limit."""
     entries = [(f"k{number}", Entry(order_of(number), updated_at=float(number))) for number in range(2500)]
     await transfer_of(bench).add(TransferPage(entries=entries[:2000]))
     await transfer_of(bench, another=True).add(TransferPage(entries=entries[2000:]))
-    # No pipeline has such a key; but what is there has to be told.
+    # No pipeline accepts such a key, but the pages must list every key that the store holds.
     entries.append(("k\0", Entry(order_of(1), updated_at=1.0)))
     await transfer_of(bench).add(TransferPage(entries=entries[-1:]))
     for limit in (400, 10_000):
@@ -192,7 +192,7 @@ async def many_keys_are_listed_each_once(bench: LedgerBench) -> None:
 
 @TRANSFER_PROMISES.add(SAFE)
 async def the_controls_are_replaced_as_a_whole(bench: LedgerBench) -> None:
-    """Pauses and era that were carried over hold at once, for everybody."""
+    """Copied pauses and a copied era apply at once, on all connections."""
     await bench.ledger.control_store.pause(Pause("b"))
     controls = Controls(3, (Pause(EVERYTHING, True, 1.5, "ann", "moving"), Pause("a", at=2.0)))
     await transfer_of(bench).set_controls(controls)
@@ -203,12 +203,12 @@ async def the_controls_are_replaced_as_a_whole(bench: LedgerBench) -> None:
     claim = granted(await asked_despite_pause(bench, ChangeHeader("c", order_of(1))))
     same("the order in the era", claim.order, (3, 1, 0))
     await transfer_of(bench, another=True).set_controls(Controls())
-    same("the controls after it", await bench.ledger.control_store.controls(), Controls())
+    same("the controls after the second replacement", await bench.ledger.control_store.controls(), Controls())
 
 
 @TRANSFER_PROMISES.add(SAFE)
 async def scopes_are_listed_that_hold_something(bench: LedgerBench) -> None:
-    """A scope is listed once something is in it, a pause included, and no more after it was cleared."""
+    """A scope is listed once it holds anything, even only a pause, and no longer after it was cleared."""
     transfer = transfer_of(bench)
     others = set(await transfer.scopes())
     named = set[str]()
@@ -216,11 +216,11 @@ async def scopes_are_listed_that_hold_something(bench: LedgerBench) -> None:
         TransferPage(entries=[("a", Entry(order_of(1), updated_at=1.0))]),
         TransferPage(entries=[("a", Entry(rate_at=2.0**40))]),
         TransferPage(dead_letters=[(1.0, LETTERS[1])]),
-        TransferPage(records=LINES[:1]),
+        TransferPage(records=RECORDS[:1]),
     ):
         await transfer.add(page)
         found = set(await transfer_of(bench, another=True).scopes()) - others
-        same("how many scopes are new", len(found), 1)
+        same("the number of new scopes", len(found), 1)
         named |= found
         await transfer.clear()
         same("whether a cleared scope is listed", named & set(await transfer.scopes()), set())
@@ -230,15 +230,15 @@ async def scopes_are_listed_that_hold_something(bench: LedgerBench) -> None:
 
 @TRANSFER_PROMISES.add(SAFE)
 async def tokens_are_granted_above_a_floor(bench: LedgerBench) -> None:
-    """After a floor was named, every token is above it, and none falls back below those before."""
+    """After a floor is set, every new token is above it and above all earlier tokens."""
     first = (await bench.take(1, key="a")).token
     ceiling = await transfer_of(bench).tokens_above(0)
-    same("whether the earlier token is at or below what is told", first <= ceiling, True)
+    same("whether the earlier token is at or below the returned number", first <= ceiling, True)
     floor = ceiling + 2**44 + 12345
     found = await transfer_of(bench, another=True).tokens_above(floor)
-    same("whether what is told is at or above the floor", found >= floor, True)
+    same("whether the returned number is at or above the floor", found >= floor, True)
     tokens = [(await bench.take(1, owner, key=f"{owner} {n}")).token for n in range(3) for owner in ("w1", "w2")]
     same("whether all tokens are above the floor", min(tokens) > floor, True)
     same("the number of different tokens", len(set(tokens)), len(tokens))
     await transfer_of(bench).tokens_above(first)
-    same("whether a lower floor changes nothing", (await bench.take(1, key="last")).token > max(tokens), True)
+    same("whether tokens still rise after a lower floor", (await bench.take(1, key="last")).token > max(tokens), True)

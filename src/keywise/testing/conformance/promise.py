@@ -1,4 +1,4 @@
-"""A promise of a protocol and the check that holds a plug to it."""
+"""A promise of a contract, and the check that holds an adapter to it."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -8,20 +8,20 @@ Bench = TypeVar("Bench")
 
 
 class BrokenPromiseError(AssertionError):
-    """A plug broke a promise of its protocol; the message says which one, and what was seen instead."""
+    """An adapter broke a promise of its contract; the message says which one, and what was observed instead."""
 
     def __init__(self, message: str, seen: str = "") -> None:
         super().__init__(message)
         self.seen = seen
-        """What was seen instead, without the promise."""
+        """What was observed instead, without the sentence of the promise."""
 
 
 class UncheckedError(Exception):
-    """A promise cannot be checked on this bench; the message says why."""
+    """A promise cannot be checked with this fixture; the message says why."""
 
 
 class Promise(Generic[Bench]):
-    """One sentence of a protocol, with its check. Calling it with a factory makes a fresh bench and checks it there."""
+    """One sentence of a contract, with its check. A call with a factory makes a fresh fixture and checks it."""
 
     def __init__(self, check: Callable[[Bench], Awaitable[None]], arguments: tuple[Any, ...] = ()) -> None:
         self.name: str = getattr(check, "__name__", repr(check))
@@ -33,7 +33,7 @@ class Promise(Generic[Bench]):
         return self.name
 
     async def __call__(self, make: Callable[..., AbstractAsyncContextManager[Bench]]) -> None:
-        """Return if the promise is kept; raise `BrokenPromiseError` if it is not."""
+        """Return if the promise is kept; raise `BrokenPromiseError` if it is broken."""
         async with make(*self._arguments) as bench:
             try:
                 await self._check(bench)
@@ -42,10 +42,10 @@ class Promise(Generic[Bench]):
 
 
 class Promises(list[Promise[Bench]]):
-    """The promises of one protocol, in reading order; it is also the decorator that adds one."""
+    """The promises of one contract, in reading order; `add` is the decorator for the check of a new one."""
 
     def add(self, *arguments: Any) -> Callable[[Callable[[Bench], Awaitable[None]]], Promise[Bench]]:
-        """Decorate a check; the arguments are what its bench is made with."""
+        """Add the decorated check; the arguments are passed to the factory of its fixture."""
 
         def keep(check: Callable[[Bench], Awaitable[None]]) -> Promise[Bench]:
             promise = Promise(check, arguments)
@@ -56,13 +56,13 @@ class Promises(list[Promise[Bench]]):
 
 
 def same(what: str, seen: object, wanted: object) -> None:
-    """Raise if what was seen is not what was wanted."""
+    """Raise if the observed value is not the expected one."""
     if seen != wanted:
         raise AssertionError(f"{what} was {shortened(seen)} instead of {shortened(wanted)}")
 
 
 def near(what: str, seen: float, wanted: float, *, within: float) -> None:
-    """Raise if two times are further apart than a store's clock explains."""
+    """Raise if two times differ by more than `within`: a store's own clock advances during a check."""
     if abs(seen - wanted) > within:
         raise AssertionError(f"{what} was {seen} instead of about {wanted}")
 

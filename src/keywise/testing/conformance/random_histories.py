@@ -1,4 +1,4 @@
-"""Random histories: whatever is asked in whatever order, a ledger answers as the one in memory does."""
+"""Random histories: a ledger answers any calls in any order as the memory ledger does."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -18,11 +18,11 @@ from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.promise import Promises
 
 HISTORIES = 40
-"""Of each policy."""
+"""The number of histories for each policy."""
 OPERATIONS = 60
 
-# Time passes in steps of 128 s, and no sum of these durations comes near to a multiple of it:
-# so the few seconds that a store's own clock goes on meanwhile never decide an answer.
+# Time passes in steps of 128 s, and no sum of these durations is close to a multiple of that.
+# So no answer depends on the few seconds by which a store's own clock advances meanwhile.
 STEP_S = 128.0
 LEASE_S = STEP_S + 10.0
 RETRY_S = (20.0, STEP_S + 20.0)
@@ -44,18 +44,18 @@ SAFE = LedgerPolicy(False, REDELIVERY_S)
 
 @RANDOM_HISTORY_PROMISES.add(PLAIN)
 async def random_histories_answer_as_memory_does_for_a_plain_sink(bench: LedgerBench) -> None:
-    """Any history of calls gets the answers of the ledger in memory, and leaves its entries (plain sink)."""
+    """Any history of calls gets the answers of the memory ledger, and leaves the same entries (plain sink)."""
     await compare(bench, PLAIN, range(HISTORIES))
 
 
 @RANDOM_HISTORY_PROMISES.add(SAFE)
 async def random_histories_answer_as_memory_does_for_a_safe_sink(bench: LedgerBench) -> None:
-    """Any history of calls gets the answers of the ledger in memory, and leaves its entries (safe sink)."""
+    """Any history of calls gets the answers of the memory ledger, and leaves the same entries (safe sink)."""
     await compare(bench, SAFE, range(1000, 1000 + HISTORIES))
 
 
 async def compare(bench: LedgerBench, policy: LedgerPolicy, seeds: range) -> None:
-    """Run histories on the ledger under test and on one in memory, side by side."""
+    """Run histories on the ledger under test and on a memory ledger, side by side."""
     twins = Twins(bench, policy)
     for seed in seeds:
         history = RandomHistory(twins, seed)
@@ -63,26 +63,26 @@ async def compare(bench: LedgerBench, policy: LedgerPolicy, seeds: range) -> Non
             await history.run()
         except AssertionError as error:
             steps = "\n  ".join(history.steps[-25:])
-            raise AssertionError(f"history {seed} went another way: {error}; its last steps:\n  {steps}") from error
+            raise AssertionError(f"history {seed} differs from memory: {error}; its last steps:\n  {steps}") from error
 
 
 class Twins:
-    """The ledger under test and one in memory that gets the same calls at the same time."""
+    """The ledger under test, and a memory ledger that gets the same calls at the same time."""
 
     def __init__(self, bench: LedgerBench, policy: LedgerPolicy) -> None:
         self.bench = bench
         self.now = 0.0
         self._memory = MemoryLedger(MemoryDatabase(clock=lambda: self.now), "twin", policy)
         self._tokens: dict[int, int] = {0: 0}
-        """From the tokens under test to those in memory."""
+        """Maps the tokens of the ledger under test to those in memory."""
 
     async def ask(self, ledger: Any, act: Callable[[Any, Callable[[Any], Any]], Awaitable[Any]]) -> tuple[Any, Any]:
-        """Do the same on both; `act` gets the ledger, and a function that picks a claim's twin."""
+        """Make the same call on both; `act` gets a ledger, and a function that picks its claim from a pair."""
         self.now = await self.bench.ledger.now()
         return await act(ledger, lambda pair: pair[0]), await act(self._memory, lambda pair: pair[1])
 
     def pair(self, claim: Claim, twin: Claim) -> tuple[Claim, Claim]:
-        """Two claims that stand for each other from now on."""
+        """Record that two claims are equivalent from now on."""
         if claim.token in self._tokens:
             raise AssertionError(f"the token {claim.token} was given twice")
         self._tokens[claim.token] = twin.token
@@ -90,7 +90,7 @@ class Twins:
         return claim, twin
 
     async def agree_on(self, key: str) -> None:
-        """Both remember the same of a key."""
+        """Compare the entries of a key."""
         seen: Entry | None = await self.bench.ledger.inspect(key)
         if seen is not None:
             seen = replace(seen, token=self._tokens.get(seen.token, -1))
@@ -109,7 +109,7 @@ class RandomHistory:
         self.steps: list[str] = []
 
     async def run(self) -> None:
-        """Forget what other histories left, then do random things, and compare after each of them."""
+        """Prune what other histories left, then take random steps, and compare the entries after each."""
         self._twins.bench.advance(STEP_S * 20)
         await self._prune()
         for _ in range(OPERATIONS):
@@ -143,7 +143,7 @@ class RandomHistory:
             (self._reset, 4),
         ]
 
-    # What is asked.
+    # Random arguments.
 
     def _order(self) -> Order:
         if self._rng.random() < 0.06:
@@ -169,12 +169,12 @@ class RandomHistory:
         return DeadLetter(f"cause {self._rng.random()}", self._rng.randbytes(4), key, version, headers, 1.5, "source")
 
     async def _ask(self, step: object, act: Callable[[Any, Callable[[Any], Any]], Awaitable[Any]]) -> Any:
-        """Do it on both sides; answers with claims in them are compared by whoever asked."""
+        """Make a call on both ledgers; the caller compares the answers."""
         self.steps.append(repr(step))
         bench = self._twins.bench
         return await self._twins.ask(self._rng.choice((bench.ledger, bench.another)), act)
 
-    # What is done.
+    # Steps.
 
     async def _claim(self) -> None:
         headers = [self._header(key, exclusion=0.12) for key in self._some_keys()]
@@ -253,7 +253,7 @@ class RandomHistory:
 
     async def _pause(self) -> None:
         keys, is_pattern = self._pausable()
-        pause = Pause(keys, is_pattern, 1.0, "somebody", "why")
+        pause = Pause(keys, is_pattern, 1.0, "operator", "why")
         await self._ask(pause, lambda ledger, _: ledger.control_store.pause(pause))
         await self._controls()
 
@@ -265,7 +265,7 @@ class RandomHistory:
         await self._controls()
 
     def _pausable(self) -> tuple[str, bool]:
-        """One key of this history, or all of them; others have theirs."""
+        """Pick a key of this history, or a pattern for several; other histories have keys of their own."""
         key = self._rng.choice(self._keys)
         return self._rng.choice(((key, False), (f"{key[:-1]}[ab]", True), (f"{key[:-1]}*", True)))
 
@@ -294,10 +294,10 @@ class RandomHistory:
         seen, twin = await self._ask("letters", lambda ledger, _: ledger.dead_letters(20))
         agree("the letters", [(at, letter) for _, at, letter in seen], [(at, letter) for _, at, letter in twin])
 
-    # What is done inside a transaction.
+    # Steps inside a transaction.
 
     async def _transact(self) -> None:
-        """A few steps in one transaction that may be rolled back, each perhaps in a savepoint that may be."""
+        """Take a few steps in one transaction that may be rolled back, each perhaps in a savepoint that may be too."""
         parts = [self._part() for _ in range(self._rng.randint(1, 3))]
         rolls_back = self._rng.random() < 0.25
         step = ("transact", [part[0] for part in parts], "rolled back" if rolls_back else "committed")
@@ -318,7 +318,7 @@ class RandomHistory:
         agree("the answers inside", seen, twin)
 
     def _part(self) -> tuple[str, Any, str]:
-        """One step: its name, what it is about, and whether it is done in a savepoint that stays or goes."""
+        """Pick one step: its name, its arguments, and whether it runs in a savepoint that is kept or undone."""
         savepoint = self._rng.choices(("none", "kept", "undone"), (6, 2, 2))[0]
         name = self._rng.choices(("mark", "fail", "dead_letter", "commit"), (5, 2, 2, 3))[0]
         if name == "commit":
@@ -349,7 +349,7 @@ async def _within(
 
 
 async def _step(transaction: Any, name: str, arguments: Any, mine: Callable[[Any], Any], answers: list[Any]) -> None:
-    """One step of a transaction, as a consumer may do it: only what was just allowed is marked or failed."""
+    """Take one step of a transaction as a consumer does: mark or fail only what was just allowed."""
     if name == "commit":
         refused = await transaction.commit([mine(pair) for pair in arguments])
         answers.append([(claim.key, claim.order) for claim in refused])
@@ -364,7 +364,7 @@ async def _step(transaction: Any, name: str, arguments: Any, mine: Callable[[Any
 
 
 def agree(what: str, seen: Any, wanted: Any) -> None:
-    """Raise unless both are equal; times may differ by what a store's clock goes on, and by its rounding."""
+    """Raise unless both are equal; times may differ by rounding, and as far as a store's clock advances."""
     if not _is_like(seen, wanted):
         raise AssertionError(f"{what} differ: {seen} instead of {wanted}")
 

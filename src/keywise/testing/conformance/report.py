@@ -1,4 +1,4 @@
-"""What became of a plug's promises: each is kept, broken, or could not be checked, and says why."""
+"""The verdict on each promise of an adapter: kept, broken or unchecked, and why."""
 
 import asyncio
 import enum
@@ -17,7 +17,7 @@ Bench = TypeVar("Bench")
 
 
 class Verdict(enum.StrEnum):
-    """What became of one promise."""
+    """The result of one check."""
 
     KEPT = "kept"
     BROKEN = "broken"
@@ -25,22 +25,22 @@ class Verdict(enum.StrEnum):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """One promise, after its check."""
+    """One promise, with the result of its check."""
 
     name: str
-    """Of the check."""
+    """The name of the check."""
     text: str
-    """The sentence that is promised."""
+    """The sentence of the promise."""
     verdict: Verdict
     why: str = ""
-    """What was seen instead, or why it could not be checked."""
+    """What was observed instead, or why the promise could not be checked."""
 
     def __str__(self) -> str:
         return f"{self.verdict.value:<9}  {self.text}{f' But {self.why}' if self.why else ''}"
 
 
 class Conformance(msgspec.Struct):
-    """All promises of one plug. It is true if none of them is broken, and prints one line for each."""
+    """The verdicts on all promises of one adapter. It is true if none is broken, and prints one line for each."""
 
     role: str
     checked: list[Checked] = []
@@ -62,7 +62,7 @@ class Conformance(msgspec.Struct):
 
 
 class NotConformingError(BrokenPromiseError):
-    """A plug broke promises of its protocol: the message has all of them, and `report` the others too."""
+    """An adapter broke promises of its contract. The message lists them; `report` has the verdicts on all."""
 
     def __init__(self, report: Conformance) -> None:
         broken = report.of(Verdict.BROKEN)
@@ -76,7 +76,7 @@ async def hold(
     make: Callable[..., AbstractAsyncContextManager[Bench]],
     on_checked: Callable[[Checked], None] | None,
 ) -> Conformance:
-    """Check all promises, one after another, each on a bench of its own; raise in the end if one is broken."""
+    """Check all promises one after another, each with a fixture of its own; raise at the end if one is broken."""
     report = Conformance(role)
     for promise in promises:
         checked = await _checked(promise, make)

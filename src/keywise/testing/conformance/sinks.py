@@ -1,4 +1,4 @@
-"""What every sink promises, grade by grade: changes arrive whole, deletions delete, and the store tells the truth."""
+"""What every sink promises, by grade: changes arrive whole, deletions delete, and the store shows what was applied."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,28 +20,28 @@ class SinkBench:
     sink: Any
     """A `Sink`, or an `AtomicSink` together with `transaction`."""
     content: Callable[[], Awaitable[Mapping[str, bytes]]]
-    """What the store shows: the body of each key that is there."""
+    """What the store shows: the body of each key that it holds."""
     transaction: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     """For an atomic sink: a transaction of the ledger that shares its database."""
     bad: Change[Any] | None = None
-    """A change that this store cannot take, if there is one."""
+    """A change that this store rejects, if there is one."""
     _tokens: int = field(default=0)
 
     async def apply(self, *changes: Change[Any]) -> Sequence[SinkResult]:
-        """Apply under claims as a ledger would give them; one result for each change."""
+        """Apply changes under claims like those of a ledger; return one result for each change."""
         results = await self.sink.apply(changes, [self._claim(change) for change in changes])
         same("the number of results", len(results), len(changes))
         return results  # type: ignore[no-any-return]
 
     async def write(self, *changes: Change[Any]) -> None:
-        """Write in a transaction of their own, no more in a call than the sink takes."""
+        """Write the changes in one transaction, at most `batch_max` in each call."""
         size = self.sink.batch_max
         async with self.opened() as transaction:
             for start in range(0, len(changes), size):
                 await self.sink.write(transaction, changes[start : start + size])
 
     async def put_in(self, *changes: Change[Any]) -> None:
-        """Apply or write, as the grade wants it."""
+        """Apply or write the changes, depending on the grade."""
         if self.transaction is not None:
             await self.write(*changes)
         else:
@@ -49,7 +49,7 @@ class SinkBench:
 
     def opened(self) -> AbstractAsyncContextManager[Any]:
         if self.transaction is None:
-            raise TypeError("an atomic sink needs a bench with a transaction")
+            raise TypeError("an atomic sink needs a SinkBench with a transaction")
         return self.transaction()
 
     def _claim(self, change: Change[Any]) -> Claim:
@@ -73,7 +73,7 @@ KEYS = ["a", "é", "日本語", "🦉", "'; drop table x; --", 'say "hi"', "line
 
 
 def put(key: str, version: int, text: str = "") -> Change[Any]:
-    """A change whose body is a JSON object with the fields key, version and text."""
+    """Return a change whose body is a JSON object with the fields key, version and text."""
     body = msgspec.json.encode({"key": key, "version": version, "text": text})
     return Change(key, order_of(version), body=body)
 
@@ -109,7 +109,7 @@ async def any_key_is_applied(bench: SinkBench) -> None:
 
 @APPLY_PROMISES.add()
 async def a_full_batch_is_applied(bench: SinkBench) -> None:
-    """One call takes as many changes as the sink says, with one result for each, in order."""
+    """One call takes `batch_max` changes, and returns one result for each, in order."""
     changes = [put(f"k{number}", number + 1) for number in range(bench.sink.batch_max)]
     all_applied(await bench.apply(*changes))
     same("the content", dict(await bench.content()), shown(*changes))
@@ -117,7 +117,7 @@ async def a_full_batch_is_applied(bench: SinkBench) -> None:
 
 @APPLY_PROMISES.add()
 async def newer_state_replaces_older(bench: SinkBench) -> None:
-    """A change carries the whole state of its key, and leaves other keys alone."""
+    """A change replaces the whole state of its key, and leaves other keys alone."""
     await bench.apply(put("a", 1, "old"))
     await bench.apply(put("b", 1))
     await bench.apply(put("a", 2, "new"))
@@ -126,7 +126,7 @@ async def newer_state_replaces_older(bench: SinkBench) -> None:
 
 @APPLY_PROMISES.add()
 async def a_deletion_removes_the_key(bench: SinkBench) -> None:
-    """A deleted key is not shown any more, and can come back with a newer version."""
+    """A deleted key is no longer shown; a newer version restores it."""
     await bench.apply(put("a", 1))
     await bench.apply(put("b", 1))
     all_applied(await bench.apply(gone("a", 2)))
@@ -137,14 +137,14 @@ async def a_deletion_removes_the_key(bench: SinkBench) -> None:
 
 @APPLY_PROMISES.add()
 async def a_deletion_of_an_unknown_key_is_applied(bench: SinkBench) -> None:
-    """To delete what is not there is no failure."""
+    """The deletion of a key that the store does not hold counts as applied."""
     all_applied(await bench.apply(gone("a", 2)))
     same("the content", dict(await bench.content()), {})
 
 
 @APPLY_PROMISES.add()
 async def a_repeated_change_counts_as_applied(bench: SinkBench) -> None:
-    """After a lost answer the same change is applied again, to the same effect."""
+    """A change that is applied again after a lost answer has the same effect."""
     for _ in range(3):
         all_applied(await bench.apply(put("a", 5)))
     same("the content", dict(await bench.content()), shown(put("a", 5)))
@@ -155,7 +155,7 @@ async def a_repeated_change_counts_as_applied(bench: SinkBench) -> None:
 
 @APPLY_PROMISES.add()
 async def a_bad_change_fails_with_a_cause(bench: SinkBench) -> None:
-    """What the store cannot take is a failed result that says why, and later changes are applied."""
+    """A change that the store rejects is a failed result with a cause, and later changes are applied."""
     if bench.bad is not None:
         [result] = await bench.apply(bench.bad)
         same("the outcome", result.outcome, Outcome.FAILED)
@@ -165,7 +165,7 @@ async def a_bad_change_fails_with_a_cause(bench: SinkBench) -> None:
 
 @CONDITIONAL_PROMISES.add()
 async def something_older_is_superseded(bench: SinkBench) -> None:
-    """A lower version than the store holds is refused by the store itself."""
+    """The store itself refuses a version below the one that it holds."""
     await bench.apply(put("a", 5, "new"))
     [result] = await bench.apply(put("a", 4, "old"))
     same("the outcome", result.outcome, Outcome.SUPERSEDED)
@@ -176,7 +176,7 @@ async def something_older_is_superseded(bench: SinkBench) -> None:
 
 @CONDITIONAL_PROMISES.add()
 async def a_fresh_deletion_is_not_undone(bench: SinkBench) -> None:
-    """An older put that comes just after a deletion is refused."""
+    """The store refuses an older put that comes just after a deletion."""
     await bench.apply(put("a", 5))
     await bench.apply(gone("a", 7))
     [result] = await bench.apply(put("a", 6))
@@ -186,7 +186,7 @@ async def a_fresh_deletion_is_not_undone(bench: SinkBench) -> None:
 
 @ATOMIC_PROMISES.add()
 async def what_is_written_is_shown_after_the_commit(bench: SinkBench) -> None:
-    """Puts and deletions of a transaction are there once it has committed."""
+    """The puts and deletions of a transaction are visible once it has committed."""
     await bench.write(put("a", 1, "ünï \\ \" ' \n text"), put("b", 1))
     same("the content", dict(await bench.content()), shown(put("a", 1, "ünï \\ \" ' \n text"), put("b", 1)))
     await bench.write(*(put(key, 2) for key in KEYS))
@@ -197,7 +197,7 @@ async def what_is_written_is_shown_after_the_commit(bench: SinkBench) -> None:
 
 @ATOMIC_PROMISES.add()
 async def a_rollback_leaves_the_store_as_it_was(bench: SinkBench) -> None:
-    """Nothing of a transaction that is rolled back stays."""
+    """A transaction that is rolled back leaves nothing in the store."""
     await bench.write(put("a", 1), put("b", 1))
     try:
         async with bench.opened() as transaction:
@@ -212,7 +212,7 @@ async def a_rollback_leaves_the_store_as_it_was(bench: SinkBench) -> None:
 
 @ATOMIC_PROMISES.add()
 async def a_savepoint_takes_back_its_part_only(bench: SinkBench) -> None:
-    """What was written in a savepoint that raised is gone; the rest of the transaction stays."""
+    """An error inside a savepoint undoes what was written in it; the rest of the transaction stays."""
     async with bench.opened() as transaction:
         await bench.sink.write(transaction, [put("a", 1)])
         try:
@@ -227,7 +227,7 @@ async def a_savepoint_takes_back_its_part_only(bench: SinkBench) -> None:
 
 @ATOMIC_PROMISES.add()
 async def effect_and_mark_are_there_together(bench: SinkBench) -> None:
-    """A mark and an effect of one transaction are both there or both not."""
+    """The mark and the effect of one transaction are both committed or both rolled back."""
     for rolls_back in (True, False):
         try:
             async with bench.opened() as transaction:
@@ -245,7 +245,7 @@ async def effect_and_mark_are_there_together(bench: SinkBench) -> None:
 
 @ATOMIC_PROMISES.add()
 async def a_full_batch_is_written(bench: SinkBench) -> None:
-    """One call takes as many changes as the sink says."""
+    """One call takes `batch_max` changes."""
     changes = [put(f"k{number}", 1) for number in range(bench.sink.batch_max)]
     async with bench.opened() as transaction:
         await bench.sink.write(transaction, changes)
@@ -254,7 +254,7 @@ async def a_full_batch_is_written(bench: SinkBench) -> None:
 
 @ATOMIC_PROMISES.add()
 async def a_bad_change_raises_and_its_savepoint_takes_it_back(bench: SinkBench) -> None:
-    """A change that the store cannot take raises; inside a savepoint it costs the others nothing."""
+    """A change that the store rejects raises an error; a savepoint keeps it from affecting other changes."""
     if bench.bad is None:
         return
     async with bench.opened() as transaction:
@@ -276,7 +276,7 @@ class _SinkRolledBack(Exception):
 
 @READING_PROMISES.add()
 async def what_is_held_can_be_read(bench: SinkBench) -> None:
-    """A read tells body and version of the keys that are held, and leaves out all others."""
+    """A read returns the body and the version of each key that the store holds, and leaves out the others."""
     changes = [put(key, number + 1, "ünï") for number, key in enumerate(KEYS)]
     await bench.put_in(*changes, put("gone", 1), put("not asked for", 1))
     await bench.put_in(gone("gone", 2))
@@ -293,6 +293,6 @@ async def what_is_held_can_be_read(bench: SinkBench) -> None:
 
 @READING_PROMISES.add()
 async def nothing_is_read_for_no_keys(bench: SinkBench) -> None:
-    """To ask for nothing is no failure."""
+    """A read of no keys returns nothing."""
     await bench.put_in(put("a", 1))
     same("what was read", dict(await bench.sink.read([])), {})

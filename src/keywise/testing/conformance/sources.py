@@ -1,4 +1,4 @@
-"""What every source promises: a message comes until it is acked, and to one consumer at a time."""
+"""What every source promises: a message is delivered until it is acked, and to one consumer at a time."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from keywise.core.source import Source
 from keywise.testing.conformance.promise import Promises, same
 
 LATER_S = 1.0
-"""So much past a moment, it has passed on the clock of any store."""
+"""A margin after which a moment has passed on the clock of any store."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,29 +19,29 @@ class SourceBench:
     """A fresh, empty queue, opened twice."""
 
     source: Any
-    """The queue; an `TransactionalSource` if its `database` is set."""
+    """The queue; a `TransactionalSource` if its `database` is set."""
     another: Source
     """A second consumer of the same queue, with a connection of its own."""
     advance: Callable[[float], None]
-    """Let so many seconds pass on the clock of the queue."""
+    """Move the clock of the queue ahead by so many seconds."""
     transaction: Callable[[], AbstractAsyncContextManager[Any]] | None = None
-    """For an transactional source: a transaction of its database; it gives the connection that `queue_in` takes."""
+    """For a transactional source: a transaction of its database, which yields the connection that `queue_in` takes."""
 
     @property
     def visibility_s(self) -> float:
         return float(self.source.visibility_s)
 
     async def handed_over(self, *bodies: bytes) -> list[Delivery]:
-        """Messages that were sent and are now held by the first consumer."""
+        """Send messages, and return their deliveries to the first consumer."""
         await self.source.send(bodies or [b"one"])
         return list(await self.source.receive(100, 0.0))
 
     async def come_back(self, *bodies: bytes) -> tuple[list[Delivery], list[Delivery]]:
-        """Deliveries that the first consumer held for too long, and the same messages handed to the second."""
+        """Return deliveries that the first consumer held for too long, and those of the same messages to the second."""
         old = await self.handed_over(*bodies)
         self.advance(self.visibility_s + LATER_S)
         new = list(await self.another.receive(100, 0.0))
-        same("what comes back after the visibility", ids(new), ids(old))
+        same("what came back after the visibility timeout", ids(new), ids(old))
         return old, new
 
 
@@ -50,7 +50,7 @@ MakeSource: TypeAlias = Callable[[], AbstractAsyncContextManager[SourceBench]]
 SOURCE_PROMISES: Promises[SourceBench] = Promises()
 """Kept by every source."""
 VISIBILITY_PROMISES: Promises[SourceBench] = Promises()
-"""Kept by sources whose deliveries come back after a time."""
+"""Kept by sources whose deliveries come back after a visibility timeout."""
 
 BODIES = [b"", b"\x00", b"\xff\xfe\x80", bytes(range(256)), b'{"key": "a"}', "日本".encode(), b"x" * (1 << 20)]
 
@@ -65,7 +65,7 @@ async def taken(source: Source, limit: int = 100) -> list[Delivery]:
 
 @SOURCE_PROMISES.add()
 async def bodies_arrive_as_they_were_sent(bench: SourceBench) -> None:
-    """A body is any bytes: none, NULs, no valid text, a megabyte."""
+    """A body can be any bytes: empty, NULs, invalid text, a megabyte."""
     await bench.source.send(BODIES)
     same("the set of bodies", sorted(one.body for one in await taken(bench.source)), sorted(BODIES))
 
@@ -80,18 +80,18 @@ async def every_message_has_an_id_of_its_own(bench: SourceBench) -> None:
 
 @SOURCE_PROMISES.add()
 async def an_empty_queue_gives_nothing(bench: SourceBench) -> None:
-    """A receive without a wait returns at once, with nothing if there is nothing."""
-    same("what an empty queue gave", await taken(bench.source), [])
+    """A receive without a wait returns at once, even if the queue is empty."""
+    same("what an empty queue returned", await taken(bench.source), [])
 
 
 @SOURCE_PROMISES.add()
 async def a_receive_keeps_its_limit(bench: SourceBench) -> None:
-    """A receive gives at most as many deliveries as it was asked for, and the next one gives the rest."""
+    """A receive returns at most as many deliveries as requested, and the next one returns the rest."""
     await bench.source.send([b"%d" % number for number in range(10)])
     first, rest = await taken(bench.source, 4), await taken(bench.source)
     same("the number of deliveries with limit 4", len(first), 4)
-    same("the rest", len(rest), 6)
-    same("the number of messages handed over", len({one.id for one in (*first, *rest)}), 10)
+    same("the number of deliveries after that", len(rest), 6)
+    same("the number of different messages", len({one.id for one in (*first, *rest)}), 10)
 
 
 @SOURCE_PROMISES.add()
@@ -107,8 +107,8 @@ async def a_receive_waits_for_the_first_message(bench: SourceBench) -> None:
 
 
 @SOURCE_PROMISES.add()
-async def a_delivery_is_hidden_from_everybody_else(bench: SourceBench) -> None:
-    """While one consumer holds a delivery, no receive gives its message, here or elsewhere."""
+async def a_delivery_is_hidden_from_other_receives(bench: SourceBench) -> None:
+    """While a consumer holds a delivery, no receive returns its message, on any connection."""
     await bench.handed_over(b"one", b"two")
     same("what another consumer got", await taken(bench.another), [])
     same("what the same consumer got again", await taken(bench.source), [])
@@ -116,7 +116,7 @@ async def a_delivery_is_hidden_from_everybody_else(bench: SourceBench) -> None:
 
 @SOURCE_PROMISES.add()
 async def an_acked_message_never_comes_back(bench: SourceBench) -> None:
-    """Acked is forgotten; an ack may be repeated."""
+    """An acked message is never delivered again; an ack may be repeated."""
     held = await bench.handed_over(b"one", b"two", b"three")
     await bench.source.ack(held)
     await bench.source.ack(held)
@@ -127,7 +127,7 @@ async def an_acked_message_never_comes_back(bench: SourceBench) -> None:
 
 @SOURCE_PROMISES.add()
 async def an_ack_concerns_its_own_message_only(bench: SourceBench) -> None:
-    """The neighbours of an acked message stay, and stay hidden."""
+    """An ack leaves other messages in the queue, and leaves them hidden."""
     first, second, third = await bench.handed_over(b"one", b"two", b"three")
     await bench.source.ack([second])
     same("the depth", await bench.source.depth(), 2)
@@ -137,19 +137,19 @@ async def an_ack_concerns_its_own_message_only(bench: SourceBench) -> None:
 
 @SOURCE_PROMISES.add()
 async def a_released_message_comes_back_at_once(bench: SourceBench) -> None:
-    """A release without delay lets the message come to anybody, with a new receipt and a higher count."""
+    """A message released without a delay can be received at once, with a new receipt and a higher count."""
     [held] = await bench.handed_over(b"body")
     await bench.source.release([held], 0.0)
     again = await taken(bench.another)
     same("what came back", [(one.id, one.body, one.sent_at) for one in again], [(held.id, held.body, held.sent_at)])
-    same("the count of the second hand-over", again[0].count, held.count + 1)
+    same("the count of the second delivery", again[0].count, held.count + 1)
     if again[0].receipt == held.receipt:
-        raise AssertionError(f"both hand-overs have the receipt {held.receipt!r}")
+        raise AssertionError(f"both deliveries have the receipt {held.receipt!r}")
 
 
 @SOURCE_PROMISES.add()
 async def a_released_message_stays_away_for_its_delay(bench: SourceBench) -> None:
-    """A release with a delay keeps the message from everybody for so long, and not longer."""
+    """A message released with a delay is hidden from all consumers for that time, and not longer."""
     [held] = await bench.handed_over()
     await bench.source.release([held], 30.0)
     bench.advance(30.0 - LATER_S * 5)
@@ -160,7 +160,7 @@ async def a_released_message_stays_away_for_its_delay(bench: SourceBench) -> Non
 
 @SOURCE_PROMISES.add()
 async def a_delayed_message_comes_when_it_is_due(bench: SourceBench) -> None:
-    """A message that is sent with a delay comes after it, not before; others do not wait for it."""
+    """A message sent with a delay is delivered after it, not before; other messages do not wait for it."""
     await bench.source.send([b"later"], delay_s=30.0)
     await bench.source.send([b"now"])
     same("what came first", [one.body for one in await taken(bench.source)], [b"now"])
@@ -171,7 +171,7 @@ async def a_delayed_message_comes_when_it_is_due(bench: SourceBench) -> None:
 
 @SOURCE_PROMISES.add()
 async def the_depth_counts_what_is_not_acked(bench: SourceBench) -> None:
-    """A message counts from its sending to its ack, also while somebody holds it."""
+    """A message counts from the send to the ack, even while a consumer holds it."""
     same("the depth of a new queue", await bench.source.depth(), 0)
     await bench.source.send([b"1", b"2", b"3"])
     same("the depth after sending three", await bench.source.depth(), 3)
@@ -183,7 +183,7 @@ async def the_depth_counts_what_is_not_acked(bench: SourceBench) -> None:
 
 @SOURCE_PROMISES.add()
 async def a_call_about_nothing_does_nothing(bench: SourceBench) -> None:
-    """Every method takes an empty sequence."""
+    """Every method accepts an empty sequence."""
     await bench.source.send([])
     await bench.source.ack([])
     await bench.source.extend([], 10.0)
@@ -198,8 +198,8 @@ async def two_consumers_never_share_a_delivery(bench: SourceBench) -> None:
     mine, theirs = await asyncio.gather(_drained(bench.source), _drained(bench.another))
     if both := set(mine) & set(theirs):
         raise AssertionError(f"both consumers hold {len(both)} messages, such as {min(both, key=str)!r}")
-    same("the number of messages that were handed over", len(mine) + len(theirs), 300)
-    same("the number of different ones", len({*mine, *theirs}), 300)
+    same("the number of deliveries", len(mine) + len(theirs), 300)
+    same("the number of different messages", len({*mine, *theirs}), 300)
 
 
 async def _drained(source: Source) -> list[str | int]:
@@ -207,21 +207,21 @@ async def _drained(source: Source) -> list[str | int]:
     while deliveries := await source.receive(7, 0.0):
         found += (one.id for one in deliveries)
         if len(found) > 1000:
-            raise AssertionError("messages are handed over again and again, though somebody holds them")
+            raise AssertionError("messages are delivered again and again, though a consumer holds them")
     return found
 
 
 @VISIBILITY_PROMISES.add()
 async def a_forgotten_delivery_comes_back(bench: SourceBench) -> None:
-    """A delivery that is neither acked nor extended comes back after the visibility, as often as it takes."""
+    """A delivery that is neither acked nor extended comes back after the visibility timeout, each time."""
     [held] = await bench.handed_over(b"body")
     receipts = {held.receipt}
     for count in (2, 3):
         bench.advance(bench.visibility_s - LATER_S * 5)
-        same("what came before the visibility was over", await taken(bench.another), [])
+        same("what came before the visibility timeout", await taken(bench.another), [])
         bench.advance(LATER_S * 6)
         came_back = await taken(bench.another)
-        same("the number of messages after the visibility", len(came_back), 1)
+        same("the number of messages after the visibility timeout", len(came_back), 1)
         again = came_back[0]
         same(
             "its id, body and time of sending", (again.id, again.body, again.sent_at), (held.id, b"body", held.sent_at)
@@ -233,7 +233,7 @@ async def a_forgotten_delivery_comes_back(bench: SourceBench) -> None:
 
 @VISIBILITY_PROMISES.add()
 async def returned_and_fresh_messages_keep_the_limit_together(bench: SourceBench) -> None:
-    """The limit of a receive holds for messages that came back and fresh ones together."""
+    """The limit of a receive holds for returned and fresh messages together."""
     await bench.handed_over(b"1", b"2", b"3")
     bench.advance(bench.visibility_s + LATER_S)
     await bench.source.send([b"4", b"5", b"6"])
@@ -243,7 +243,7 @@ async def returned_and_fresh_messages_keep_the_limit_together(bench: SourceBench
 
 @VISIBILITY_PROMISES.add()
 async def an_ack_that_comes_too_late_does_nothing(bench: SourceBench) -> None:
-    """Once a message was handed over again, an ack with the old receipt does nothing."""
+    """Once a message was delivered again, an ack with the old receipt does nothing."""
     old, new = await bench.come_back(b"one", b"two")
     await bench.source.ack(old)
     same("the depth after an ack with old receipts", await bench.another.depth(), 2)
@@ -253,7 +253,7 @@ async def an_ack_that_comes_too_late_does_nothing(bench: SourceBench) -> None:
 
 @VISIBILITY_PROMISES.add()
 async def an_extended_delivery_stays_hidden(bench: SourceBench) -> None:
-    """An extension counts from now, and hides for exactly as long as it says."""
+    """An extension counts from now, and hides the message for exactly that time."""
     [held] = await bench.handed_over()
     bench.advance(bench.visibility_s / 2)
     await bench.source.extend([held], bench.visibility_s * 3)
@@ -265,16 +265,16 @@ async def an_extended_delivery_stays_hidden(bench: SourceBench) -> None:
 
 @VISIBILITY_PROMISES.add()
 async def an_extension_that_comes_too_late_does_nothing(bench: SourceBench) -> None:
-    """A delivery that already came back to somebody else is left alone by an extension with the old receipt."""
+    """Once another consumer holds the message, an extension with the old receipt does nothing."""
     old, _ = await bench.come_back()
     await bench.source.extend(old, bench.visibility_s * 10)
     bench.advance(bench.visibility_s + LATER_S)
-    same("what came after the visibility of the second holder", ids(await taken(bench.source)), ids(old))
+    same("what came after the visibility timeout of the second consumer", ids(await taken(bench.source)), ids(old))
 
 
 @VISIBILITY_PROMISES.add()
 async def a_release_that_comes_too_late_does_nothing(bench: SourceBench) -> None:
-    """A delivery that already came back to somebody else is not taken from them by a release."""
+    """Once another consumer holds the message, a release with the old receipt does nothing."""
     old, _ = await bench.come_back()
     await bench.source.release(old, 0.0)
-    same("what came though the second holder has it", await taken(bench.source), [])
+    same("what came while the second consumer holds it", await taken(bench.source), [])

@@ -1,4 +1,4 @@
-"""What every ledger promises about keys that were written while it could not be reached."""
+"""What every ledger promises about keys that workers wrote while they could not reach it."""
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Controls
@@ -22,11 +22,13 @@ SUSPECT_PROMISES: Promises[LedgerBench] = Promises()
 
 @SUSPECT_PROMISES.add(PLAIN)
 async def keys_written_without_a_claim_are_suspect(bench: LedgerBench) -> None:
-    """Each key is suspect from now on, whatever it is called and whether or not it is known, and its mark stays."""
+    """Any key can be marked suspect, known or unknown, and its mark stays."""
     await bench.committed(5)
     await bench.ledger.admin.mark_suspect([ChangeHeader(key, order_of(7)) for key in KEYS])
-    same("how often each is suspect", [(await bench.entry(key)).suspicions for key in KEYS], [1] * len(KEYS))
-    near("since when", (await bench.entry()).suspected_at, await bench.ledger.admin.now(), within=CLOCK_S)
+    same("the suspicions of each key", [(await bench.entry(key)).suspicions for key in KEYS], [1] * len(KEYS))
+    near(
+        "the time of the suspicion", (await bench.entry()).suspected_at, await bench.ledger.admin.now(), within=CLOCK_S
+    )
     same("the mark", (await bench.entry()).mark, order_of(5))
     bench.advance(100.0)
     same("the suspects", sorted(await bench.another.admin.suspects(100, 50.0)), sorted(KEYS))
@@ -34,29 +36,29 @@ async def keys_written_without_a_claim_are_suspect(bench: LedgerBench) -> None:
 
 @SUSPECT_PROMISES.add(PLAIN)
 async def older_changes_wait_for_what_was_written_without_a_claim(bench: LedgerBench) -> None:
-    """As after any write that is not committed: older changes wait, that order and newer ones do not."""
+    """After a write without a claim, older changes wait; the same order and newer ones do not."""
     await bench.committed(5)
     await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(7))])
     refused(await bench.ask(6), RefusalReason.DEFERRED, wait_s=REDELIVERY_S)
     refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
-    same("a commit of the same order", await bench.ledger.commit([Commit(await bench.take(7))]), [])
-    same("how often it is suspect", (await bench.entry()).suspicions, 1)
+    same("the refused commits of the same order", await bench.ledger.commit([Commit(await bench.take(7))]), [])
+    same("the suspicions", (await bench.entry()).suspicions, 1)
     refused(await bench.ask(6), RefusalReason.STALE, mark=order_of(7))
 
 
 @SUSPECT_PROMISES.add(PLAIN)
 async def what_was_written_below_the_mark_makes_nothing_wait(bench: LedgerBench) -> None:
-    """An older write over a newer one is suspect, and the mark says already what is stale."""
+    """A write below the mark makes the key suspect, but no change waits: the mark already decides what is stale."""
     await bench.committed(5)
     await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(4)), ChangeHeader("b", None)])
-    same("what may be written", (await bench.entry()).unknown, None)
-    same("how often both are suspect", [(await bench.entry(key)).suspicions for key in "ab"], [1, 1])
+    same("the unknown order", (await bench.entry()).unknown, None)
+    same("the suspicions of both keys", [(await bench.entry(key)).suspicions for key in "ab"], [1, 1])
     await bench.take(6)
 
 
 @SUSPECT_PROMISES.add(PLAIN)
-async def marking_suspect_leaves_claims_and_tries_alone(bench: LedgerBench) -> None:
-    """The holder of a doubted key goes on, its failed tries are kept, and only the suspicion grows."""
+async def marking_suspect_leaves_claims_and_attempts_alone(bench: LedgerBench) -> None:
+    """Marking a key suspect keeps its claim and its failed attempts; only the count of suspicions grows."""
     failed = await bench.take(6, key="b")
     await bench.ledger.fail([Failure(failed, Certainty.CLEAN, 0.0)])
     claim = await bench.take(6)
@@ -64,13 +66,13 @@ async def marking_suspect_leaves_claims_and_tries_alone(bench: LedgerBench) -> N
         await bench.another.admin.mark_suspect([ChangeHeader("a", order_of(5)), ChangeHeader("b", order_of(6))])
     same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
     same("refused commits", await bench.ledger.commit([Commit(claim)]), [])
-    same("how often they are suspect", [(await bench.entry(key)).suspicions for key in "ab"], [2, 2])
-    same("failed tries", (await bench.entry("b")).attempts, 1)
+    same("the suspicions of both keys", [(await bench.entry(key)).suspicions for key in "ab"], [2, 2])
+    same("the failed attempts", (await bench.entry("b")).attempts, 1)
 
 
 @SUSPECT_PROMISES.add(PLAIN)
 async def a_repair_need_not_wait_for_a_holder_whose_change_was_written_without_it(bench: LedgerBench) -> None:
-    """A lease is over once it ran out if that order or a newer one was written; what was tried is still known."""
+    """Once the lease has expired, a repair gets the key if the holder's order or a newer one was written without it."""
     for key in "abc":
         await bench.take(6, key=key)
     await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(6))])
@@ -78,15 +80,15 @@ async def a_repair_need_not_wait_for_a_holder_whose_change_was_written_without_i
     bench.expire()
     granted(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True))
     await bench.ledger.admin.mark_suspect([ChangeHeader("b", order_of(6)), ChangeHeader("c", order_of(5))])
-    same("the token after it", (await bench.entry("b")).token, 0)
-    same("what was tried", (await bench.entry("b")).tried, order_of(6))
+    same("the token after the suspicion", (await bench.entry("b")).token, 0)
+    same("the order of the last attempt", (await bench.entry("b")).tried, order_of(6))
     refused(await bench.ask_for(ChangeHeader("c", None), "w2", isolated=True), RefusalReason.DEFERRED)
     granted(await bench.ask_for(ChangeHeader("b", None), "w2", isolated=True))
 
 
 @SUSPECT_PROMISES.add(SAFE)
 async def a_sink_that_refuses_older_changes_has_no_suspects(bench: LedgerBench) -> None:
-    """Where the sink itself keeps the newest, a key that was written without a claim is right all the same."""
+    """If the sink itself refuses older changes, a write without a claim does not make a key suspect."""
     await bench.committed(5)
     await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(7)), ChangeHeader("b", order_of(7))])
     same("the suspects", (await bench.ledger.admin.counts()).suspects, 0)
@@ -95,15 +97,15 @@ async def a_sink_that_refuses_older_changes_has_no_suspects(bench: LedgerBench) 
 
 @SUSPECT_PROMISES.add(SAFE)
 async def a_full_resync_is_due_until_it_is_taken_back(bench: LedgerBench) -> None:
-    """It is due since it was said first, everybody sees it, and it holds up nothing."""
+    """A full resync is due from the first request on, all connections see it, and claims are still granted."""
     admin, control_store = bench.ledger.admin, bench.another.control_store
     await admin.mark_suspect([], True)
     since = (await control_store.controls()).resync_at
-    near("since when", since, await admin.now(), within=CLOCK_S)
+    near("when the resync became due", since, await admin.now(), within=CLOCK_S)
     bench.advance(100.0)
     await admin.mark_suspect([ChangeHeader("a", order_of(1))], True)
     await admin.mark_suspect([], None)
-    same("since when, said again", (await control_store.controls()).resync_at, since)
+    same("when the resync became due, after a second request", (await control_store.controls()).resync_at, since)
     await bench.take(1)
     await admin.mark_suspect([], False)
-    same("the controls after it", await control_store.controls(), Controls())
+    same("the controls after the resync was taken back", await control_store.controls(), Controls())

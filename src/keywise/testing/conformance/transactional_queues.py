@@ -1,4 +1,4 @@
-"""What a queue promises inside a transaction of its database: what is received and acked there, ends with it."""
+"""What a queue promises inside a transaction of its database: receives, acks and releases commit with it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from keywise.testing.conformance.promise import Promises, same
 from keywise.testing.conformance.sources import LATER_S, SourceBench, ids, taken
 
 TRANSACTIONAL_QUEUE_PROMISES: Promises[SourceBench] = Promises()
-"""Kept by sources that live in a database which can hold a ledger too."""
+"""Kept by sources in a database that can hold a ledger too."""
 
 
 class _InletRolledBack(Exception):
@@ -20,15 +20,15 @@ class _InletRolledBack(Exception):
 
 @asynccontextmanager
 async def inside(bench: SourceBench) -> AsyncIterator[Any]:
-    """The queue inside a transaction that commits on leaving."""
+    """Open the queue inside a transaction that commits at the end of the block."""
     if bench.transaction is None:
-        raise TypeError("a source with a database needs a bench with a transaction")
+        raise TypeError("a source with a database needs a SourceBench with a transaction")
     async with bench.transaction() as connection:
         yield bench.source.queue_in(connection)
 
 
 async def rolled_back(bench: SourceBench, *, delay_s: float | None) -> list[Delivery]:
-    """What was received, and acked or released, in a transaction that is then rolled back."""
+    """Receive, then ack or release, in a transaction that is rolled back; return the deliveries."""
     received: list[Delivery] = []
     try:
         async with inside(bench) as queue:
@@ -43,7 +43,7 @@ async def rolled_back(bench: SourceBench, *, delay_s: float | None) -> list[Deli
 
 
 async def mixed(bench: SourceBench) -> Delivery:
-    """Messages that are due after different histories, two fresh ones, and one that stays held outside: that one."""
+    """Send messages that are due for different reasons and one that stays held outside; return the held one."""
     await bench.source.send([b"delayed"], delay_s=20.0)
     held = {one.body: one for one in await bench.handed_over(b"forgotten", b"released", b"held")}
     await bench.source.release([held[b"released"]], 10.0)
@@ -59,7 +59,7 @@ async def bodies_inside(queue: TransactionalQueue, limit: int = 100) -> list[byt
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
 async def what_is_acked_inside_is_gone_after_the_commit(bench: SourceBench) -> None:
-    """Receive and ack inside a transaction take effect together with it."""
+    """A receive and an ack inside a transaction take effect when it commits."""
     await bench.source.send([b"%d" % number for number in range(20)])
     async with inside(bench) as queue:
         received = await queue.receive(100)
@@ -72,7 +72,7 @@ async def what_is_acked_inside_is_gone_after_the_commit(bench: SourceBench) -> N
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_rollback_undoes_an_ack(bench: SourceBench) -> None:
-    """Acked in a transaction that is rolled back: everything is there, visible at once and unchanged."""
+    """After a rollback, acked messages are visible at once and unchanged."""
     await bench.source.send([b"one", b"two"])
     received = await rolled_back(bench, delay_s=None)
     same("what is there after the rollback", ids(await taken(bench.another)), ids(received))
@@ -80,7 +80,7 @@ async def a_rollback_undoes_an_ack(bench: SourceBench) -> None:
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_rollback_undoes_a_release(bench: SourceBench) -> None:
-    """Released with a delay in a transaction that is rolled back: nothing waits for the delay."""
+    """After a rollback, released messages are visible at once; the delay does not apply."""
     await bench.source.send([b"one", b"two"])
     received = await rolled_back(bench, delay_s=500.0)
     again = await taken(bench.another)
@@ -89,20 +89,20 @@ async def a_rollback_undoes_a_release(bench: SourceBench) -> None:
 
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
-async def nobody_receives_what_an_open_transaction_acks(bench: SourceBench) -> None:
-    """A receive elsewhere waits for the transaction or finds nothing; it never gets the same messages."""
+async def no_other_receive_returns_what_an_open_transaction_acks(bench: SourceBench) -> None:
+    """A receive elsewhere waits for the transaction or returns nothing; it never returns the same messages."""
     await bench.source.send([b"one", b"two"])
     async with inside(bench) as queue:
         received = await queue.receive(100)
         elsewhere = asyncio.create_task(taken(bench.another))
         await asyncio.wait([elsewhere], timeout=0.05)
         await queue.ack(received)
-    same("what a receive elsewhere got meanwhile", await elsewhere, [])
+    same("what a receive elsewhere returned meanwhile", await elsewhere, [])
 
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_part_can_be_acked(bench: SourceBench) -> None:
-    """What a transaction received but did not ack is there again at once, whichever part it is."""
+    """A message that a transaction received but did not ack is visible again at once, wherever it was in the batch."""
     for skipped in (0, 3, 6):
         await bench.source.send([b"%d" % number for number in range(7)])
         async with inside(bench) as queue:
@@ -117,8 +117,8 @@ async def a_part_can_be_acked(bench: SourceBench) -> None:
 
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
-async def what_is_left_behind_comes_with_the_newer_ones(bench: SourceBench) -> None:
-    """A message that was left behind comes again together with what was sent after it."""
+async def a_message_left_behind_comes_with_newer_ones(bench: SourceBench) -> None:
+    """A message that was not acked is delivered again, together with messages that were sent later."""
     await bench.source.send([b"1", b"2", b"3"])
     async with inside(bench) as queue:
         received = sorted(await queue.receive(100), key=lambda one: one.body)
@@ -129,8 +129,8 @@ async def what_is_left_behind_comes_with_the_newer_ones(bench: SourceBench) -> N
 
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
-async def what_is_due_comes_whatever_its_past(bench: SourceBench) -> None:
-    """Forgotten, released, delayed and fresh messages come together, and all can be acked together."""
+async def all_due_messages_come_together(bench: SourceBench) -> None:
+    """Expired, released, delayed and fresh messages are delivered together, and can be acked together."""
     held = await mixed(bench)
     async with inside(bench) as queue:
         received = await queue.receive(100)
@@ -144,7 +144,7 @@ async def what_is_due_comes_whatever_its_past(bench: SourceBench) -> None:
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_part_of_a_mixture_can_be_acked(bench: SourceBench) -> None:
-    """Of fresh and returned messages together, each stays or goes as it was told."""
+    """Fresh and returned messages of one batch can each be acked, released or left in the queue."""
     await mixed(bench)
     async with inside(bench) as queue:
         received = {one.body: one for one in await queue.receive(100)}
@@ -159,7 +159,7 @@ async def a_part_of_a_mixture_can_be_acked(bench: SourceBench) -> None:
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
 async def only_the_fresh_part_of_a_mixture_can_be_acked(bench: SourceBench) -> None:
-    """Returned messages stay when exactly the fresh ones are acked, and the other way round."""
+    """If only the fresh messages of a batch are acked, the returned ones stay, and the other way round."""
     await mixed(bench)
     async with inside(bench) as queue:
         await queue.ack([one for one in await queue.receive(100) if one.body.startswith(b"fresh")])
@@ -181,7 +181,7 @@ async def a_mixture_keeps_the_limit(bench: SourceBench) -> None:
         async with inside(bench) as queue:
             received = await queue.receive(2)
             if len(received) > 2:
-                raise AssertionError(f"a receive with limit 2 gave {len(received)}")
+                raise AssertionError(f"a receive with limit 2 returned {len(received)}")
             await queue.ack(received)
             seen += (one.body for one in received)
         if not received:
@@ -191,7 +191,7 @@ async def a_mixture_keeps_the_limit(bench: SourceBench) -> None:
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_release_inside_keeps_the_message_whole(bench: SourceBench) -> None:
-    """Released inside, a message comes after its delay: same id, body and time, counted once more."""
+    """A message released inside comes after its delay, with the same id, body and time, and a higher count."""
     await bench.source.send([b"body"])
     for count in (1, 2, 3):
         async with inside(bench) as queue:
@@ -206,8 +206,8 @@ async def a_release_inside_keeps_the_message_whole(bench: SourceBench) -> None:
 
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
-async def a_message_that_was_acked_inside_has_no_old_receipts(bench: SourceBench) -> None:
-    """A consumer outside that held a delivery for too long finds that its receipt does nothing any more."""
+async def a_release_inside_ends_old_receipts(bench: SourceBench) -> None:
+    """After a transaction has released a message, a receipt from before does nothing."""
     [old] = await bench.handed_over()
     bench.advance(bench.visibility_s + LATER_S)
     async with inside(bench) as queue:
@@ -217,12 +217,12 @@ async def a_message_that_was_acked_inside_has_no_old_receipts(bench: SourceBench
     await bench.source.ack([old])
     await bench.source.release([old], 0.0)
     same("the depth after an ack with the old receipt", await bench.another.depth(), 1)
-    same("what came though it is held", await taken(bench.source), [])
+    same("what came while it is held", await taken(bench.source), [])
 
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
-async def arrived_tells_whether_something_is_due(bench: SourceBench) -> None:
-    """Held and delayed messages have not arrived; fresh and returned ones have."""
+async def arrived_says_whether_a_message_is_due(bench: SourceBench) -> None:
+    """`arrived` is true if a fresh or returned message is due, and false if all are held or delayed."""
     same("an empty queue", await bench.source.arrived(0.0), False)
     await bench.source.send([b"later"], delay_s=50.0)
     same("a delayed message", await bench.source.arrived(0.0), False)
@@ -236,7 +236,7 @@ async def arrived_tells_whether_something_is_due(bench: SourceBench) -> None:
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
 async def arrived_waits_for_a_message(bench: SourceBench) -> None:
-    """A wait ends when something is sent, also by somebody else."""
+    """`arrived` waits until a message is sent, even over another connection."""
     waiting = asyncio.create_task(bench.source.arrived(5.0))
     await bench.another.send([b"late"])
     same("the answer", await waiting, True)
@@ -244,16 +244,16 @@ async def arrived_waits_for_a_message(bench: SourceBench) -> None:
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
 async def a_peek_takes_nothing(bench: SourceBench) -> None:
-    """What was seen ahead can still be received by anybody."""
+    """Any consumer can still receive a peeked message."""
     first = await _first_of(bench, 6)
     ahead = await bench.source.peek(3, first)
-    same("the number seen ahead", len(ahead), 3)
+    same("the number of peeked messages", len(ahead), 3)
     same("what another consumer gets", len(await taken(bench.another)), 5)
 
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
-async def what_was_seen_ahead_is_received_as_it_is(bench: SourceBench) -> None:
-    """If it is still there, what was seen ahead is what comes; acking it leaves what follows."""
+async def peeked_messages_are_received(bench: SourceBench) -> None:
+    """A receive returns the peeked messages if they are still there; acking them leaves the next ones."""
     first = await _first_of(bench, 8)
     ahead = await bench.source.peek(3, first)
     async with inside(bench) as queue:
@@ -264,8 +264,8 @@ async def what_was_seen_ahead_is_received_as_it_is(bench: SourceBench) -> None:
 
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
-async def what_was_seen_ahead_and_taken_by_others_does_not_come(bench: SourceBench) -> None:
-    """A message that somebody else received after it was seen ahead is not received here too."""
+async def peeked_messages_that_another_consumer_took_are_not_received(bench: SourceBench) -> None:
+    """A message that another consumer received after the peek is not received again."""
     for wanted in (1, 2):
         first = await _first_of(bench, 6)
         ahead = await bench.source.peek(4, first)
@@ -279,8 +279,8 @@ async def what_was_seen_ahead_and_taken_by_others_does_not_come(bench: SourceBen
 
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
-async def what_is_due_is_not_passed_over_for_what_was_seen_ahead(bench: SourceBench) -> None:
-    """What was seen ahead never comes before something that became due meanwhile."""
+async def a_due_message_is_not_passed_over_for_peeked_ones(bench: SourceBench) -> None:
+    """A message that became due after the peek is received before the peeked ones."""
     await bench.source.send([b"released"])
     async with inside(bench) as queue:
         await queue.release(await queue.receive(1), 20.0)
@@ -290,12 +290,12 @@ async def what_is_due_is_not_passed_over_for_what_was_seen_ahead(bench: SourceBe
     async with inside(bench) as queue:
         received = await queue.receive(2, ahead)
         if b"released" not in [one.body for one in received]:
-            raise AssertionError(f"what was due did not come, but {[one.body for one in received]}")
+            raise AssertionError(f"the due message did not come, but {[one.body for one in received]}")
 
 
 @TRANSACTIONAL_QUEUE_PROMISES.add()
-async def what_was_left_behind_is_not_passed_over_for_what_was_seen_ahead(bench: SourceBench) -> None:
-    """A message that was received and left behind comes before what was seen ahead of it."""
+async def a_message_left_behind_is_not_passed_over_for_peeked_ones(bench: SourceBench) -> None:
+    """A message that was received and not acked is received before the peeked ones."""
     await bench.source.send([b"%d" % number for number in range(8)])
     async with inside(bench) as queue:
         received = list(await queue.receive(3))
@@ -305,7 +305,7 @@ async def what_was_left_behind_is_not_passed_over_for_what_was_seen_ahead(bench:
     async with inside(bench) as queue:
         came = await queue.receive(3, ahead)
         if left.id not in ids(came):
-            raise AssertionError(f"{left.body!r} was left behind, and what came was {[one.body for one in came]}")
+            raise AssertionError(f"{left.body!r} was left behind, but what came was {[one.body for one in came]}")
 
 
 async def _first_of(bench: SourceBench, count: int) -> Delivery:

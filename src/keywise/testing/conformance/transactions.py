@@ -1,4 +1,4 @@
-"""What every ledger promises about its transactions: what they decide, mark and dead-letter commits together."""
+"""What every ledger promises about its transactions: decisions, marks and dead letters commit together."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ def headers(*versions: tuple[str, int | None]) -> list[ChangeHeader]:
 
 
 async def decided(bench: LedgerBench, header: ChangeHeader) -> Refusal | None:
-    """What a transaction that does nothing else says to one header."""
+    """Return the refusal of one header by a transaction that does nothing else, or None."""
     async with bench.ledger.transaction() as transaction:
         refusals: dict[str, Refusal] = await transaction.decide([header])
     return refusals.get(header.key)
@@ -52,7 +52,7 @@ async def marked(bench: LedgerBench, key: str, version: int | None, *, deleted: 
 
 @TRANSACTION_PROMISES.add(SAFE)
 async def a_mark_is_there_after_the_transaction(bench: LedgerBench) -> None:
-    """Decided and marked in a transaction is committed with it, deletions too."""
+    """A mark that is set in a transaction commits with it, and so does a deletion."""
     await marked(bench, "a", 5)
     await marked(bench, "b", 7, deleted=True)
     for key, version, deleted in (("a", 5, False), ("b", 7, True)):
@@ -74,7 +74,7 @@ async def any_key_and_any_version_is_marked_exactly(bench: LedgerBench) -> None:
 
 @TRANSACTION_PROMISES.add(SAFE)
 async def a_rollback_leaves_nothing(bench: LedgerBench) -> None:
-    """Marks, failed tries and dead letters of a transaction that is rolled back never were."""
+    """A rollback undoes the marks, failed attempts and dead letters of the transaction."""
     await bench.committed(1, key="a")
     before = await bench.entry("a")
     try:
@@ -88,12 +88,12 @@ async def a_rollback_leaves_nothing(bench: LedgerBench) -> None:
         pass
     same("the marked key", await bench.entry("a"), before)
     same("the failed key", await bench.ledger.inspect("b"), None)
-    same("the letters", await bench.ledger.dead_letters(10), [])
+    same("the dead letters", await bench.ledger.dead_letters(10), [])
 
 
 @TRANSACTION_PROMISES.add(FORGETTING)
 async def a_transaction_refuses_what_a_claim_would(bench: LedgerBench) -> None:
-    """Stale, duplicate, mixed, forgotten and busy are the same answers as outside."""
+    """A transaction refuses stale, duplicate, mixed, forgotten and busy changes for the same reasons as a claim."""
     await bench.committed(5)
     await bench.committed(None, key="unversioned")
     await bench.take(5, "w2", key="held")
@@ -111,38 +111,38 @@ async def a_transaction_refuses_what_a_claim_would(bench: LedgerBench) -> None:
         "gone": RefusalReason.FORGOTTEN,
     }
     same("the refusals", seen, wanted)
-    same("the mark that is told", refusals["a"].mark, order_of(5))
-    same("the wait that is told", LEASE_S - 5 <= refusals["held"].wait_s <= LEASE_S, True)
+    same("the mark of the refusal", refusals["a"].mark, order_of(5))
+    same("whether the wait of the refusal is about one lease", LEASE_S - 5 <= refusals["held"].wait_s <= LEASE_S, True)
     equal = await decided(bench, ChangeHeader("a", order_of(5)))
-    same("the answer to the mark itself", equal and equal.reason, RefusalReason.DUPLICATE)
+    same("the reason for the mark itself", equal and equal.reason, RefusalReason.DUPLICATE)
 
 
 @TRANSACTION_PROMISES.add(FORGETTING)
 async def a_transaction_sets_late_changes_of_unknown_keys_aside(bench: LedgerBench) -> None:
-    """Sent before the retention, only a key that is remembered is judged, also if nothing is going on at all."""
+    """A change older than the retention is refused as forgotten if its key is unknown, even in an idle ledger."""
     early = await bench.ledger.now() - RETENTION_S - CLOCK_S
     late = await decided(bench, ChangeHeader("a", order_of(1), sent_at=early))
-    same("an unknown key", late and late.reason, RefusalReason.FORGOTTEN)
+    same("the reason for an unknown key", late and late.reason, RefusalReason.FORGOTTEN)
     await marked(bench, "a", 1)
-    same("a key that is remembered", await decided(bench, ChangeHeader("a", order_of(2), sent_at=early)), None)
+    same("the refusal of a known key", await decided(bench, ChangeHeader("a", order_of(2), sent_at=early)), None)
     recent = await decided(bench, ChangeHeader("b", order_of(1), sent_at=early + 2 * CLOCK_S))
-    same("something sent within the retention", recent, None)
+    same("the refusal of a change within the retention", recent, None)
 
 
 @TRANSACTION_PROMISES.add(PLAIN)
 async def a_transaction_respects_what_is_unknown(bench: LedgerBench) -> None:
-    """An unknown write holds off a transaction as it holds off a claim; a dead holder does not, no user code runs."""
+    """An unknown write defers a transaction as it defers a claim; a crashed holder does not, as no user code runs."""
     await bench.take(5, "dead", key="dead")
     await bench.ledger.fail([Failure(await bench.take(7, key="unknown"), Certainty.ENDED, 1.0)])
     bench.expire()
     dead = await decided(bench, ChangeHeader("dead", order_of(5)))
-    same("a key whose holder died", dead, None)
+    same("the refusal of a key whose holder crashed", dead, None)
     unknown = await decided(bench, ChangeHeader("unknown", order_of(6)))
-    same("an older change", unknown and unknown.reason, RefusalReason.DEFERRED)
-    same("a newer change", await decided(bench, ChangeHeader("unknown", order_of(8))), None)
+    same("the reason for an older change", unknown and unknown.reason, RefusalReason.DEFERRED)
+    same("the refusal of a newer change", await decided(bench, ChangeHeader("unknown", order_of(8))), None)
     bench.advance(REDELIVERY_S)
     same(
-        "an older change, when the unknown can no longer come",
+        "the refusal of an older change, once the unknown one cannot be redelivered",
         await decided(bench, ChangeHeader("unknown", order_of(6))),
         None,
     )
@@ -150,9 +150,9 @@ async def a_transaction_respects_what_is_unknown(bench: LedgerBench) -> None:
 
 @TRANSACTION_PROMISES.add(SAFE)
 async def a_decision_does_not_take_the_key(bench: LedgerBench) -> None:
-    """A transaction that only decided leaves no trace."""
-    same("the decision", await decided(bench, ChangeHeader("a", order_of(5))), None)
-    same("what is remembered", await bench.ledger.inspect("a"), None)
+    """A transaction that only decides stores nothing."""
+    same("the refusal", await decided(bench, ChangeHeader("a", order_of(5))), None)
+    same("the entry of the key", await bench.ledger.inspect("a"), None)
     await bench.take(5, "w2")
 
 
@@ -175,32 +175,32 @@ async def a_savepoint_is_rolled_back_alone(bench: LedgerBench) -> None:
     found = {key: (await bench.another.inspect(key)) for key in "abc"}
     seen = {key: entry and entry.mark for key, entry in found.items()}
     same("the marks", seen, {"a": order_of(5), "b": None, "c": order_of(5)})
-    same("the letters", await bench.ledger.dead_letters(10), [])
+    same("the dead letters", await bench.ledger.dead_letters(10), [])
 
 
 @TRANSACTION_PROMISES.add(SAFE)
-async def failed_tries_are_counted_inside(bench: LedgerBench) -> None:
-    """Tries are counted per key and order; a commit in between, or a newer order, begins again."""
+async def failed_attempts_are_counted_inside(bench: LedgerBench) -> None:
+    """Failed attempts are counted per key and order; a commit in between, or a newer order, resets the count."""
     for wanted in (1, 2, 3):
         async with bench.ledger.transaction() as transaction:
             same("the counts", await transaction.fail(headers(("a", 5), ("b", wanted))), [wanted, 1])
-    same("the attempts that a claim tells", (await bench.take(5)).attempts, 3)
+    same("the attempts of the next claim", (await bench.take(5)).attempts, 3)
     async with bench.ledger.transaction() as transaction:
         same("the count of a newer order", await transaction.fail(headers(("b", 9))), [1])
     await marked(bench, "b", 9)
     entry = await bench.entry("b")
-    same("tries after the mark", (entry.mark, entry.tried, entry.attempts), (order_of(9), None, 0))
+    same("mark and attempts after the commit", (entry.mark, entry.tried, entry.attempts), (order_of(9), None, 0))
 
 
 @TRANSACTION_PROMISES.add(SAFE)
-async def a_burial_inside_keeps_the_letter_and_forgets_the_tries(bench: LedgerBench) -> None:
-    """A dead letter is kept whole; older changes of its key are eligible again."""
+async def a_dead_letter_inside_is_stored_whole_and_resets_the_attempts(bench: LedgerBench) -> None:
+    """A dead letter is stored whole; older changes of its key are granted again, and its attempts are forgotten."""
     async with bench.ledger.transaction() as transaction:
         await transaction.fail(headers(("a", 5)))
         await transaction.dead_letter([(ChangeHeader("a", order_of(5)), LETTER), (None, DeadLetter("unread", b"{"))])
-    same("the letters", letters_of(await bench.another.dead_letters(10)), [DeadLetter("unread", b"{"), LETTER])
-    same("an older change", await decided(bench, ChangeHeader("a", order_of(4))), None)
-    same("its attempts", (await bench.take(5)).attempts, 0)
+    same("the dead letters", letters_of(await bench.another.dead_letters(10)), [DeadLetter("unread", b"{"), LETTER])
+    same("the refusal of an older change", await decided(bench, ChangeHeader("a", order_of(4))), None)
+    same("the attempts after the dead letter", (await bench.take(5)).attempts, 0)
 
 
 @TRANSACTION_PROMISES.add(PLAIN)
@@ -225,7 +225,7 @@ async def a_commit_inside_needs_the_claim(bench: LedgerBench) -> None:
 
 @TRANSACTION_PROMISES.add(SAFE)
 async def a_commit_inside_is_never_repeated(bench: LedgerBench) -> None:
-    """An order that is the mark already is refused inside: its effect is there and must not come twice."""
+    """A commit of an order that is already the mark is refused: its effect exists, and must not happen twice."""
     claim = await bench.take(5)
     async with bench.ledger.transaction() as transaction:
         same("refused commits", await transaction.commit([claim]), [])
@@ -239,7 +239,7 @@ async def a_commit_inside_is_never_repeated(bench: LedgerBench) -> None:
 
 @TRANSACTION_PROMISES.add(SAFE)
 async def others_wait_for_an_open_transaction(bench: LedgerBench) -> None:
-    """A claim elsewhere is answered as if it had come before the transaction or after it."""
+    """A claim over another connection is answered as if it had come before the transaction or after it."""
     async with bench.ledger.transaction() as transaction:
         await transaction.decide(headers(("a", 5)))
         elsewhere = asyncio.create_task(bench.ask(5, "w2"))
@@ -252,8 +252,8 @@ async def others_wait_for_an_open_transaction(bench: LedgerBench) -> None:
 
 
 @TRANSACTION_PROMISES.add(SAFE)
-async def transactions_at_once_take_turns(bench: LedgerBench) -> None:
-    """Of many transactions that decide and mark the same key at the same time, each order is marked once."""
+async def concurrent_transactions_mark_each_order_once(bench: LedgerBench) -> None:
+    """If many transactions decide and mark the same key at the same time, each order is marked once."""
     applied: list[int] = []
 
     async def work(ledger: object) -> None:

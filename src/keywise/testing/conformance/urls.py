@@ -1,4 +1,4 @@
-"""Benches for a plug that is named by its URL: under names of their own, which are cleaned up afterwards."""
+"""Fixtures for an adapter that is given by its URL: they use random names, which are removed afterwards."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ from keywise.testing.conformance.sources import SourceBench
 THINGS = {"sources": "queue", "ledgers": "scope", "sinks": "table", "turns": "serial function"}
 CHECKS = {"sources": "check_source", "ledgers": "check_ledger", "sinks": "check_sink", "turns": "check_turns"}
 ARGUMENTS: dict[str, tuple[Any, ...]] = {"ledgers": (LedgerPolicy(),), "turns": ("w1", TurnPolicy())}
-"""What a plug is made with besides its address."""
+"""What an adapter is made with besides its address."""
 CONNECT: dict[str, Callable[..., Any]] = {
     "sources": adapters.connect_source,
     "ledgers": adapters.connect_ledger,
@@ -32,11 +32,11 @@ CONNECT: dict[str, Callable[..., Any]] = {
     "turns": adapters.connect_turns,
 }
 OWN_NAMES = ("queue", "table", "index", "topic", "stream", "collection", "exchange")
-"""Options with which a URL names something that may hold what somebody needs."""
+"""Options with which a URL names something that may hold data in use."""
 
 
 class Playground:
-    """A URL with names that nobody else uses: where benches are made, and what is left there."""
+    """Makes fixtures at a URL under random names, and removes what they leave there."""
 
     def __init__(self, role: str, url: str) -> None:
         self.url = url
@@ -47,17 +47,17 @@ class Playground:
         self._is_memory = url.startswith("memory:")
         self._made_files = _new_files(url)
         self._check_names()
-        # Made and not opened: what cannot be checked is told before anything is written.
+        # Made and not opened: an adapter that cannot be checked is refused before anything is written.
         self._connect(role, self.prefix, {}, *ARGUMENTS.get(role, ()))
         self._bench = bench_of(Address(url, "", {}).scheme)
         self._shares = isinstance(self._bench, SharingBench) and self._bench.shares
 
     def __str__(self) -> str:
-        """What is written where, for people who want to know before."""
+        """What the check writes, and where; shown before it starts."""
         return f"{self.thing}s named {self.prefix}_… in {redacted(self.url)}; they are removed afterwards"
 
     async def clean(self) -> None:
-        """Remove files that were not there before."""
+        """Remove the files that the check created."""
         for file in self._made_files:
             with suppress(FileNotFoundError):
                 os.remove(file)
@@ -114,13 +114,13 @@ class Playground:
     async def _opened(
         self, stack: AsyncExitStack, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any
     ) -> Any:
-        """An open adapter. What is written under its name is removed before it is closed."""
+        """Open an adapter. What is written under its name is removed before it is closed."""
         await self._bench.prepare(Address(self.url, name, shared), role)
         adapter = self._connect(role, name, shared, *arguments)
         try:
             await stack.enter_async_context(adapter)
         except BaseException:
-            # People need to know why it could not be opened, whatever comes of this.
+            # The caller needs the error of the opening, even if the removal fails too.
             with suppress(Exception):
                 await self._bench.remove(adapter, name)
             raise
@@ -130,7 +130,7 @@ class Playground:
     async def _another(
         self, stack: AsyncExitStack, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any
     ) -> Any:
-        """The same, opened again: with nothing shared, as by another process, unless the bench says otherwise."""
+        """Open the same adapter again, with nothing shared, as another process would; a bench may ask to share."""
         if not self._shares:
             shared = {}
             await self._bench.prepare(Address(self.url, name, shared), role)
@@ -138,21 +138,21 @@ class Playground:
 
     def _connect(self, role: str, name: str, shared: dict[tuple[Any, ...], Any], *arguments: Any) -> Any:
         address = _NamedAddress(self.url, name, shared)
-        plug = CONNECT[role](address, *arguments)
-        if role == "sinks" and not isinstance(plug, ReadableSink):
+        adapter = CONNECT[role](address, *arguments)
+        if role == "sinks" and not isinstance(adapter, ReadableSink):
             raise SettingsError(
-                f"the sink {redacted(self.url)} cannot be read, so nobody can tell what it holds; give it a method "
-                "read(keys), or call keywise.testing.check_sink with a bench whose content() asks the store"
+                f"the sink {redacted(self.url)} cannot be read, so the check cannot see what it holds; give it a "
+                "method read(keys), or call keywise.testing.check_sink with a SinkBench whose content() asks the store"
             )
         if not address.is_named and not self._is_memory:
             raise SettingsError(
-                f"{redacted(self.url)} says itself which {self.thing} is used, so what the check writes could not be "
-                f"told apart from what is there; call keywise.testing.{CHECKS[self._role]} with a bench of its own"
+                f"{redacted(self.url)} fixes which {self.thing} is used, so the check cannot keep its data apart from "
+                f"yours; call keywise.testing.{CHECKS[self._role]} with a fixture of your own"
             )
-        return plug
+        return adapter
 
     async def _ledger(self, stack: AsyncExitStack, name: str, shared: dict[tuple[Any, ...], Any]) -> Any:
-        """The ledger in the database of an adapter, open as that is."""
+        """Open the ledger in the database of an open adapter."""
         address = Address(self.url.partition("?")[0], name, shared)
         ledger = await stack.enter_async_context(adapters.connect_ledger(address, LedgerPolicy()))
         stack.push_async_callback(self._bench.remove, ledger, name)
@@ -163,13 +163,13 @@ class Playground:
         for option in OWN_NAMES:
             if option in options:
                 raise SettingsError(
-                    f"{redacted(self.url)} names a {option} that may hold what you need; leave {option}= out, and the "
-                    f"check plays with one that is named {self.prefix}_…"
+                    f"{redacted(self.url)} names a {option} that may hold data in use; leave {option}= out, and the "
+                    f"check uses one that is named {self.prefix}_…"
                 )
 
 
 class _NamedAddress(Address):
-    """An address that remembers whether anybody asked for the pipeline's name."""
+    """An address that records whether the adapter has read the pipeline's name."""
 
     def __init__(self, url: str, name: str, shared: dict[tuple[Any, ...], Any]) -> None:
         self.is_named = False
@@ -187,7 +187,7 @@ class _NamedAddress(Address):
 
 
 class _Recorded:
-    """A sink that remembers which keys it was given, so that all of them can be read."""
+    """A sink that records the keys of its changes, so that all of them can be read."""
 
     def __init__(self, sink: Any) -> None:
         self._sink = sink
@@ -222,7 +222,7 @@ def _connections(ledger: Any) -> Callable[[], Any]:
 
 
 def _new_files(url: str) -> list[str]:
-    """Files that a check of this URL makes, and that were not there before."""
+    """Return the files that a check of this URL creates, unless they exist already."""
     address = Address(url, "", {})
     if address.scheme != "sqlite":
         return []

@@ -1,1 +1,1 @@
-"""Simulates a handler of the user under faults."""
+"""Simulates your handler under faults."""

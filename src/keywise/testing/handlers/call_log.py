@@ -1,4 +1,4 @@
-"""Watches the calls of a simulated handler, and tells what happened to each key in words."""
+"""Records the calls of a simulated handler, and what happened to each key, as text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,15 +23,15 @@ class TraceLine(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, slots=True)
 class SimulatedWorker:
-    """One simulated worker process, and what it is about."""
+    """One simulated worker process, and what it is working on."""
 
     process: Process
     isolated: str | None = None
-    """The key that it works on with nothing beside it."""
+    """The key that it holds in isolation."""
     inside: list[str] = field(default_factory=list)
-    """Keys whose handler is at work."""
+    """Keys whose handler is running."""
     handed: dict[str, None] = field(default_factory=dict)
-    """Keys whose messages it holds, and has not settled."""
+    """Keys whose messages it holds and has not settled."""
     sessions: list[Session] = field(default_factory=list)
     effects: list[Change[Any]] = field(default_factory=list)
     """What handlers have written in the open transaction."""
@@ -42,14 +42,14 @@ class SimulatedWorker:
 
 
 class Watch:
-    """Knows which handler runs where, what was written last, and everything that was worth a line."""
+    """Records which worker runs the handler of a key, what was written last, and the lines of each story."""
 
     def __init__(self, now: Callable[[], float], *, is_atomic: bool, zombies: bool) -> None:
         self.lines: list[TraceLine] = []
         self.broken: list[tuple[str, str]] = []
-        """Promises of keywise itself that were broken, by key."""
+        """Guarantees of keywise itself that were broken, by key."""
         self.failed: list[events.Failed] = []
-        self.buried: list[events.DeadLettered] = []
+        self.dead_letters: list[events.DeadLettered] = []
         self.calls = 0
         self._now = now
         self._is_atomic = is_atomic
@@ -105,7 +105,7 @@ class Watch:
                 del self._running[change.key]
 
     def committed(self, worker: SimulatedWorker) -> None:
-        """The transaction of a worker is there to stay, with what its handlers wrote."""
+        """Record that the transaction of a worker has committed what its handlers wrote."""
         for change in worker.effects:
             self._write(change)
         worker.effects.clear()
@@ -123,7 +123,7 @@ class Watch:
         self.note([change.key], what)
         self.broken.append((change.key, what))
 
-    # What the consumer tells.
+    # Events of the consumer.
 
     def observer(self, worker: SimulatedWorker) -> events.Observer:
         def observe(event: events.Event) -> None:
@@ -141,7 +141,7 @@ class Watch:
                 self.failed.append(event)
                 self.note([event.key], f"{_version(event.version)} is tried again in {event.retry_s:.1f} s")
             case events.DeadLettered():
-                self.buried.append(event)
+                self.dead_letters.append(event)
                 self.note([event.key], f"{_version(event.version)} becomes a dead letter: {event.cause}")
             case events.TookOver():
                 self.note([event.key], f"{worker.name} takes the key over, because its lease has run out")

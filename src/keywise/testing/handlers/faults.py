@@ -1,4 +1,4 @@
-"""What goes wrong while a handler is simulated; each seed draws its own kinds, and what really happened is counted."""
+"""The faults of a handler simulation: each seed draws its own kinds, and counts those that it injects."""
 
 import random
 from collections import Counter
@@ -23,14 +23,14 @@ KINDS = {
     "pause": 0.15,
     "no answer": 0.25,
 }
-"""Each with its highest rate."""
+"""The kinds of faults, each with its highest rate."""
 ALIVE = 0.4
-"""So likely is each kind in a seed: few at a time make a story that a person can follow."""
+"""The probability of each kind in a seed: with few kinds at a time, a person can follow the story."""
 DEATHS_MAX, PAUSES_MAX, NO_ANSWERS_MAX = 6, 4, 2
 
 
 class HandlerFaults:
-    """Draws faults until told to stop. It spares a change that one more fault would make a dead letter."""
+    """Draws faults until `is_over` is set. It spares a change that one more fault would make a dead letter."""
 
     def __init__(self, world: "HandlerWorld", rng: random.Random, *, is_ideal: bool) -> None:
         self._world = world
@@ -42,9 +42,9 @@ class HandlerFaults:
         self.injected: Counter[str] = Counter()
         self.is_over = is_ideal
         self._falls: Counter[str] = Counter()
-        """Deaths and pauses of workers that held a key alone; so many more would make its change a dead letter."""
+        """Deaths and pauses of workers that held a key in isolation; too many make its change a dead letter."""
         self._errors: Counter[str] = Counter()
-        """Tries at a key that cost an attempt."""
+        """Injected faults that cost a key an attempt."""
 
     def happens(self, kind: str) -> bool:
         if self.is_over or self._rng.random() >= self._rates[kind]:
@@ -56,7 +56,7 @@ class HandlerFaults:
         return self._rng.uniform(0.001, 0.02)
 
     def meanwhile(self, worker: SimulatedWorker) -> None:
-        """A worker has sent a call: it may die before the answer comes, or stop for longer than its lease."""
+        """Perhaps kill a worker that waits for the answer to a call, or stop it for longer than its lease."""
         if worker.process.is_dead or worker.process.is_paused or not worker.handed:
             return
         if self._may_die(worker) and self.happens("death in a call"):
@@ -68,12 +68,12 @@ class HandlerFaults:
         return self._may_die(worker) and self.happens(f"death {when} the handler")
 
     def pauses_after(self, worker: SimulatedWorker, keys: Sequence[str]) -> bool:
-        """Only where no other handler of the worker is at work: it would go on with a write that is too late."""
+        """Whether to pause; not while another handler of the worker runs, which would resume with a late write."""
         others = [key for key in worker.inside if key not in keys]
         return self._may_pause(worker, others) and self.happens("pause")
 
     def pauses_before(self, worker: SimulatedWorker) -> bool:
-        """A worker that wakes up and writes, long after its claim has ended."""
+        """Whether to stop a worker just before its write, until long after its claim has expired."""
         return self._world.zombies and self._may_pause(worker, ()) and self.happens("pause")
 
     def answer_is_lost(self, keys: Sequence[str]) -> bool:
@@ -93,11 +93,11 @@ class HandlerFaults:
         return self._may_fall(worker)
 
     def _may_fall(self, worker: SimulatedWorker) -> bool:
-        """Whether a change that runs alone can bear one more death."""
+        """Whether an isolated change stays below `crashes_max` after one more crash."""
         return worker.isolated is None or self._falls[worker.isolated] < self._world.settings.crashes_max - 1
 
     def fell(self, worker: SimulatedWorker) -> None:
-        """A worker died or stopped for long."""
+        """Record that a worker was killed or stopped for longer than its lease."""
         if worker.isolated is not None:
             self._falls[worker.isolated] += 1
         self._errors.update(worker.inside)

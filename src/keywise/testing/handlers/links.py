@@ -1,4 +1,4 @@
-"""What lies between a simulated worker and its queue, ledger and scratch database: calls that get lost."""
+"""The connections of a simulated worker to its queue, ledger and scratch database, on which calls get lost."""
 
 import asyncio
 import sqlite3
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ENDINGS = ("commit", "fail", "release", "dead_letter")
-"""After one of these a worker holds no claim alone any more."""
+"""After one of these calls, a worker holds no isolated claim any more."""
 
 
 class Wire:
@@ -36,7 +36,7 @@ class Wire:
         self.worker = worker
 
     async def call(self, act: Callable[[], Awaitable[T]], lost: Callable[[], None] | None = None) -> T:
-        """Run `act` on a server. It may not run, or run without an answer, or after the caller has gone."""
+        """Run `act` on a server. It may not run, or run without an answer, or run after the caller has died."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         outside(asyncio.get_running_loop(), self._serve(act, answer, lost or (lambda: None)))
         self.world.faults.meanwhile(self.worker)
@@ -111,7 +111,7 @@ class WiredSource:
 
 
 class WiredLedger:
-    """The ledger, its operator, control_store and history store, as one worker sees them."""
+    """The ledger, its admin, control store and history store, as one worker sees them."""
 
     def __init__(self, wire: Wire, ledger: MemoryLedger) -> None:
         self._wire = wire
@@ -135,7 +135,7 @@ class WiredLedger:
         return self._transaction()
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        """Every other method is passed on as it is."""
+        """Forward every other method."""
         method = getattr(self._ledger, name)
 
         async def call(*arguments: Any) -> Any:
@@ -197,7 +197,7 @@ class ScratchDatabase(MemoryDatabase):
         super().commit()
 
     def _authorize(self, action: int, *_: object) -> int:
-        """A handler has to leave commit and rollback to keywise, here too."""
+        """Refuse a commit or rollback by the handler, as real transactions do: it is left to keywise."""
         ends = action == sqlite3.SQLITE_TRANSACTION and self.runs_user_code
         return sqlite3.SQLITE_DENY if ends else sqlite3.SQLITE_OK
 
@@ -237,7 +237,7 @@ class WiredTransaction:
             self._database.runs_user_code = True
             yield
         except BaseException:
-            # A killed worker is cleaned up long after its session has ended: then there is nothing to take back.
+            # A killed worker is cleaned up long after its session has ended: then there is nothing to roll back.
             if self._session.is_open:
                 self._database.runs_user_code = False
                 self.connection.execute("rollback to keywise")

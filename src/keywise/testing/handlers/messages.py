@@ -1,4 +1,4 @@
-"""The sample messages that a handler is simulated with: each is read as the pipeline reads it, and checked."""
+"""The sample messages of a simulation: read as the pipeline reads them, and checked."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,14 +17,14 @@ VERSIONS = (1, 2, 3, 4)
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One message, and what it says; no change if the pipeline ignores it."""
+    """One message and its change, which is None if the pipeline ignores the message."""
 
     body: bytes
     change: Change[Any] | None
 
     @property
     def label(self) -> str:
-        """How people call it in a story about its key."""
+        """The name of the message in the story of its key."""
         if self.change is None:
             return "a message that is ignored"
         return label_of(self.change)
@@ -38,7 +38,7 @@ def label_of(change: Change[Any]) -> str:
 def samples_of(
     definition: PipelineDefinition, messages: Callable[[], Iterable[Any]] | Iterable[Any] | None
 ) -> "Samples":
-    """Read the messages that were given, or make some; raises `SettingsError` about what cannot be simulated."""
+    """Read the given messages, or make some; raise `SettingsError` if they cannot be simulated."""
     given = _made(definition) if messages is None else messages() if callable(messages) else messages
     bodies = [encoded(body) for body in given]
     if not bodies:
@@ -51,7 +51,7 @@ def samples_of(
 
 
 class Samples:
-    """All messages, those of one key from its oldest version to its newest."""
+    """All messages; those of one key are sorted from the oldest version to the newest."""
 
     def __init__(self, ordered: Sequence[Sample]) -> None:
         self.ordered = ordered
@@ -59,7 +59,7 @@ class Samples:
         self.keys = list(dict.fromkeys(one.change.key for one in ordered if one.change is not None))
 
     def check(self) -> None:
-        """Refuse messages whose end depends on which of them comes first."""
+        """Refuse messages whose result depends on which of them comes first."""
         bodies: dict[tuple[str, object], bytes] = {}
         unversioned: dict[str, bool] = {}
         for sample in self.ordered:
@@ -85,7 +85,7 @@ def _read(definition: PipelineDefinition, number: int, body: bytes) -> Sample:
 
 
 def _in_order(samples: list[Sample]) -> list[Sample]:
-    """Each key's messages by version, in the places that messages of this key had."""
+    """Sort the messages of each key by version, within the positions that this key has in the list."""
     by_key: dict[str, list[Sample]] = {}
     for sample in samples:
         if sample.change is not None:
@@ -96,7 +96,7 @@ def _in_order(samples: list[Sample]) -> list[Sample]:
 
 
 def _made(definition: PipelineDefinition) -> list[dict[str, Any]]:
-    """Bodies with just the fields that the pipeline names."""
+    """Make bodies with only the fields that the pipeline names."""
     route = definition._route
     if not isinstance(route, FieldRoute):
         raise SettingsError(
@@ -108,7 +108,7 @@ def _made(definition: PipelineDefinition) -> list[dict[str, Any]]:
         return [{fields.key: key} for key in KEYS]
     made: list[dict[str, Any]] = [{fields.key: key, fields.version: v} for v in VERSIONS for key in KEYS]
     for field, values in fields.deleted.items():
-        # One key is deleted and comes back, another one stays deleted.
+        # One key is deleted and restored, another one stays deleted.
         for number in (len(KEYS) + 1, len(made) - 1):
             made[number][field] = next(iter(values))
     return made

@@ -1,4 +1,4 @@
-"""What a simulation of a handler found, in words: what the store should hold, what it holds, and why."""
+"""What a simulation of a handler found, as text: what the store should hold, what it holds, and why."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -26,21 +26,21 @@ DECISIVE = (
 
 REPEATED = (
     "The handler ran more than once for one change. "
-    "That can always happen between an effect and its commit, so the handler has to bear it: "
-    "write the state that the change carries instead of adding to what is there, "
+    "A worker can always crash between an effect and its commit, so the handler must allow for it: "
+    "write the state that the change carries instead of adding to the stored state, "
     "or ask for the Transaction, so that effect and commit are one step."
 )
 SKIPPED = (
     "Older versions were skipped, because a newer one came first. "
-    "A change carries the whole state of its key, so a handler must not count on seeing every version."
+    "A change carries the whole state of its key, so a handler must not rely on seeing every version."
 )
 LATE = (
-    "A worker was stopped just before its write, and wrote when it woke up, long after its claim had ended. "
-    "A store that keeps claim.token with each key can refuse a lower one; or ask for the Transaction."
+    "A worker was stopped just before its write, and wrote when it resumed, long after its claim had expired. "
+    "Store claim.token with each key and refuse a write with a lower one, or ask for the Transaction."
 )
 REMEMBERED = (
     "No change was handled twice and none was skipped. "
-    "Then the handler remembers something between calls, or reset does not bring everything back."
+    "So the handler keeps state between calls, or reset does not empty the whole store."
 )
 
 
@@ -48,10 +48,10 @@ LEFT_OUT = "more lines are left out"
 
 
 class StateDifference(msgspec.Struct, frozen=True):
-    """Where the store is not as it should be."""
+    """A place where the store does not hold what it should."""
 
     where: str
-    """A key of the state; empty if the state is no mapping."""
+    """A key of the state; empty if the state is not a mapping."""
     wanted: str
     held: str
 
@@ -60,17 +60,17 @@ class Finding(msgspec.Struct, frozen=True):
     """One thing that is wrong with a handler, and a seed that shows it."""
 
     seed: int | None
-    """None: nothing went wrong around the handler, and it failed all the same."""
+    """None if the handler failed without any fault."""
     what: str
     differences: list[StateDifference] = []
     key: str | None = None
-    """Whose story it is."""
+    """The key of the story."""
     story: list[str] = []
     advice: str = ""
 
     @property
     def length(self) -> int:
-        """Of the story; one that is not told in full counts as longer than all others."""
+        """The length of the story; a shortened one counts as longer than all complete ones."""
         return len(self.story) + (LINES_MAX if self.story and LEFT_OUT in self.story[-1] else 0)
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class SimulationReport(msgspec.Struct):
-    """What a simulation found. It is true if it found nothing, and prints as a text for people."""
+    """What a simulation found. It is true if it found nothing, and prints as text."""
 
     pipeline: str
     grade: str
@@ -95,13 +95,13 @@ class SimulationReport(msgspec.Struct):
     keys: int
     seeds: int = 0
     calls: int = 0
-    """Of the handler, in all seeds together."""
+    """Calls of the handler in all seeds together."""
     faults: dict[str, int] = {}
-    """What was really injected."""
+    """How often each kind of fault was injected."""
     set_aside: list[str] = []
-    """Messages that the handler refuses for good, also without any fault."""
+    """Messages that become dead letters even without any fault."""
     findings: list[Finding] = []
-    """One for each seed that went wrong, the shortest story first."""
+    """One for each seed that failed, the shortest story first."""
 
     def __bool__(self) -> bool:
         return not self.findings
@@ -124,7 +124,7 @@ class SimulationReport(msgspec.Struct):
 
 
 def differences(wanted: Any, held: Any) -> list[StateDifference]:
-    """Where two states differ; key by key if they are mappings."""
+    """List where two states differ, key by key if they are mappings."""
     if not isinstance(wanted, Mapping) or not isinstance(held, Mapping):
         return [StateDifference("", shortened(wanted), shortened(held))]
     found = []
@@ -136,14 +136,14 @@ def differences(wanted: Any, held: Any) -> list[StateDifference]:
 
 
 def explain_difference(wanted: Any, held: Any, keys: Sequence[str], watch: Watch) -> tuple[str | None, list[str], str]:
-    """Whose story explains a difference, the story, and advice."""
+    """Return the key whose story explains a difference, the story, and advice."""
     key = _key_of(wanted, held, keys, watch)
     lines = watch.story(key)
     return key, _shortened_story(lines), _advice(lines)
 
 
 def _shortened_story(lines: Sequence[TraceLine]) -> list[str]:
-    """All lines, unless they are too many: then those that decide, then the first and the last of them."""
+    """Return all lines, or only the decisive ones if there are too many, or only the first and the last of these."""
     kept = lines
     if len(kept) > LINES_MAX:
         kept = [line for line in lines if any(word in line.text for word in DECISIVE)]
@@ -161,7 +161,7 @@ def shortened(value: object) -> str:
 
 
 def _key_of(wanted: Any, held: Any, keys: Sequence[str], watch: Watch) -> str | None:
-    """The key that the state itself names, else one to which something happened."""
+    """Return a key that the state itself names, otherwise one to which something happened."""
     if isinstance(wanted, Mapping) and isinstance(held, Mapping):
         different = [
             key for key in (*wanted, *held) if wanted.get(key) != held.get(key) or (key in wanted) != (key in held)

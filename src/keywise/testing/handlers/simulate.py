@@ -1,4 +1,4 @@
-"""A handler of yours under duplicated, reordered and crashing delivery: does the store end up right anyway?"""
+"""Simulates a handler under duplicated and reordered messages and crashes, and compares what the store holds."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ NO_NETWORK = (
 )
 
 
-def simulate(  # noqa: PLR0913 - all the words that a simulation is described with
+def simulate(  # noqa: PLR0913 - all options of a simulation
     app: App | Callable[[], App],
     *,
     pipeline: str | None = None,
@@ -38,14 +38,14 @@ def simulate(  # noqa: PLR0913 - all the words that a simulation is described wi
 ) -> SimulationReport:
     """Run the handler of a pipeline on virtual time, first without faults and then once per seed with them.
 
-    `messages` are sample bodies, or a function that makes them; without them some are made from `key=` and `version=`.
+    `messages` are sample bodies, or a function that makes them; by default they are made from `key=` and `version=`.
     `state` returns what the store holds, as a value that can be compared; `reset` empties the store.
-    Without `state`, what `@pipeline.lookup` says of each key is compared.
-    A handler that asks for the transaction gets a scratch SQLite database: `reset` may take its connection
-    to create tables, `state` may take it too, and without `state` all its rows are compared.
-    All workers share the memory of this process; give a function that makes the app, and each has an app of its own.
-    `zombies` also stops workers just before the handler, until long after their claim has ended.
-    `on_seed` is called with each seed that is done.
+    Without `state`, the results of `@pipeline.lookup` are compared for each key.
+    A handler that asks for the transaction gets a scratch SQLite database. `reset` may take its connection to create
+    tables, and `state` may take it too; without `state`, all rows are compared.
+    With an app, all workers share it and its memory; with a function that makes the app, each worker has its own.
+    `zombies` also stops workers just before the handler, until long after their claim has expired.
+    `on_seed` is called after each seed.
     """
     trial = trial_of(app, pipeline=pipeline, messages=messages, state=state, reset=reset, zombies=zombies)
     return run_trials(lambda: trial, range(seeds) if isinstance(seeds, int) else seeds, on_seed)
@@ -60,7 +60,7 @@ def trial_of(
     reset: Callable[..., Any] | None = None,
     zombies: bool = False,
 ) -> Trial:
-    """Check what is to be simulated; raises `SettingsError` about what is missing."""
+    """Check what is to be simulated; raise `SettingsError` if something is missing."""
     make = app if callable(app) else lambda: app
     name, definition = _pipeline_of(make(), pipeline)
     samples = samples_of(definition, messages)
@@ -77,14 +77,14 @@ def trial_of(
 def run_trials(
     fresh: Callable[[], Trial], seeds: Sequence[int], on_seed: Callable[[int], None] | None = None
 ) -> SimulationReport:
-    """Simulate a trial. It is asked for before each run: whoever can load an app anew gives each run a fresh memory."""
+    """Simulate a trial. `fresh` is called before each run, so it can load the app again with fresh memory."""
     _refuse_inside_a_loop()
     with quiet():
         return _Simulation(fresh).run(seeds, on_seed or (lambda seed: None))
 
 
 class _Simulation:
-    """Runs the worlds of one trial and compares how they end."""
+    """Runs the worlds of one trial, and compares the states of the store at the end."""
 
     def __init__(self, fresh: Callable[[], Trial]) -> None:
         self._fresh = fresh
@@ -113,7 +113,7 @@ class _Simulation:
         return report
 
     def _ideal(self) -> tuple[Any, Finding | None]:
-        """What the store should hold in the end; run twice, because a handler may remember the first time."""
+        """Find what the store should hold in the end; run twice, because a handler may keep state between runs."""
         wanted, world = self._run(None)
         if world.watch.failed:
             first = world.watch.failed[0]
@@ -121,16 +121,16 @@ class _Simulation:
             what = f"the handler raises for {label} of {first.key!r}: {first.cause}"
             return wanted, Finding(None, what, advice=NO_NETWORK if "NotImplementedError" in first.cause else "")
         if not world.is_drained:
-            what = f"some changes never come to their end: {', '.join(map(repr, world.waiting()))}"
+            what = f"some changes are never settled: {', '.join(map(repr, world.waiting()))}"
             return wanted, Finding(None, what)
-        for letter in world.watch.buried:
+        for letter in world.watch.dead_letters:
             self._report.set_aside.append(f"{letter.key!r} version {letter.version}: {letter.cause}")
         del world
         held, _ = self._run(None)
         if _is_same(held, wanted):
             return wanted, None
-        what = "the same messages, in the same order and each once, lead to something else the second time"
-        advice = "The handler remembers something between calls, or reset does not bring everything back."
+        what = "the same messages, each once and in the same order, lead to another state in a second run"
+        advice = "The handler keeps state between calls, or reset does not empty the whole store."
         return wanted, Finding(None, what, differences(wanted, held), advice=advice)
 
     def _seed(self, seed: int, wanted: Any, faults: Counter[str]) -> Finding | None:
@@ -143,8 +143,8 @@ class _Simulation:
             _, story, _ = explain_difference({key: 1}, {key: 2}, [key], watch)
             return Finding(seed, f"keywise itself broke a promise: {what}", key=key or None, story=story)
         if not world.is_drained:
-            return Finding(seed, f"some changes never come to their end: {', '.join(map(repr, world.waiting()))}")
-        dead = {letter.key: letter for letter in watch.buried}
+            return Finding(seed, f"some changes are never settled: {', '.join(map(repr, world.waiting()))}")
+        dead = {letter.key: letter for letter in watch.dead_letters}
         expected = {line.partition(" version ")[0] for line in self._report.set_aside}
         for key, letter in dead.items():
             if repr(key) not in expected:
@@ -158,7 +158,7 @@ class _Simulation:
         return Finding(seed, what, differences(wanted, held), whose, story, advice)
 
     def _run(self, seed: int | None) -> tuple[Any, HandlerWorld]:
-        # What is left of killed workers runs its cleanup when it is collected: before the store is emptied, not after.
+        # Killed tasks run their cleanup when they are collected, which has to happen before the store is emptied.
         gc.collect()
         world = HandlerWorld(self._fresh(), seed)
         return world.run(), world
@@ -174,8 +174,7 @@ def _pipeline_of(app: App, name: str | None) -> tuple[str, PipelineDefinition]:
     definition = app._definition(name)
     if definition._handler is None:
         raise SettingsError(
-            f"pipeline {name!r} has no handler to simulate; the sinks of keywise are held to their promises "
-            "by keywise.testing.check_sink"
+            f"pipeline {name!r} has no handler to simulate; check a sink with keywise.testing.check_sink"
         )
     return name, definition
 
@@ -188,8 +187,8 @@ def _default_state(definition: PipelineDefinition, keys: Sequence[str]) -> Calla
     if signature_of(definition._handler).wants_transaction:
         return _rows
     raise SettingsError(
-        f"nobody can see what the handler of pipeline {definition.name!r} has written; give state=, a function that "
-        "returns what its store holds, or decorate one with .lookup"
+        f"the simulation cannot see what the handler of pipeline {definition.name!r} has written; give state=, "
+        "a function that returns what its store holds, or decorate one with .lookup"
     )
 
 
@@ -203,7 +202,7 @@ def _default_reset(definition: PipelineDefinition) -> Callable[..., Any]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Equal, or equal but for their classes, which are new ones when a module was loaded anew."""
+    """Whether two states are equal, apart from classes that are new because their module was loaded again."""
     if one == other:
         return True
     try:
@@ -214,7 +213,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _rows(connection: Any) -> dict[str, list[tuple[object, ...]]]:
-    """All rows of a scratch database, by table."""
+    """Return all rows of a scratch database, by table."""
     tables = connection.execute("select name from sqlite_master where type = 'table' order by name").fetchall()
     statement = 'select * from "{}"'
     return {name: sorted(connection.execute(statement.format(name)).fetchall(), key=repr) for (name,) in tables}
@@ -225,6 +224,4 @@ def _refuse_inside_a_loop() -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise SettingsError(
-        "simulate brings an event loop of its own; call it from a plain function, not from an async one"
-    )
+    raise SettingsError("simulate runs an event loop of its own; call it from a plain function, not from an async one")

@@ -1,4 +1,4 @@
-"""One run of a handler of yours: real consumers on virtual time, with a queue and a ledger that are simulated."""
+"""One simulated run of a handler: real consumers on virtual time, with a simulated queue and ledger."""
 
 import asyncio
 import contextvars
@@ -30,19 +30,19 @@ from keywise.testing.virtual_loop import Process, VirtualLoop
 WORKERS = 3
 TICK_S = 1.0
 SENDING_S = 0.05
-"""Between two messages."""
+"""The time between two messages."""
 HANDED_MAX = 3
-"""A receive gives so few, so that all workers get something."""
+"""The most messages of one receive: few, so that all workers get some."""
 POLL_MIN_S = 5.0
 REST_MAX_S = 6 * 3600.0
-"""How long it may take, in virtual time, until every message has come to its end."""
+"""The most virtual time until every message is settled."""
 STEPS_MAX = 500_000
-"""How many steps of the loop that may take; a run without trouble takes some thousands."""
+"""The most steps of the loop until every message is settled; a run without faults takes some thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What is simulated: a pipeline of an app, sample messages, and how to see and empty the store."""
+    """What is simulated: a pipeline of an app, sample messages, and functions that read and empty the store."""
 
     make: Callable[[], App]
     """Called for each worker; it may return the same app each time."""
@@ -51,14 +51,14 @@ class Trial:
     state: Callable[..., Any]
     reset: Callable[..., Any]
     zombies: bool = False
-    """Also stop workers inside the handler, until long after their claim has ended."""
+    """Also stop workers inside the handler, until long after their lease has expired."""
 
     def definition(self) -> PipelineDefinition:
         return self.make()._definition(self.pipeline)
 
 
 class HandlerLoop(VirtualLoop):
-    """A virtual loop without threads: what is sent to one runs at once, in the process that asked for it."""
+    """A virtual loop without threads: a call for a thread runs at once, in the process that makes it."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., Any], *args: Any
@@ -72,7 +72,7 @@ class HandlerLoop(VirtualLoop):
 
 
 class HandlerWorld:
-    """All that exists in one run; everything random comes from its seed. Without a seed nothing goes wrong."""
+    """Everything that exists in one run. All randomness comes from its seed; without a seed there are no faults."""
 
     def __init__(self, trial: Trial, seed: int | None) -> None:
         self.trial = trial
@@ -102,7 +102,7 @@ class HandlerWorld:
         self.is_drained = True
         self._workers: list[SimulatedWorker] = []
         self._fallen: list[SimulatedWorker] = []
-        """Kept until the end: collecting the tasks of a killed process would run their cleanup."""
+        """Kept until the end, because the cleanup of a killed task runs when the task is garbage-collected."""
         self._started = 0
         self._outside = contextvars.copy_context()
 
@@ -110,7 +110,7 @@ class HandlerWorld:
         return 1000.0 + self.loop.time()
 
     def run(self) -> Any:
-        """Empty the store, run everything, and return what the store holds then."""
+        """Empty the store, run the simulation, and return what the store then holds."""
         self.loop.set_exception_handler(self._surprise)
         try:
             return self.loop.run_until_complete(self._run())
@@ -131,11 +131,11 @@ class HandlerWorld:
         return copy.deepcopy(await self._ask(self.trial.state))
 
     async def _ask(self, function: Callable[..., Any]) -> Any:
-        """Functions that look at a scratch database get its connection, if they take a parameter."""
+        """Call a function of the user; if it has a parameter, pass the connection of the scratch database."""
         try:
             wanted = len(inspect.signature(function).parameters)
         except ValueError:
-            wanted = 0  # Of a built-in, such as the clear of a dictionary.
+            wanted = 0  # A built-in without a signature, such as `dict.clear`.
         if wanted and not isinstance(self.database, ScratchDatabase):
             raise SettingsError(
                 f"{getattr(function, '__name__', function)!r} takes a connection, and the handler of pipeline "
@@ -161,7 +161,7 @@ class HandlerWorld:
         return sorted(planned, key=lambda one: one[0])
 
     async def _come_to_rest(self) -> None:
-        """Faults go on for a while, then everything has to come to its end."""
+        """Let faults happen for a while, then wait until every message is settled."""
         calm_at, limit = self.loop.time() + 3 * self.settings.lease_s, self.loop.time() + REST_MAX_S
         while not self._is_at_rest():
             if self.loop.time() > limit or self.loop.steps > STEPS_MAX:
@@ -175,7 +175,7 @@ class HandlerWorld:
         return not self._messages and not is_paused and not self.watch.is_at_work()
 
     def waiting(self) -> list[str]:
-        """Keys of messages that have not come to their end."""
+        """Return the keys of messages that are not settled."""
         samples = [self.trial.samples.by_body[message.body] for message in self._messages.values()]
         return sorted({sample.change.key for sample in samples if sample.change is not None})
 
@@ -221,12 +221,12 @@ class HandlerWorld:
             self.watch.broken.append(("", f"{worker.name} ended with {error!r}"))
 
     def _handler(self, worker: SimulatedWorker, definition: PipelineDefinition) -> Callable[..., Any]:
-        """The real handler, with trouble before and after it."""
+        """Wrap the real handler, with faults before and after it."""
         handler = definition._handler
         assert handler is not None
 
         @functools.wraps(handler)
-        async def troubled(*arguments: Any) -> Any:
+        async def with_faults(*arguments: Any) -> Any:
             changes: list[Change[Any]] = arguments[0] if isinstance(arguments[0], list) else [arguments[0]]
             keys = [change.key for change in changes]
             self.watch.begins(worker, changes)
@@ -239,7 +239,7 @@ class HandlerWorld:
                 if not worker.process.is_dead:
                     self.watch.leaves(worker, changes)
 
-        return troubled
+        return with_faults
 
     async def _handle(self, worker: SimulatedWorker, changes: Sequence[Change[Any]], call: Callable[[], Any]) -> Any:
         try:
@@ -277,7 +277,7 @@ class HandlerWorld:
             raise TimeoutError("no answer")
 
     def kill(self, worker: SimulatedWorker, keys: Sequence[str], how: str) -> None:
-        """As `kill -9`: its connections end, its leases do not."""
+        """Kill a worker as `kill -9` does: its connections end, its leases do not."""
         self.faults.fell(worker)
         worker.process.kill()
         self._fallen.append(worker)
@@ -289,7 +289,7 @@ class HandlerWorld:
         self.loop.call_later(self.rng.uniform(0.1, 5.0), self._start, context=self._outside)
 
     def pause(self, worker: SimulatedWorker) -> None:
-        """As SIGSTOP, or a long collection of garbage: its lease runs out meanwhile."""
+        """Stop a worker as SIGSTOP or a long garbage collection does: its lease expires meanwhile."""
         self.faults.fell(worker)
         keys = list(worker.handed)
         pause_s = self.settings.lease_s * self.rng.uniform(1.2, 3.0)
@@ -302,7 +302,7 @@ class HandlerWorld:
 
         self.loop.call_later(pause_s, resume, context=self._outside)
 
-    # What is told of messages.
+    # Reports about messages.
 
     def handed_max(self) -> int:
         return self.rng.randint(1, HANDED_MAX)
@@ -330,4 +330,4 @@ class HandlerWorld:
 
     def _surprise(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or context["message"]
-        self.watch.broken.append(("", f"an error that nobody handles: {error!r}"))
+        self.watch.broken.append(("", f"an unhandled error: {error!r}"))

@@ -3,25 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from keywise.adapters.postgres.ledger.working_set import (
     ADD_RECORDS,
-    KEEP,
     STORE_CONTROLS,
     TOKEN_NONCE_BITS,
     PostgresScope,
     PostgresWorkingSet,
     entry_of,
     letter_of,
-    letter_row,
     record_columns,
     record_of,
 )
 from keywise.core.controls import Controls, text_of
-from keywise.core.entry import Entry
 from keywise.core.key_encoding import decoded
-from keywise.core.limits import Rate
 from keywise.core.statements import read_statements
 from keywise.core.transfer import TransferPage
 
@@ -43,39 +37,25 @@ class PostgresLedgerTransfer:
     def __init__(self, scope: PostgresScope) -> None:
         self._database = scope.database
         self._scope = scope
-        # Whatever the pipeline says of rates now, moments that were charged are kept.
-        self._policy = replace(scope.policy, rate=scope.policy.rate or Rate(1))
 
     async def scopes(self) -> list[str]:
         return [name for (name,) in await self._database.read(_SQL["scopes"])]
 
     async def page(self, cursor: str, limit: int) -> TransferPage:
         kind, _, after = cursor.partition(":") if cursor else ("entries", "", "")
+        scope = self._scope.number
         if kind == "entries":
-            return await self._entries(bytes.fromhex(after), limit)
-        return await self._letters(int(after), limit) if kind == "letters" else await self._lines(int(after), limit)
-
-    async def _entries(self, after: bytes, limit: int) -> TransferPage:
-        rows = await self._read(_SQL["entries"], self._scope.number, after, limit)
-        entries = []
-        for code, *row, text, rate_at in rows:
-            entry = entry_of(row, text)
-            if rate_at is not None:
-                entry = replace(entry or Entry(), rate_at=rate_at)
-            if entry is not None:
-                entries.append((decoded(code), entry))
-        return TransferPage(entries=entries, cursor=f"entries:{rows[-1][0].hex()}" if rows else "letters:0")
-
-    async def _letters(self, after: int, limit: int) -> TransferPage:
-        rows = await self._read(_SQL["letters"], self._scope.number, after, min(limit, LETTERS_AT_ONCE))
-        letters = [(buried_at, letter_of(letter)) for _, buried_at, *letter in rows]
-        return TransferPage(dead_letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
-
-    async def _lines(self, after: int, limit: int) -> TransferPage:
-        rows = await self._read(_SQL["lines"], self._scope.number, after, limit)
-        return TransferPage(
-            records=[record_of(line) for _, *line in rows], cursor=f"lines:{rows[-1][0]}" if rows else ""
-        )
+            rows = await self._read(_SQL["entries"], scope, bytes.fromhex(after), limit)
+            found = [(decoded(code), entry_of(row, text, rate_at)) for code, *row, text, rate_at in rows]
+            entries = [(key, entry) for key, entry in found if entry is not None]
+            return TransferPage(entries=entries, cursor=f"entries:{rows[-1][0].hex()}" if rows else "letters:0")
+        if kind == "letters":
+            rows = await self._read(_SQL["letters"], scope, int(after), min(limit, LETTERS_AT_ONCE))
+            letters = [(buried_at, letter_of(letter)) for _, buried_at, *letter in rows]
+            return TransferPage(dead_letters=letters, cursor=f"letters:{rows[-1][0]}" if rows else "lines:0")
+        rows = await self._read(_SQL["lines"], scope, int(after), limit)
+        records = [record_of(record) for _, *record in rows]
+        return TransferPage(records=records, cursor=f"lines:{rows[-1][0]}" if rows else "")
 
     async def _read(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Rows by an index. A table that was just filled has no statistics, and would be read as a whole each time."""
@@ -85,15 +65,15 @@ class PostgresLedgerTransfer:
             return rows
 
     async def add(self, page: TransferPage) -> None:
-        scope = self._scope.number
         async with self._scope.transaction() as connection:
-            working_set = PostgresWorkingSet(connection, scope, self._policy)
+            working_set = PostgresWorkingSet(self._scope, connection)
             for key, entry in page.entries:
                 working_set.set(key, entry)
+            for buried_at, letter in page.dead_letters:
+                working_set.keep(letter, buried_at)
             await working_set.store()
-            await connection.executemany(KEEP, [letter_row(scope, *kept) for kept in page.dead_letters])
             if page.records:
-                await connection.execute(ADD_RECORDS, scope, *record_columns(page.records))
+                await connection.execute(ADD_RECORDS, self._scope.number, *record_columns(page.records))
 
     async def clear(self) -> None:
         for table, column in CLEARED.items():

@@ -5,10 +5,8 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Self
-
-import msgspec
 
 from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
@@ -33,7 +31,6 @@ from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.statements import read_statements
-from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.url import Address
 
 PRUNE_AT_ONCE = 2_000
@@ -91,24 +88,24 @@ class PostgresLedger:
         total, after = 0, b""
         oldest = math.ceil(await self.database.now() - retention_s)
         while rows := await self.database.read(_SQL["old_keys"], self.scope.number, after, oldest, PRUNE_AT_ONCE):
-            async with self.scope.working_set([]) as working_set:
-                total += await working_set.prune([decoded(code) for (code,) in rows], retention_s)
+            async with self.scope.working_set([decoded(code) for (code,) in rows]) as working_set:
+                total += await working_set.prune(retention_s)
             after = rows[-1][0]
         return total
 
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        return self._transaction()
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[PostgresTransaction]:
+        async with self.database.transaction(scope=self.scope.number) as connection:
+            transaction = PostgresTransaction(self.scope, connection)
+            yield transaction
+            await transaction.tidy()
 
-    def marking_transaction(self) -> AbstractAsyncContextManager[MarkingTransaction]:
-        return self._transaction()
+    marking_transaction = transaction
 
     async def inspect(self, key: str) -> Entry | None:
-        rows = await self.database.read(_SQL["inspect"], self.scope.number, encoded(key))
-        entry = entry_of(rows[0], rows[0][5]) if rows else None
-        if self.scope.policy.rate is not None:
-            for (at,) in await self.database.read(_SQL["rate_at"], self.scope.number, encoded(key)):
-                entry = msgspec.structs.replace(entry or Entry(), rate_at=at)
-        return entry
+        is_limited = self.scope.policy.rate is not None
+        [row] = await self.database.read(_SQL["inspect"], self.scope.number, encoded(key), is_limited)
+        return entry_of(row, *row[5:])
 
     async def counts(self) -> LedgerCounts:
         [row] = await self.database.read(_SQL["counts"], self.scope.number, await self.database.now())
@@ -155,8 +152,7 @@ class PostgresLedger:
         await self._change(lambda controls: controls.with_pause(pause))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
-        return after != before
+        return await self._change(lambda controls: controls.without(keys, is_pattern))
 
     async def reset(self, claim: Claim) -> int | None:
         async with self.scope.working_set([claim.key]) as working_set:
@@ -202,20 +198,13 @@ class PostgresLedger:
         [[trimmed]] = await self.database.write(_SQL["trim_history"], self.scope.number, since, records_max)
         return int(trimmed)
 
-    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
-        """What is set before and after; nobody decides about a key meanwhile."""
+    async def _change(self, change: Callable[[Controls], Controls]) -> bool:
+        """Set the controls anew, while nobody decides about a key; return whether they differ from before."""
         async with self.scope.transaction(exclusive=True) as connection:
             before = controls_of(await connection.fetchval(_SQL["load_controls"], self.scope.number))
             after = change(before)
             await connection.execute(STORE_CONTROLS, self.scope.number, text_of(after))
-        return before, after
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[PostgresTransaction]:
-        async with self.database.transaction(scope=self.scope.number) as connection:
-            transaction = PostgresTransaction(self.scope, connection)
-            yield transaction
-            await transaction.tidy()
+        return after != before
 
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:

@@ -12,11 +12,9 @@ order by key limit $4;
 -- name: inspect
 select
     era, version, generation, deleted, updated_at,
-    (select entry from keywise_active as active where active.scope = $1 and active.key = $2)
-from keywise_marks where scope = $1 and key = $2;
-
--- name: rate_at
-select at from keywise_rates where scope = $1 and key = $2;
+    (select entry from keywise_active where scope = $1 and key = $2),
+    (select at from keywise_rates where scope = $1 and key = $2 and $3)
+from (select 1) as always left join keywise_marks on scope = $1 and key = $2;
 
 -- name: counts
 select

@@ -5,21 +5,23 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
-from keywise.adapters.postgres.database import numbers, postgres_errors
+import asyncpg
+
+from keywise.adapters.postgres.database import FOR_HANDLERS, numbers, postgres_errors
 from keywise.adapters.postgres.ledger.working_set import (
     MARK,
     MARK_NEWER,
     PostgresScope,
     PostgresWorkingSet,
-    are_plain,
+    columns,
     mark_of,
-    marks_of_headers,
+    mark_row,
 )
-from keywise.adapters.postgres.savepoints import Savepoints
 from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, CommitResult, Entry, Refusal
+from keywise.core.errors import DatabaseError
 from keywise.core.key_encoding import encoded
 from keywise.core.ledger import Commit
 
@@ -40,12 +42,13 @@ class PostgresTransaction:
         """Keys that were marked when they were decided."""
         self._placed: set[str] = set()
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
-        self._savepoints = Savepoints(scope.database, connection)
+        self._begin_savepoint = f"{FOR_HANDLERS}; savepoint keywise"
+        """The first one of a transaction may be a handler's."""
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
         with self._errors():
-            working_set = self._new_working_set()
+            working_set = PostgresWorkingSet(self._scope, self.connection)
             rows = await working_set.lock(header.key for header in headers)
             self._placed |= working_set.placed
             self._now, self._careful = working_set.now, None
@@ -68,7 +71,9 @@ class PostgresTransaction:
     async def decide_and_mark(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         """Mark what is plainly newer in the step that locks it; only the others need a closer look."""
         self._marked = set()
-        if self._policy.rate is not None or not are_plain(headers):
+        # The statement can judge what is versioned, of no era, and not from a reindex.
+        are_plain = all(header.order is not None and header.order[0] == header.order[2] == 0 for header in headers)
+        if self._policy.rate is not None or not are_plain:
             return await self.decide(headers)
         keys = {encoded(header.key): header for header in headers}
         codes = sorted(keys)
@@ -103,7 +108,8 @@ class PostgresTransaction:
                 return
             idle = sorted((w for w in headers if w.key not in self._active), key=lambda header: header.key)
             if idle:
-                await self.connection.execute(MARK, self._scope.number, *marks_of_headers(idle, self._now))
+                rows = columns(mark_row(header.key, header.order, header.deleted, self._now) for header in idle)
+                await self.connection.execute(MARK, self._scope.number, *rows)
                 self._placed -= {header.key for header in idle}
             if self._active:
                 active = [header for header in headers if header.key in self._active]
@@ -125,27 +131,40 @@ class PostgresTransaction:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         placed = self._placed.copy()
+        with self._errors():
+            await self.connection.execute(self._begin_savepoint)
+        self._begin_savepoint = "savepoint keywise"
         try:
-            async with self._savepoints.savepoint():
+            with postgres_errors(self._scope.database.name, of_handler=True):
                 yield
         except BaseException:
             self._placed |= placed
+            await self._end_savepoint("rollback to keywise; release keywise")
             raise
+        await self._end_savepoint("release keywise")
 
     async def tidy(self) -> None:
         """Leave no trace of keys that were only decided."""
         if self._placed:
             with self._errors():
-                await self._new_working_set().remove_empty(self._placed)
+                await PostgresWorkingSet(self._scope, self.connection).remove_empty(self._placed)
+
+    async def _end_savepoint(self, statement: str) -> None:
+        try:
+            with self._errors():
+                await self.connection.execute(statement)
+        except DatabaseError as error:
+            if isinstance(
+                error.__cause__, asyncpg.NoActiveSQLTransactionError | asyncpg.InvalidSavepointSpecificationError
+            ):
+                raise DatabaseError("a handler has to leave commit and rollback to keywise") from error
+            raise
 
     @asynccontextmanager
     async def _working_set(self, keys: Iterable[str]) -> AsyncIterator[PostgresWorkingSet]:
         with self._errors():
             async with self._scope.working_set_in(self.connection, keys) as working_set:
                 yield working_set
-
-    def _new_working_set(self) -> PostgresWorkingSet:
-        return PostgresWorkingSet(self.connection, self._scope.number, self._policy)
 
     def _errors(self) -> AbstractContextManager[None]:
         return postgres_errors(self._scope.database.name)

@@ -7,7 +7,7 @@ Rows are read in a step of their own: in the one that waits for a lock, others a
 
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ from keywise.core.statements import read_statements
 TOKEN_NONCE_BITS = 24
 
 _SQL = read_statements(__name__)
-MARK, MARK_NEWER, KEEP = _SQL["mark"], _SQL["mark_newer"], _SQL["keep_letter"]
+MARK, MARK_NEWER = _SQL["mark"], _SQL["mark_newer"]
 ADD_RECORDS, STORE_CONTROLS = _SQL["add_records"], _SQL["store_controls"]
 
 
@@ -55,7 +55,7 @@ class PostgresScope:
 
     @asynccontextmanager
     async def working_set_in(self, connection: Any, keys: Iterable[str]) -> AsyncIterator["PostgresWorkingSet"]:
-        working_set = PostgresWorkingSet(connection, self.number, self.policy)
+        working_set = PostgresWorkingSet(self, connection)
         await working_set.load(keys)
         yield working_set
         await working_set.store()
@@ -64,13 +64,13 @@ class PostgresScope:
 class PostgresWorkingSet:
     """Some entries of one scope, read and written back inside one transaction."""
 
-    def __init__(self, connection: Any, scope: int, policy: LedgerPolicy) -> None:
+    def __init__(self, scope: PostgresScope, connection: Any) -> None:
         self._connection = connection
-        self._scope = scope
-        self.policy = policy
+        self._scope = scope.number
+        self.policy = scope.policy
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, Entry | None] = {}
-        self._letters: list[DeadLetter] = []
+        self._letters: list[tuple[Any, ...]] = []
         self.placed: set[str] = set()
         """Keys whose rows of marks hold nothing yet."""
         self.controls = PLAIN
@@ -118,8 +118,11 @@ class PostgresWorkingSet:
     def set(self, key: str, entry: Entry | None) -> None:
         self._changed[key] = entry
 
-    def keep(self, letter: DeadLetter) -> None:
-        self._letters.append(letter)
+    def keep(self, letter: DeadLetter, buried_at: float | None = None) -> None:
+        headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
+        at, cause = self.now if buried_at is None else buried_at, letter.cause.replace("\0", "\ufffd")
+        row = (self._scope, at, encoded(letter.key), letter.version, cause, letter.body, headers, letter.sent_at)
+        self._letters.append((*row, letter.source))
 
     async def tokens(self, count: int) -> list[int]:
         """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
@@ -134,7 +137,8 @@ class PostgresWorkingSet:
         active = {key: entry for key, entry in kept.items() if not entry.is_idle}
         remembered = [(key, entry) for key, entry in kept.items() if entry.mark is not None or key in active]
         if remembered:
-            await self._connection.execute(MARK, self._scope, *_marks(remembered, active))
+            rows = [mark_row(key, one.mark, one.deleted, one.updated_at, key in active) for key, one in remembered]
+            await self._connection.execute(MARK, self._scope, *columns(rows))
         if active:
             await self._connection.execute(
                 _SQL["activate"], self._scope, *columns(self._row(*one) for one in active.items())
@@ -142,12 +146,9 @@ class PostgresWorkingSet:
         idle = [encoded(key) for key in changed if key not in active and self._is_active(key)]
         if idle:
             await self._connection.execute(_SQL["deactivate"], self._scope, idle)
-        if self.policy.rate is not None:
-            await self._store_rates(kept)
+        await self._store_rates(kept)
         if self._letters:
-            await self._connection.executemany(
-                KEEP, [letter_row(self._scope, self.now, letter) for letter in self._letters]
-            )
+            await self._connection.executemany(_SQL["keep_letter"], self._letters)
             self._letters = []
         gone = {*changed, *self.placed} - {key for key, _ in remembered}
         if gone:
@@ -160,14 +161,12 @@ class PostgresWorkingSet:
         """Remove the rows of locked keys that hold nothing."""
         await self._connection.execute(_SQL["remove_empty"], self._scope, list(map(encoded, keys)))
 
-    async def prune(self, keys: Sequence[str], retention_s: float) -> int:
-        """Forget those of some keys that may be; return how many."""
-        await self.load(keys)
+    async def prune(self, retention_s: float) -> int:
+        """Forget those of the keys that may be; return how many."""
         policy, entries = self.policy, self._entries.items()
         gone = [encoded(key) for key, one in entries if rules.is_prunable(one, self.now, retention_s, policy)]
         await self._connection.execute(_SQL["deactivate"], self._scope, gone)
         await self._connection.execute(_SQL["remove"], self._scope, gone)
-        await self.store()
         return len(gone)
 
     def _set_controls(self, now: float, text: str) -> None:
@@ -187,15 +186,7 @@ class PostgresWorkingSet:
         rates = [(encoded(key), entry.rate_at) for key, entry in kept.items() if entry.rate_at > self.now]
         if rates:
             await self._connection.execute(_SQL["rate"], self._scope, *columns(rates))
-        await self._connection.execute(_SQL["sweep_rates"], self._scope, self.now, 2 * len(rates) + 10)
-
-
-def letter_row(scope: int, buried_at: float, letter: DeadLetter) -> tuple[Any, ...]:
-    """What `KEEP` is given."""
-    headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
-    cause = letter.cause.replace("\0", "\ufffd")
-    row = (scope, buried_at, encoded(letter.key), letter.version, cause, letter.body, headers)
-    return (*row, letter.sent_at, letter.source)
+            await self._connection.execute(_SQL["sweep_rates"], self._scope, self.now, 2 * len(rates) + 10)
 
 
 def mark_of(row: Sequence[Any]) -> Order | None:
@@ -222,43 +213,22 @@ def record_of(row: Sequence[Any]) -> HistoryRecord:
     return HistoryRecord(at, what, decoded(code), version, detail, by)
 
 
-def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
-    """What a row of marks and perhaps one of `active` remember."""
-    if text is not None:
-        return _DECODE(text)
+def entry_of(row: Sequence[Any], text: str | None, rate_at: float | None) -> Entry | None:
+    """What a row of marks, and perhaps one of `active` and one of rates, remember."""
     mark = mark_of(row)
-    return None if mark is None else Entry(mark, bool(row[3]), row[4])
+    entry = None if mark is None else Entry(mark, bool(row[3]), row[4])
+    if text is not None:
+        entry = _DECODE(text)
+    return entry if rate_at is None else replace(entry or EMPTY, rate_at=rate_at)
 
 
-def marks_of_headers(headers: Sequence[Any], now: float) -> tuple[Sequence[Any], ...]:
-    """The columns of `MARK` for keys that nothing else goes on with."""
-    at = math.ceil(now)
-    return columns(
-        (encoded(header.key), *_mark_row(header.order), header.deleted or None, at, None) for header in headers
-    )
-
-
-def are_plain(headers: Sequence[Any]) -> bool:
-    """Whether `MARK_NEWER` can judge them: versioned, of no era, and not from a reindex."""
-    return all(header.order is not None and header.order[0] == header.order[2] == 0 for header in headers)
-
-
-def _marks(entries: Sequence[tuple[str, Entry]], active: Mapping[str, Entry]) -> tuple[Sequence[Any], ...]:
-    return columns(
-        (
-            encoded(key),
-            *_mark_row(entry.mark or (0, None, 0)),
-            entry.deleted or None,
-            math.ceil(entry.updated_at),
-            (key in active) or None,
-        )
-        for key, entry in entries
-    )
-
-
-def _mark_row(order: tuple[int, int | None, int]) -> tuple[int | None, ...]:
-    era, version, generation = order
-    return era or None, version, generation or None
+def mark_row(
+    key: str, mark: Order | None, deleted: bool, updated_at: float, is_active: bool = False
+) -> tuple[Any, ...]:
+    """What `MARK` is given for a key; what is usual costs nothing as null."""
+    era, version, generation = mark or (None, None, None)
+    at = math.ceil(updated_at)
+    return encoded(key), era or None, version, generation or None, deleted or None, at, is_active or None
 
 
 def columns(rows: Iterable[tuple[Any, ...]]) -> tuple[Sequence[Any], ...]:

@@ -6,8 +6,7 @@ from keywise.adapters.postgres.serial.sql_locking import LOCKING
 from keywise.adapters.postgres.serial.sql_steps import STEPS
 from keywise.adapters.postgres.serial.sql_tables import TABLES
 from keywise.adapters.postgres.serial.sql_taking import TAKING
-from keywise.core.errors import DatabaseError
-from keywise.core.statements import read_sql
+from keywise.core.statements import check_schema, read_sql
 
 VERSION = 3
 """Of the tables. Versions 1 and 2 are those of keywise 0.1, with other names of tables and columns."""
@@ -34,13 +33,7 @@ async def _is_installed(connection: Any, name: str) -> bool:
     if await connection.fetchval("select to_regclass('keywise_meta')") is None:
         return False
     found: str | None = await connection.fetchval("select value from keywise_meta where name = 'schema'")
-    if found in ("1", "2"):
-        raise DatabaseError(
-            f"{name} has tables of keywise 0.1 (schema {found}), which this version cannot read; finish the work there "
-            "with keywise 0.1, then name another database"
-        )
-    if found not in (None, str(VERSION)):
-        raise DatabaseError(
-            f"{name} was written by a newer keywise: its schema is {found}, this one knows {VERSION}; upgrade keywise"
-        )
-    return found is not None
+    if found is None:
+        return False
+    check_schema(found, VERSION, name, "database")
+    return True

@@ -1,7 +1,6 @@
 """All of one scope of a Redis server, to be carried to another ledger."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -11,7 +10,7 @@ from keywise.adapters.redis.ledger.entry_encoding import GONE
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries, charged_codes, codes_after
 from keywise.adapters.redis.ledger.scope import SCOPES, RedisScope, prefix_of
-from keywise.adapters.redis.ledger.scripts import FLOOR, HOLDING, KEEP
+from keywise.adapters.redis.ledger.scripts import FLOOR, HOLDING
 from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS, RedisEntries, RedisWorkingSet, stretches
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter
@@ -62,10 +61,7 @@ class RedisLedgerTransfer:
         empty = RedisWorkingSet(self._policy, dict.fromkeys(entries, GONE), dict.fromkeys(entries))
         await self._entries.run(entries, lambda working_set, one: working_set.set(*one), empty, frees=False)
         for some in stretches(page.dead_letters, lambda one: one[1]):
-            letters: list[Any] = []
-            for buried_at, letter in some:
-                letters += (repr(buried_at), msgspec.msgpack.encode(letter))
-            await self._scope.call(KEEP, *letters)
+            await self._entries.keep(some)
         await self._history_store.record(page.records)
 
     async def clear(self) -> None:

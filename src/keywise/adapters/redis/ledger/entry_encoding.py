@@ -15,6 +15,7 @@ GONE, IDLE, ACTIVE = b"", b"i", b"a"
 _PLAIN = struct.Struct(">qI")
 _DELETED = struct.Struct(">qIB")
 _FULL = struct.Struct(">qIBqq")
+_BY_SIZE = {form.size: form for form in (_PLAIN, _DELETED, _FULL)}
 _ENCODE = msgspec.msgpack.Encoder().encode
 _DECODE = msgspec.msgpack.Decoder(Entry).decode
 
@@ -25,7 +26,7 @@ def state_of(entry: Entry | None) -> bytes:
         return GONE
     if entry.rate_at:
         entry = replace(entry, rate_at=0.0)
-    if not is_idle(entry):
+    if not entry.is_idle:
         return ACTIVE + _ENCODE(entry)
     if entry.mark is None:
         return GONE
@@ -41,17 +42,8 @@ def entry_of(state: bytes) -> Entry | None:
         return None
     if state[:1] == ACTIVE:
         return _DECODE(state[1:])
-    mark = state[1:]
-    if len(mark) == _PLAIN.size:
-        version, at = _PLAIN.unpack(mark)
-        return Entry((0, version, 0), False, at)
-    if len(mark) == _DELETED.size:
-        version, at, deleted = _DELETED.unpack(mark)
-        return Entry((0, version, 0), bool(deleted), at)
-    version, at, deleted, era, generation = _FULL.unpack(mark)
+    return _idle(*_BY_SIZE[len(state) - 1].unpack(state[1:]))
+
+
+def _idle(version: int, at: int, deleted: int = 0, era: int = 0, generation: int = 0) -> Entry:
     return Entry((era, version, generation), bool(deleted), at)
-
-
-def is_idle(entry: Entry) -> bool:
-    """Nothing but its mark is remembered."""
-    return Entry(entry.mark, entry.deleted, entry.updated_at, rate_at=entry.rate_at) == entry

@@ -24,14 +24,12 @@ from keywise.adapters.redis.ledger.working_set import (
     WAIT_S,
     RedisEntries,
     RedisWorkingSet,
-    controls_of,
     stretches,
-    text_of,
 )
 from keywise.core import ledger_steps, rules
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
-from keywise.core.controls import Controls, Pause
+from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.errors import AddressError, SettingsError, UnavailableError
@@ -122,7 +120,7 @@ class RedisLedger:
         for some in stretches(requests, lambda request: request.letter):
             by_key = _by_key([request for request in some if request.claim is not None], _claim_key)
             lost += _flat(await self._entries.run(by_key, ledger_steps.dead_letter, frees=False))
-            if unread := [request.letter for request in some if request.claim is None]:
+            if unread := [(None, request.letter) for request in some if request.claim is None]:
                 await self._entries.keep(unread)
         return lost
 
@@ -243,10 +241,10 @@ class RedisLedger:
     def _lost(self, controls: bytes, now: float) -> bytes:
         """Nobody knows which marks are gone, so everything has to be sent again."""
         self._known.clear()
-        return text_of(controls_of(controls).with_resync(True, now))
+        return text_of(controls_of(controls).with_resync(True, now)).encode()
 
     async def _text(self) -> bytes:
-        text: bytes = await self._server.run("GET", self._scope.key("controls")) or b""
+        text: bytes = await self._server.run("GET", self._scope.key("controls")) or b"{}"
         return text
 
     async def _change(

@@ -111,7 +111,7 @@ class RedisScope:
             self.losses += 1
         for _ in range(NOTES_MAX):
             now = await self.database.now()
-            before = await self.database.run("GET", self.key("controls")) or b""
+            before = await self.database.run("GET", self.key("controls")) or b"{}"
             found = await self._open(self._seen, before, self.on_loss(before, now), lost=True)
             if found != [b"changed"]:
                 return self._learn(found, lost=True)

@@ -9,7 +9,6 @@ import random
 import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,9 +16,9 @@ from msgspec.structs import replace
 
 from keywise.adapters.redis.ledger.entry_encoding import ACTIVE, entry_of, state_of
 from keywise.adapters.redis.ledger.scope import RedisScope
-from keywise.adapters.redis.ledger.scripts import READ, SWAP, SWAP_FREEING
+from keywise.adapters.redis.ledger.scripts import KEEP, READ, SWAP, SWAP_FREEING
 from keywise.core import rules
-from keywise.core.controls import PLAIN, Controls
+from keywise.core.controls import PLAIN, Controls, controls_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import EMPTY, Entry, LedgerPolicy
 from keywise.core.errors import UnavailableError
@@ -130,13 +129,13 @@ class RedisEntries:
                 await asyncio.sleep(random.uniform(0, WAIT_S * attempt))
         raise UnavailableError(f"{self._scope.database.name}: others keep changing the same keys")
 
-    async def keep(self, letters: Sequence[DeadLetter]) -> None:
-        """Keep letters that end no claim, no more than one step carries."""
-        more = _more((0, 0, 0), (b"", b""), letters)
-        answer = await self._scope.call(
-            SWAP, *self._terms(RedisWorkingSet(self._policy), under_controls=False), *("", *(b"",) * 5, more)
-        )
-        self._scope.saw(answer[2], answer[4])
+    async def keep(self, letters: Iterable[tuple[float | None, DeadLetter]]) -> None:
+        """Keep letters that end no claim, each buried at a moment or now; no more than one step carries."""
+        arguments: list[Any] = []
+        for buried_at, letter in letters:
+            arguments += ("" if buried_at is None else repr(buried_at), _encode(letter))
+        [seq] = await self._scope.call(KEEP, *arguments)
+        self._scope.saw(seq, seq)
 
     async def _swap(self, working_set: RedisWorkingSet, *, frees: bool, under_controls: bool) -> RedisWorkingSet:
         """Write what became of keys; return those that changed meanwhile as they are now."""
@@ -212,16 +211,6 @@ class RedisEntries:
             working_set.rates[key] = rate
             entry = replace(entry or EMPTY, rate_at=float(rate))
         working_set.states[key], working_set.entries[key] = state, entry
-
-
-@lru_cache(maxsize=16)
-def controls_of(text: bytes) -> Controls:
-    """It is read in every batch, and seldom changes."""
-    return msgspec.json.decode(text, type=Controls) if text else PLAIN
-
-
-def text_of(controls: Controls) -> bytes:
-    return msgspec.json.encode(controls) if controls != PLAIN else b""
 
 
 def stretches(items: Iterable[T], letter: Callable[[T], DeadLetter]) -> Iterator[list[T]]:

@@ -3,17 +3,17 @@
 An idle key is one small row of marks. Whatever is going on with a key is a second row, which holds the whole entry.
 """
 
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any, Self
+
+from msgspec.structs import astuple
 
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.adapters.sqlite.ledger.dump import SqliteLedgerTransfer
 from keywise.adapters.sqlite.ledger.transaction import SqliteTransaction
 from keywise.adapters.sqlite.ledger.working_set import (
     ADD_RECORD,
-    KEYS,
     SqliteScope,
     SqliteWorkingSet,
     letter_of,
@@ -31,6 +31,9 @@ from keywise.core.resource import opening
 from keywise.core.statements import read_statements
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
+
+PRUNE_AT_ONCE = 10_000
+"""Nobody has to wait for longer than such a stretch takes."""
 
 _SQL = read_statements(__name__)
 
@@ -77,24 +80,20 @@ class SqliteLedger:
         return await self.scope.run(keys, lambda working_set: ledger_steps.dead_letter(working_set, requests))
 
     async def prune(self, retention_s: float) -> int:
-        def act(working_set: SqliteWorkingSet) -> tuple[int, str | None]:
-            return working_set.prune(after or "", retention_s)
-
-        total = 0
-        after: str | None = ""
-        while after is not None:
-            pruned, after = await self.scope.run([], act)
-            total += pruned
+        total, after = 0, ""
+        while keys := await self.keys(after, PRUNE_AT_ONCE):
+            total += await self.scope.run(keys, lambda working_set: working_set.prune(retention_s))
+            after = keys[-1]
         return total
 
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        return self._transaction()
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Transaction]:
+        async with self.database.transaction() as connection:
+            yield SqliteTransaction(self.scope, connection)
 
     async def inspect(self, key: str) -> Entry | None:
         with sqlite_errors(self.database.path):
-            working_set = SqliteWorkingSet(
-                self.database.reader, self.scope.number, self.scope.policy, self.database.now()
-            )
+            working_set = SqliteWorkingSet(self.scope, self.database.reader)
             working_set.load([key])
             return working_set.entry(key)
 
@@ -126,7 +125,9 @@ class SqliteLedger:
         return [(number, buried_at, letter_of(letter)) for number, buried_at, *letter in rows]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
-        return await self.scope.run([], lambda working_set: working_set.delete_dead_letters(numbers))
+        rows = [(self.scope.number, number) for number in numbers]
+        delete = _SQL["delete_dead_letter"]
+        return await self.database.write(lambda connection: connection.executemany(delete, rows).rowcount)
 
     async def now(self) -> float:
         return self.database.now()
@@ -141,8 +142,7 @@ class SqliteLedger:
         await self._change(lambda controls: controls.with_pause(pause))
 
     async def resume(self, keys: str, is_pattern: bool) -> bool:
-        before, after = await self._change(lambda controls: controls.without(keys, is_pattern))
-        return after != before
+        return await self._change(lambda controls: controls.without(keys, is_pattern))
 
     async def reset(self, claim: Claim) -> int | None:
         return await self.scope.run([claim.key], lambda working_set: ledger_steps.reset(working_set, claim))
@@ -160,7 +160,7 @@ class SqliteLedger:
 
     async def keys(self, after: str, limit: int) -> list[str]:
         scope = self.scope.number
-        return [str(key) for (key,) in self.database.read(KEYS, (scope, after, scope, after, limit))]
+        return [str(key) for (key,) in self.database.read(_SQL["keys"], (scope, after, scope, after, limit))]
 
     async def held(self, after: str, limit: int) -> list[str]:
         wanted = (self.scope.number, after, self.database.now(), limit)
@@ -173,40 +173,29 @@ class SqliteLedger:
 
     async def record(self, records: Sequence[HistoryRecord]) -> None:
         scope = self.scope.number
-        rows = [(scope, one.at, one.what, one.key, one.version, one.detail, one.by) for one in records]
+        rows = [(scope, *astuple(record)) for record in records]
         await self.database.write(lambda connection: connection.executemany(ADD_RECORD, rows))
 
     async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
-        rows: Any
         if key is None:
-            rows = self.database.read(_SQL["history"], (self.scope.number, limit))
+            rows: Any = self.database.read(_SQL["history"], (self.scope.number, limit))
         else:
             rows = self.database.read(_SQL["history_of_key"], (self.scope.number, key, limit))
         return [HistoryRecord(*row) for row in rows]
 
     async def trim(self, age_s: float, records_max: int) -> int:
-        def act(connection: sqlite3.Connection) -> int:
-            return connection.execute(
-                _SQL["trim_history"], (scope, self.database.now() - age_s, scope, records_max)
-            ).rowcount
+        scope, oldest = self.scope.number, self.database.now() - age_s
+        return await self.database.execute(_SQL["trim_history"], (scope, oldest, scope, records_max))
 
-        scope = self.scope.number
-        return await self.database.write(act)
+    async def _change(self, change: Callable[[Controls], Controls]) -> bool:
+        """Set the controls anew; return whether they differ from before."""
 
-    async def _change(self, change: Callable[[Controls], Controls]) -> tuple[Controls, Controls]:
-        """What is set before and after."""
-
-        def step(working_set: SqliteWorkingSet) -> tuple[Controls, Controls]:
+        def step(working_set: SqliteWorkingSet) -> bool:
             after = change(working_set.controls)
             working_set.set_controls(after)
-            return working_set.controls, after
+            return after != working_set.controls
 
         return await self.scope.run([], step)
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Transaction]:
-        async with self.database.transaction() as connection:
-            yield SqliteTransaction(self.scope, connection)
 
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:

@@ -20,6 +20,13 @@ select id, buried_at, cause, body, key, version, headers, sent_at, source from k
 where scope = ? and buried_at >= ? and buried_at < ? and instr(cause, ?)
 order by buried_at desc, id desc limit ?;
 
+-- name: delete_dead_letter
+delete from keywise_letters where scope = ? and id = ?;
+
+-- name: keys
+select key from keywise_marks where scope = ? and key > ?
+union select key from keywise_active where scope = ? and key > ? order by key limit ?;
+
 -- name: held_keys
 select key from keywise_active
 where scope = ? and key > ? and token != 0 and lease_until > ?

@@ -3,7 +3,7 @@
 import math
 import sqlite3
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from operator import itemgetter
 
 import msgspec
@@ -36,7 +36,7 @@ class SqliteTransaction:
         self._check_open()
         self._careful = None
         with self._errors():
-            working_set = SqliteWorkingSet(self.connection, self._scope.number, self._policy, self._now)
+            working_set = SqliteWorkingSet(self._scope, self.connection, self._now)
             keys = msgspec.json.encode([header.key for header in headers]).decode()
             rows = self.connection.execute(ORDERS, (self._scope.number, keys)).fetchall()
             is_plain = working_set.controls.is_plain and self._policy.rate is None
@@ -113,7 +113,7 @@ class SqliteTransaction:
         with self._errors(), self._scope.working_set(self.connection, keys, self._now) as working_set:
             yield working_set
 
-    def _errors(self) -> sqlite_errors:
+    def _errors(self) -> AbstractContextManager[None]:
         return sqlite_errors(self._database.path)
 
 

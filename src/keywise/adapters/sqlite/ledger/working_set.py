@@ -21,11 +21,9 @@ from keywise.core.statements import read_statements
 T = TypeVar("T")
 
 TOKEN_NONCE_BITS = 24
-PRUNE_AT_ONCE = 10_000
-"""Nobody has to wait for longer than such a stretch takes."""
 
 _SQL = read_statements(__name__)
-MARK, KEYS, ORDERS, ADD_RECORD = _SQL["mark"], _SQL["keys"], _SQL["orders"], _SQL["add_record"]
+MARK, ORDERS, ADD_RECORD = _SQL["mark"], _SQL["orders"], _SQL["add_record"]
 
 
 class SqliteScope:
@@ -51,9 +49,7 @@ class SqliteScope:
         self, connection: sqlite3.Connection, keys: Iterable[str], now: float | None = None
     ) -> Iterator["SqliteWorkingSet"]:
         """Keys that are read, and written back in the end."""
-        working_set = SqliteWorkingSet(
-            connection, self.number, self.policy, self.database.now() if now is None else now
-        )
+        working_set = SqliteWorkingSet(self, connection, now)
         working_set.load(keys)
         yield working_set
         working_set.store()
@@ -62,11 +58,11 @@ class SqliteScope:
 class SqliteWorkingSet:
     """Some entries of one scope, read and written back inside one transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, scope: int, policy: LedgerPolicy, now: float) -> None:
+    def __init__(self, scope: SqliteScope, connection: sqlite3.Connection, now: float | None = None) -> None:
         self._connection = connection
-        self._scope = scope
-        self.policy = policy
-        self.now = now
+        self._scope = scope.number
+        self.policy = scope.policy
+        self.now = scope.database.now() if now is None else now
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, Entry | None] = {}
 
@@ -119,8 +115,7 @@ class SqliteWorkingSet:
         self._connection.executemany(MARK, marks)
         self._connection.executemany(_SQL["activate"], active)
         self._connection.executemany(_SQL["deactivate"], idle)
-        if self.policy.rate is not None:
-            self._store_rates()
+        self._store_rates()
         self._entries |= {key: entry for key, entry in self._changed.items() if entry is not None}
         self._changed.clear()
 
@@ -128,8 +123,9 @@ class SqliteWorkingSet:
         """Only what still limits a key is kept: as much is swept as can have been added, and more."""
         now = self.now
         rates = [(self._scope, key, e.rate_at) for key, e in self._changed.items() if e is not None and e.rate_at > now]
-        self._connection.executemany(_SQL["rate"], rates)
-        self._connection.execute(_SQL["sweep_rates"], (self._scope, self._scope, now, 2 * len(rates) + 10))
+        if rates:
+            self._connection.executemany(_SQL["rate"], rates)
+            self._connection.execute(_SQL["sweep_rates"], (self._scope, self._scope, now, 2 * len(rates) + 10))
 
     def tokens(self, count: int) -> list[int]:
         """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
@@ -142,19 +138,13 @@ class SqliteWorkingSet:
         row = (self._scope, at, letter.key, letter.version, letter.cause, letter.body, headers, letter.sent_at)
         self._connection.execute(_SQL["keep_letter"], (*row, letter.source))
 
-    def delete_dead_letters(self, numbers: Sequence[int]) -> int:
-        return self._connection.executemany(_SQL["delete_letter"], [(self._scope, n) for n in numbers]).rowcount
-
-    def prune(self, after: str, retention_s: float) -> tuple[int, str | None]:
-        """Forget some of the keys after one; return how many, and where to go on (None at the end)."""
-        arguments = (self._scope, after, self._scope, after, PRUNE_AT_ONCE)
-        keys = [key for (key,) in self._connection.execute(KEYS, arguments)]
-        self.load(keys)
+    def prune(self, retention_s: float) -> int:
+        """Forget those of the keys that may be; return how many."""
         policy, now, entries = self.policy, self.now, self._entries.items()
         gone = [(self._scope, key) for key, entry in entries if rules.is_prunable(entry, now, retention_s, policy)]
         self._connection.executemany(_SQL["remove"], gone)
         self._connection.executemany(_SQL["deactivate"], gone)
-        return len(gone), keys[-1] if len(keys) == PRUNE_AT_ONCE else None
+        return len(gone)
 
 
 def load_controls(connection: sqlite3.Connection, scope: int) -> Controls:
@@ -175,11 +165,12 @@ def letter_of(row: Sequence[Any]) -> DeadLetter:
     return DeadLetter(cause, body, key, version, kept, sent_at, source)
 
 
-def entry_of(row: Sequence[Any], text: str | None) -> Entry | None:
-    """What a row of marks and perhaps one of `active` remember."""
+def entry_of(row: Sequence[Any], text: str | None, rate_at: float | None) -> Entry:
+    """What a row of marks, of `active` and of rates remember of a key that has one of them."""
+    entry = EMPTY if row[0] is None else _idle(row)
     if text is not None:
-        return _DECODE(text)
-    return None if row[0] is None else _idle(row)
+        entry = _DECODE(text)
+    return entry if rate_at is None else replace(entry, rate_at=rate_at)
 
 
 def _idle(row: Sequence[Any]) -> Entry:

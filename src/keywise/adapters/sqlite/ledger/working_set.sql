@@ -33,10 +33,6 @@ select key, entry from keywise_active where scope = ? and key in (select value f
 -- name: rates
 select key, at from keywise_rates where scope = ? and key in (select value from json_each(?));
 
--- name: keys
-select key from keywise_marks where scope = ? and key > ?
-union select key from keywise_active where scope = ? and key > ? order by key limit ?;
-
 -- name: mark
 insert into keywise_marks values (?, ?, ?, ?, ?, ?, ?)
 on conflict (scope, key) do update set
@@ -66,9 +62,6 @@ update keywise_meta set value = value + ? where name = 'tokens' returning value;
 -- name: keep_letter
 insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source)
 values (?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: delete_letter
-delete from keywise_letters where scope = ? and id = ?;
 
 -- name: add_record
 insert into keywise_lines (scope, at, what, key, version, detail, by) values (?, ?, ?, ?, ?, ?, ?);

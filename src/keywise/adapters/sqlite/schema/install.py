@@ -2,8 +2,7 @@
 
 import sqlite3
 
-from keywise.core.errors import DatabaseError
-from keywise.core.statements import read_sql
+from keywise.core.statements import check_schema, read_sql
 
 VERSION = 5
 """Of the tables. Versions 1 to 4 are those of keywise 0.1, with other names of tables and columns."""
@@ -16,16 +15,12 @@ def install(connection: sqlite3.Connection, path: str) -> None:
     """
     if _is_installed(connection, path):
         return
-    connection.execute("begin immediate")
-    try:
+    with connection:
+        connection.execute("begin immediate")
         if not _is_installed(connection, path):
             for statement in (read_sql(__package__, "tables.sql") + read_sql(__package__, "serial.sql")).split(";"):
                 connection.execute(statement)
             connection.execute("insert into keywise_meta values ('schema', ?), ('tokens', 0)", (VERSION,))
-        connection.execute("commit")
-    except BaseException:
-        connection.execute("rollback")
-        raise
 
 
 def _is_installed(connection: sqlite3.Connection, path: str) -> bool:
@@ -33,13 +28,5 @@ def _is_installed(connection: sqlite3.Connection, path: str) -> bool:
     if connection.execute("select 1 from sqlite_master where name = 'keywise_meta'").fetchone() is None:
         return False
     [found] = connection.execute("select value from keywise_meta where name = 'schema'").fetchone() or [None]
-    if found in range(1, VERSION):
-        raise DatabaseError(
-            f"{path} has tables of keywise 0.1 (schema {found}), which this version cannot read; finish the work there "
-            "with keywise 0.1, then name another file"
-        )
-    if found != VERSION:
-        raise DatabaseError(
-            f"{path} was written by a newer keywise: its schema is {found}, this one knows {VERSION}; upgrade keywise"
-        )
+    check_schema(found, VERSION, path, "file")
     return True

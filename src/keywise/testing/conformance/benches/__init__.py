@@ -1,7 +1,7 @@
-"""What the conformance suites need to know about each technology: how to prepare it, move its clock, and clean up.
+"""Technology benches: how the conformance suites prepare a technology, move its clock, and clean up.
 
 Adapters have no test hooks, so a bench may use what is private to its adapters.
-A package outside of keywise registers the bench of its scheme as an entry point of the group `keywise.benches`.
+A package outside keywise registers the bench of its scheme as an entry point of the group `keywise.benches`.
 """
 
 import importlib.metadata
@@ -13,7 +13,7 @@ from keywise.core.url import Address
 from keywise.testing.conformance.promise import UncheckedError
 
 GROUP = "keywise.benches"
-# As entry points are written. No bench is imported before it is used, because its client library may be missing.
+# Written as entry points: a bench is imported only when it is used, because its client library may be missing.
 BENCHES = {
     "memory": "keywise.testing.conformance.benches.memory:MemoryBench",
     "sqlite": "keywise.testing.conformance.benches.sqlite:SqliteBench",
@@ -30,42 +30,42 @@ DRAIN_MAX = 1000
 
 
 class Bench(Protocol):
-    """One technology as the conformance suites see it: what its adapters do not offer, and a check needs."""
+    """What a check needs of a technology, and its adapters do not offer."""
 
     async def prepare(self, address: Address, role: str) -> None:
-        """Make what the adapter expects to exist, such as a queue of a broker.
+        """Create what the adapter expects to exist, such as a queue of a broker.
 
-        It is called for each address before its adapter is made, and may put a database into what the adapters share.
+        The suite calls it for each address before it makes the adapter. It may put a database into what adapters share.
         """
 
     def move_clock(self, adapters: Sequence[Any], seconds: float) -> None:
         """Move the clock of the store ahead, as these open adapters see it.
 
-        Raises `UncheckedError` if it cannot be moved.
+        Raises `UncheckedError` if the clock cannot be moved.
         """
 
     async def remove(self, adapter: Any, name: str) -> None:
         """Remove what a check has written under a name.
 
-        The adapter is open, unless `prepare` has worked and opening the adapter has failed.
+        The adapter is open, unless opening it failed after `prepare`.
         """
 
 
 @runtime_checkable
 class SharingBench(Protocol):
-    """A bench whose adapters have to share what an app shares, because no other process sees their messages."""
+    """A bench whose adapters share a process, because another process would not see their messages."""
 
     shares: bool
 
 
 class DefaultBench:
-    """The bench of a technology that has none: its clock cannot be moved, and queues are drained."""
+    """The bench of a technology without its own: its clock cannot be moved, and queues are drained."""
 
     async def prepare(self, address: Address, role: str) -> None:
         pass
 
     def move_clock(self, adapters: Sequence[Any], seconds: float) -> None:
-        raise UncheckedError("the clock of this store cannot be moved, and nobody wants to wait so long")
+        raise UncheckedError("the clock of this store cannot be moved, and waiting would take too long")
 
     async def remove(self, adapter: Any, name: str) -> None:
         if not isinstance(adapter, _Drainable):
@@ -78,7 +78,7 @@ class DefaultBench:
 
 
 def bench_of(scheme: str) -> Bench:
-    """A new bench for the adapters of a URL scheme: one of keywise, one of another package, or the default."""
+    """Return a new bench for the adapters of a URL scheme: of keywise, of another package, or the default."""
     registered = {point.name: point.value for point in importlib.metadata.entry_points(group=GROUP)}
     value = (registered | BENCHES).get(scheme)
     if value is None:

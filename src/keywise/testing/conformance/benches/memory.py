@@ -1,4 +1,4 @@
-"""The bench of the adapters in memory, whose database takes any clock."""
+"""The bench of the memory adapters, whose database accepts any clock."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from keywise.core.url import Address
 
 
 class MemoryBench:
-    """Replaces the clock of a memory database; what a check has written dies with the database."""
+    """Replaces the clock of a memory database; what a check has written is gone with the database."""
 
     shares = True
 

@@ -1,4 +1,4 @@
-"""PostgreSQL as the conformance suites see it: databases with a clock that can be moved, and the removal of a name."""
+"""The bench of the PostgreSQL adapters: it moves the clock of a database, and removes names."""
 
 import asyncio
 import secrets
@@ -24,7 +24,7 @@ TABLES = {
         *("keywise_turn_completed", "keywise_turn_switches"),
     ),
 }
-"""Which tables hold what belongs to a queue, what to a scope, and what to a serial function."""
+"""The tables with the rows of a queue, of a scope, and of a serial function."""
 
 
 class PostgresBench:
@@ -45,9 +45,9 @@ class PostgresBench:
 
 
 class PostgresBenchDatabase(PostgresDatabase):
-    """A database with a clock that can be moved, for one opening of it.
+    """A database with a clock that can be moved while it is open.
 
-    A schema of its own holds a function `clock_timestamp()`, which its connections find before that of the server.
+    A schema holds a function `clock_timestamp()`, which the connections find before the server's.
     """
 
     def __init__(self, url: str) -> None:
@@ -55,7 +55,7 @@ class PostgresBenchDatabase(PostgresDatabase):
         self._schema = f"check_clock_{secrets.token_hex(8)}"
         self._is_movable = False
         self._mover: Any = None
-        """A connection in a thread of its own: whoever moves the clock does not await."""
+        """A connection in a thread of its own, because `move_clock` cannot await."""
         self._thread: ThreadPoolExecutor | None = None
         self._runner = asyncio.Runner()
 
@@ -76,7 +76,7 @@ class PostgresBenchDatabase(PostgresDatabase):
         return connection
 
     async def _open(self) -> None:
-        # What this creates goes by the server's clock, since there is no other one yet.
+        # This writes times of the server's clock, because the one that can be moved does not exist yet.
         await super()._open()
         with postgres_errors(self.name, at_start=True):
             connection = await super()._connect(self._url)
@@ -94,7 +94,7 @@ class PostgresBenchDatabase(PostgresDatabase):
             self._thread.submit(self._stop).result()
             self._thread.shutdown()
             self._thread, self._runner = None, asyncio.Runner()
-        # A server that is gone by now keeps a schema that nobody uses.
+        # If the server is gone by now, an unused schema stays there.
         with suppress(*LOST):
             connection = await super()._connect(self._url)
             await connection.execute(f"drop schema if exists {self._schema} cascade")
@@ -108,7 +108,7 @@ class PostgresBenchDatabase(PostgresDatabase):
 
 
 async def remove_name(database: PostgresDatabase, name: str) -> None:
-    """Remove all that was kept under one name: a queue, a scope, a serial function, and a table."""
+    """Remove everything that is stored under one name: a queue, a scope, a serial function and a table."""
     quoted = name.replace('"', '""')
     async with database.transaction() as connection:
         with postgres_errors(database.name):
@@ -128,7 +128,7 @@ create function {schema}.clock_timestamp() returns timestamptz language sql as $
     select pg_catalog.clock_timestamp() + make_interval(secs => ahead_s) from {schema}.clock
 $$;
 """
-# Behind the schemas of the user, so that tables are still created in the first of these.
+# After the user's schemas, so that tables are still created in the first of these.
 _SEE_CLOCK = (
     "select set_config('search_path', "
     "concat_ws(', ', nullif(current_setting('search_path'), ''), $1::text, 'pg_catalog'), false)"

@@ -1,4 +1,4 @@
-"""The bench of the source on RabbitMQ: it declares queues, and deletes them with all that was put off there."""
+"""The bench of the RabbitMQ source: it declares queues, and deletes them with their delay queues."""
 
 import time
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from keywise.testing.conformance.promise import UncheckedError
 
 
 class RabbitBench:
-    """Works on connections of its own. Nobody can move the clock of a broker."""
+    """Uses connections of its own. The clock of a broker cannot be moved."""
 
     shares = True
-    """A broker tells nobody what other processes hold, so both sources are of one; their connections are their own."""
+    """A broker does not show what other processes hold, so both sources run in one process, over two connections."""
 
     async def prepare(self, address: Address, role: str) -> None:
-        """Declare a queue that outlives a restart, as the broker makes them by default."""
+        """Declare a durable queue of the broker's default type."""
         source: Any = connect(address)
         await _run_on_channel(source._broker, "queue_declare", [address.name], durable=True)
 
     def move_clock(self, adapters: Sequence[Any], seconds: float) -> None:
-        raise UncheckedError("the clock of a broker cannot be moved, and nobody wants to wait so long")
+        raise UncheckedError("the clock of a broker cannot be moved, and waiting would take too long")
 
     async def remove(self, adapter: Any, name: str) -> None:
-        """Delete a queue and its delay queues; those that are not there are no error."""
+        """Delete a queue and its delay queues; a missing one is not an error."""
         delays = [wait.queue for wait in waits_of(name, time.time())]
         await _run_on_channel(adapter._broker, "queue_delete", [name, *delays])
 

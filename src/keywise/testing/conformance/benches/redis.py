@@ -1,4 +1,4 @@
-"""The bench of the adapters in a Redis server: it moves the time that scripts get, and removes names."""
+"""The bench of the Redis adapters: it moves the time that scripts see, and removes names."""
 
 import functools
 import re
@@ -26,7 +26,7 @@ end}, {__index = redis})
 
 
 class RedisBench:
-    """Works on the connections of the adapters."""
+    """Uses the connections of the adapters."""
 
     async def prepare(self, address: Address, role: str) -> None:
         pass
@@ -49,14 +49,14 @@ class RedisBench:
 
 
 async def remove_scope(scope: RedisScope) -> None:
-    """Remove all that a ledger keeps under a name."""
+    """Remove everything that a ledger stores under a name."""
     await scope.clear()
     await scope.database.run("UNLINK", *map(scope.key, ("meta", "controls", "workers")))
     await scope.database.run("SREM", SCOPES, scope.name)
 
 
 def move_clock(server: RedisDatabase, seconds: float) -> None:
-    """Move the time of a server ahead, as it is seen through these connections."""
+    """Move the time of a server ahead, as these connections see it."""
     time = getattr(server.run, "__self__", None)
     if not isinstance(time, _MovedTime):
         time = _MovedTime(server)
@@ -64,7 +64,7 @@ def move_clock(server: RedisDatabase, seconds: float) -> None:
 
 
 class _MovedTime:
-    """Takes the place of two methods of the object that adapters share: commands and scripts get a moved time."""
+    """Replaces two methods of the object that adapters share, so that commands and scripts see a moved time."""
 
     def __init__(self, server: RedisDatabase) -> None:
         self.ahead_us = 0
@@ -89,7 +89,7 @@ def _moved(script: Script) -> Script:
 
 
 async def _names(server: RedisDatabase, prefix: str) -> list[bytes]:
-    """All names of the server that begin with a prefix."""
+    """Return all names on the server that begin with a prefix."""
     pattern = re.sub(r"([\[\]?*\\])", r"\\\1", prefix) + "*"
     found, cursor = set[bytes](), b"0"
     while True:

@@ -1,4 +1,4 @@
-"""SQLite as the conformance suites see it: files with a clock that can be moved, and the removal of a name."""
+"""The bench of the SQLite adapters: it moves the clock of a file, and removes names."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class SqliteBench:
 
 
 class SqliteBenchDatabase(SqliteDatabase):
-    """A file with a clock that can be moved, for one opening of it."""
+    """A file with a clock that can be moved while it is open."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

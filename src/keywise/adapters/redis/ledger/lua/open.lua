@@ -2,7 +2,7 @@
 -- ARGV: prefix, nonce, buckets, worker, seen, format, whether this worker has found a loss, the name of the scope, the
 -- controls before and after the loss is noted in them, and of how many workers the numbers are kept.
 local P = ARGV[1]
-local controls = redis.call('GET', P .. 'controls') or ''
+local controls = redis.call('GET', P .. 'controls') or '{}'
 if ARGV[7] ~= '' and controls ~= ARGV[9] then return {'changed'} end
 redis.call('SADD', 'keywise:scopes', ARGV[8])
 if redis.call('EXISTS', P .. 'meta') == 0 then

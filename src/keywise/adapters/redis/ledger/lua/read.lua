@@ -13,4 +13,4 @@ for at = 8, #ARGV, 2 do
   states[#states + 1] = state_of(ARGV[at], ARGV[at + 1])
   if ARGV[7] ~= '' then rates[#rates + 1] = redis.call('ZSCORE', P .. 'rates', ARGV[at + 1]) or '' end
 end
-return {time[1], time[2], meta[2], redis.call('GET', P .. 'controls') or '', first, states, rates}
+return {time[1], time[2], meta[2], redis.call('GET', P .. 'controls') or '{}', first, states, rates}

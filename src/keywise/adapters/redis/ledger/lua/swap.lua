@@ -1,8 +1,8 @@
 -- Write the states of keys that are as they were when they were read, and return how the others are now.
 -- ARGV: when they were read (or nothing), the controls, how long ago that may be, whether marks get the server's time,
 -- the highest era, whether to sweep rates. Then of each key: bucket, code, state before and after, its places in the
--- two indexes, and what else: three counts, rate before and after, letters. A bucket without a name keeps letters only.
-local controls = redis.call('GET', P .. 'controls') or ''
+-- two indexes, and what else: three counts, rate before and after, letters.
+local controls = redis.call('GET', P .. 'controls') or '{}'
 local fits = (ARGV[7] == '*' or ARGV[7] == '=' .. controls)
     and (ARGV[6] == '' or seconds - tonumber(ARGV[6]) <= tonumber(ARGV[8]))
 local wrote, charged, changed = false, 0, {}
@@ -29,44 +29,39 @@ for at = 12, #ARGV, 7 do
   if more ~= '' then
     keys, tombstones, suspects, rate_before, rate_after, letters = struct.unpack('>bbbBc0Bc0', more)
   end
-  if bucket == '' then
-    keep(more, letters)
-    wrote = true
+  local current = state_of(bucket, code)
+  local function rate() return redis.call('ZSCORE', P .. 'rates', code) or '' end
+  if not fits or current ~= expected or (rate_after ~= '' and rate() ~= rate_before) then
+    changed[#changed + 1] = (at - 12) / 7
+    changed[#changed + 1] = current
+    changed[#changed + 1] = rate()
   else
-    local current = state_of(bucket, code)
-    local function rate() return redis.call('ZSCORE', P .. 'rates', code) or '' end
-    if not fits or current ~= expected or (rate_after ~= '' and rate() ~= rate_before) then
-      changed[#changed + 1] = (at - 12) / 7
-      changed[#changed + 1] = current
-      changed[#changed + 1] = rate()
+    wrote = true
+    local was_active, kind = string.sub(current, 1, 1) == 'a', string.sub(after, 1, 1)
+    if kind == 'a' then
+      redis.call('HSET', P .. 'active', code, string.sub(after, 2))
     else
-      wrote = true
-      local was_active, kind = string.sub(current, 1, 1) == 'a', string.sub(after, 1, 1)
-      if kind == 'a' then
-        redis.call('HSET', P .. 'active', code, string.sub(after, 2))
-      else
-        if was_active then redis.call('HDEL', P .. 'active', code) end
-        if kind == 'i' then
-          local mark = string.sub(after, 2)
-          if ARGV[9] ~= '' then
-            mark = string.sub(mark, 1, 8) .. struct.pack('>I4', math.ceil(seconds)) .. string.sub(mark, 13)
-          end
-          redis.call('HSET', P .. bucket, code, mark)
-        else
-          redis.call('HDEL', P .. bucket, code)
+      if was_active then redis.call('HDEL', P .. 'active', code) end
+      if kind == 'i' then
+        local mark = string.sub(after, 2)
+        if ARGV[9] ~= '' then
+          mark = string.sub(mark, 1, 8) .. struct.pack('>I4', math.ceil(seconds)) .. string.sub(mark, 13)
         end
+        redis.call('HSET', P .. bucket, code, mark)
+      else
+        redis.call('HDEL', P .. bucket, code)
       end
-      index('held', ARGV[at + 4], code, was_active)
-      index('suspect', ARGV[at + 5], code, was_active)
-      if keys ~= 0 then redis.call('HINCRBY', P .. 'meta', 'keys', keys) end
-      if tombstones ~= 0 then redis.call('HINCRBY', P .. 'meta', 'tombstones', tombstones) end
-      if suspects ~= 0 then redis.call('HINCRBY', P .. 'meta', 'suspects', suspects) end
-      if rate_after ~= '' then
-        redis.call('ZADD', P .. 'rates', rate_after, code)
-        charged = charged + 1
-      end
-      keep(more, letters)
     end
+    index('held', ARGV[at + 4], code, was_active)
+    index('suspect', ARGV[at + 5], code, was_active)
+    if keys ~= 0 then redis.call('HINCRBY', P .. 'meta', 'keys', keys) end
+    if tombstones ~= 0 then redis.call('HINCRBY', P .. 'meta', 'tombstones', tombstones) end
+    if suspects ~= 0 then redis.call('HINCRBY', P .. 'meta', 'suspects', suspects) end
+    if rate_after ~= '' then
+      redis.call('ZADD', P .. 'rates', rate_after, code)
+      charged = charged + 1
+    end
+    keep(more, letters)
   end
 end
 if charged > 0 and ARGV[11] ~= '' then
