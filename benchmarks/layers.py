@@ -27,7 +27,7 @@ from keywise.core.events import BatchClosed, Event, Started
 from keywise.flow import coalesce as fold
 from keywise.flow import transactional as transacted
 from keywise.flow.consumer import Consumer
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 
 IN_TRANSACTION = {"decide": "decide", "mark": "mark", "dead_letter": "mark", "fail": "mark"}
 IN_QUEUE = {"receive": "queue read", "ack": "ack", "release": "ack"}
@@ -115,7 +115,7 @@ async def _drain_watched(job: Job, bodies: list[bytes], folder: Path, stopwatch:
     return profiles[0]
 
 
-def watch(pipeline: Pipeline, stopwatch: Stopwatch) -> None:
+def watch(pipeline: OpenPipeline, stopwatch: Stopwatch) -> None:
     """Put a stopwatch before every plug of the one-transaction way."""
     plugs: Any = pipeline
     ledger, [(name, source)] = plugs.ledger, plugs.sources

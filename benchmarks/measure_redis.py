@@ -13,6 +13,7 @@ from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
+from keywise.core.ledger import Commit
 from keywise.core.transfer import TransferPage
 from keywise.testing.conformance.benches.redis import remove_scope
 
@@ -69,7 +70,7 @@ async def _marked(ledger: RedisLedger, keys: Sequence[str], version: int) -> flo
     for batch in _batches(keys, BATCH):
         results = await ledger.claim([ChangeHeader(key, order_of(version)) for key in batch], TERMS)
         assert len(results.granted) == len(batch)
-        assert await ledger.commit(results.granted) == []
+        assert await ledger.commit([Commit(claim) for claim in results.granted]) == []
     return time.monotonic() - began
 
 

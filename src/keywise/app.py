@@ -27,7 +27,7 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import JournalDirectory
 from keywise.flow.degraded.lazy_ledger import LazyLedger
 from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, MessageReader, Read
-from keywise.flow.pipeline import Pipeline, may_show_older
+from keywise.flow.pipeline import OpenPipeline, may_show_older
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.observe.history import HistoryRecorder
 from keywise.observe.log import Log
@@ -263,7 +263,7 @@ class App:
             consumer.stop()
 
     @asynccontextmanager
-    async def open(self, name: str, *, work: bool = True) -> AsyncIterator[Pipeline]:
+    async def open(self, name: str, *, work: bool = True) -> AsyncIterator[OpenPipeline]:
         """Connect everything that a pipeline needs. Pass `work=False` to only inspect it: then it has no heartbeat,
         no history recorder and no journal."""
         definition = self._definition(name)
@@ -286,7 +286,7 @@ class App:
                 if isinstance(source, AckTimeoutSource):
                     definition.settings.check_ack_timeout(source.ack_timeout_s, redacted(url))
                 sources.append((redacted(url), source))
-            yield Pipeline(
+            yield OpenPipeline(
                 name=name,
                 sources=sources,
                 ledger=part(ledger),
@@ -308,7 +308,7 @@ class App:
                 rate=definition.rate,
             )
 
-    def strategies(self, pipeline: Pipeline) -> list[tuple[str, CommitStrategy]]:
+    def strategies(self, pipeline: OpenPipeline) -> list[tuple[str, CommitStrategy]]:
         """Return the commit strategy of each source."""
         return [(name, choose_strategy(pipeline, source)) for name, source in pipeline.sources]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import LeaseTerms, Refusal
+from keywise.core.ledger import Commit
 
 CONNECTIONS, KEYS, ROUNDS, LEASE_S = 8, 12, 30, 60.0
 
@@ -70,7 +71,7 @@ async def claimed(ledger: Any, owner: str, witness: Witness, rng: random.Random)
             witness.lets_go(claim.key)
         kept = [claim for claim in results.granted if rng.random() < 0.8]
         begun = next(witness.moments)
-        assert await ledger.commit(kept) == []
+        assert await ledger.commit([Commit(claim) for claim in kept]) == []
         ended = next(witness.moments)
         witness.told += (Told(claim.key, claim.order[1], "committed", begun, ended) for claim in kept)
         await ledger.release([claim for claim in results.granted if claim not in kept])

@@ -17,6 +17,7 @@ from keywise.core import events
 from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.entry import LeaseTerms, RefusalReason
 from keywise.core.errors import PermanentError, TransientError
+from keywise.core.ledger import Commit
 from keywise.core.limits import Debounce
 from keywise.core.sink import Grade
 from keywise.testing.conformance.claims import refused
@@ -65,7 +66,9 @@ def test_1_of_eight_workers_that_claim_at_once_one_owns_each_key(make):
             claiming = [handles[n % 2].claim(headers[n], LeaseTerms(f"w{n}", LEASE_S)) for n in range(WORKERS)]
             granted = [claim for results in await asyncio.gather(*claiming) for claim in results.granted]
             assert Counter(claim.key for claim in granted) == Counter(KEYS), "each key has one owner"
-            assert await shop.bench.ledger.commit(granted) == [], "and it is the owner that the ledger knows"
+            assert await shop.bench.ledger.commit([Commit(claim) for claim in granted]) == [], (
+                "and it is the owner that the ledger knows"
+            )
 
     play(make, story)
 

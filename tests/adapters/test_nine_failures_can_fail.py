@@ -13,6 +13,7 @@ from adapters.benches import memory_ledger
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Outcome
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
+from keywise.core.ledger import Commit
 from keywise.core.sink import Grade
 from keywise.flow.consumer import Consumer
 from keywise.flow.lanes import Lane, Lanes, State, Ticket
@@ -51,12 +52,12 @@ async def _two_under_one_claim(self: LeasedWorker, jobs: list[Job]) -> None:
 
 
 async def _marked_first(self: LeasedWorker, jobs: list[Job]) -> None:
-    await self._pipeline.ledger.commit([job.claim for job in jobs])
+    await self._pipeline.ledger.commit([Commit(job.claim) for job in jobs])
     await _work_on(self, jobs)
 
 
 async def _acked_first(self: LeasedWorker, jobs: list[Job]) -> None:
-    await self._pipeline.settle([(job.ticket, Outcome.APPLIED) for job in jobs])
+    await self._settlement.settle([(job.ticket, Outcome.APPLIED) for job in jobs])
     await _work_on(self, jobs)
 
 
@@ -67,7 +68,7 @@ def _last_to_arrive(self: Lanes, lane: Lane) -> Ticket:
 
 async def _acked_when_gathered(self: Consumer, index: int, deliveries: Any) -> None:
     await _take_in(self, index, deliveries)
-    await self._pipeline.ack(index, deliveries)
+    await self._settlement.ack_unread(index, deliveries)
 
 
 OWN = [

@@ -20,7 +20,7 @@ from keywise.core.settings import Settings
 from keywise.core.sink import Grade, SinkResult
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import FieldRoute, Fields, MessageReader
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.testing.conformance import LedgerBench
 
 LEASE_S, VISIBILITY_S, REDELIVERY_S = 30.0, 60.0, 600.0
@@ -146,7 +146,7 @@ class Worker:
         self._clock = MovingClock()
         ledger = shop.bench.another if name.endswith("2") else shop.bench.ledger
         self._consumer = Consumer(
-            Pipeline(
+            OpenPipeline(
                 name="shop",
                 sources=[(queue, shop.source(queue))],
                 ledger=ledger,

@@ -11,7 +11,7 @@ from keywise import Change, Transaction
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry
 from keywise.core.events import Event
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 
 WAYS = ("queue_transaction", "ledger_transaction", "claimed_transaction", "leased")
 QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "50ms"}
@@ -66,7 +66,7 @@ class Shop:
         return [event for event in self.events if isinstance(event, kind)]
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Pipeline]:
+    async def opened(self) -> AsyncIterator[OpenPipeline]:
         async with self.app.open("shop", work=False) as pipeline:
             yield pipeline
 

@@ -3,6 +3,7 @@
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
+from keywise.core.ledger import Commit, Failure
 
 LEASE_S = 10.0
 REDELIVERY_S = 100.0
@@ -62,12 +63,21 @@ class OneKey:
             self.entry = entry
         return entry is not None
 
-    def commit(self, claim: Claim) -> CommitResult:
-        self.entry, result = rules.commit(self.entry, claim, self.now, self.policy)
+    def commit(self, claim: Claim, *, overdue: bool = False) -> CommitResult:
+        self.entry, result = rules.commit(self.entry, Commit(claim, overdue), self.now, self.policy)
         return result
 
-    def fail(self, claim: Claim, certainty: Certainty, retry_s: float = 1.0) -> None:
-        self.entry = rules.fail(self.entry, claim, certainty, retry_s, self.now, self.policy)
+    def fail(
+        self,
+        claim: Claim,
+        certainty: Certainty,
+        retry_s: float = 1.0,
+        *,
+        overdue: bool = False,
+        counts_attempt: bool = True,
+    ) -> None:
+        failure = Failure(claim, certainty, retry_s, overdue, counts_attempt)
+        self.entry = rules.fail(self.entry, failure, self.now, self.policy)
 
     def fail_unclaimed(self, version: int) -> int:
         self.entry = rules.fail_unclaimed(self.entry, self.header(version), self.now)

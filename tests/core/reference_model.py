@@ -86,13 +86,12 @@ class SecondBook:
             self.begun.add(claim.token)
 
     def commit(self, claim: Claim, *, overdue: bool = False) -> None:
-        claim.overdue = overdue
         before, mine = self.key.suspicions, self._is_mine(claim)
-        result = self.key.commit(claim)
+        result = self.key.commit(claim, overdue=overdue)
         if result is CommitResult.COMMITTED:
             assert mine, "only the latest token commits"
             self._marked(claim.order)
-            after, claim.overdue = self.key.entry, False
+            after = self.key.entry
             assert self.key.commit(claim) is CommitResult.ALREADY, "a commit may be repeated"
             assert after == self.key.entry
         elif result is CommitResult.ALREADY:

@@ -6,6 +6,7 @@ from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, SAFE, OneKey, committed
 from keywise.core import rules
 from keywise.core.change import order_of
 from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Refusal, RefusalReason
+from keywise.core.ledger import Failure
 
 CERTAINTIES = list(Certainty)
 
@@ -79,8 +80,7 @@ def test_a_commit_after_the_own_deadline_is_not_taken_for_a_repeated_one():
     key.expire()
     key.commit(key.take(5, "w2", isolated=True))
     before = key.suspicions
-    first.overdue = True
-    assert CommitResult.REFUSED is key.commit(first)
+    assert CommitResult.REFUSED is key.commit(first, overdue=True)
     assert before + 1 == key.suspicions
 
 
@@ -253,7 +253,7 @@ def test_a_failure_reported_with_a_token_of_the_past_changes_nothing(certainty: 
     key.release(first)
     key.finish_repair(first, None)
     assert before == key.entry
-    assert rules.fail(None, first, certainty, 1.0, key.now, PLAIN) is None
+    assert rules.fail(None, Failure(first, certainty, 1.0), key.now, PLAIN) is None
 
 
 def test_a_release_costs_nothing_and_leaves_nothing():
@@ -342,12 +342,11 @@ def test_a_try_that_was_cut_off_costs_no_attempt_and_is_not_forgotten():
     """Rule 22: what was written may still land; if somebody else has the key by then, it is suspect."""
     key = OneKey()
     claim = key.take(5)
-    claim.overdue = claim.cut_off = True
-    key.fail(claim, Certainty.UNKNOWN)
+    key.fail(claim, Certainty.UNKNOWN, overdue=True, counts_attempt=False)
     assert (key.entry.attempts, key.entry.abandoned) == (0, True)
     key.expire()
     later = key.take(5, "w2", isolated=True)
     key.commit(later)
     before = key.entry.suspicions
-    key.fail(claim, Certainty.UNKNOWN)
+    key.fail(claim, Certainty.UNKNOWN, overdue=True, counts_attempt=False)
     assert key.entry.suspicions == before + 1

@@ -9,6 +9,7 @@ from keywise.core import rules
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, PLAIN, Controls, Pause
 from keywise.core.entry import Certainty, CommitResult, Entry, LeaseTerms, LedgerPolicy, RefusalReason
+from keywise.core.ledger import Commit, Failure
 from keywise.core.limits import Rate
 
 TERMS = LeaseTerms("w1", 30.0)
@@ -26,7 +27,7 @@ def dispatched(rate: Rate, waits: list[float]) -> list[float]:
         header = ChangeHeader("a", order_of(version))
         if rules.decide(entry, header, now, policy, TERMS) is None:
             entry, claim = rules.grant(entry, header, version + 1, now, TERMS, policy)
-            entry, _ = rules.commit(entry, claim, now, policy)
+            entry, _ = rules.commit(entry, Commit(claim), now, policy)
             found.append(now)
     return found
 
@@ -64,8 +65,8 @@ def test_a_dispatch_stays_charged_whatever_becomes_of_it(ending):
     policy = LedgerPolicy(rate=Rate(1, per=PER_S))
     entry, claim = rules.grant(None, ChangeHeader("a", order_of(1)), 1, 0.0, TERMS, policy)
     after = {
-        "commit": lambda: rules.commit(entry, claim, 1.0, policy)[0],
-        "fail": lambda: rules.fail(entry, claim, Certainty.CLEAN, 0.0, 1.0, policy),
+        "commit": lambda: rules.commit(entry, Commit(claim), 1.0, policy)[0],
+        "fail": lambda: rules.fail(entry, Failure(claim, Certainty.CLEAN), 1.0, policy),
         "release": lambda: rules.release(entry, claim),
         "dead_letter": lambda: rules.dead_letter(entry, claim, Certainty.CLEAN, 1.0, policy),
     }[ending]()
@@ -89,7 +90,7 @@ def test_after_a_reset_any_version_is_granted_and_marks_in_the_new_era(mark, nex
         rules.decide_under(controls, entry, ChangeHeader("a", order_of(next_one)), 0.0, LedgerPolicy(), TERMS) is None
     )
     entry, claim = rules.grant(entry, header, 10, 0.0, TERMS, LedgerPolicy())
-    entry, result = rules.commit(entry, claim, 0.0, LedgerPolicy())
+    entry, result = rules.commit(entry, Commit(claim), 0.0, LedgerPolicy())
     assert result is CommitResult.COMMITTED
     assert entry is not None and entry.mark == (1 + max(era, key_era), next_one, 0)
     assert entry.era == 0, "the mark says it now, so an idle entry stays small"

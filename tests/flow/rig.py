@@ -22,7 +22,7 @@ from keywise.core.sink import Grade, SinkResult
 from keywise.core.transaction import Transaction
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import FieldRoute, Fields, MessageReader
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.observe.counters import Counters
 from keywise.testing.virtual_loop import VirtualLoop
 
@@ -118,7 +118,7 @@ class Rig:
         self.more: dict[str, Any] = {}
         """What a test puts in place of a part of the pipeline."""
 
-    def pipeline(self, owner: str = "w1") -> Pipeline:
+    def pipeline(self, owner: str = "w1") -> OpenPipeline:
         parts: dict[str, Any] = {
             "name": "test",
             "sources": [("queue", self.source)],
@@ -136,7 +136,7 @@ class Rig:
             "rng": random.Random(2),
             **self.more,
         }
-        return Pipeline(**parts)
+        return OpenPipeline(**parts)
 
     # Doing.
 

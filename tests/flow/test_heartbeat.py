@@ -12,6 +12,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import Claim, LeaseTerms, LedgerPolicy
 from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Commit
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.testing.virtual_loop import VirtualLoop
 
@@ -208,7 +209,7 @@ def test_a_claim_that_is_committed_while_it_is_renewed_is_not_told_as_lost():
     async def story(holder: Holder) -> None:
         ending, other = await holder.take("a", "b")
         holder.heartbeat.end([ending])
-        await holder.ledger.commit([ending, other])
+        await holder.ledger.commit([Commit(ending), Commit(other)])
         await pass_s(11.0)
         assert holder.lost == ["b"], "nobody had said that it was about to end"
 

@@ -15,6 +15,7 @@ from keywise.core import events
 from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.entry import Claim, LeaseTerms
 from keywise.core.errors import TransientError
+from keywise.core.ledger import Commit
 from keywise.flow.repair import Repairer
 from keywise.operate.waiting import running_heartbeat
 
@@ -39,7 +40,7 @@ class Ward(Rig):
             await self.work(page("a", self._version))
         stranger = Claim("a", order_of(1), False, token=99)
         self.sink.write(Change("a", order_of(1)), token=99)
-        assert await self.ledger.commit([stranger]) == [stranger]
+        assert await self.ledger.commit([Commit(stranger)]) == [stranger]
         assert self.entry("a").suspicions == 1
 
     def nurse(self, seconds: float) -> None:
@@ -276,7 +277,7 @@ def test_a_repair_takes_the_key_like_any_other_worker():
         async with Running(ward):
             await ward.pass_s(25.0)
             assert ward.asked == []
-            await ward.ledger.commit(results.granted)
+            await ward.ledger.commit([Commit(claim) for claim in results.granted])
             await ward.until(lambda: ward.of(events.Repaired), 3 * NEXT_LOOK_S)
 
     ward.play(story())

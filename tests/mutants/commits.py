@@ -9,6 +9,7 @@ from keywise.core import ledger_steps, rules
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy
+from keywise.core.ledger import Commit, Failure
 from keywise.core.sink import Grade
 from mutants.mutant import Mutant
 
@@ -17,22 +18,25 @@ _dead_letter, _finish_repair, _is_prunable = rules.dead_letter, rules.finish_rep
 
 
 def _any_token(
-    entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy
+    entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy
 ) -> tuple[Entry | None, CommitResult]:
-    return _commit(entry, replace(claim, token=entry.token) if entry else claim, now, policy)
+    return _commit(
+        entry, Commit(replace(commit.claim, token=entry.token), commit.overdue) if entry else commit, now, policy
+    )
 
 
 def _any_order(
-    entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy
+    entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy
 ) -> tuple[Entry | None, CommitResult]:
+    claim = commit.claim
     return _mark(entry, ChangeHeader(claim.key, claim.order, claim.deleted), now), CommitResult.COMMITTED
 
 
 def _no_tombstone(
-    entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy
+    entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy
 ) -> tuple[Entry | None, CommitResult]:
-    after, result = _commit(entry, claim, now, policy)
-    return (None if claim.deleted else after), result
+    after, result = _commit(entry, commit, now, policy)
+    return (None if commit.claim.deleted else after), result
 
 
 def _no_tombstone_for_strangers(entry: Entry | None, header: ChangeHeader, now: float) -> Entry | None:
@@ -40,32 +44,28 @@ def _no_tombstone_for_strangers(entry: Entry | None, header: ChangeHeader, now: 
 
 
 def _refusal_unnoticed(
-    entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy
+    entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy
 ) -> tuple[Entry | None, CommitResult]:
-    after, result = _commit(entry, claim, now, policy)
+    after, result = _commit(entry, commit, now, policy)
     return (entry if result is CommitResult.REFUSED else after), result
 
 
 def _already_though_overdue(
-    entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy
+    entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy
 ) -> tuple[Entry | None, CommitResult]:
-    return _commit(entry, replace(claim, overdue=False), now, policy)
+    return _commit(entry, Commit(commit.claim), now, policy)
 
 
 async def _twice_in_a_transaction(self: MemoryTransaction, claims: Sequence[Claim]) -> list[Claim]:
-    return ledger_steps.commit(self._working_set, claims, allowed=(CommitResult.COMMITTED, CommitResult.ALREADY))
+    return ledger_steps.commit(self._working_set, [Commit(claim) for claim in claims])
 
 
-def _clean(
-    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: LedgerPolicy
-) -> Entry | None:
-    return _fail(entry, claim, Certainty.CLEAN, retry_s, now, policy)
+def _clean(entry: Entry | None, failure: Failure, now: float, policy: LedgerPolicy) -> Entry | None:
+    return _fail(entry, replace(failure, certainty=Certainty.CLEAN), now, policy)
 
 
-def _uncounted(
-    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: LedgerPolicy
-) -> Entry | None:
-    after = _fail(entry, claim, certainty, retry_s, now, policy)
+def _uncounted(entry: Entry | None, failure: Failure, now: float, policy: LedgerPolicy) -> Entry | None:
+    after = _fail(entry, failure, now, policy)
     return replace(after, attempts=entry.attempts) if after is not None and entry is not None else after
 
 

@@ -9,17 +9,20 @@ from msgspec.structs import replace
 from keywise.core.change import Change
 from keywise.core.entry import Claim, Entry
 from keywise.core.ledger import Ledger
-from keywise.core.sink import APPLIED, Grade, SinkResult
+from keywise.core.sink import APPLIED, Grade
 from keywise.flow.consumer import Consumer
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, Ticket
+from keywise.flow.leased.disposition import NOT_STARTED, Execution, Ran
 from keywise.flow.leased.executors import Job, TransactionExecutor
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.repair import Repairer
 from keywise.flow.transactional import PrefetchedBatch, QueueTransactionWorker
 from mutants.mutant import Mutant
 
-_do_in, _do_some, _finish_job = TransactionExecutor._do_in, TransactionExecutor._do_some, LeasedWorker._finish_job
+_DONE = Ran(APPLIED, committed=True)
+_execute_in, _execute_slice = TransactionExecutor._execute_in, TransactionExecutor._execute_slice
+_finish = LeasedWorker._finish
 _transact, _end, _refetched, _begin = (
     QueueTransactionWorker._transact,
     QueueTransactionWorker._end,
@@ -42,21 +45,18 @@ class _Agreeable:
         return []
 
 
-async def _refusal_ignored(self: TransactionExecutor, transaction: Any, jobs: list[Job]) -> None:
-    await _do_in(self, _Agreeable(transaction), jobs)
+async def _refusal_ignored(self: TransactionExecutor, transaction: Any, jobs: list[Job]) -> dict[int, Execution]:
+    return await _execute_in(self, _Agreeable(transaction), jobs)
 
 
-async def _refused_is_committed(self: TransactionExecutor, pending: list[Job]) -> None:
-    await _do_some(self, pending)
-    for job in pending:
-        job.committed = job.committed or (job.result is APPLIED and not job.undone)
+async def _refused_is_committed(self: TransactionExecutor, jobs: Sequence[Job]) -> dict[int, Execution]:
+    executions = await _execute_slice(self, jobs)
+    return {token: _DONE if one == Ran(APPLIED) else one for token, one in executions.items()}
 
 
-async def _lost_is_committed(self: TransactionExecutor, pending: list[Job]) -> None:
-    await _do_some(self, pending)
-    for job in pending:
-        if job.undone and job.result is APPLIED:
-            job.undone, job.committed = False, True
+async def _lost_is_committed(self: TransactionExecutor, jobs: Sequence[Job]) -> dict[int, Execution]:
+    executions = await _execute_slice(self, jobs)
+    return {token: _DONE if one is NOT_STARTED else one for token, one in executions.items()}
 
 
 async def _reads_ahead_blindly(
@@ -75,9 +75,8 @@ async def _reads_ahead_blindly(
         vars(self).pop("_end", None)
 
 
-def _never_overdue(self: LeasedWorker, job: Job, result: SinkResult) -> None:
-    job.claim.overdue = False
-    _finish_job(self, job, result)
+def _never_overdue(self: LeasedWorker, job: Job, execution: Execution) -> None:
+    _finish(self, job, replace(execution, overdue=False) if isinstance(execution, Ran) else execution)
 
 
 def _failed_together(self: LeasedWorker, job: Job) -> list[Job]:
@@ -107,10 +106,19 @@ async def _never_extend(self: Consumer) -> None:
 
 FLOWS = (
     Mutant(
-        "a refused commit in a transaction is ignored", 9, TransactionExecutor, "_do_in", _refusal_ignored, Grade.ATOMIC
+        "a refused commit in a transaction is ignored",
+        9,
+        TransactionExecutor,
+        "_execute_in",
+        _refusal_ignored,
+        Grade.ATOMIC,
     ),
-    Mutant("a refused change counts as done", 5, TransactionExecutor, "_do_some", _refused_is_committed, Grade.ATOMIC),
-    Mutant("a lost transaction counts as done", 5, TransactionExecutor, "_do_some", _lost_is_committed, Grade.ATOMIC),
+    Mutant(
+        "a refused change counts as done", 5, TransactionExecutor, "_execute_slice", _refused_is_committed, Grade.ATOMIC
+    ),
+    Mutant(
+        "a lost transaction counts as done", 5, TransactionExecutor, "_execute_slice", _lost_is_committed, Grade.ATOMIC
+    ),
     Mutant(
         "what was read ahead is worked on later",
         5,
@@ -119,7 +127,7 @@ FLOWS = (
         _reads_ahead_blindly,
         Grade.ATOMIC,
     ),
-    Mutant("a holder does not see its deadline pass", 7, LeasedWorker, "_finish_job", _never_overdue),
+    Mutant("a holder does not see its deadline pass", 7, LeasedWorker, "_finish", _never_overdue),
     Mutant("a change that failed takes others along", 17, LeasedWorker, "_beside", _failed_together),
     Mutant("new work begins after the stop", 18, LeasedWorker, "_work_until_stopped", _work_on_and_on),
     Mutant("a repair goes below an unknown write", 6, Repairer, "_refetched", _nothing_is_unknown),

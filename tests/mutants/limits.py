@@ -37,7 +37,7 @@ async def _gathered_are_acked(self: Consumer, index: int, deliveries: Any) -> No
         newest = max(lane.waiting, key=lambda ticket: ticket.change.order, default=None)
         early += ((ticket, Outcome.SUPERSEDED) for ticket in lane.waiting if ticket is not newest)
     if self._pipeline.debounce is not None:
-        await self._pipeline.settle(early)
+        await self._settlement.settle(early)
 
 
 def _room_for_each(self: Consumer, index: int) -> int:

@@ -9,10 +9,11 @@ from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.sink import Grade, SinkResult
 from keywise.flow.degraded.journal import DirtyKeyJournal
-from keywise.flow.degraded.writer import DegradedWorker
+from keywise.flow.degraded.worker import DegradedWorker
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ticket
-from keywise.flow.leased.executors import Job, SinkExecutor, SinkHealth
+from keywise.flow.leased.disposition import Execution, Ran
+from keywise.flow.leased.executors import SinkExecutor, SinkHealth
 from keywise.flow.pipeline import LEDGER
 from mutants.mutant import Mutant
 
@@ -56,8 +57,8 @@ async def _known_and_not_suspect(self: DegradedWorker, contents: Any) -> None:
     await self._pipeline.admin.mark_suspect([])
 
 
-def _untouched(self: SinkExecutor, job: Job, result: SinkResult) -> None:
-    job.result = result
+def _untouched(self: SinkExecutor, claim: Claim, result: SinkResult, rest_s: float) -> Execution:
+    return Ran(result, rest_s=rest_s)
 
 
 def _never_away(self: SinkHealth, claim: Claim) -> bool:

@@ -4,7 +4,7 @@ from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Refusal
 from keywise.core.sink import Grade
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.operate import replay
 from keywise.testing.simulator import replays
 from mutants.mutant import Mutant
@@ -12,11 +12,11 @@ from mutants.mutant import Mutant
 _judge = replay._judge
 
 
-async def _age_is_forgotten(pipeline: Pipeline, header: ChangeHeader) -> Refusal | None:
+async def _age_is_forgotten(pipeline: OpenPipeline, header: ChangeHeader) -> Refusal | None:
     return await _judge(pipeline, ChangeHeader(header.key, header.order))
 
 
-async def _dropped_first(pipeline: Pipeline, number: int, letter: DeadLetter) -> None:
+async def _dropped_first(pipeline: OpenPipeline, number: int, letter: DeadLetter) -> None:
     change = pipeline.reader.read_one(letter.body)
     if await _judge(pipeline, ChangeHeader(change.key, change.order, sent_at=letter.sent_at)) is None:
         await pipeline.admin.delete_dead_letters([number])

@@ -6,9 +6,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from keywise.core.change import Outcome
-from keywise.core.entry import Certainty, Entry
+from keywise.core.entry import Certainty, Claim, Entry
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Failure
+from keywise.core.settings import Settings
 from keywise.core.sink import AtomicSink, Grade
 from keywise.core.transaction import Transaction
 from keywise.flow import transactional as transacted
@@ -16,15 +17,23 @@ from keywise.flow.coalesce import Coalesced
 from keywise.flow.consumer import Consumer
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, SettledByOutcome, SettledTicket, Ticket
-from keywise.flow.leased.executors import Job
+from keywise.flow.leased import disposition
+from keywise.flow.leased import worker as leased_worker
+from keywise.flow.leased.disposition import Disposition, Execution, Ran
+from keywise.flow.leased.executors import FinishedJob, Job
 from keywise.flow.leased.worker import LeasedWorker
-from keywise.flow.pipeline import Pipeline
 from keywise.flow.repair import Repairer
+from keywise.flow.settlement import Settlement
 from keywise.flow.transactional import BatchResult, LedgerTransactionWorker, QueueTransactionWorker
 from mutants.mutant import Mutant
 
 _take, _finish, _add = Lanes.take, Lanes.finish, Lanes.add
-_claim, _conclude, _fail, _hold = LeasedWorker._claim, LeasedWorker._conclude, LeasedWorker._fail, Heartbeat.hold
+_claim, _conclude, _finish_job, _hold = (
+    LeasedWorker._claim,
+    LeasedWorker._conclude,
+    LeasedWorker._finish,
+    Heartbeat.hold,
+)
 _batch, _end, _until_idle = LedgerTransactionWorker._batch, QueueTransactionWorker._end, LeasedWorker._until_idle
 
 
@@ -62,16 +71,17 @@ async def _followers_at_claim(self: LeasedWorker, tickets: list[Ticket], *, isol
         lane = self._lanes._lanes[ticket.change.key]
         early += ((other, Outcome.SUPERSEDED) for other in lane.waiting if other.change.order <= ticket.change.order)
     await _claim(self, tickets, isolated=isolated)
-    await self._pipeline.settle(early)
+    await self._settlement.settle(early)
 
 
-async def _ack_first(self: LeasedWorker, jobs: list[Job]) -> None:
-    await self._pipeline.settle([(job.ticket, Outcome.APPLIED) for job in jobs if not job.undone])
-    await _conclude(self, jobs)
+async def _ack_first(self: LeasedWorker, finished: list[FinishedJob]) -> None:
+    done = (Disposition.COMMIT, Disposition.ACK_ONLY)
+    await self._settlement.settle([(one.ticket, Outcome.APPLIED) for one in finished if one.disposition in done])
+    await _conclude(self, finished)
 
 
 async def _ack_before_transaction(self: LedgerTransactionWorker, tickets: list[Ticket]) -> None:
-    await self._pipeline.settle([(ticket, Outcome.APPLIED) for ticket in tickets])
+    await self._settlement.settle([(ticket, Outcome.APPLIED) for ticket in tickets])
     await _batch(self, tickets)
 
 
@@ -82,29 +92,29 @@ async def _all_acked(self: QueueTransactionWorker, *arguments: Any) -> SettledBy
 
 
 async def _malformed_acked(self: Consumer, index: int, read_batch: Any) -> None:
-    await self._pipeline.ack(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
+    await self._settlement.ack_unread(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
 
 
-async def _unknown_is_clean(self: LeasedWorker, jobs: list[Job]) -> None:
-    for job in jobs:
-        job.result = replace(job.result, certainty=Certainty.CLEAN)
-    await _fail(self, jobs)
+def _unknown_is_clean(self: LeasedWorker, job: Job, execution: Execution) -> None:
+    if isinstance(execution, Ran):
+        execution = replace(execution, result=replace(execution.result, certainty=Certainty.CLEAN))
+    _finish_job(self, job, execution)
 
 
-async def _retry_for_ever(self: LeasedWorker, jobs: list[Job]) -> None:
-    failures = [Failure(job.claim, job.result.certainty, 0.5) for job in jobs]
-    await self._pipeline.retry_until_reachable("ledger", lambda: self._pipeline.ledger.fail(failures))
-    self._heartbeat.drop(job.claim for job in jobs)
-    for job in jobs:
-        self._lanes.hold(job.ticket, self._pipeline.clock() + 0.5)
+def _retry_for_ever(execution: Execution, claim: Claim, settings: Settings) -> Disposition:
+    found = disposition.dispose(execution, claim, settings)
+    return Disposition.RETRY if found is Disposition.DEAD_LETTER else found
 
 
-async def _failed_acked(self: LeasedWorker, jobs: list[Job]) -> None:
-    claims = [job.claim for job in jobs]
+async def _failed_acked(self: LeasedWorker, finished: list[FinishedJob]) -> None:
+    if finished[0].disposition not in (Disposition.RETRY, Disposition.DEAD_LETTER):
+        await _conclude(self, finished)
+        return
+    claims = [one.claim for one in finished]
     await self._pipeline.retry_until_reachable("ledger", lambda: self._pipeline.ledger.release(claims))
     self._heartbeat.drop(claims)
-    for job in jobs:
-        await self._pipeline.settle(self._lanes.dead_letter(job.ticket))
+    for one in finished:
+        await self._settlement.settle(self._lanes.dead_letter(one.ticket))
 
 
 async def _batch_fails_together(transaction: Any, sink: Any, changes: Sequence[Any]) -> dict[int, Exception]:
@@ -117,7 +127,7 @@ async def _batch_fails_together(transaction: Any, sink: Any, changes: Sequence[A
 
 
 async def _marked_though_failed(
-    pipeline: Pipeline,
+    settlement: Settlement,
     sink: AtomicSink,
     transaction: Transaction,
     decide: transacted.Decide,
@@ -125,7 +135,7 @@ async def _marked_though_failed(
     *,
     careful: bool,
 ) -> BatchResult:
-    result = await _transact(pipeline, sink, transaction, decide, tickets, careful=careful)
+    result = await _transact(settlement, sink, transaction, decide, tickets, careful=careful)
     failed = [ticket for ticket, _ in result.waiting]
     await transaction.mark([ticket.change for ticket in failed])
     return result
@@ -193,15 +203,15 @@ ACTS = (
     Mutant("acked before the commit", 5, LeasedWorker, "_conclude", _ack_first),
     Mutant("acked before the transaction", 5, LedgerTransactionWorker, "_batch", _ack_before_transaction, Grade.ATOMIC),
     Mutant("acked with an old receipt", 5, Lanes, "add", _old_receipt),
-    Mutant("an unknown outcome is taken for a clean one", 6, LeasedWorker, "_fail", _unknown_is_clean),
+    Mutant("an unknown outcome is taken for a clean one", 6, LeasedWorker, "_finish", _unknown_is_clean),
     Mutant("the deadline is read after the answer", 7, Heartbeat, "hold", _deadline_after_answer),
     Mutant("the deadline is later than the lease", 7, Heartbeat, "_deadline", _deadline_too_late),
     Mutant("a refused renewal is not noticed", 7, Heartbeat, "beat", _renew_blindly),
     Mutant("a malformed delivery is just acked", 13, Consumer, "_set_aside", _malformed_acked),
-    Mutant("a failed change is just acked", 13, LeasedWorker, "_fail", _failed_acked),
+    Mutant("a failed change is just acked", 13, LeasedWorker, "_conclude", _failed_acked),
     Mutant("a failed change is acked in its transaction", 13, QueueTransactionWorker, "_end", _all_acked, Grade.ATOMIC),
     Mutant("a failed change is marked", 3, transacted, "transact", _marked_though_failed, Grade.ATOMIC),
-    Mutant("a change is retried for ever", 13, LeasedWorker, "_fail", _retry_for_ever),
+    Mutant("a change is retried for ever", 13, leased_worker, "dispose", _retry_for_ever),
     Mutant("a blocked key uses up the room", 15, Lanes, "evict_blocked", _evict_nothing),
     Mutant("a bad change takes its batch along", 17, transacted, "write_all", _batch_fails_together, Grade.ATOMIC),
     Mutant("alone is not alone", 18, LeasedWorker, "_until_idle", _never_wait),

@@ -11,6 +11,7 @@ from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.controls import Pause
 from keywise.core.entry import Claim, LeaseTerms
 from keywise.core.errors import AdminError, SettingsError
+from keywise.core.ledger import Commit
 from keywise.operate.admin import keys_like
 from operate.admin_rig import WHO, WHY, Desk
 
@@ -63,9 +64,9 @@ def test_the_end_of_claims_is_waited_for_on_paused_keys_only():
         waiting = asyncio.get_running_loop().create_task(desk.act("until_free", "page-*", is_pattern=True))
         await rig.until(lambda: desk.told)
         assert desk.told[-1] == "'page-1' is held by w7, and 1 more"
-        await rig.ledger.commit([claim for claim in claims if claim.key == "page-1"])
+        await rig.ledger.commit([Commit(claim) for claim in claims if claim.key == "page-1"])
         await rig.until(lambda: desk.told[-1] == "'page-2' is held by w7")
-        await rig.ledger.commit([claim for claim in claims if claim.key == "page-2"])
+        await rig.ledger.commit([Commit(claim) for claim in claims if claim.key == "page-2"])
         await waiting
         with pytest.raises(AdminError, match="'other' is held by w7; waited 3 s"):
             await desk.act("until_free", "*", is_pattern=True, wait_s=3.0)
@@ -135,7 +136,7 @@ def test_the_era_waits_for_claims_to_end():
         raising = asyncio.get_running_loop().create_task(desk.act("raise_era"))
         await rig.pass_s(3.0)
         assert (await rig.ledger.controls()).era == 0
-        await rig.ledger.commit(claims)
+        await rig.ledger.commit([Commit(claim) for claim in claims])
         assert await raising == 1
 
     rig.play(story())
@@ -151,7 +152,7 @@ def test_a_pipeline_that_goes_on_while_its_claims_are_waited_for_is_not_raised()
         raising = asyncio.get_running_loop().create_task(desk.act("raise_era"))
         await rig.until(lambda: desk.told)
         await desk.act("resume", "*", is_pattern=True)
-        await rig.ledger.commit(claims)
+        await rig.ledger.commit([Commit(claim) for claim in claims])
         with pytest.raises(AdminError, match="not paused"):
             await raising
 
@@ -205,7 +206,7 @@ class Ward(Desk):
 
     def mark_suspect(self, key: str) -> None:
         self.rig.sink.write(Change(key, order_of(1)), token=99)
-        self.rig.play(self.rig.ledger.commit([Claim(key, order_of(1), False, token=99)]))
+        self.rig.play(self.rig.ledger.commit([Commit(Claim(key, order_of(1), False, token=99))]))
 
     async def gathered(self, *keys: str) -> dict[str, str]:
         async with self.admin() as admin:

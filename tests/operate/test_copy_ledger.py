@@ -11,6 +11,7 @@ from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry, LedgerPolicy
 from keywise.core.errors import AdminError
 from keywise.core.history import HistoryRecord
+from keywise.core.ledger import Commit
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
 from keywise.operate.copy_ledger import Checksum, Checksums, Plan, TargetState
@@ -62,7 +63,7 @@ def test_tokens_of_the_target_are_above_all_of_the_source():
                 (await road.source.claim([ChangeHeader(f"k{number}", order_of(1))], TERMS)).granted
             )
         [old] = (await road.source.claim([ChangeHeader("a", order_of(1))], TERMS)).granted
-        await road.source.commit([old])
+        await road.source.commit([Commit(old)])
         await road.source.control_store.pause(EVERY_KEY)
         await road.copy()
         await road.target.control_store.resume(EVERYTHING, True)

@@ -12,6 +12,7 @@ from keywise.core.change import VERSION_MIN, ChangeHeader, order_of
 from keywise.core.controls import Pause
 from keywise.core.entry import LeaseTerms, LedgerPolicy
 from keywise.core.errors import AdminError
+from keywise.core.ledger import Commit
 from keywise.core.limits import Rate
 from keywise.flow.intake import FieldRoute, Fields, MessageReader
 from operate.admin_rig import WHO, WHY, Desk
@@ -139,7 +140,7 @@ def test_a_key_that_is_held_is_waited_for(way):
         forcing = asyncio.get_running_loop().create_task(desk.act("force", "a"))
         await rig.until(lambda: desk.told)
         assert rig.stored == {}
-        await rig.ledger.commit(results.granted)
+        await rig.ledger.commit([Commit(claim) for claim in results.granted])
         await forcing
 
     rig.play(story())

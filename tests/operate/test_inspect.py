@@ -10,6 +10,7 @@ from keywise import App, Change, Grade
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
+from keywise.core.ledger import Commit
 from keywise.core.rules import decide
 from keywise.operate.inspect import (
     ForecastRange,
@@ -89,7 +90,7 @@ def test_figures_count_what_is_queued_remembered_and_set_aside():
                 ChangeHeader("c", order_of(1)),
             ]
             results = await pipeline.ledger.claim(headers, TERMS)
-            await pipeline.ledger.commit(results.granted[:2])
+            await pipeline.ledger.commit([Commit(claim) for claim in results.granted[:2]])
             await pipeline.ledger.dead_letter([DeadLetterRequest(DeadLetter("broken", b""))])
             return await figures_of(pipeline, WALL)
 

@@ -19,7 +19,7 @@ from keywise.cli.output import fail, refuse
 from keywise.config import import_fault
 from keywise.config import load as from_toml
 from keywise.core.errors import KeywiseError
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 
 T = TypeVar("T")
 APP_VARIABLE = "KEYWISE_APP"
@@ -74,7 +74,9 @@ def choose_pipelines(app: App, names: Sequence[str | None]) -> list[str]:
     return given or list(app.pipelines)
 
 
-def with_pipelines(target: str | None, name: str | None, act: Callable[[list[Pipeline]], Coroutine[Any, Any, T]]) -> T:
+def with_pipelines(
+    target: str | None, name: str | None, act: Callable[[list[OpenPipeline]], Coroutine[Any, Any, T]]
+) -> T:
     """Open the chosen pipelines to inspect them, and run the action on them."""
     loaded = load(target)
     names = choose_pipelines(loaded, [name])

@@ -12,7 +12,7 @@ from keywise.cli.output import fail, iso, refuse
 from keywise.core.dead_letter import DeadLetter, DeadLetterFilter
 from keywise.core.errors import SettingsError
 from keywise.core.settings import seconds
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 
 PAGE = 100
 """How many letters a search by number reads first; it doubles each time."""
@@ -21,7 +21,7 @@ PAGE = 100
 class FoundLetter(msgspec.Struct):
     """A dead letter, and the pipeline that it belongs to."""
 
-    pipeline: Pipeline
+    pipeline: OpenPipeline
     number: int
     at: float
     """When it was set aside, by the wall clock."""
@@ -64,14 +64,14 @@ class Filter:
         )
 
 
-async def newest(pipeline: Pipeline, limit: int, selection: Filter) -> list[FoundLetter]:
+async def newest(pipeline: OpenPipeline, limit: int, selection: Filter) -> list[FoundLetter]:
     """Return the newest selected letters of a pipeline."""
     ahead_s = time.time() - await pipeline.admin.now()
     letters = await pipeline.admin.dead_letters(limit, selection.dead_letter_filter(ahead_s))
     return [FoundLetter(pipeline, number, at + ahead_s, letter) for number, at, letter in letters]
 
 
-async def meant(pipelines: list[Pipeline], numbers: list[int], selection: Filter) -> list[FoundLetter]:
+async def meant(pipelines: list[OpenPipeline], numbers: list[int], selection: Filter) -> list[FoundLetter]:
     """Return the letters with these numbers, or all selected ones if no number is given; the oldest first."""
     if numbers:
         found = await by_number(pipelines, numbers)
@@ -81,7 +81,7 @@ async def meant(pipelines: list[Pipeline], numbers: list[int], selection: Filter
     return sorted(found, key=lambda one: one.number)
 
 
-async def by_number(pipelines: list[Pipeline], numbers: list[int]) -> list[FoundLetter]:
+async def by_number(pipelines: list[OpenPipeline], numbers: list[int]) -> list[FoundLetter]:
     """Return the letters with these numbers; exit if one does not exist, or exists in several pipelines."""
     found = [one for opened in pipelines for one in await _search(opened, set(numbers))]
     known = [one.number for one in found]
@@ -93,7 +93,7 @@ async def by_number(pipelines: list[Pipeline], numbers: list[int]) -> list[Found
     return found
 
 
-async def _search(pipeline: Pipeline, numbers: set[int]) -> list[FoundLetter]:
+async def _search(pipeline: OpenPipeline, numbers: set[int]) -> list[FoundLetter]:
     limit = PAGE
     while True:
         letters = await newest(pipeline, limit, Filter())

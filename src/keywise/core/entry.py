@@ -86,7 +86,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     mark: Order | None = None
 
 
-class Claim(msgspec.Struct):
+class Claim(msgspec.Struct, frozen=True):
     """The right to work on one key until a deadline, with a token that is never reused."""
 
     key: str
@@ -100,10 +100,6 @@ class Claim(msgspec.Struct):
     suspicions: int = 0
     took_over: bool = False
     isolated: bool = False
-    overdue: bool = False
-    """Set by the holder when its own deadline passed before the sink had answered."""
-    cut_off: bool = False
-    """Set by the holder when the deadline passed only because the ledger could not be reached: it costs no attempt."""
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -26,12 +26,24 @@ class ClaimResults(msgspec.Struct):
     refused: dict[str, Refusal] = {}
 
 
+class Commit(msgspec.Struct, frozen=True):
+    """The end of a claim whose change is in the sink."""
+
+    claim: Claim
+    overdue: bool = False
+    """The holder's own deadline passed before the sink had answered."""
+
+
 class Failure(msgspec.Struct, frozen=True):
     """A failed attempt under a claim."""
 
     claim: Claim
     certainty: Certainty
-    retry_s: float
+    retry_s: float = 0.0
+    overdue: bool = False
+    """The holder's own deadline passed before the sink had answered."""
+    counts_attempt: bool = True
+    """False if the change is not to blame, because the ledger or the sink could not be reached."""
 
 
 class Ledger(AsyncResource, Protocol):
@@ -47,7 +59,7 @@ class Ledger(AsyncResource, Protocol):
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         """Extend the lease where the token is equal; return the claims that are lost."""
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         """Raise the mark where the token is equal and the order is above the mark; return the refused claims.
 
         A claim whose order is already the mark counts as committed, so a commit can be repeated after a lost answer.

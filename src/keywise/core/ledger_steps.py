@@ -11,7 +11,7 @@ from keywise.core.change import ChangeHeader, Order
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
-from keywise.core.ledger import ClaimResults, Failure
+from keywise.core.ledger import ClaimResults, Commit, Failure
 
 EVEN_IF_REPEATED = (CommitResult.COMMITTED, CommitResult.ALREADY)
 """The results that a commit accepts if it may be a repetition because an answer was lost."""
@@ -75,30 +75,23 @@ def renew(working_set: WorkingSet, claims: Sequence[Claim], lease_s: float) -> l
 
 
 def commit(
-    working_set: WorkingSet, claims: Sequence[Claim], allowed: tuple[CommitResult, ...] = EVEN_IF_REPEATED
+    working_set: WorkingSet, commits: Sequence[Commit], allowed: tuple[CommitResult, ...] = EVEN_IF_REPEATED
 ) -> list[Claim]:
     """Raise the marks of claims; return the claims whose result is not among the allowed ones."""
     refused = []
-    for one in claims:
-        entry, result = rules.commit(working_set.entry(one.key), one, working_set.now, working_set.policy)
-        working_set.set(one.key, entry)
+    for one in commits:
+        key = one.claim.key
+        entry, result = rules.commit(working_set.entry(key), one, working_set.now, working_set.policy)
+        working_set.set(key, entry)
         if result not in allowed:
-            refused.append(one)
+            refused.append(one.claim)
     return refused
 
 
 def fail(working_set: WorkingSet, failures: Sequence[Failure]) -> None:
     for failure in failures:
         key = failure.claim.key
-        entry = rules.fail(
-            working_set.entry(key),
-            failure.claim,
-            failure.certainty,
-            failure.retry_s,
-            working_set.now,
-            working_set.policy,
-        )
-        working_set.set(key, entry)
+        working_set.set(key, rules.fail(working_set.entry(key), failure, working_set.now, working_set.policy))
 
 
 def release(working_set: WorkingSet, claims: Sequence[Claim]) -> None:

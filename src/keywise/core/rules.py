@@ -19,6 +19,7 @@ from keywise.core.entry import (
     Refusal,
     RefusalReason,
 )
+from keywise.core.ledger import Commit, Failure
 
 PAUSE_LOOK_S = 2.0
 """How many seconds a worker waits before it claims a paused key again."""
@@ -134,17 +135,18 @@ def renew(entry: Entry | None, claim: Claim, now: float, lease_s: float) -> Entr
     return replace(entry, lease_until=now + lease_s, begun=True)
 
 
-def commit(entry: Entry | None, claim: Claim, now: float, policy: LedgerPolicy) -> tuple[Entry | None, CommitResult]:
+def commit(entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy) -> tuple[Entry | None, CommitResult]:
     """Raise the mark if the claim still holds the key and its order is above the mark.
 
     A refused commit makes the key suspect: its write is in the sink, and another holder may have written before it.
     """
+    claim = commit.claim
     assert claim.order is not None, "an exclusion has nothing to commit"
     mine = entry is not None and entry.token == claim.token
     mark = entry.mark if entry else None
     if entry and mine and (mark is None or claim.order > mark):
         return _marked(entry, claim.order, claim.deleted, now), CommitResult.COMMITTED
-    if entry and mark == claim.order and not claim.overdue:
+    if entry and mark == claim.order and not commit.overdue:
         # An earlier commit of this claim arrived, and its answer was lost. An overdue claim has no such excuse:
         # its write may have landed after the write of the worker that raised the mark.
         return (_idle(entry) if mine else entry), CommitResult.ALREADY
@@ -164,21 +166,21 @@ def charged(entry: Entry, now: float, policy: LedgerPolicy) -> Entry:
     return replace(entry, rate_at=max(entry.rate_at, now) + policy.rate.interval_s)
 
 
-def fail(
-    entry: Entry | None, claim: Claim, certainty: Certainty, retry_s: float, now: float, policy: LedgerPolicy
-) -> Entry | None:
+def fail(entry: Entry | None, failure: Failure, now: float, policy: LedgerPolicy) -> Entry | None:
     """Count a failed attempt and end the claim. A repeated report of the same failure does nothing.
 
     A holder that lost its key while it was writing makes the key suspect.
     """
+    claim, certainty = failure.claim, failure.certainty
     if entry is None or entry.token != claim.token:
         # The key has another holder by now, and this write may land after that holder's write.
-        late = claim.overdue and certainty is not Certainty.CLEAN
+        late = failure.overdue and certainty is not Certainty.CLEAN
         return _suspected(entry, policy, now) if late else entry
     if entry.abandoned:
         return entry
-    if claim.order is not None and not claim.cut_off:
-        entry = replace(entry, attempts=entry.attempts + 1, not_before=now + retry_s, tried_at=now, updated_at=now)
+    if claim.order is not None and failure.counts_attempt:
+        not_before = now + failure.retry_s
+        entry = replace(entry, attempts=entry.attempts + 1, not_before=not_before, tried_at=now, updated_at=now)
     if certainty is Certainty.UNKNOWN:
         # The call may still take effect: no other worker may have the key before the lease expires.
         return replace(entry, abandoned=True)

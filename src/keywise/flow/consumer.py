@@ -10,16 +10,17 @@ from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.sink import is_atomic
+from keywise.flow.degraded.worker import DegradedWorker
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.flow.intake import ReadBatch
 from keywise.flow.lanes import Lanes
 from keywise.flow.leased.executors import Executor, SinkExecutor, TransactionExecutor
-from keywise.flow.leased.worker import LeasedWorker
+from keywise.flow.leased.worker import Fallback, LeasedWorker, WaitForLedger
 from keywise.flow.maintenance import Maintenance
-from keywise.flow.pipeline import LEDGER, Pipeline
+from keywise.flow.pipeline import LEDGER, OpenPipeline
+from keywise.flow.settlement import Settlement
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.flow.transactional import LedgerTransactionWorker, QueueTransactionWorker
-from keywise.flow.wakeup import Wakeup
 
 LOOK_S = 1.0
 """How often the consumer reads the operator's controls."""
@@ -37,10 +38,10 @@ class Worker(Protocol):
 class Consumer:
     """Runs one pipeline: it feeds the lanes from the sources, starts the workers, and drains them at the end."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: OpenPipeline) -> None:
         self._pipeline = pipeline
+        self._settlement = Settlement(pipeline)
         self._lanes = Lanes(pipeline.settings.prefetch, bulk=pipeline.bulk, debounce=pipeline.debounce)
-        self._wakeup, self._room = Wakeup(), Wakeup()
         self._stop = asyncio.Event()
         self._going = asyncio.Event()
         """Cleared while the whole pipeline is paused, and until the controls have been read for the first time."""
@@ -62,7 +63,7 @@ class Consumer:
         """Take no more deliveries, finish the changes that have begun, and release the others to their sources."""
         self._stop.set()
         self._going.set()
-        self._room.notify()
+        self._lanes.departures.notify()
 
     async def run(self) -> None:
         """Work until stopped. If it is cancelled, it ends at once: nothing is released, and leases expire."""
@@ -117,21 +118,28 @@ class Consumer:
             index for index, strategy in enumerate(strategies) if strategy is CommitStrategy.QUEUE_TRANSACTION
         ]
         workers: list[Worker] = (
-            [QueueTransactionWorker(self._pipeline, transactional, self._going)] if transactional else []
+            [QueueTransactionWorker(self._pipeline, self._settlement, transactional, self._going)]
+            if transactional
+            else []
         )
         shared = next((strategy for strategy in strategies if strategy is not CommitStrategy.QUEUE_TRANSACTION), None)
         if shared is CommitStrategy.LEDGER_TRANSACTION:
-            workers.append(LedgerTransactionWorker(self._pipeline, self._lanes, self._wakeup, self._room))
+            workers.append(LedgerTransactionWorker(self._pipeline, self._settlement, self._lanes))
         elif shared is not None:
-            work = self._work()
-            workers.append(LeasedWorker(self._pipeline, self._lanes, self._heartbeat, work, self._wakeup, self._room))
+            workers.append(self._leased_worker())
         return workers
 
-    def _work(self) -> Executor:
-        sink = self._pipeline.sink
-        if is_atomic(sink):
-            return TransactionExecutor(self._pipeline, sink, self._heartbeat)
-        return SinkExecutor(self._pipeline, sink, self._heartbeat)
+    def _leased_worker(self) -> LeasedWorker:
+        pipeline, settlement, lanes, sink = self._pipeline, self._settlement, self._lanes, self._pipeline.sink
+        executor: Executor = (
+            TransactionExecutor(pipeline, sink, self._heartbeat)
+            if is_atomic(sink)
+            else SinkExecutor(pipeline, sink, self._heartbeat)
+        )
+        fallback: Fallback = WaitForLedger()
+        if pipeline.journal_store is not None:
+            fallback = DegradedWorker(pipeline, settlement, lanes, executor, pipeline.journal_store)
+        return LeasedWorker(pipeline, settlement, lanes, self._heartbeat, executor, fallback)
 
     async def _feed(self, index: int) -> None:
         """Receive from one source and fill the lanes, within their capacity."""
@@ -141,7 +149,7 @@ class Consumer:
             await self._evict_blocked()
             limit = self._asked[index] = self._room_to_ask_for(index)
             if limit == 0:
-                await self._room.wait()
+                await self._lanes.departures.wait()
                 continue
             try:
                 deliveries = await source.receive(limit, pipeline.settings.poll_s)
@@ -154,7 +162,7 @@ class Consumer:
                 self._asked[index] = 0
             await self._take_in(index, deliveries)
             if len(self._asked) > 1:
-                self._room.notify()
+                self._lanes.departures.notify()
 
     def _room_to_ask_for(self, index: int) -> int:
         """How many deliveries to ask this source for.
@@ -175,28 +183,28 @@ class Consumer:
         pipeline = self._pipeline
         read_batch = pipeline.reader.read(deliveries, index, pipeline.clock())
         self._lanes.add(read_batch.tickets)
-        self._wakeup.notify()
+        self._lanes.arrivals.notify()
         if read_batch.malformed or read_batch.ignored:
             await self._set_aside(index, read_batch)
 
     async def _evict_blocked(self) -> None:
         """Release waiting changes of blocked keys, so that they do not use up the room of healthy keys."""
         if evicted := self._lanes.evict_blocked():
-            await self._pipeline.release(evicted, self._pipeline.settings.evict_delay_s)
+            await self._settlement.release(evicted, self._pipeline.settings.evict_delay_s)
 
     async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
         """Dead-letter malformed deliveries, and ack them and the ignored ones."""
-        pipeline = self._pipeline
-        requests = [DeadLetterRequest(pipeline.unread_dead_letter(*bad, index)) for bad in read_batch.malformed]
+        pipeline, settlement = self._pipeline, self._settlement
+        requests = [DeadLetterRequest(settlement.unread_letter(*bad, index)) for bad in read_batch.malformed]
         if requests:
             try:
                 await pipeline.retry_until_reachable(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
             except UnavailableError:
                 # A dead letter is stored in the ledger. Until the ledger is back, the message is redelivered.
-                await pipeline.release_unread(index, [delivery for delivery, _ in read_batch.malformed])
+                await settlement.release_unread(index, [delivery for delivery, _ in read_batch.malformed])
                 read_batch = ReadBatch(ignored=read_batch.ignored)
-        pipeline.report_unread(read_batch)
-        await pipeline.ack(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
+        settlement.report_unread(read_batch)
+        await settlement.ack_unread(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
 
     async def _keep_looking(self) -> None:
         """Read the operator's controls and emit the counts of the lanes, about once a second."""
@@ -240,7 +248,7 @@ class Consumer:
         )
         while shortest_s is not None:
             await asyncio.sleep(shortest_s / 6)
-            await self._pipeline.extend(self._lanes.tickets(), age=1 / 3)
+            await self._settlement.extend(self._lanes.tickets(), age=1 / 3)
 
     async def _drain(
         self, feeding: Sequence[asyncio.Task[None]], workers: Sequence[Worker], working: Sequence[asyncio.Task[None]]
@@ -251,7 +259,7 @@ class Consumer:
         try:
             async with asyncio.timeout(self._pipeline.settings.drain_s):
                 await asyncio.gather(*feeding, *working)
-                await self._pipeline.release(self._lanes.drain(), 0.0)
+                await self._settlement.release(self._lanes.drain(), 0.0)
         except TimeoutError:
             # The outcome of a change that still runs is unknown: do not release it, let its lease expire.
             for task in (*feeding, *working):

@@ -15,6 +15,7 @@ import msgspec
 
 from keywise.core.change import Change, Delivery, Order, Outcome, is_unversioned
 from keywise.core.limits import Debounce
+from keywise.flow.wakeup import Wakeup
 
 LIVE_BEFORE_BULK = 8
 """After this many live changes in a row, a waiting bulk change goes next."""
@@ -69,6 +70,10 @@ class Lanes:
 
     def __init__(self, capacity: int, *, bulk: Collection[int] = (), debounce: Debounce | None = None) -> None:
         self.capacity = capacity
+        self.arrivals = Wakeup()
+        """Notified when the worker should look at the lanes again: a change has arrived, or may be taken."""
+        self.departures = Wakeup()
+        """Notified when there may be room for more deliveries."""
         self._bulk = bulk
         self._debounce = debounce
         self._lanes: dict[str, Lane] = {}

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from keywise.core import events
 from keywise.core.errors import UnavailableError
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 
 FLUSH_S = 0.5
 
@@ -16,7 +16,7 @@ class Maintenance:
     Every consumer flushes its own reporters. Trimming and pruning are done by one consumer per interval.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: OpenPipeline) -> None:
         self._pipeline = pipeline
         self._stop = asyncio.Event()
 

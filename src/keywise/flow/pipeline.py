@@ -1,10 +1,9 @@
-"""An open pipeline: its parts, and what all workers share: acks and releases, retries, dead letters, events."""
+"""An open pipeline: the parts that its workers share, how they wait for one that cannot be reached, and its events."""
 
 import asyncio
 import random
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,24 +11,18 @@ from typing import Any, TypeVar
 from keywise.core import events
 from keywise.core.admin import ControlStore, LedgerAdmin
 from keywise.core.backoff import backoff_s
-from keywise.core.change import Delivery, Outcome
 from keywise.core.clock import Clock, boot_time
 from keywise.core.controls import PLAIN, Controls
 from keywise.core.database import FairWriteDatabase
-from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import RefusalReason
 from keywise.core.errors import UnavailableError
-from keywise.core.failures import storable
 from keywise.core.history import HistoryStore, Reporter
 from keywise.core.ledger import Ledger, MarkingLedger
 from keywise.core.limits import Debounce, Rate
 from keywise.core.settings import Settings
 from keywise.core.sink import AtomicSink, Grade, Sink, is_atomic
 from keywise.core.source import Source
-from keywise.flow.coalesce import group_by_outcome
 from keywise.flow.degraded.journal import JournalStore
-from keywise.flow.intake import MessageReader, ReadBatch
-from keywise.flow.lanes import SettledByOutcome, SettledTicket, Ticket
+from keywise.flow.intake import MessageReader
 from keywise.flow.outage import Outage
 
 T = TypeVar("T")
@@ -39,7 +32,7 @@ LEDGER = "ledger"
 
 
 @dataclass(slots=True, kw_only=True)
-class Pipeline:
+class OpenPipeline:
     """The open parts of a pipeline that one consumer works with. The caller opens and closes them."""
 
     name: str
@@ -128,57 +121,9 @@ class Pipeline:
     def retry_s(self, attempts: int) -> float:
         return backoff_s(attempts, self.settings.backoff_s, self.settings.backoff_max_s, self.rng)
 
-    def dead_letter(self, ticket: Ticket, cause: str) -> DeadLetter:
-        change = ticket.change
-        return self.unread_dead_letter(ticket.delivery, cause, ticket.source, key=change.key, version=change.version)
-
-    def unread_dead_letter(
-        self, delivery: Delivery, cause: str, source: int, *, key: str = "", version: int | None = None
-    ) -> DeadLetter:
-        name, _ = self.sources[source]
-        return DeadLetter(storable(cause), delivery.body, key, version, delivery.headers, delivery.sent_at, name)
-
     def until(self, due: float | None) -> float | None:
         """Return the seconds from now until `due`, a reading of `clock`; None if it is never due."""
         return None if due is None or due == float("inf") else max(0.0, due - self.clock())
-
-    def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float) -> events.Failed:
-        key, version = ticket.change.key, ticket.change.version
-        return events.Failed(
-            pipeline=self.name, key=key, version=version, cause=cause, attempts=attempts, retry_s=retry_s
-        )
-
-    def refused(self, ticket: Ticket, reason: RefusalReason, wait_s: float) -> events.Refused:
-        key, version = ticket.change.key, ticket.change.version
-        return events.Refused(pipeline=self.name, key=key, version=version, reason=reason.value, wait_s=wait_s)
-
-    def dead_lettered(self, ticket: Ticket, cause: str) -> events.DeadLettered:
-        return events.DeadLettered(
-            pipeline=self.name, key=ticket.change.key, version=ticket.change.version, cause=cause
-        )
-
-    def report_settled(self, settled: SettledByOutcome) -> None:
-        for outcome, tickets in settled.items():
-            is_applied = outcome is Outcome.APPLIED
-            names_all = not is_applied or self.settings.history == "all"
-            self.emit(
-                events.Settled(
-                    pipeline=self.name,
-                    outcome=outcome,
-                    changes=len(tickets),
-                    headers=[ticket.change for ticket in tickets] if names_all else (),
-                    firsts=len(tickets) if is_applied else sum(ticket.delivery.count == 1 for ticket in tickets),
-                    sent_at=tickets[0].delivery.sent_at,
-                )
-            )
-
-    def report_unread(self, read_batch: ReadBatch) -> None:
-        for _, cause in read_batch.malformed:
-            self.emit(events.DeadLettered(pipeline=self.name, key="", cause=cause))
-        if read_batch.malformed:
-            self.emit(events.Settled(pipeline=self.name, outcome=Outcome.DEAD, changes=len(read_batch.malformed)))
-        for reason, count in Counter(reason for _, reason in read_batch.ignored).items():
-            self.emit(events.Ignored(pipeline=self.name, reason=reason, changes=count))
 
     async def retry_until_reachable(self, what: str, act: Callable[[], Awaitable[T]]) -> T:
         """Repeat a call, with backoff, until the source, ledger or sink can be reached.
@@ -211,60 +156,12 @@ class Pipeline:
         self.emit(events.Unavailable(pipeline=self.name, what=what, cause=str(error), retry_s=retry_s))
         return retry_s
 
-    async def ack(self, index: int, deliveries: Sequence[Delivery]) -> None:
-        """Ack deliveries that never became changes."""
-        await self._at(index, lambda source: source.ack(deliveries))
-
-    async def release_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
-        """Release deliveries that never became changes; the source redelivers them later."""
-        await self._at(index, lambda source: source.release(deliveries, self.settings.evict_delay_s))
-
-    async def settle(self, settled: Sequence[SettledTicket]) -> None:
-        """Ack changes that have ended. A lost ack does no harm: the message comes back as a duplicate."""
-        self.report_settled(group_by_outcome(settled))
-        await self._each_source((ticket for ticket, _ in settled), lambda source, some: source.ack(some))
-
-    async def release(self, tickets: Iterable[Ticket], delay_s: float) -> None:
-        """Release deliveries; the source redelivers them after the delay, to this or to another worker."""
-        await self._each_source(tickets, lambda source, some: source.release(some, delay_s))
-
-    async def extend(self, tickets: Iterable[Ticket], age: float) -> None:
-        """Extend deliveries whose last extension is older than the fraction `age` of the visibility timeout."""
-        now, limits = self.clock(), [source.visibility_s for _, source in self.sources]
-        due = [t for t in tickets if (s := limits[t.source]) is not None and now - t.extended_at >= s * age]
-        for ticket in due:
-            ticket.extended_at = now
-        await self._each_source(due, lambda source, some: source.extend(some, source.visibility_s or 0.0))
-
     def _report_ledger_down(self, seconds: float, cause: str) -> None:
         mode = self.settings.on_ledger_down
         self.emit(events.LedgerDown(pipeline=self.name, since=self.wall() - seconds, cause=cause, mode=mode))
 
     def _report_ledger_back(self, seconds: float) -> None:
         self.emit(events.LedgerBack(pipeline=self.name, since=self.wall() - seconds, seconds=seconds))
-
-    async def _each_source(
-        self, tickets: Iterable[Ticket], act: Callable[[Source, list[Delivery]], Awaitable[None]]
-    ) -> None:
-        """Call `act` once per source, with its deliveries. A source that cannot be reached redelivers them itself."""
-        by_source: dict[int, list[Delivery]] = {}
-        for ticket in tickets:
-            by_source.setdefault(ticket.source, []).append(ticket.delivery)
-        if len(by_source) == 1:
-            [(index, some)] = by_source.items()
-            await self._at(index, lambda source: act(source, some))
-            return
-        async with asyncio.TaskGroup() as group:
-            # Concurrently: a receipt may expire while its ack waits for the answer of another source.
-            for index, some in by_source.items():
-                group.create_task(self._at(index, lambda source, some=some: act(source, some)))  # type: ignore[misc]
-
-    async def _at(self, index: int, act: Callable[[Source], Awaitable[None]]) -> None:
-        name, source = self.sources[index]
-        try:
-            await act(source)
-        except UnavailableError as error:
-            self.emit(events.Unavailable(pipeline=self.name, what=name, cause=str(error), retry_s=0.0))
 
 
 def may_show_older(sink: Sink | AtomicSink) -> bool:

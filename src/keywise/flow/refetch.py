@@ -6,10 +6,10 @@ from typing import Any
 from keywise.core.bodies import encoded
 from keywise.core.change import Change, Order, is_unversioned
 from keywise.core.errors import KeywiseError, SettingsError
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 
 
-async def refetched(pipeline: Pipeline, key: str) -> Change[Any] | None:
+async def refetched(pipeline: OpenPipeline, key: str) -> Change[Any] | None:
     """Return the current state of a key; None if the key is gone. The caller has to set the era of the order."""
     body = needs_refetch(pipeline)(key)
     if inspect.isawaitable(body):
@@ -24,7 +24,7 @@ async def refetched(pipeline: Pipeline, key: str) -> Change[Any] | None:
     return change
 
 
-def needs_refetch(pipeline: Pipeline) -> Any:
+def needs_refetch(pipeline: OpenPipeline) -> Any:
     """Return the pipeline's refetch function; raises `SettingsError` if it has none."""
     if pipeline.refetch is None:
         raise SettingsError(

@@ -12,7 +12,7 @@ from keywise.core.ledger import Failure
 from keywise.core.rules import in_era
 from keywise.core.sink import Sink
 from keywise.flow.heartbeat import Heartbeat
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.refetch import is_same_version, refetched
 
 KEYS_A_ROUND = 10
@@ -28,7 +28,7 @@ class Repairer:
     A repair runs user code under an isolated claim, so the caller must run nothing beside it.
     """
 
-    def __init__(self, pipeline: Pipeline, heartbeat: Heartbeat, *, despite_pause: bool = False) -> None:
+    def __init__(self, pipeline: OpenPipeline, heartbeat: Heartbeat, *, despite_pause: bool = False) -> None:
         self._pipeline = pipeline
         self._heartbeat = heartbeat
         self._despite_pause = despite_pause
@@ -125,7 +125,7 @@ class Repairer:
             return result.cause or "the sink is busy"
         if result.outcome not in (Outcome.APPLIED, Outcome.SUPERSEDED):
             self._report_failure(claim, result.cause)
-            await pipeline.ledger.fail([Failure(claim, result.certainty, 0.0)])
+            await pipeline.ledger.fail([Failure(claim, result.certainty)])
             return result.cause
         written = current if current.order != _LOWEST else None
         await pipeline.retry_until_reachable("ledger", lambda: pipeline.admin.finish_repair(claim, written))
@@ -139,8 +139,8 @@ class Repairer:
         If the claim has ended and another worker has repaired the key meanwhile, it becomes suspect again.
         """
         self._report_failure(claim, cause)
-        claim.overdue = self._heartbeat.left_s([claim]) <= 0
-        await self._pipeline.ledger.fail([Failure(claim, Certainty.UNKNOWN, 0.0)])
+        overdue = self._heartbeat.left_s([claim]) <= 0
+        await self._pipeline.ledger.fail([Failure(claim, Certainty.UNKNOWN, overdue=overdue)])
         return cause
 
     async def _is_quiet(self, entry: Entry) -> bool:

@@ -4,7 +4,7 @@ import enum
 
 from keywise.core.sink import is_atomic
 from keywise.core.source import Source, TransactionalSource
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 
 
 class CommitStrategy(enum.StrEnum):
@@ -20,7 +20,7 @@ class CommitStrategy(enum.StrEnum):
     """Claim, call the sink outside of any transaction, commit, then ack."""
 
 
-def choose_strategy(pipeline: Pipeline, source: Source) -> CommitStrategy:
+def choose_strategy(pipeline: OpenPipeline, source: Source) -> CommitStrategy:
     """Return the strongest strategy that the source, the ledger and the sink allow together."""
     sink = pipeline.sink
     if not is_atomic(sink):

@@ -20,8 +20,8 @@ from keywise.core.transaction import Transaction
 from keywise.flow.coalesce import Coalesced, coalesce
 from keywise.flow.intake import ReadBatch
 from keywise.flow.lanes import LIVE_BEFORE_BULK, Lanes, SettledByOutcome, SettledTicket, Ticket
-from keywise.flow.pipeline import Pipeline
-from keywise.flow.wakeup import Wakeup
+from keywise.flow.pipeline import OpenPipeline
+from keywise.flow.settlement import Settlement
 
 BULK_PART = 12
 """A bulk batch is this many times smaller than the largest batch, because live changes may have to wait for it."""
@@ -61,8 +61,11 @@ class PrefetchedBatch(msgspec.Struct):
 class QueueTransactionWorker:
     """The worker for queues in the ledger's database: receive, decide, write, mark and ack in one transaction."""
 
-    def __init__(self, pipeline: Pipeline, sources: Sequence[int], going: asyncio.Event) -> None:
+    def __init__(
+        self, pipeline: OpenPipeline, settlement: Settlement, sources: Sequence[int], going: asyncio.Event
+    ) -> None:
         self._pipeline = pipeline
+        self._settlement = settlement
         self._sink = _atomic(pipeline)
         self._sources = {index: _transactional(pipeline.sources[index][1]) for index in sources}
         self._live = [index for index in sources if index not in pipeline.bulk]
@@ -164,7 +167,7 @@ class QueueTransactionWorker:
                 # Read and decode the next batch while the database is busy with this one.
                 self._prefetching = asyncio.create_task(self._peek(index, deliveries[-1]))
             tickets = coalesced.survivors
-            result = await transact(pipeline, self._sink, transaction, decide, tickets, careful=careful)
+            result = await transact(self._settlement, self._sink, transaction, decide, tickets, careful=careful)
             if result.paused and (await pipeline.control_store.controls()).is_paused:
                 # Roll back: the messages stay in the queue as they are, instead of each being put off.
                 raise _AllPausedError
@@ -172,8 +175,8 @@ class QueueTransactionWorker:
             await queue.ack(_gone(deliveries, settled, read_batch))
         for event in result.to_emit:
             pipeline.emit(event)
-        pipeline.report_unread(read_batch)
-        pipeline.report_settled(settled)
+        self._settlement.report_unread(read_batch)
+        self._settlement.report_settled(settled)
 
     def _limit(self, index: int) -> int:
         """How many messages to receive. Bulk batches are short if live changes may have to wait for them."""
@@ -211,7 +214,7 @@ class QueueTransactionWorker:
             together = [ticket, *coalesced.followers.get(ticket.change.key, ())]
             await queue.release([one.delivery for one in together], wait_s)
         if read_batch.malformed:
-            unread = [self._pipeline.unread_dead_letter(*bad, index) for bad in read_batch.malformed]
+            unread = [self._settlement.unread_letter(*bad, index) for bad in read_batch.malformed]
             await transaction.dead_letter([(None, letter) for letter in unread])
         return settled
 
@@ -244,17 +247,16 @@ def _gone(deliveries: Sequence[Delivery], settled: SettledByOutcome, read_batch:
 class LedgerTransactionWorker:
     """The worker for queues outside of the ledger's database: decide, write and mark in one transaction, then ack."""
 
-    def __init__(self, pipeline: Pipeline, lanes: Lanes, wakeup: Wakeup, room: Wakeup) -> None:
+    def __init__(self, pipeline: OpenPipeline, settlement: Settlement, lanes: Lanes) -> None:
         self._pipeline = pipeline
+        self._settlement = settlement
         self._sink = _atomic(pipeline)
         self._lanes = lanes
-        self._wakeup = wakeup
-        self._room = room
         self._stopping = False
 
     def stop(self) -> None:
         self._stopping = True
-        self._wakeup.notify()
+        self._lanes.arrivals.notify()
 
     async def run(self) -> None:
         unreachable = 0
@@ -263,7 +265,7 @@ class LedgerTransactionWorker:
             bulk_limit = max(1, limit // BULK_PART) if self._pipeline.has_both_lanes else limit
             tickets = self._lanes.take(limit, self._pipeline.clock(), bulk_limit)
             if not tickets:
-                await self._wakeup.wait(self._pipeline.until(self._lanes.next_due()))
+                await self._lanes.arrivals.wait(self._pipeline.until(self._lanes.next_due()))
                 continue
             try:
                 await self._batch(tickets)
@@ -287,12 +289,12 @@ class LedgerTransactionWorker:
         pipeline = self._pipeline
         with pipeline.batch(len(tickets)):
             async with _open_transaction(pipeline, careful=careful) as (transaction, decide):
-                result = await transact(pipeline, self._sink, transaction, decide, tickets, careful=careful)
+                result = await transact(self._settlement, self._sink, transaction, decide, tickets, careful=careful)
         for event in result.to_emit:
             pipeline.emit(event)
         settled = self._finish(result)
-        await pipeline.settle(settled)
-        self._room.notify()
+        await self._settlement.settle(settled)
+        self._lanes.departures.notify()
 
     def _finish(self, result: BatchResult) -> list[SettledTicket]:
         lanes, settled = self._lanes, list[SettledTicket]()
@@ -316,7 +318,7 @@ class BadBatchError(Exception):
     """A change of the batch cannot be written: the transaction is rolled back and repeated with savepoints."""
 
 
-def _atomic(pipeline: Pipeline) -> AtomicSink:
+def _atomic(pipeline: OpenPipeline) -> AtomicSink:
     assert is_atomic(pipeline.sink), "these strategies write inside the ledger's transaction"
     return pipeline.sink
 
@@ -327,7 +329,7 @@ def _transactional(source: Source) -> TransactionalSource:
 
 
 @asynccontextmanager
-async def _open_transaction(pipeline: Pipeline, *, careful: bool) -> AsyncIterator[tuple[Transaction, Decide]]:
+async def _open_transaction(pipeline: OpenPipeline, *, careful: bool) -> AsyncIterator[tuple[Transaction, Decide]]:
     """Open a transaction, and say how to decide in it.
 
     A batch that is not careful is rolled back unless all of it is written and marked, so it may be marked early.
@@ -341,7 +343,7 @@ async def _open_transaction(pipeline: Pipeline, *, careful: bool) -> AsyncIterat
 
 
 async def transact(
-    pipeline: Pipeline,
+    settlement: Settlement,
     sink: AtomicSink,
     transaction: Transaction,
     decide: Decide,
@@ -363,14 +365,14 @@ async def transact(
         changes = [ticket.change for ticket in granted]
         for ticket in tickets:
             if (refusal := refusals.get(ticket.change.key)) is not None:
-                await _refuse(pipeline, transaction, result, ticket, refusal)
+                await _refuse(settlement, transaction, result, ticket, refusal)
     errors = (
         await write_all(transaction, sink, changes) if careful else await _write_at_once(transaction, sink, changes)
     )
     result.applied = [t for i, t in enumerate(granted) if i not in errors] if errors else list(granted)
     await transaction.mark([ticket.change for ticket in result.applied] if errors else changes)
     for index, error in errors.items():
-        await _fail(pipeline, transaction, result, granted[index], error)
+        await _fail(settlement, transaction, result, granted[index], error)
     return result
 
 
@@ -414,40 +416,54 @@ async def write_all(transaction: Transaction, sink: AtomicSink, changes: Sequenc
 
 
 async def _refuse(
-    pipeline: Pipeline, transaction: Transaction, result: BatchResult, ticket: Ticket, refusal: Refusal
+    settlement: Settlement,
+    transaction: Transaction,
+    result: BatchResult,
+    ticket: Ticket,
+    refusal: Refusal,
 ) -> None:
     match refusal.reason:
         case RefusalReason.STALE | RefusalReason.DUPLICATE:
             result.refused.append((ticket, refusal))
         case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
             # This change was never tried: keep the attempts of the other changes of the key.
-            await _dead_letter(pipeline, transaction, result, ticket, cause_of_refusal(refusal), tried=False)
+            await _dead_letter(settlement, transaction, result, ticket, cause_of_refusal(refusal), tried=False)
         case _:
-            result.waiting.append((ticket, look_again_s(refusal, pipeline.rng)))
+            result.waiting.append((ticket, look_again_s(refusal, settlement.pipeline.rng)))
             result.paused = result.paused or refusal.reason is RefusalReason.PAUSED
             if concerns_key(refusal):
                 result.blocks_newer.add(ticket.change.key)
 
 
 async def _fail(
-    pipeline: Pipeline, transaction: Transaction, result: BatchResult, ticket: Ticket, error: Exception
+    settlement: Settlement,
+    transaction: Transaction,
+    result: BatchResult,
+    ticket: Ticket,
+    error: Exception,
 ) -> None:
     if isinstance(error, Snooze):
         result.waiting.append((ticket, error.delay_s))
         return
     cause = cause_of_error(error)
     [attempts] = await transaction.fail([ticket.change])
-    if is_permanent(error) or attempts >= pipeline.settings.attempts_max:
-        await _dead_letter(pipeline, transaction, result, ticket, cause)
+    if is_permanent(error) or attempts >= settlement.pipeline.settings.attempts_max:
+        await _dead_letter(settlement, transaction, result, ticket, cause)
         return
-    retry_s = pipeline.retry_s(attempts)
+    retry_s = settlement.pipeline.retry_s(attempts)
     result.waiting.append((ticket, retry_s))
-    result.to_emit.append(pipeline.failed(ticket, cause, attempts, retry_s))
+    result.to_emit.append(settlement.failed(ticket, cause, attempts, retry_s))
 
 
 async def _dead_letter(
-    pipeline: Pipeline, transaction: Transaction, result: BatchResult, ticket: Ticket, cause: str, *, tried: bool = True
+    settlement: Settlement,
+    transaction: Transaction,
+    result: BatchResult,
+    ticket: Ticket,
+    cause: str,
+    *,
+    tried: bool = True,
 ) -> None:
-    await transaction.dead_letter([(ticket.change if tried else None, pipeline.dead_letter(ticket, cause))])
+    await transaction.dead_letter([(ticket.change if tried else None, settlement.letter(ticket, cause))])
     result.dead_lettered.append(ticket)
-    result.to_emit.append(pipeline.dead_lettered(ticket, cause))
+    result.to_emit.append(settlement.dead_lettered(ticket, cause))

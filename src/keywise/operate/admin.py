@@ -17,7 +17,7 @@ from keywise.core.failures import storable
 from keywise.core.history import HistoryRecord
 from keywise.core.rules import suspect_since
 from keywise.core.sink import Grade
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.refetch import needs_refetch
 from keywise.flow.repair import Repairer
 from keywise.operate.force import ForceWriter
@@ -36,7 +36,7 @@ class AuditNote(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-async def record(pipeline: Pipeline, audit_note: AuditNote, line: HistoryRecord) -> None:
+async def record(pipeline: OpenPipeline, audit_note: AuditNote, line: HistoryRecord) -> None:
     """Add a record to the history of a pipeline, dated now, with the reason appended to its detail."""
     detail = storable("; ".join(part for part in (line.detail, audit_note.why) if part))
     try:
@@ -49,7 +49,7 @@ async def record(pipeline: Pipeline, audit_note: AuditNote, line: HistoryRecord)
 class PipelineAdmin:
     """The operator's actions on one pipeline."""
 
-    def __init__(self, pipeline: Pipeline, audit_note: AuditNote, claimer: AdminClaimer) -> None:
+    def __init__(self, pipeline: OpenPipeline, audit_note: AuditNote, claimer: AdminClaimer) -> None:
         self.pipeline = pipeline
         self._audit_note = AuditNote(storable(audit_note.who), storable(audit_note.why))
         self._claimer = claimer
@@ -222,7 +222,7 @@ class PipelineAdmin:
         return ""
 
 
-async def keys_like(pipeline: Pipeline, pattern: str) -> int | None:
+async def keys_like(pipeline: OpenPipeline, pattern: str) -> int | None:
     """Return how many keys the ledger knows if the pattern covers all of them; None if it does not."""
     pause, after, count = Pause(pattern, is_pattern=True), "", 0
     while page := await pipeline.control_store.keys(after, PAGE):

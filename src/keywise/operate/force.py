@@ -13,10 +13,10 @@ from keywise.core.controls import Controls
 from keywise.core.entry import EMPTY, Certainty, Claim, Entry, Refusal, RefusalReason
 from keywise.core.errors import AdminError, KeywiseError, MalformedError, UnavailableError
 from keywise.core.failures import cause_of_error
-from keywise.core.ledger import Failure
+from keywise.core.ledger import Commit, Failure
 from keywise.core.rules import era_of, in_era
 from keywise.core.sink import AtomicSink, Sink, SinkResult, is_atomic
-from keywise.flow.pipeline import Pipeline, may_show_older
+from keywise.flow.pipeline import OpenPipeline, may_show_older
 from keywise.flow.refetch import is_same_version, needs_refetch, refetched
 from keywise.flow.transactional import write_all
 from keywise.operate.waiting import AdminClaimer
@@ -28,7 +28,7 @@ KEYS_LOOKED_AT = 20
 class ForceWriter:
     """Writes single keys through the sink of a pipeline, each under an isolated claim."""
 
-    def __init__(self, pipeline: Pipeline, claimer: AdminClaimer) -> None:
+    def __init__(self, pipeline: OpenPipeline, claimer: AdminClaimer) -> None:
         self._pipeline = pipeline
         self._claimer = claimer
 
@@ -121,7 +121,8 @@ class ForceWriter:
         if is_atomic(sink):
             await self._transact(sink, claim, change)
         else:
-            await self._end(claim, await self._apply(sink, claim, change))
+            result = await self._apply(sink, claim, change)
+            await self._end(claim, result, overdue=self._claimer.heartbeat.left_s([claim]) <= 0)
 
     async def _transact(self, sink: AtomicSink, claim: Claim, change: Change[Any]) -> None:
         """Write the effect and the mark in one transaction; an error rolls both back."""
@@ -144,14 +145,14 @@ class ForceWriter:
             async with self._claimer.heartbeat.limit([claim]):
                 [result] = await sink.apply([change], [claim])
         except Exception as error:
-            result = SinkResult(Outcome.FAILED, _describe_error(error), certainty=Certainty.UNKNOWN)
-        claim.overdue = self._claimer.heartbeat.left_s([claim]) <= 0
+            return SinkResult(Outcome.FAILED, _describe_error(error), certainty=Certainty.UNKNOWN)
         return result
 
-    async def _end(self, claim: Claim, result: SinkResult) -> None:
+    async def _end(self, claim: Claim, result: SinkResult, *, overdue: bool) -> None:
         pipeline, key = self._pipeline, claim.key
         if result.outcome is Outcome.APPLIED:
-            if await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.commit([claim])):
+            commit = Commit(claim, overdue)
+            if await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.commit([commit])):
                 raise AdminError(
                     f"{key!r} was written, but another worker had taken the key by then; {self._consequence()} "
                     f"(see keywise why)"
@@ -159,7 +160,7 @@ class ForceWriter:
             return
         cause = result.cause or result.outcome.value
         if result.certainty is not Certainty.CLEAN:
-            failure = Failure(claim, result.certainty, 0.0)
+            failure = Failure(claim, result.certainty, overdue=overdue)
             await pipeline.retry_until_reachable("ledger", lambda: pipeline.ledger.fail([failure]))
             if result.certainty is Certainty.UNKNOWN:
                 raise AdminError(

@@ -14,7 +14,7 @@ from keywise.core.rules import decide_under, era_of
 from keywise.core.settings import Settings
 from keywise.core.sink import Grade, is_atomic
 from keywise.flow.degraded.journal_files import contents_in
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.strategy import choose_strategy
 
 Dated = TypeVar("Dated", Pause, HistoryRecord)
@@ -188,7 +188,7 @@ class KeyReport(msgspec.Struct, frozen=True):
     """The newest records first, up to the requested number."""
 
 
-async def figures_of(pipeline: Pipeline, wall: float) -> PipelineFigures:
+async def figures_of(pipeline: OpenPipeline, wall: float) -> PipelineFigures:
     """Count messages, keys, claims and dead letters. `wall` is the current time."""
     sources = [
         SourceFigures(name, choose_strategy(pipeline, source).value, await source.depth())
@@ -220,7 +220,7 @@ def journal_summary_of(settings: Settings, pipeline: str) -> JournalSummary | No
     return JournalSummary(since, len(keys), len(contents), any(one.is_full for one in contents), unread)
 
 
-async def key_report_of(pipeline: Pipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> KeyReport | None:
+async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: int = LINES_SHOWN) -> KeyReport | None:
     """Report what the ledger knows of a key; None if it knows nothing. `wall` is the current time."""
     admin = pipeline.admin
     entry, now, controls = await admin.inspect(key), await admin.now(), await pipeline.control_store.controls()
@@ -291,7 +291,7 @@ def _named(entry: Entry) -> list[Order]:
     return [order for order in (entry.mark, entry.intent, entry.unknown, entry.tried) if order is not None]
 
 
-def _terms(pipeline: Pipeline) -> LeaseTerms | None:
+def _terms(pipeline: OpenPipeline) -> LeaseTerms | None:
     """Return the terms of a worker that is not the holder; None if the commit strategy takes no claim."""
     sink = pipeline.sink
     if is_atomic(sink) and not sink.runs_user_code:
@@ -299,7 +299,7 @@ def _terms(pipeline: Pipeline) -> LeaseTerms | None:
     return LeaseTerms(owner="", lease_s=pipeline.settings.lease_s)
 
 
-def _mark(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Mark | None:
+def _mark(entry: Entry, pipeline: OpenPipeline, ahead_s: float) -> Mark | None:
     if entry.mark is None:
         return None
     (era, _, generation), settings = entry.mark, pipeline.settings
@@ -330,7 +330,7 @@ def _holder(entry: Entry, now: float, ahead_s: float) -> Holder | None:
     )
 
 
-def _tries(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Tries | None:
+def _tries(entry: Entry, pipeline: OpenPipeline, ahead_s: float) -> Tries | None:
     if entry.tried is None or not (entry.attempts or entry.crashes):
         return None
     settings = pipeline.settings
@@ -344,7 +344,7 @@ def _tries(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Tries | None:
     )
 
 
-def _suspicion(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Suspicion | None:
+def _suspicion(entry: Entry, pipeline: OpenPipeline, ahead_s: float) -> Suspicion | None:
     if not entry.suspicions:
         return None
     since = entry.suspected_at + ahead_s
@@ -352,7 +352,7 @@ def _suspicion(entry: Entry, pipeline: Pipeline, ahead_s: float) -> Suspicion | 
     return Suspicion(entry.suspicions, since, repair_at)
 
 
-def _limit(entry: Entry, pipeline: Pipeline, now: float, ahead_s: float) -> Limit | None:
+def _limit(entry: Entry, pipeline: OpenPipeline, now: float, ahead_s: float) -> Limit | None:
     rate = pipeline.rate
     if rate is None:
         return None

@@ -15,7 +15,7 @@ from keywise.core.entry import EMPTY, Entry
 from keywise.core.errors import KeywiseError, MalformedError, SettingsError, UnavailableError
 from keywise.core.failures import cause_of_error
 from keywise.core.sink import Content, ReadableSink
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.refetch import needs_refetch, refetched
 
 PAGE = 200
@@ -52,7 +52,7 @@ class Difference(msgspec.Struct, frozen=True):
 class Reconciler:
     """One comparison of all keys of a pipeline."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: OpenPipeline) -> None:
         needs_refetch(pipeline)
         self._sink = pipeline.sink if isinstance(pipeline.sink, ReadableSink) else None
         if pipeline.lookup is None and self._sink is None:

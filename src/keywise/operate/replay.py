@@ -7,10 +7,10 @@ from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import LeaseTerms, LedgerPolicy, Refusal, RefusalReason
 from keywise.core.errors import LetterError, MalformedError
 from keywise.core.rules import decide_under
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 
 
-async def replay(pipeline: Pipeline, number: int, letter: DeadLetter, *, older: bool = False) -> None:
+async def replay(pipeline: OpenPipeline, number: int, letter: DeadLetter, *, older: bool = False) -> None:
     """Send the body of a dead letter to the first source, then delete the letter.
 
     A crash between the two steps leaves a duplicate, which does no harm. The new message counts as sent now, so
@@ -39,7 +39,7 @@ async def replay(pipeline: Pipeline, number: int, letter: DeadLetter, *, older: 
     await pipeline.admin.delete_dead_letters([number])
 
 
-async def _judge(pipeline: Pipeline, header: ChangeHeader) -> Refusal | None:
+async def _judge(pipeline: OpenPipeline, header: ChangeHeader) -> Refusal | None:
     """Decide as the ledger would, without a claim: the worker that receives the message decides again."""
     entry, now = await pipeline.admin.inspect(header.key), await pipeline.admin.now()
     controls, terms = await pipeline.control_store.controls(), LeaseTerms("", 1.0, despite_pause=True)

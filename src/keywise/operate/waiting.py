@@ -9,7 +9,7 @@ from keywise.core.entry import EMPTY, Claim, LeaseTerms, Refusal, RefusalReason
 from keywise.core.errors import AdminError
 from keywise.core.failures import look_again_s
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 
 FINAL = (RefusalReason.STALE, RefusalReason.DUPLICATE, RefusalReason.MIXED, RefusalReason.FORGOTTEN)
 """Refusals that do not go away by waiting."""
@@ -18,7 +18,7 @@ FINAL = (RefusalReason.STALE, RefusalReason.DUPLICATE, RefusalReason.MIXED, Refu
 class WaitBudget:
     """The time that an operator's action may wait for one key. Each wait is reported with its cause."""
 
-    def __init__(self, pipeline: Pipeline, wait_s: float, report: Callable[[str], None], advice: str = "") -> None:
+    def __init__(self, pipeline: OpenPipeline, wait_s: float, report: Callable[[str], None], advice: str = "") -> None:
         self._clock = pipeline.clock
         self._wait_s = wait_s
         self._until: float | None = None
@@ -43,7 +43,7 @@ class WaitBudget:
 class AdminClaimer:
     """Claims keys for an operator, even if they are paused, and keeps the claims alive."""
 
-    def __init__(self, pipeline: Pipeline, wait_budget: WaitBudget, heartbeat: Heartbeat) -> None:
+    def __init__(self, pipeline: OpenPipeline, wait_budget: WaitBudget, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
         self.wait_budget = wait_budget
         self._pipeline = pipeline
@@ -94,7 +94,7 @@ class AdminClaimer:
 
 
 @asynccontextmanager
-async def running_heartbeat(pipeline: Pipeline) -> AsyncIterator[Heartbeat]:
+async def running_heartbeat(pipeline: OpenPipeline) -> AsyncIterator[Heartbeat]:
     """Run a heartbeat for the claims of one command: in its own thread, or on the event loop if the ledger allows
     only one connection."""
     settings = pipeline.settings

@@ -19,7 +19,7 @@ from keywise.core.change import Change, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.errors import AddressError
-from keywise.core.ledger import Failure
+from keywise.core.ledger import Commit, Failure
 from keywise.core.sink import APPLIED, SUPERSEDED, Grade
 from keywise.core.url import Address
 from keywise.testing.virtual_loop import VirtualLoop
@@ -230,7 +230,7 @@ def test_a_transaction_refuses_a_repeated_commit():
             assert await transaction.commit([claim]) == []
         async with shop.ledger.transaction() as transaction:
             assert await transaction.commit([claim]) == [claim]
-        assert await shop.ledger.commit([claim]) == []
+        assert await shop.ledger.commit([Commit(claim)]) == []
 
     in_a_shop(story)
 
@@ -289,9 +289,9 @@ def test_a_burial_keeps_its_letter_only_with_its_claim():
 def test_the_operator_sees_figures_suspects_and_letters():
     async def story(shop: Shop) -> None:
         ledger = shop.ledger
-        await ledger.commit([await shop.take("a"), await shop.take("b")])
+        await ledger.commit([Commit(await shop.take("a"), await shop.take("b"))])
         await ledger.fail([Failure(await shop.take("c"), Certainty.ENDED, 0.0)])
-        await ledger.commit([Claim("a", order_of(9), False, token=99)])
+        await ledger.commit([Commit(Claim("a", order_of(9), False, token=99))])
         await shop.take("d")
         await ledger.dead_letter([DeadLetterRequest(DeadLetter("no", b"x"))])
         assert LedgerCounts(keys=2, tombstones=0, claims=1, suspects=1, dead=1) == await ledger.counts()
@@ -310,7 +310,7 @@ def test_the_operator_sees_figures_suspects_and_letters():
 
 def test_pruning_tells_how_many_it_forgot():
     async def story(shop: Shop) -> None:
-        await shop.ledger.commit([await shop.take("a"), await shop.take("b")])
+        await shop.ledger.commit([Commit(await shop.take("a"), await shop.take("b"))])
         await shop.take("c")
         await shop.pass_s(161.0)
         assert await shop.ledger.prune(100.0) == 2

@@ -12,6 +12,7 @@ from keywise.adapters.opensearch.sink import connect
 from keywise.core import events
 from keywise.core.change import VERSION_MAX, VERSION_MIN, Change, ChangeHeader, Order, Outcome, order_of
 from keywise.core.entry import Claim, LeaseTerms
+from keywise.core.ledger import Commit
 from keywise.core.sink import APPLIED, SUPERSEDED, SinkResult
 from keywise.core.url import Address
 from running import run
@@ -80,7 +81,9 @@ def test_a_write_that_lands_after_the_engine_has_forgotten_is_found_and_repaired
             await asyncio.to_thread(index.forget_deletions)
             assert await paused.sink.apply([put("page", 4)], results.granted) == [APPLIED]
             assert list(await asyncio.to_thread(index.content)) == ["page"]
-            assert await paused.ledger.commit(results.granted) == results.granted, "somebody else had the page"
+            assert await paused.ledger.commit([Commit(claim) for claim in results.granted]) == results.granted, (
+                "somebody else had the page"
+            )
 
             async def is_repaired() -> bool:
                 entry = await paused.admin.inspect("page")

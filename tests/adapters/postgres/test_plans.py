@@ -17,7 +17,7 @@ from keywise.adapters.postgres.source import PostgresSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Entry, LeaseTerms, LedgerPolicy
-from keywise.core.ledger import Failure
+from keywise.core.ledger import Commit, Failure
 from keywise.core.statements import UserTable
 from keywise.core.transfer import TransferPage
 from keywise.testing.conformance.sinks import gone, put
@@ -71,7 +71,7 @@ class Parts:
         results = await self.ledger.claim(headers, LeaseTerms("w1", 60.0))
         await self.ledger.renew(results.granted, 60.0)
         *rest, failed, released, buried = results.granted
-        await self.ledger.commit(rest)
+        await self.ledger.commit([Commit(claim) for claim in rest])
         await self.ledger.fail([Failure(failed, Certainty.CLEAN, 0.0)])
         await self.ledger.release([released])
         await self.ledger.dead_letter([DeadLetterRequest(DeadLetter("cause", b""), buried)])

@@ -17,6 +17,7 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Pause
 from keywise.core.entry import LeaseTerms, LedgerPolicy
 from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Commit
 from keywise.testing.conformance.benches.redis import RedisBench
 from running import run
 from servers import shared
@@ -66,7 +67,7 @@ def test_more_keys_than_one_step_tells_are_told_and_pruned():
                 found += page
                 after = page[-1]
             assert sorted(found) == sorted(keys)
-            assert await ledger.commit(held) == []
+            assert await ledger.commit([Commit(claim) for claim in held]) == []
             assert (await other.counts()).keys == 700
             RedisBench().move_clock((ledger, other), 10_000_000.0)
             assert await other.prune(1.0) == 700
@@ -81,7 +82,7 @@ def test_a_worker_that_remembers_few_of_its_claims_looks_for_the_others(monkeypa
     async def story() -> None:
         async with two_ledgers() as (ledger, _):
             held = (await ledger.claim(headers(*"abcde"), TERMS)).granted
-            assert await ledger.commit(held) == []
+            assert await ledger.commit([Commit(claim) for claim in held]) == []
             assert (await ledger.counts()).keys == 5
 
     run(story())
@@ -90,7 +91,7 @@ def test_a_worker_that_remembers_few_of_its_claims_looks_for_the_others(monkeypa
 def test_a_scope_that_is_forgotten_leaves_nothing_behind():
     async def story() -> None:
         async with two_ledgers() as (ledger, _):
-            await ledger.commit((await ledger.claim(headers("a", "k" * 300), TERMS)).granted)
+            await ledger.commit([Commit(one) for one in (await ledger.claim(headers("a", "k" * 300), TERMS)).granted])
             await ledger.claim(headers("b"), TERMS)
             await ledger.control_store.pause(Pause("a"))
             name = ledger._scope.name

@@ -13,6 +13,7 @@ from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import LeaseTerms, LedgerPolicy
 from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Commit
 from running import run
 from servers.redis import RedisServer, redis_server
 
@@ -59,7 +60,7 @@ def test_after_a_failover_the_first_refusal_leads_to_the_new_master(monkeypatch)
         async with Name(old).known() as name, RedisLedger(RedisDatabase(name.url), "shop", LedgerPolicy()) as ledger:
             together = [ledger.claim([ChangeHeader(key, order_of(1))], TERMS) for key in "abcd"]
             for results in await asyncio.gather(*together):
-                await ledger.commit(results.granted)
+                await ledger.commit([Commit(claim) for claim in results.granted])
             old.command("SET", "last", "written")
             until(lambda: "written" in new.command("GET", "last"), "the replica to have it all")
             new.command("REPLICAOF", "NO", "ONE")

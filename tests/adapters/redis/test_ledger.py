@@ -16,6 +16,7 @@ from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.errors import AddressError, DatabaseError, SettingsError, UnavailableError
 from keywise.core.history import HistoryRecord
+from keywise.core.ledger import Commit
 from keywise.core.url import Address
 from keywise.testing.conformance.benches.redis import RedisBench
 from running import run
@@ -53,7 +54,7 @@ def headers(*versions: tuple[str, int]) -> list[ChangeHeader]:
 async def committed(ledger: RedisLedger, *versions: tuple[str, int]) -> None:
     results = await ledger.claim(headers(*versions), TERMS)
     assert len(results.granted) == len(versions)
-    assert await ledger.commit(results.granted) == []
+    assert await ledger.commit([Commit(claim) for claim in results.granted]) == []
 
 
 async def reached(ledger: RedisLedger) -> None:
@@ -78,7 +79,7 @@ def test_a_restart_on_its_file_loses_nothing(server):
                 "a": RefusalReason.STALE,
                 "b": RefusalReason.BUSY,
             }
-            assert await ledger.commit(held) == []
+            assert await ledger.commit([Commit(claim) for claim in held]) == []
             assert (ledger.losses, (await ledger.control_store.controls()).resync_at) == (0, 0.0)
 
     run(story())
@@ -94,7 +95,7 @@ def test_a_server_that_lost_everything_is_found_out(server):
             await reached(ledger)
             assert ledger.losses == 1
             assert (await ledger.control_store.controls()).resync_at > 0, "it is said to everybody"
-            assert await ledger.commit([held]) == [held], "its claim is gone"
+            assert await ledger.commit([Commit(held)]) == [held], "its claim is gone"
             assert (await ledger.inspect("b")).suspicions == 1, "and its write is in doubt"
             await committed(ledger, ("a", 4))
             assert ledger.losses == 1, "it is told once"
@@ -153,7 +154,7 @@ def test_when_memory_is_used_up_claims_wait_and_work_ends(server):
                 await ledger.history_store.record([HistoryRecord(1.0, "stale", "a")] * 2)
             await ledger.history_store.record([HistoryRecord(1.0, "pruned")])
             assert [line.what for line in await ledger.history_store.history(None, 9)] == ["pruned"], "an act is told"
-            assert await ledger.commit(held[:1]) == [], "what has begun can end"
+            assert await ledger.commit([Commit(claim) for claim in held[:1]]) == [], "what has begun can end"
             await ledger.release(held[1:])
             assert (await ledger.inspect("a")).mark == order_of(5)
             server.command("CONFIG", "SET", "maxmemory", "0")

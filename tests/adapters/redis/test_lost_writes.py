@@ -14,6 +14,7 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
 from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Commit
 from running import run
 from servers.redis import RedisServer, redis_server
 
@@ -37,7 +38,7 @@ async def ledger_on(server: RedisServer, name: str = "shop", **options) -> Async
 
 async def committed(ledger: RedisLedger, key: str, version: int) -> None:
     [claim] = (await ledger.claim([ChangeHeader(key, order_of(version))], TERMS)).granted
-    assert await ledger.commit([claim]) == []
+    assert await ledger.commit([Commit(claim)]) == []
 
 
 async def reached(ledger: RedisLedger) -> None:

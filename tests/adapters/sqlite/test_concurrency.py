@@ -12,6 +12,7 @@ from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import LeaseTerms, LedgerPolicy
+from keywise.core.ledger import Commit
 
 KEYS, ROUNDS, LEASE_S = 20, 25, 60.0
 
@@ -47,7 +48,7 @@ async def work(path: Path, owner: str, witness: Witness) -> None:
                 witness.holds(claim.key, version, owner)
             for claim in results.granted:
                 witness.lets_go(claim.key)
-            assert await ledger.commit(results.granted) == []
+            assert await ledger.commit([Commit(claim) for claim in results.granted]) == []
 
 
 async def take(path: Path, found: list[int]) -> None:

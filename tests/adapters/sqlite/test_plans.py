@@ -15,7 +15,7 @@ from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, LeaseTerms, LedgerPolicy
-from keywise.core.ledger import Failure
+from keywise.core.ledger import Commit, Failure
 from keywise.core.statements import UserTable
 from keywise.testing.conformance.sinks import gone, put
 from running import run
@@ -57,7 +57,7 @@ class Parts:
         results = await self.ledger.claim(headers, LeaseTerms("w1", 60.0))
         await self.ledger.renew(results.granted, 60.0)
         *rest, failed, released, buried = results.granted
-        await self.ledger.commit(rest)
+        await self.ledger.commit([Commit(claim) for claim in rest])
         await self.ledger.fail([Failure(failed, Certainty.CLEAN, 0.0)])
         await self.ledger.release([released])
         await self.ledger.dead_letter([DeadLetterRequest(DeadLetter("cause", b""), buried)])
@@ -167,7 +167,7 @@ async def crowd(parts: Parts, count: int) -> None:
     results = await parts.ledger.claim(
         [ChangeHeader(f"other {n}", order_of(1)) for n in range(count)], LeaseTerms("w2", 1000.0)
     )
-    await parts.ledger.commit(results.granted[count // 2 :])
+    await parts.ledger.commit([Commit(claim) for claim in results.granted[count // 2 :]])
     await parts.ledger.dead_letter([DeadLetterRequest(DeadLetter("cause", b"body")) for _ in range(count)])
 
 

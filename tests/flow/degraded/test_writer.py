@@ -11,7 +11,7 @@ from keywise.core import events
 from keywise.core.controls import Pause
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Rate
-from keywise.flow.degraded.writer import CAUSE
+from keywise.flow.degraded.worker import CAUSE
 from running import run
 
 

@@ -11,8 +11,9 @@ from keywise.core import events
 from keywise.core.change import ChangeHeader, Outcome, order_of
 from keywise.core.entry import LeaseTerms
 from keywise.core.errors import PermanentError, TransientError
+from keywise.core.ledger import Commit
 from keywise.core.sink import APPLIED, SinkResult
-from keywise.flow.degraded.writer import PROBE_MAX_S
+from keywise.flow.degraded.worker import PROBE_MAX_S
 
 FLYING = b'{"since": 5.0, "begun": [["b", [0, 1, 0], false]]}\n'
 
@@ -65,7 +66,7 @@ def test_what_a_refusal_wants_to_bury_waits_for_the_ledger():
     async def story() -> None:
         async with Running(rig):
             unversioned = await rig.ledger.claim([ChangeHeader("a", order_of(None))], LeaseTerms("w0", 30.0))
-            await rig.ledger.commit(unversioned.granted)
+            await rig.ledger.commit([Commit(claim) for claim in unversioned.granted])
             outage.ledger.is_away = True
             await rig.send(body("a", 1))
             await rig.until(lambda: rig.of(events.LedgerDown))

@@ -13,7 +13,7 @@ from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
 from keywise.core.history import HistoryRecord
-from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
+from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
 
@@ -42,9 +42,9 @@ class MemoryLedger:
         async with self.database.exclusive():
             return ledger_steps.renew(self.working_set, claims, lease_s)
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         async with self.database.exclusive():
-            return ledger_steps.commit(self.working_set, claims)
+            return ledger_steps.commit(self.working_set, commits)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         async with self.database.exclusive():
@@ -228,7 +228,7 @@ class MemoryTransaction:
         ledger_steps.mark(self._working_set, headers)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        return ledger_steps.commit(self._working_set, claims, allowed=(CommitResult.COMMITTED,))
+        return ledger_steps.commit(self._working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         return ledger_steps.fail_unclaimed(self._working_set, headers)

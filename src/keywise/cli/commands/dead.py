@@ -27,7 +27,7 @@ from keywise.cli.output import (
 )
 from keywise.core.errors import LetterError
 from keywise.core.history import HistoryRecord
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import AuditNote, record
 from keywise.operate.replay import replay as send_again
 
@@ -62,7 +62,7 @@ def list_letters(
       keywise dead list --since 2h --cause Timeout --app shop:app
     """
 
-    async def look(pipelines: list[Pipeline]) -> tuple[list[FoundLetter], int]:
+    async def look(pipelines: list[OpenPipeline]) -> tuple[list[FoundLetter], int]:
         found = [one for opened in pipelines for one in await newest(opened, limit, selection)]
         found = sorted(found, key=lambda one: one.at, reverse=True)[:limit]
         return found, sum([(await opened.admin.counts()).dead for opened in pipelines])
@@ -111,7 +111,7 @@ def show(
     if number is not None and selection:
         refuse("a number names one letter; leave out --since, --until and --cause")
 
-    async def look(pipelines: list[Pipeline]) -> FoundLetter:
+    async def look(pipelines: list[OpenPipeline]) -> FoundLetter:
         if number is not None:
             [found] = await by_number(pipelines, [number])
             return found
@@ -169,7 +169,7 @@ def replay(
     _check_choice("replay", numbers, every or bool(selection))
     by = audit_note(options.who, options.why)
 
-    async def act(pipelines: list[Pipeline]) -> tuple[list[FoundLetter], list[tuple[FoundLetter, str]]]:
+    async def act(pipelines: list[OpenPipeline]) -> tuple[list[FoundLetter], list[tuple[FoundLetter, str]]]:
         letters = await meant(pipelines, numbers or [], selection)
         if len(letters) > 1:
             confirm(f"Send {count(len(letters), 'letter')} again?", yes=yes)
@@ -216,7 +216,7 @@ def drop(
     _check_choice("drop", numbers, every or bool(selection))
     by = audit_note(options.who, options.why)
 
-    async def act(pipelines: list[Pipeline]) -> int:
+    async def act(pipelines: list[OpenPipeline]) -> int:
         letters, dropped = await meant(pipelines, numbers or [], selection), 0
         if letters:
             confirm(f"Delete {count(len(letters), 'letter')} for ever?", yes=yes)

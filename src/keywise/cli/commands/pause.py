@@ -10,7 +10,7 @@ from keywise.cli.admin_options import AdminOptions, YesOption, confirm, perform
 from keywise.cli.options import grouped, require_valid_key
 from keywise.cli.output import count, fail, plain, print_json, print_result, refuse
 from keywise.core.controls import EVERYTHING, Controls
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import PipelineAdmin, keys_like
 
 
@@ -117,7 +117,7 @@ def note_that(note: str) -> None:
     print(plain(f"Note: {note}"), file=sys.stderr)
 
 
-async def _ask(verb: str, keys: str, opened: Pipeline) -> None:
+async def _ask(verb: str, keys: str, opened: OpenPipeline) -> None:
     """Ask for confirmation if the pattern covers every known key."""
     known = await keys_like(opened, keys)
     if known is not None and (known or keys == EVERYTHING):

@@ -21,7 +21,7 @@ from keywise.cli.output import (
     stamp,
 )
 from keywise.core.history import HistoryRecord
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.inspect import LETTERS_MAX, LINES_SHOWN, ForecastRange, KeyReport, key_report_of
 
 LETTERS_SHOWN = 10
@@ -70,7 +70,7 @@ def why(
     """
     require_valid_key(key)
 
-    async def look(pipelines: list[Pipeline]) -> tuple[list[KeyReport], list[str]]:
+    async def look(pipelines: list[OpenPipeline]) -> tuple[list[KeyReport], list[str]]:
         found = [await key_report_of(opened, key, time.time(), lines) for opened in pipelines]
         return [report for report in found if report is not None], [opened.name for opened in pipelines]
 

@@ -17,7 +17,8 @@ from keywise.core.transaction import Transaction
 from keywise.core.transaction_context import transaction_of
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Ticket
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.leased.disposition import NOT_STARTED, CutOff, Disposition, Execution, NotStarted, Ran
+from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.transactional import BULK_PART, write_all
 
 FIRST_SLICE = 8
@@ -29,20 +30,44 @@ SLICE_S = 0.1
 """If a transaction of handlers takes longer than this, the next one runs fewer handlers."""
 
 
-class Job(msgspec.Struct):
-    """A claimed change, and later the result of its execution."""
+class Job(msgspec.Struct, frozen=True):
+    """A claimed change."""
 
     ticket: Ticket
     claim: Claim
-    result: SinkResult = APPLIED
-    committed: bool = False
-    """The executor's transaction has committed the mark already."""
-    rest_s: float = 0.0
-    """How long its worker backs off after it, because the sink is busy."""
-    undone: bool = False
-    """Nothing was written and no call is in flight: the claim can be released."""
-    cut_off: bool = False
-    """It failed because the ledger or the sink could not be reached: its outcome is unknown and costs no attempt."""
+
+
+class FinishedJob(msgspec.Struct, frozen=True):
+    """A claimed change after its execution, or in place of it, and what to do with the change."""
+
+    job: Job
+    execution: Execution
+    disposition: Disposition
+    cause: str
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.job.ticket
+
+    @property
+    def claim(self) -> Claim:
+        return self.job.claim
+
+    @property
+    def result(self) -> SinkResult:
+        """The sink's answer, or what stands in for it where there was none."""
+        match self.execution:
+            case Ran(result=result):
+                return result
+            case CutOff():
+                return SinkResult(Outcome.FAILED, self.cause, certainty=Certainty.UNKNOWN)
+            case NotStarted():
+                return SinkResult(Outcome.FAILED, self.cause)
+
+    @property
+    def is_overdue(self) -> bool:
+        """The claim ended before the answer came."""
+        return isinstance(self.execution, CutOff) or (isinstance(self.execution, Ran) and self.execution.overdue)
 
 
 class Executor(Protocol):
@@ -58,14 +83,14 @@ class Executor(Protocol):
     def goes_isolated(self, claim: Claim) -> bool:
         """Whether a change goes into a call of its own, because it could make the others of its batch fail."""
 
-    async def execute(self, jobs: Sequence[Job]) -> float:
-        """Set the result of each job and emit `Handled`. Return how many seconds the worker should back off."""
+    async def execute(self, jobs: Sequence[Job]) -> list[Execution]:
+        """Run the jobs and emit `Handled`; return one execution per job."""
 
 
 class SinkExecutor:
     """Calls a plain or conditional sink, and cancels the call when a claim ends."""
 
-    def __init__(self, pipeline: Pipeline, sink: Sink, heartbeat: Heartbeat) -> None:
+    def __init__(self, pipeline: OpenPipeline, sink: Sink, heartbeat: Heartbeat) -> None:
         self.side_by_side = pipeline.settings.concurrency
         self.batch_max = sink.batch_max
         self._pipeline = pipeline
@@ -82,32 +107,30 @@ class SinkExecutor:
     def goes_isolated(self, claim: Claim) -> bool:
         return claim.attempts > 0 or claim in self._health
 
-    async def execute(self, jobs: Sequence[Job]) -> float:
+    async def execute(self, jobs: Sequence[Job]) -> list[Execution]:
         claims, started = [job.claim for job in jobs], self._pipeline.clock()
+        cut_off = None
         try:
             async with self._heartbeat.limit(claims):
                 results = await self._sink.apply([job.ticket.change for job in jobs], claims)
         except Exception as error:
-            results = [unknown_result(error)] * len(jobs)
-            is_cut_off = isinstance(error, TimeoutError) and self._heartbeat.is_cut_off(claims)
-            for job in jobs:
-                job.cut_off = is_cut_off
+            result = unknown_result(error)
+            results = [result] * len(jobs)
+            if isinstance(error, TimeoutError) and self._heartbeat.is_cut_off(claims):
+                cut_off = CutOff(result.cause)
         report_handled(self._pipeline, jobs, started)
-        for job, result in zip(jobs, results, strict=True):
-            self._judge(job, result)
         rest_s = self._rest_s(results)
-        for job in jobs:
-            job.rest_s = rest_s
-        return rest_s
+        return [cut_off or self._judge(claim, result, rest_s) for claim, result in zip(claims, results, strict=True)]
 
-    def _judge(self, job: Job, result: SinkResult) -> None:
-        job.result = result
+    def _judge(self, claim: Claim, result: SinkResult, rest_s: float) -> Execution:
         if result.outcome is Outcome.BUSY and result.certainty is not Certainty.CLEAN:
             # The sink seems to be unreachable, but may have written the change: the claim must not be released.
-            job.result = replace(result, outcome=Outcome.FAILED, wait_s=None)
-            job.cut_off = self._health.is_away(job.claim)
+            if self._health.is_away(claim):
+                return CutOff(result.cause, rest_s)
+            result = replace(result, outcome=Outcome.FAILED, wait_s=None)
         elif result.outcome is not Outcome.BUSY and result.outcome is not Outcome.FAILED:
-            self._health.succeeded(job.claim)
+            self._health.succeeded(claim)
+        return Ran(result, rest_s=rest_s)
 
     def _rest_s(self, results: Sequence[SinkResult]) -> float:
         if all(result.outcome is Outcome.BUSY and result.wait_s is None for result in results):
@@ -150,7 +173,7 @@ class SinkHealth:
         return seen == self._taken
 
 
-def report_handled(pipeline: Pipeline, jobs: Sequence[Job], started: float) -> None:
+def report_handled(pipeline: OpenPipeline, jobs: Sequence[Job], started: float) -> None:
     keys = [job.claim.key for job in jobs]
     pipeline.emit(events.Handled(pipeline=pipeline.name, keys=keys, seconds=pipeline.clock() - started))
 
@@ -166,7 +189,7 @@ class TransactionExecutor:
 
     side_by_side = 1
 
-    def __init__(self, pipeline: Pipeline, sink: AtomicSink, heartbeat: Heartbeat) -> None:
+    def __init__(self, pipeline: OpenPipeline, sink: AtomicSink, heartbeat: Heartbeat) -> None:
         self.batch_max = pipeline.settings.batch_max
         self._pipeline = pipeline
         self._sink = sink
@@ -181,65 +204,65 @@ class TransactionExecutor:
     def goes_isolated(self, claim: Claim) -> bool:
         return claim.attempts > 0
 
-    async def execute(self, jobs: Sequence[Job]) -> float:
+    async def execute(self, jobs: Sequence[Job]) -> list[Execution]:
         """Run the handlers in slices, one transaction each. Slow handlers get short ones: they hold database locks."""
-        rest, begun = list(jobs), self._pipeline.clock()
+        rest, begun, executions = list(jobs), self._pipeline.clock(), dict[int, Execution]()
         while rest:
             some, rest = rest[: self._slice], rest[self._slice :]
             started = self._pipeline.clock()
-            await self._do_some(some)
+            executions |= await self._execute_slice(some)
             is_quick = self._pipeline.clock() - started < SLICE_S
             self._slice = min(2 * self._slice, self.batch_max) if is_quick else max(1, self._slice // 2)
         report_handled(self._pipeline, jobs, begun)
-        return 0.0
+        return [executions[job.claim.token] for job in jobs]
 
-    async def _do_some(self, pending: list[Job]) -> None:
+    async def _execute_slice(self, jobs: Sequence[Job]) -> dict[int, Execution]:
+        """Execute jobs in one transaction, or in several if some of their commits are refused; return by token."""
+        executions, pending = dict[int, Execution](), list(jobs)
         while pending:
             try:
-                await self._transact(pending)
-                return
+                return executions | await self._transact(pending)
             except _CommitsRefusedError as refused:
                 # Other workers have taken these keys. The transaction was rolled back; run the others again.
-                tokens = {claim.token for claim in refused.claims}
-                for job in pending:
-                    if job.claim.token in tokens:
-                        # The worker commits it again outside of this transaction, and learns there that it is lost.
-                        job.result, job.committed = APPLIED, False
-                pending = [job for job in pending if job.claim.token not in tokens]
+                # The worker commits the refused ones outside of this transaction, and learns there that they are lost.
+                executions |= {claim.token: Ran(APPLIED) for claim in refused.claims}
+                pending = [job for job in pending if job.claim.token not in executions]
             except UnavailableError as error:
                 # The transaction may have committed or not. Releasing the claim is safe in both cases: the effects
                 # and the mark commit together, so the next claim finds the change applied or not begun.
-                for job in pending:
-                    job.undone, job.committed = True, False
                 await self._pipeline.back_off("ledger", error, 1)
-                return
+                return executions | _all(pending, NOT_STARTED)
             except TimeoutError:
                 # The transaction was rolled back. Each change is retried alone, so that only the slow one fails again.
-                late = SinkResult(Outcome.FAILED, "the claim ended before the handler did")
-                for job in pending:
-                    job.result, job.undone, job.committed = late, not self._has_begun, False
-                return
+                late = Ran(SinkResult(Outcome.FAILED, "the claim ended before the handler did"))
+                return executions | _all(pending, late if self._has_begun else NOT_STARTED)
+        return executions
 
-    async def _transact(self, jobs: list[Job]) -> None:
+    async def _transact(self, jobs: list[Job]) -> dict[int, Execution]:
         self._has_begun = False
         ledger, limit = self._pipeline.ledger, self._heartbeat.limit([job.claim for job in jobs])
         async with limit, transaction_of(ledger.database, ledger.transaction()) as transaction:
             self._has_begun = True
-            await self._do_in(transaction, jobs)
+            return await self._execute_in(transaction, jobs)
 
-    async def _do_in(self, transaction: Transaction, jobs: list[Job]) -> None:
+    async def _execute_in(self, transaction: Transaction, jobs: list[Job]) -> dict[int, Execution]:
         errors = await write_all(transaction, self._sink, [job.ticket.change for job in jobs])
         good = [job for index, job in enumerate(jobs) if index not in errors]
         if refused := await transaction.commit([job.claim for job in good]):
             raise _CommitsRefusedError(refused)
-        for job in good:
-            job.result, job.committed = APPLIED, True
-        for index, error in errors.items():
-            # The savepoint was rolled back, so nothing that the handler wrote remains.
-            if isinstance(error, Snooze):
-                jobs[index].result = SinkResult(Outcome.BUSY, str(error), wait_s=error.delay_s)
-                continue
-            jobs[index].result = SinkResult(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
+        # The savepoint of a handler that raised was rolled back, so nothing that it wrote remains.
+        failed = {jobs[index].claim.token: Ran(_result_of_error(error)) for index, error in errors.items()}
+        return _all(good, Ran(APPLIED, committed=True)) | failed
+
+
+def _all(jobs: Sequence[Job], execution: Execution) -> dict[int, Execution]:
+    return {job.claim.token: execution for job in jobs}
+
+
+def _result_of_error(error: Exception) -> SinkResult:
+    if isinstance(error, Snooze):
+        return SinkResult(Outcome.BUSY, str(error), wait_s=error.delay_s)
+    return SinkResult(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
 
 
 class _CommitsRefusedError(Exception):
@@ -247,7 +270,3 @@ class _CommitsRefusedError(Exception):
 
     def __init__(self, claims: Sequence[Claim]) -> None:
         self.claims = claims
-
-
-def dead_result(cause: str) -> SinkResult:
-    return SinkResult(Outcome.FAILED, cause, permanent=True)

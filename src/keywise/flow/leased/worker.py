@@ -5,24 +5,89 @@ A claim also records that its change is in flight. Therefore handlers that write
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from keywise.core import events
-from keywise.core.change import Outcome
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal
 from keywise.core.errors import UnavailableError
-from keywise.core.failures import cause_of_refusal, concerns_key, look_again_s
-from keywise.core.ledger import Failure
-from keywise.core.sink import SinkResult
-from keywise.flow.degraded.writer import DegradedWorker
+from keywise.core.ledger import Commit, Failure
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, SettledTicket, Ticket
 from keywise.flow.leased.dispatch import RESERVED_PART, ClaimWindow, DispatchQueue, WorkerBackoff
-from keywise.flow.leased.executors import Executor, Job, dead_result
-from keywise.flow.pipeline import LEDGER, Pipeline
+from keywise.flow.leased.disposition import (
+    NOT_STARTED,
+    Acted,
+    CutOff,
+    Disposition,
+    Execution,
+    Isolate,
+    Ran,
+    Reject,
+    Skip,
+    Wait,
+    dispose,
+    exhausted,
+    on_refusal,
+)
+from keywise.flow.leased.executors import Executor, FinishedJob, Job
+from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.flow.repair import Repairer
+from keywise.flow.settlement import Settlement
 from keywise.flow.wakeup import Wakeup
+
+_NEVER = float("inf")
+
+LEDGER_STEPS = (
+    (Disposition.COMMIT, Disposition.ACK_ONLY),
+    (Disposition.DEAD_LETTER,),
+    (Disposition.INTERRUPTED,),
+    (Disposition.RETRY,),
+    (Disposition.RELEASE, Disposition.BACK_OFF, Disposition.SNOOZE),
+)
+"""The dispositions that one call of the ledger records together, in the order of the calls."""
+
+
+class Fallback(Protocol):
+    """What goes on while the ledger is down."""
+
+    @property
+    def due(self) -> float:
+        """When `is_settled` wants to be called again at the latest."""
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it writes now, so that nothing may be claimed."""
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def is_settled(self, calls: Callable[[], int]) -> bool:
+        """Whether changes may be claimed. `calls` returns how many calls under claims still run."""
+
+    async def adopt(self, finished: Sequence[FinishedJob]) -> None:
+        """Settle finished changes that the ledger could not record. Raises UnavailableError if nothing was settled."""
+
+
+class WaitForLedger:
+    """The fallback that writes nothing: calls of the ledger are repeated until it is back."""
+
+    due = _NEVER
+    is_at_work = False
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    async def is_settled(self, calls: Callable[[], int]) -> bool:
+        return True
+
+    async def adopt(self, finished: Sequence[FinishedJob]) -> None:
+        raise AssertionError("a pipeline without degraded mode waits for its ledger")
 
 
 class LeasedWorker:
@@ -34,15 +99,21 @@ class LeasedWorker:
     """
 
     def __init__(
-        self, pipeline: Pipeline, lanes: Lanes, heartbeat: Heartbeat, executor: Executor, wakeup: Wakeup, room: Wakeup
+        self,
+        pipeline: OpenPipeline,
+        settlement: Settlement,
+        lanes: Lanes,
+        heartbeat: Heartbeat,
+        executor: Executor,
+        fallback: Fallback,
     ) -> None:
         self._pipeline = pipeline
+        self._settlement = settlement
         self._lanes = lanes
         self._heartbeat = heartbeat
         self._executor = executor
+        self._fallback = fallback
         self._repairer = Repairer(pipeline, heartbeat)
-        self._wakeup = wakeup
-        self._room = room
         self._stopping = False
         self._open = 0
         self._window = ClaimWindow(executor.side_by_side, executor.batch_max, pipeline.settings.batch_max)
@@ -53,26 +124,21 @@ class LeasedWorker:
             1 if executor.batch_max > 1 else executor.side_by_side, pipeline.clock
         )
         self._backoff = WorkerBackoff(executor.side_by_side)
-        self._done: list[Job] = []
+        self._done: list[FinishedJob] = []
         self._done_wakeup = Wakeup()
         self._calls = 0
-        self._degraded: DegradedWorker | None = None
-        if pipeline.journal_store is not None:
-            self._degraded = DegradedWorker(pipeline, lanes, executor, pipeline.journal_store, wakeup, room)
 
     def stop(self) -> None:
         self._stopping = True
         self._backoff.end()
-        if self._degraded is not None:
-            self._degraded.stop()
-        self._wakeup.notify()
+        self._fallback.stop()
+        self._lanes.arrivals.notify()
 
     async def run(self) -> None:
         try:
             await self._run()
         finally:
-            if self._degraded is not None:
-                self._degraded.close()
+            self._fallback.close()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -92,9 +158,9 @@ class LeasedWorker:
     async def _claim_until_stopped(self) -> None:
         """Claim changes until stopped. Each round does the first thing that is due, then checks again."""
         while not self._stopping:
-            # While the ledger is down, this call writes without it. Afterwards it makes the written keys suspect,
+            # While the ledger is down, the fallback works here. Afterwards it makes the keys suspect that it wrote,
             # and no change is claimed before the ledger knows them all.
-            if self._degraded is not None and not await self._degraded.is_settled(lambda: self._calls):
+            if not await self._fallback.is_settled(lambda: self._calls):
                 continue
             # Isolated changes go before ordinary ones, which would otherwise keep the worker from ever being idle.
             if self._lanes.has_isolated and await self._claim_isolated():
@@ -113,8 +179,8 @@ class LeasedWorker:
                 # Sleep until something changes: a ticket arrives, a change is concluded, or a time has come.
                 # A held lane that becomes due matters only if there is room to claim it.
                 due = self._lanes.next_due() if free and self._is_due(free) else None
-                look_at = self._degraded.due if self._degraded is not None else _NEVER
-                await self._wakeup.wait(self._pipeline.until(min(due or _NEVER, self._repairer.due, look_at)))
+                soonest = min(due or _NEVER, self._repairer.due, self._fallback.due)
+                await self._lanes.arrivals.wait(self._pipeline.until(soonest))
 
     def _is_due(self, free: int) -> bool:
         """Whether to claim now. With live and bulk sources always: a live change must overtake waiting bulk changes."""
@@ -139,7 +205,7 @@ class LeasedWorker:
 
     async def _until_idle(self) -> None:
         while self._open:
-            await self._wakeup.wait()
+            await self._lanes.arrivals.wait()
 
     async def _claim(self, tickets: list[Ticket], *, isolated: bool) -> None:
         pipeline = self._pipeline
@@ -165,7 +231,7 @@ class LeasedWorker:
         """Hand claimed changes to the worker tasks; dead-letter those that have used up their crashes or attempts."""
         if not jobs:
             return
-        pipeline, settings = self._pipeline, self._pipeline.settings
+        pipeline = self._pipeline
         self._count(jobs, 1)
         pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(jobs)))
         for job in jobs:
@@ -175,51 +241,46 @@ class LeasedWorker:
                 pipeline.emit(
                     events.TookOver(pipeline=pipeline.name, key=claim.key, version=version, crashes=claim.crashes)
                 )
-            if claim.crashes >= settings.crashes_max:
-                self._finish_job(job, dead_result(f"{claim.crashes} workers died alone with this change"))
-            elif claim.attempts >= settings.attempts_max:
-                # An unknown outcome is not dead-lettered at once, but here, after its lease has expired.
-                self._finish_job(job, dead_result(f"the outcome of the last of {claim.attempts} attempts is unknown"))
+            if dispose(NOT_STARTED, claim, pipeline.settings) is Disposition.DEAD_LETTER:
+                self._finish(job, NOT_STARTED)
             else:
                 self._claimed.put(job, is_bulk=self._is_bulk(job))
 
     async def _refuse(self, refused: list[tuple[Ticket, Refusal]]) -> None:
         """Settle, dead-letter, isolate or hold the changes whose claims were refused."""
         pipeline, lanes, settled = self._pipeline, self._lanes, list[SettledTicket]()
-        hopeless: list[tuple[Ticket, str]] = []
+        rejected: list[tuple[Ticket, str]] = []
         for ticket, refusal in refused:
-            match refusal.reason:
-                case RefusalReason.STALE | RefusalReason.DUPLICATE:
-                    assert refusal.mark is not None, "only a mark makes a change stale"
-                    settled += lanes.finish(ticket, Outcome(refusal.reason.value), refusal.mark)
-                case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
-                    hopeless.append((ticket, cause_of_refusal(refusal)))
-                case RefusalReason.ISOLATED:
+            match on_refusal(refusal, pipeline.rng):
+                case Skip(outcome, mark):
+                    settled += lanes.finish(ticket, outcome, mark)
+                case Reject(cause):
+                    rejected.append((ticket, cause))
+                case Isolate():
                     lanes.isolate(ticket)
-                case _:
-                    wait_s = look_again_s(refusal, pipeline.rng)
-                    lanes.hold(ticket, pipeline.clock() + wait_s, blocks_newer=concerns_key(refusal))
-                    pipeline.emit(pipeline.refused(ticket, refusal.reason, wait_s))
+                case Wait(seconds, blocks_newer):
+                    lanes.hold(ticket, pipeline.clock() + seconds, blocks_newer=blocks_newer)
+                    pipeline.emit(self._settlement.refused(ticket, refusal.reason, seconds))
         if refused:
-            await pipeline.settle(settled)
-            await self._dead_letter_unclaimed(hopeless)
-            self._room.notify()
+            await self._settlement.settle(settled)
+            await self._dead_letter_unclaimed(rejected)
+            self._lanes.departures.notify()
 
-    async def _dead_letter_unclaimed(self, hopeless: list[tuple[Ticket, str]]) -> None:
+    async def _dead_letter_unclaimed(self, rejected: list[tuple[Ticket, str]]) -> None:
         pipeline, settled = self._pipeline, list[SettledTicket]()
-        if not hopeless:
+        if not rejected:
             return
-        requests = [DeadLetterRequest(pipeline.dead_letter(ticket, cause)) for ticket, cause in hopeless]
+        requests = [DeadLetterRequest(self._settlement.letter(ticket, cause)) for ticket, cause in rejected]
         try:
             await pipeline.retry_until_reachable(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
         except UnavailableError:
-            for ticket, _ in hopeless:
+            for ticket, _ in rejected:
                 self._lanes.hold(ticket, pipeline.clock())
             return
-        for ticket, cause in hopeless:
-            pipeline.emit(pipeline.dead_lettered(ticket, cause))
+        for ticket, cause in rejected:
+            pipeline.emit(self._settlement.dead_lettered(ticket, cause))
             settled += self._lanes.dead_letter(ticket)
-        await pipeline.settle(settled)
+        await self._settlement.settle(settled)
 
     # Work.
 
@@ -227,14 +288,14 @@ class LeasedWorker:
         while (job := await self._claimed.get(live_only=live_only)) is not None:
             jobs = [job, *self._beside(job)]
             rest_s = 0.0
-            if self._stopping or (self._degraded is not None and self._degraded.is_at_work):
+            if self._stopping or self._fallback.is_at_work:
                 self._undo(jobs)
             else:
                 rest_s = await self._work_on(jobs)
             self._claimed.done(is_bulk=self._is_bulk(job))
             if rest_s:
                 await self._backoff.wait(rest_s, lambda: self._undo(self._claimed.take_all()))
-                self._wakeup.notify()
+                self._lanes.arrivals.notify()
 
     def _beside(self, job: Job) -> list[Job]:
         """Take more jobs for the same call. A change that failed before gets a call of its own: see `goes_isolated`."""
@@ -257,24 +318,31 @@ class LeasedWorker:
         self._undo([job for job in jobs if job.claim.token not in timely])
         self._calls += 1
         try:
-            rest_s = await self._executor.execute(in_time) if in_time else 0.0
+            executions = await self._executor.execute(in_time) if in_time else []
         finally:
             self._calls -= 1
-        for job in in_time:
-            job.undone = job.undone or job.result.outcome is Outcome.BUSY
-            job.claim.overdue = self._heartbeat.left_s([job.claim]) <= 0
-            self._finish_job(job, job.result)
-        return rest_s
+        for job, execution in zip(in_time, executions, strict=True):
+            if isinstance(execution, Ran) and heartbeat.left_s([job.claim]) <= 0:
+                self._finish(job, replace(execution, overdue=True))
+            else:
+                self._finish(job, execution)
+        return max((one.rest_s for one in executions if isinstance(one, Ran | CutOff)), default=0.0)
 
-    def _undo(self, jobs: list[Job]) -> None:
+    def _undo(self, jobs: Sequence[Job]) -> None:
         """Finish jobs that have not begun: their claims are released."""
         for job in jobs:
-            job.undone = True
-            self._finish_job(job, job.result)
+            self._finish(job, NOT_STARTED)
 
-    def _finish_job(self, job: Job, result: SinkResult) -> None:
-        job.result = result
-        self._done.append(job)
+    def _finish(self, job: Job, execution: Execution) -> None:
+        settings = self._pipeline.settings
+        match execution:
+            case Ran(result=result):
+                cause = result.cause
+            case CutOff(cause=cause):
+                pass
+            case _:
+                cause = exhausted(job.claim, settings) or ""
+        self._done.append(FinishedJob(job, execution, dispose(execution, job.claim, settings), cause))
         self._done_wakeup.notify()
 
     # Commit.
@@ -282,162 +350,126 @@ class LeasedWorker:
     async def _commit_until_stopped(self) -> None:
         while True:
             await self._done_wakeup.wait()
-            if jobs := self._done:
+            if finished := self._done:
                 self._done = []
-                await self._conclude(jobs)
-                self._count(jobs, -1)
-                self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(jobs)))
-                self._wakeup.notify()
-                self._room.notify()
+                for step in LEDGER_STEPS:
+                    if some := [one for one in finished if one.disposition in step]:
+                        await self._conclude(some)
+                self._count([one.job for one in finished], -1)
+                self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(finished)))
+                self._lanes.arrivals.notify()
+                self._lanes.departures.notify()
 
-    async def _conclude(self, jobs: list[Job]) -> None:
-        """Commit, fail or release finished jobs, and settle their deliveries."""
-        undone = [job for job in jobs if job.undone]
-        good = [job for job in jobs if not job.undone and job.result.outcome is not Outcome.FAILED]
-        bad = [job for job in jobs if not job.undone and job.result.outcome is Outcome.FAILED]
-        if good:
-            await self._commit(good)
-        if bad:
-            await self._fail(bad)
-        if undone:
-            await self._release(undone)
-
-    async def _commit(self, jobs: list[Job]) -> None:
-        pipeline = self._pipeline
-        # Extend first: a message that is redelivered during its own commit would be processed for nothing.
-        await pipeline.extend([job.ticket for job in jobs], age=1 / 2)
-        claims = [job.claim for job in jobs if not job.committed]
-        self._heartbeat.end(claims)
-        refused = await self._retry_until_reachable(jobs, lambda: pipeline.ledger.commit(claims)) if claims else []
-        self._heartbeat.drop(job.claim for job in jobs)
-        if refused is None:
-            return
-        lost = {claim.token for claim in refused}
+    async def _conclude(self, finished: list[FinishedJob]) -> None:
+        """Record finished changes in the ledger, all in one call, and settle each as the ledger has answered."""
+        if finished[0].disposition in (Disposition.COMMIT, Disposition.ACK_ONLY):
+            # Extend first: a message that is redelivered during its own commit would be processed for nothing.
+            await self._settlement.extend([one.ticket for one in finished], age=1 / 2)
+        # Drawn once: the call may be repeated.
+        retries = {
+            one.claim.token: self._pipeline.retry_s(one.claim.attempts + 1)
+            for one in finished
+            if one.disposition is Disposition.RETRY
+        }
+        answers = await self._act(finished, self._recording(finished, retries))
+        self._heartbeat.drop(one.claim for one in finished)
         settled: list[SettledTicket] = []
-        for job in jobs:
-            if job.claim.token in lost:
-                self._lose(job)
-            else:
-                settled += self._lanes.finish(job.ticket, job.result.outcome, job.ticket.change.order)
-        await pipeline.settle(settled)
+        for one, acted in zip(finished, answers, strict=True):
+            match acted:
+                case Acted.SETTLED:
+                    settled += await self._settle(one, retries)
+                case Acted.LOST:
+                    self._lose(one)
+                case Acted.JOURNALED:
+                    pass
+        await self._settlement.settle(settled)
 
-    async def _retry_until_reachable(
-        self, jobs: list[Job], act: Callable[[], Awaitable[list[Claim]]]
-    ) -> list[Claim] | None:
-        """Repeat a call of the ledger until it is answered.
+    def _recording(
+        self, finished: list[FinishedJob], retries: dict[int, float]
+    ) -> Callable[[], Awaitable[list[Claim]]]:
+        """Return the call that records finished changes of one step; it returns the claims that are lost."""
+        ledger, claims = self._pipeline.ledger, [one.claim for one in finished]
+        match finished[0].disposition:
+            case Disposition.COMMIT | Disposition.ACK_ONLY:
+                uncommitted = [one for one in finished if one.disposition is Disposition.COMMIT]
+                commits = [Commit(one.claim, one.is_overdue) for one in uncommitted]
+                self._heartbeat.end(one.claim for one in uncommitted)
+                return lambda: ledger.commit(commits) if commits else _nothing_lost()
+            case Disposition.DEAD_LETTER:
+                requests = [
+                    DeadLetterRequest(self._settlement.letter(one.ticket, one.cause), one.claim, one.result.certainty)
+                    for one in finished
+                ]
+                return lambda: ledger.dead_letter(requests)
+            case Disposition.RETRY:
+                failures = [
+                    Failure(one.claim, one.result.certainty, retries[one.claim.token], one.is_overdue)
+                    for one in finished
+                ]
+                return lambda: _nothing_lost(ledger.fail(failures))
+            case Disposition.INTERRUPTED:
+                interruptions = [
+                    Failure(claim, Certainty.UNKNOWN, overdue=True, counts_attempt=False) for claim in claims
+                ]
+                return lambda: _nothing_lost(ledger.fail(interruptions))
+            case Disposition.RELEASE | Disposition.BACK_OFF | Disposition.SNOOZE:
+                return lambda: _nothing_lost(ledger.release(claims))
 
-        None means that the ledger is down and the degraded worker has concluded the jobs without it.
-        """
+    async def _act(self, finished: list[FinishedJob], record: Callable[[], Awaitable[list[Claim]]]) -> list[Acted]:
+        """Record finished changes in the ledger, or hand them to the fallback while the ledger is down."""
         while True:
             try:
-                return await self._pipeline.retry_until_reachable(LEDGER, act)
+                lost = {claim.token for claim in await self._pipeline.retry_until_reachable(LEDGER, record)}
+                return [Acted.LOST if one.claim.token in lost else Acted.SETTLED for one in finished]
             except UnavailableError:
-                assert self._degraded is not None, "without a degraded worker, the call is repeated for ever"
+                pass  # The ledger is down, and the pipeline goes on without it.
             try:
-                await self._degraded.conclude_claimed(jobs)
-                return None
+                await self._fallback.adopt(finished)
+                return [Acted.JOURNALED] * len(finished)
             except UnavailableError as error:
                 await self._pipeline.back_off("journal", error, 1)
 
-    async def _fail(self, jobs: list[Job]) -> None:
-        hopeless = [job for job in jobs if self._is_hopeless(job)]
-        await self._dead_letter(hopeless)
-        await self._fail_cut_off([job for job in jobs if job.cut_off])
-        rest = [job for job in jobs if not self._is_hopeless(job) and not job.cut_off]
-        retries = {job.claim.token: self._pipeline.retry_s(job.claim.attempts + 1) for job in rest}
-        failures = [Failure(job.claim, job.result.certainty, retries[job.claim.token]) for job in rest]
-        done = (
-            await self._retry_until_reachable(rest, lambda: _done(self._pipeline.ledger.fail(failures)))
-            if failures
-            else []
-        )
-        self._heartbeat.drop(job.claim for job in rest)
-        for job in rest if done is not None else []:
-            retry_s = retries[job.claim.token]
-            self._lanes.hold(job.ticket, self._pipeline.clock() + retry_s)
-            attempts = job.claim.attempts + 1
-            self._pipeline.emit(self._pipeline.failed(job.ticket, job.result.cause, attempts, retry_s))
+    async def _settle(self, one: FinishedJob, retries: dict[int, float]) -> list[SettledTicket]:
+        """Do with a change, here and at its source, what the ledger has recorded; return what is to be acked."""
+        pipeline, lanes, ticket = self._pipeline, self._lanes, one.ticket
+        match one.disposition:
+            case Disposition.COMMIT | Disposition.ACK_ONLY:
+                return lanes.finish(ticket, one.result.outcome, ticket.change.order)
+            case Disposition.DEAD_LETTER:
+                pipeline.emit(self._settlement.dead_lettered(ticket, one.cause))
+                return lanes.dead_letter(ticket)
+            case Disposition.RETRY:
+                retry_s = retries[one.claim.token]
+                lanes.hold(ticket, pipeline.clock() + retry_s)
+                pipeline.emit(self._settlement.failed(ticket, one.cause, one.claim.attempts + 1, retry_s))
+            case Disposition.INTERRUPTED:
+                lanes.hold(ticket, pipeline.clock() + pipeline.retry_s(1))
+            case Disposition.RELEASE:
+                lanes.hold(ticket, pipeline.clock())
+            case Disposition.BACK_OFF:
+                # Not before the worker's own back-off ends: other workers would pick it up at once and fail again.
+                rest_s = one.execution.rest_s if isinstance(one.execution, Ran) else 0.0
+                lanes.hold(ticket, pipeline.clock() + max(rest_s, pipeline.retry_s(1)))
+            case Disposition.SNOOZE:
+                # Released to its source, for any delay: it then takes no room here, and survives a restart.
+                lanes.leave(ticket)
+                await self._settlement.snooze(ticket, one.result.wait_s or 0.0)
+        return []
 
-    async def _fail_cut_off(self, jobs: list[Job]) -> None:
-        """Fail changes that could not finish because the ledger or the sink was unreachable.
-
-        It costs no attempt. The outcome is unknown, so the lease has to expire before the next attempt.
-        """
-        for job in jobs:
-            job.claim.overdue = job.claim.cut_off = True
-        failures = [Failure(job.claim, Certainty.UNKNOWN, 0.0) for job in jobs]
-        done = (
-            await self._retry_until_reachable(jobs, lambda: _done(self._pipeline.ledger.fail(failures)))
-            if failures
-            else []
-        )
-        self._heartbeat.drop(job.claim for job in jobs)
-        for job in jobs if done is not None else []:
-            self._lanes.hold(job.ticket, self._pipeline.clock() + self._pipeline.retry_s(1))
-
-    def _is_hopeless(self, job: Job) -> bool:
-        if job.cut_off:
-            return False
-        if job.result.certainty is Certainty.UNKNOWN:
-            return False  # The write may still land: decide after the lease has expired.
-        return job.result.permanent or job.claim.attempts + 1 >= self._pipeline.settings.attempts_max
-
-    async def _dead_letter(self, jobs: list[Job]) -> None:
-        if not jobs:
-            return
-        pipeline = self._pipeline
-        requests = [
-            DeadLetterRequest(pipeline.dead_letter(j.ticket, j.result.cause), j.claim, j.result.certainty) for j in jobs
-        ]
-        lost = await self._retry_until_reachable(jobs, lambda: pipeline.ledger.dead_letter(requests))
-        self._heartbeat.drop(job.claim for job in jobs)
-        if lost is None:
-            return
-        tokens = {claim.token for claim in lost}
-        settled: list[SettledTicket] = []
-        for job in jobs:
-            if job.claim.token in tokens:
-                self._lose(job)
-                continue
-            pipeline.emit(pipeline.dead_lettered(job.ticket, job.result.cause))
-            settled += self._lanes.dead_letter(job.ticket)
-        await pipeline.settle(settled)
-
-    async def _release(self, jobs: list[Job]) -> None:
-        claims = [job.claim for job in jobs]
-        done = await self._retry_until_reachable(jobs, lambda: _done(self._pipeline.ledger.release(claims)))
-        self._heartbeat.drop(claims)
-        for job in jobs if done is not None else []:
-            if job.result.wait_s is not None:
-                await self._snooze(job.ticket, job.result.wait_s)
-                continue
-            # Retry after the worker's back-off; otherwise the other workers would pick it up at once and fail again.
-            wait_s = max(job.rest_s, self._pipeline.retry_s(1)) if job.result.outcome is Outcome.BUSY else 0.0
-            self._lanes.hold(job.ticket, self._pipeline.clock() + wait_s)
-
-    async def _snooze(self, ticket: Ticket, wait_s: float) -> None:
-        """Release a snoozed change to its source, for any delay: it then takes no room here, and survives a restart."""
-        pipeline, change = self._pipeline, ticket.change
-        self._lanes.leave(ticket)
-        pipeline.emit(events.Snoozed(pipeline=pipeline.name, key=change.key, version=change.version, wait_s=wait_s))
-        await pipeline.release([ticket], wait_s)
-
-    def _count(self, jobs: list[Job], sign: int) -> None:
+    def _count(self, jobs: Sequence[Job], sign: int) -> None:
         self._open += sign * len(jobs)
         self._open_bulk += sign * sum(map(self._is_bulk, jobs))
 
     def _is_bulk(self, job: Job) -> bool:
         return job.ticket.source in self._pipeline.bulk
 
-    def _lose(self, job: Job) -> None:
+    def _lose(self, one: FinishedJob) -> None:
         """The claim is lost. Put the change back: the next claim shows whether another worker has applied it."""
-        self._pipeline.emit(events.ClaimLost(pipeline=self._pipeline.name, key=job.claim.key))
-        self._lanes.hold(job.ticket, self._pipeline.clock())
+        self._pipeline.emit(events.ClaimLost(pipeline=self._pipeline.name, key=one.claim.key))
+        self._lanes.hold(one.ticket, self._pipeline.clock())
 
 
-_NEVER = float("inf")
-
-
-async def _done(act: Awaitable[None]) -> list[Claim]:
-    await act
+async def _nothing_lost(act: Awaitable[None] | None = None) -> list[Claim]:
+    if act is not None:
+        await act
     return []

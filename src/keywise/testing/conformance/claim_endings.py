@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Certainty, LeaseTerms, RefusalReason
-from keywise.core.ledger import Failure
+from keywise.core.ledger import Commit, Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
     LEASE_S,
@@ -62,9 +64,9 @@ async def a_commit_may_be_repeated(bench: LedgerBench) -> None:
     """A commit that is repeated after a lost answer succeeds, and does not affect a later holder of the key."""
     claim = await bench.take(5)
     for _ in range(3):
-        same("refused commits", await bench.ledger.commit([claim]), [])
+        same("refused commits", await bench.ledger.commit([Commit(claim)]), [])
     later = await bench.take(6, "w2")
-    same("refused commits", await bench.ledger.commit([claim]), [])
+    same("refused commits", await bench.ledger.commit([Commit(claim)]), [])
     same("the holder", (await bench.entry()).token, later.token)
 
 
@@ -74,9 +76,8 @@ async def a_commit_that_is_overdue_is_refused(bench: LedgerBench) -> None:
     mine = await bench.take(5)
     bench.expire()
     theirs = await bench.take(5, "w2", isolated=True)
-    same("refused commits", await bench.another.commit([theirs]), [])
-    mine.overdue = True
-    same("refused commits", await bench.ledger.commit([mine]), [mine])
+    same("refused commits", await bench.another.commit([Commit(theirs)]), [])
+    same("refused commits", await bench.ledger.commit([Commit(mine, overdue=True)]), [mine])
     if (await bench.entry()).suspicions == 0:
         raise AssertionError("the key is not suspect, though a late write may have followed the commit")
 
@@ -86,12 +87,11 @@ async def the_mark_never_falls(bench: LedgerBench) -> None:
     """A commit below the mark is refused, even from the holder of the key."""
     old = await bench.take(5)
     bench.expire()
-    await bench.another.commit([await bench.take(9, "w2", isolated=True)])
-    same("refused commits", await bench.ledger.commit([old]), [old])
+    await bench.another.commit([Commit(await bench.take(9, "w2", isolated=True))])
+    same("refused commits", await bench.ledger.commit([Commit(old)]), [old])
     same("the mark", (await bench.entry()).mark, order_of(9))
-    lower = await bench.take(10)
-    lower.order = order_of(8)
-    same("refused commits of a holder", await bench.ledger.commit([lower]), [lower])
+    lower = replace(await bench.take(10), order=order_of(8))
+    same("refused commits of a holder", await bench.ledger.commit([Commit(lower)]), [lower])
     same("the mark", (await bench.entry()).mark, order_of(9))
 
 
@@ -300,7 +300,7 @@ async def a_repair_leaves_a_suspicion_that_has_grown(bench: LedgerBench) -> None
     late = await bench.take(5, "w2")
     bench.expire()
     claim = granted(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True))
-    same("refused commits", await bench.another.commit([late]), [late])
+    same("refused commits", await bench.another.commit([Commit(late)]), [late])
     await bench.ledger.finish_repair(claim, None)
     entry = await bench.entry()
     same("whether it is suspect, and free", (entry.suspicions > 0, entry.token), (True, 0))

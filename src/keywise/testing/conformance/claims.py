@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, order_of
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
-from keywise.core.ledger import Failure
+from keywise.core.ledger import Commit, Failure
 from keywise.testing.conformance.promise import Promises, near, same
 
 LEASE_S = 60.0
@@ -56,7 +56,7 @@ class LedgerBench:
 
     async def committed(self, version: int | None, *, key: str = "a", deleted: bool = False) -> None:
         claim = await self.take(version, key=key, deleted=deleted)
-        same("refused commits", await self.ledger.commit([claim]), [])
+        same("refused commits", await self.ledger.commit([Commit(claim)]), [])
 
     async def entry(self, key: str = "a") -> Entry:
         return await self.ledger.inspect(key) or Entry()
@@ -122,7 +122,10 @@ async def workers_that_ask_at_once_are_never_granted_the_same_key(bench: LedgerB
         if len(set(holders)) < len(holders):
             raise AssertionError(f"{len(holders) - len(set(holders))} keys were granted to both workers")
         same("the number of granted keys", len(holders), 40)
-        await asyncio.gather(bench.ledger.commit(mine.granted), bench.another.commit(theirs.granted))
+        await asyncio.gather(
+            bench.ledger.commit([Commit(claim) for claim in mine.granted]),
+            bench.another.commit([Commit(claim) for claim in theirs.granted]),
+        )
 
 
 @CLAIM_PROMISES.add(SAFE)
@@ -145,7 +148,7 @@ async def a_thousand_keys_fit_into_one_call(bench: LedgerBench) -> None:
     same("the number of granted claims", len(results.granted), 1000)
     same("the number of different tokens", len({claim.token for claim in results.granted}), 1000)
     same("lost renewals", await bench.ledger.renew(results.granted, LEASE_S), [])
-    same("refused commits", await bench.ledger.commit(results.granted), [])
+    same("refused commits", await bench.ledger.commit([Commit(claim) for claim in results.granted]), [])
     counts = await bench.another.counts()
     same("keys, tombstones and claims", (counts.keys, counts.tombstones, counts.claims), (1000, 500, 0))
 
@@ -168,7 +171,7 @@ async def an_order_is_era_then_version_then_generation(bench: LedgerBench) -> No
     orders: list[Order] = [(1, 5, 0), (1, 5, 3), (1, 6, 0), (2, VERSION_MIN, 0), (2, VERSION_MIN, 1)]
     for index, order in enumerate(orders):
         claim = granted(await bench.ask_for(ChangeHeader("a", order)))
-        same("refused commits", await bench.ledger.commit([claim]), [])
+        same("refused commits", await bench.ledger.commit([Commit(claim)]), [])
         same("the mark", (await bench.entry()).mark, order)
         for older in orders[:index]:
             refused(await bench.ask_for(ChangeHeader("a", older)), RefusalReason.STALE, mark=order)
@@ -260,11 +263,11 @@ async def an_old_token_opens_nothing(bench: LedgerBench) -> None:
     await bench.ledger.release([old])
     await bench.ledger.fail([Failure(old, Certainty.CLEAN, 1.0)])
     same("the entry after calls with an old token", await bench.entry(), before)
-    same("refused commits", await bench.ledger.commit([old]), [old])
+    same("refused commits", await bench.ledger.commit([Commit(old)]), [old])
     after = await bench.entry()
     same("token and mark after a refused commit", (after.token, after.mark), (new.token, None))
     same("the suspicions after a refused commit", after.suspicions, before.suspicions + 1)
-    same("refused commits of the new holder", await bench.another.commit([new]), [])
+    same("refused commits of the new holder", await bench.another.commit([Commit(new)]), [])
 
 
 @CLAIM_PROMISES.add(PLAIN)

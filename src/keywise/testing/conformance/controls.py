@@ -7,7 +7,7 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.entry import Certainty, Claim, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
 from keywise.core.history import HistoryRecord
-from keywise.core.ledger import Failure
+from keywise.core.ledger import Commit, Failure
 from keywise.core.limits import Rate
 from keywise.testing.conformance.claims import (
     KEYS,
@@ -53,7 +53,7 @@ async def in_transaction(bench: LedgerBench, header: ChangeHeader, *, another: b
     ledger: Any = bench.another if another else bench.ledger
     if not bench.has_transactions:
         results = await ledger.claim([header], LeaseTerms("w1", LEASE_S))
-        await ledger.commit(results.granted)
+        await ledger.commit([Commit(claim) for claim in results.granted])
         refusal: Refusal | None = results.refused.get(header.key)
         return refusal
     async with ledger.transaction() as transaction:
@@ -116,7 +116,7 @@ async def claims_that_are_held_go_on_under_a_pause(bench: LedgerBench) -> None:
     claim = await bench.take(5)
     await bench.another.control_store.pause(Pause("a"))
     same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
-    same("refused commits", await bench.ledger.commit([claim]), [])
+    same("refused commits", await bench.ledger.commit([Commit(claim)]), [])
     refused(await bench.ask(6, "w2"), RefusalReason.PAUSED)
 
 
@@ -191,7 +191,7 @@ async def the_era_of_all_keys_is_raised_while_no_claim_is_held(bench: LedgerBenc
     claim = await bench.take(5)
     same("the era while a claim is held", await control_store.raise_era(), None)
     same("the era of the pipeline", (await bench.ledger.control_store.controls()).era, 0)
-    await bench.ledger.commit([claim])
+    await bench.ledger.commit([Commit(claim)])
     same("the era above that of a key", await control_store.raise_era(), 4)
     for key in ("a", "reset", "new"):
         same(f"the order of a low version of {key}", (await bench.take(1, key=key)).order, (4, 1, 0))
@@ -205,13 +205,13 @@ async def a_rate_holds_for_all_workers_together(bench: LedgerBench) -> None:
     """A rate limits the dispatches of one key by all workers together; other keys are not affected."""
     for number, owner in enumerate(("w1", "w2", "w1"), start=1):
         claim = await bench.take(number, owner)
-        await (bench.another if owner == "w2" else bench.ledger).commit([claim])
+        await (bench.another if owner == "w2" else bench.ledger).commit([Commit(claim)])
     for owner in ("w1", "w2"):
         refused(await bench.ask(4, owner), RefusalReason.LIMITED, wait_s=PER_S / 3)
     refused(await bench.ask(3), RefusalReason.DUPLICATE)
     await bench.take(1, key="b")
     bench.advance(PER_S / 3)
-    await bench.ledger.commit([await bench.take(4, "w2")])
+    await bench.ledger.commit([Commit(await bench.take(4, "w2"))])
     refused(await bench.ask(5), RefusalReason.LIMITED, wait_s=PER_S / 3)
     bench.advance(PER_S)
     for version in (5, 6, 7):

@@ -9,7 +9,7 @@ from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Entry, RefusalReason
-from keywise.core.ledger import Failure
+from keywise.core.ledger import Commit, Failure
 from keywise.core.transfer import LedgerTransfer, TransferPage
 from keywise.testing.conformance.claims import (
     CLOCK_S,
@@ -87,7 +87,7 @@ async def filled(bench: LedgerBench) -> None:
     late = await bench.take(8, key="taken over")
     bench.expire()
     await bench.take(8, key="taken over", owner="w2", isolated=True)
-    await ledger.commit([late])
+    await ledger.commit([Commit(late)])
     bench.expire()
     await reset(bench, "once")
     await ledger.dead_letter(

@@ -13,7 +13,7 @@ from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, ChangeHeade
 from keywise.core.controls import Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Refusal
-from keywise.core.ledger import Failure
+from keywise.core.ledger import Commit, Failure
 from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.promise import Promises
 
@@ -26,6 +26,7 @@ OPERATIONS = 60
 STEP_S = 128.0
 LEASE_S = STEP_S + 10.0
 RETRY_S = (20.0, STEP_S + 20.0)
+OVERDUE_SHARE = 0.15
 REDELIVERY_S = 2 * STEP_S + 40.0
 RETENTION_S = 3 * STEP_S + 60.0
 TOLERANCE_S = 4.0
@@ -193,11 +194,11 @@ class RandomHistory:
         self._twins.bench.advance(steps * STEP_S)
 
     async def _commit(self) -> None:
-        claims = self._some_claims()
-        for claim, twin in claims:
-            claim.overdue = twin.overdue = self._rng.random() < 0.15
-        step = ("commit", [twin for _, twin in claims])
-        seen, twin = await self._ask(step, lambda ledger, mine: ledger.commit([mine(pair) for pair in claims]))
+        commits = [(pair, self._rng.random() < OVERDUE_SHARE) for pair in self._some_claims()]
+        step = ("commit", [(pair[1], overdue) for pair, overdue in commits])
+        seen, twin = await self._ask(
+            step, lambda ledger, mine: ledger.commit([Commit(mine(pair), overdue) for pair, overdue in commits])
+        )
         self._agree_on_claims("the refused commits", seen, twin)
 
     async def _renew(self) -> None:
@@ -208,11 +209,13 @@ class RandomHistory:
 
     async def _fail(self) -> None:
         rng = self._rng
-        failures = [(pair, rng.choice(list(Certainty)), rng.choice(RETRY_S)) for pair in self._some_claims()]
-        step = ("fail", [(pair[1], certainty, retry_s) for pair, certainty, retry_s in failures])
+        failures = [
+            (pair, (rng.choice(list(Certainty)), rng.choice(RETRY_S), rng.random() < OVERDUE_SHARE, rng.random() < 0.8))
+            for pair in self._some_claims()
+        ]
+        step = ("fail", [(pair[1], *details) for pair, details in failures])
         await self._ask(
-            step,
-            lambda ledger, mine: ledger.fail([Failure(mine(pair), sure, retry_s) for pair, sure, retry_s in failures]),
+            step, lambda ledger, mine: ledger.fail([Failure(mine(pair), *details) for pair, details in failures])
         )
 
     async def _release(self) -> None:

@@ -3,7 +3,7 @@
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Controls
 from keywise.core.entry import Certainty, RefusalReason
-from keywise.core.ledger import Failure
+from keywise.core.ledger import Commit, Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
     KEYS,
@@ -41,7 +41,7 @@ async def older_changes_wait_for_what_was_written_without_a_claim(bench: LedgerB
     await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(7))])
     refused(await bench.ask(6), RefusalReason.DEFERRED, wait_s=REDELIVERY_S)
     refused(await bench.ask(5), RefusalReason.DUPLICATE, mark=order_of(5))
-    same("the refused commits of the same order", await bench.ledger.commit([await bench.take(7)]), [])
+    same("the refused commits of the same order", await bench.ledger.commit([Commit(await bench.take(7))]), [])
     same("the suspicions", (await bench.entry()).suspicions, 1)
     refused(await bench.ask(6), RefusalReason.STALE, mark=order_of(7))
 
@@ -65,7 +65,7 @@ async def marking_suspect_leaves_claims_and_attempts_alone(bench: LedgerBench) -
     for _ in range(2):
         await bench.another.admin.mark_suspect([ChangeHeader("a", order_of(5)), ChangeHeader("b", order_of(6))])
     same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
-    same("refused commits", await bench.ledger.commit([claim]), [])
+    same("refused commits", await bench.ledger.commit([Commit(claim)]), [])
     same("the suspicions of both keys", [(await bench.entry(key)).suspicions for key in "ab"], [2, 2])
     same("the failed attempts", (await bench.entry("b")).attempts, 1)
 

@@ -20,7 +20,7 @@ from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Snooze
 from keywise.flow.consumer import Consumer
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.testing.handlers.call_log import SimulatedWorker, Watch
 from keywise.testing.handlers.faults import HandlerFaults
 from keywise.testing.handlers.links import ScratchDatabase, Wire, WiredLedger, WiredSource
@@ -197,7 +197,7 @@ class HandlerWorld:
         if self.is_atomic:
             sink = TransactedFunctionSink(handler, self.database)
         consumer = Consumer(
-            Pipeline(
+            OpenPipeline(
                 name=definition.name,
                 sources=[("queue", source)],
                 ledger=ledger,

@@ -9,6 +9,7 @@ import msgspec
 
 from keywise.core.change import Change, ChangeHeader, Order
 from keywise.core.entry import Claim
+from keywise.core.ledger import Failure
 from keywise.core.sink import Grade
 from keywise.flow.degraded.journal import JournalLine
 from keywise.testing.simulator.disk import Disk, DiskFile
@@ -128,10 +129,12 @@ class Blackout:
             self._cut_off.update(claim.token for claim in claims)
         return is_cut_off
 
-    def failed(self, claims: Sequence[Claim]) -> None:
-        for claim in claims:
-            # A repair that fails is no try of a change.
-            if claim.order is not None and not claim.cut_off and claim.token and claim.token in self._cut_off:
+    def failed(self, failures: Sequence[Failure]) -> None:
+        for failure in failures:
+            claim = failure.claim
+            # A repair that fails is no attempt of a change.
+            is_attempt = claim.order is not None and failure.counts_attempt
+            if is_attempt and claim.token and claim.token in self._cut_off:
                 self._world.auditor.violate(f"an outage costs {claim.key} an attempt")
 
     def _is_concerned(self, process: Process, stretch: Stretch) -> bool:

@@ -13,7 +13,7 @@ from keywise.core.change import ChangeHeader, Delivery
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, Refusal
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import ClaimResults, Failure
+from keywise.core.ledger import ClaimResults, Commit, Failure
 from keywise.core.source import TransactionalQueue
 from keywise.core.transaction import Transaction
 from keywise.testing.virtual_loop import Process, outside
@@ -211,10 +211,10 @@ class LinkedLedger:
         world.blackout.renewed(process)
         return lost
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         async def act() -> list[Claim]:
-            refused = await self._ledger.commit(claims)
-            done = [claim for claim in claims if claim not in refused]
+            refused = await self._ledger.commit(commits)
+            done = [commit.claim for commit in commits if commit.claim not in refused]
             world = self._link.world
             self._auditor.committed_by(self._link.process, done, world.database.before)
             self._auditor.refused(refused, world.database.before, world.entries())
@@ -223,7 +223,7 @@ class LinkedLedger:
         return await self._link.call(act)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
-        self._link.world.blackout.failed([failure.claim for failure in failures])
+        self._link.world.blackout.failed(failures)
         await self._link.call(lambda: self._ledger.fail(failures))
 
     async def release(self, claims: Sequence[Claim]) -> None:

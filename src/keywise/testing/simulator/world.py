@@ -20,7 +20,7 @@ from keywise.core.sink import APPLIED, Grade, SinkResult
 from keywise.flow.consumer import Consumer
 from keywise.flow.intake import FunctionRoute, MessageReader
 from keywise.flow.lanes import Lanes
-from keywise.flow.pipeline import Pipeline
+from keywise.flow.pipeline import OpenPipeline
 from keywise.testing.simulator import workload
 from keywise.testing.simulator.auditor import TICK_S, Auditor
 from keywise.testing.simulator.control_link import LinkedControls
@@ -220,7 +220,7 @@ class World:
             self.delivery_audit.left(process)
         self._restart_later()
 
-    def pipeline(self, process: Process) -> Pipeline:
+    def pipeline(self, process: Process) -> OpenPipeline:
         """Everything as one process sees it."""
         link = Link(self, process)
         ledger_link = LedgerLink(self, process)
@@ -233,7 +233,7 @@ class World:
         if self.flow.has_bulk:
             sources.append(("bulk", LinkedSource(link, self.bulk)))
         skew_s = self.rng.uniform(0.0, 10_000.0)
-        return Pipeline(
+        return OpenPipeline(
             name="sim",
             sources=sources,
             ledger=ledger,

@@ -28,7 +28,7 @@ from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFi
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
+from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.statements import read_statements
 from keywise.core.url import Address
@@ -65,10 +65,10 @@ class PostgresLedger:
         async with self.scope.working_set(_keys(claims)) as working_set:
             return ledger_steps.renew(working_set, claims, lease_s)
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        """If the answer is lost, it is repeated: what arrived is told by the mark."""
-        async with self.scope.working_set(_keys(claims)) as working_set:
-            return ledger_steps.commit(working_set, claims)
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
+        """If the answer is lost, the call is repeated: the mark shows what has arrived."""
+        async with self.scope.working_set([commit.claim.key for commit in commits]) as working_set:
+            return ledger_steps.commit(working_set, commits)
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         async with self.scope.working_set([failure.claim.key for failure in failures]) as working_set:

@@ -23,6 +23,7 @@ from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, CommitResult, Entry, Refusal
 from keywise.core.errors import DatabaseError
 from keywise.core.key_encoding import encoded
+from keywise.core.ledger import Commit
 
 
 class PostgresTransaction:
@@ -117,7 +118,7 @@ class PostgresTransaction:
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         async with self._working_set(claim.key for claim in claims) as working_set:
-            return ledger_steps.commit(working_set, claims, (CommitResult.COMMITTED,))
+            return ledger_steps.commit(working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         async with self._working_set(header.key for header in headers) as working_set:

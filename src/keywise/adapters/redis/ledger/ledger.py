@@ -34,7 +34,7 @@ from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFi
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.errors import AddressError, SettingsError, UnavailableError
 from keywise.core.key_encoding import decoded, encoded
-from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
+from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.transaction import Transaction
 from keywise.core.url import Address
@@ -98,11 +98,16 @@ class RedisLedger:
 
         return _flat(await self._entries.run(_by_key(claims), step))
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        """If the answer is lost, it is repeated: what arrived is told by the mark."""
-        # A mark alone gets its time where it is written; whatever else needs the clock is read first.
-        known = self._known_entries(claims, lambda entry, claim: rules.commit(entry, claim, 0.0, self._policy)[0])
-        return _flat(await self._entries.run(_by_key(claims), ledger_steps.commit, known))
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
+        """If the answer is lost, the call is repeated: the mark shows what has arrived."""
+        by_token = {commit.claim.token: commit for commit in commits}
+
+        def ends(entry: Entry, claim: Claim) -> Entry | None:
+            return rules.commit(entry, by_token[claim.token], 0.0, self._policy)[0]
+
+        # A mark alone gets its time where it is written. For every other entry the clock is read first.
+        known = self._known_entries([commit.claim for commit in commits], ends)
+        return _flat(await self._entries.run(_by_key(commits, _claim_key), ledger_steps.commit, known))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         await self._entries.run(_by_key(failures, _claim_key), ledger_steps.fail)

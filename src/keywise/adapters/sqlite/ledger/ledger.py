@@ -26,7 +26,7 @@ from keywise.core.controls import Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
 from keywise.core.history import HistoryRecord
-from keywise.core.ledger import ClaimResults, Failure, PluggedLedger
+from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
 from keywise.core.resource import opening
 from keywise.core.statements import read_statements
 from keywise.core.transaction import Transaction
@@ -64,8 +64,9 @@ class SqliteLedger:
     async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
         return await self.scope.run(_keys(claims), lambda working_set: ledger_steps.renew(working_set, claims, lease_s))
 
-    async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        return await self.scope.run(_keys(claims), lambda working_set: ledger_steps.commit(working_set, claims))
+    async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
+        keys = [commit.claim.key for commit in commits]
+        return await self.scope.run(keys, lambda working_set: ledger_steps.commit(working_set, commits))
 
     async def fail(self, failures: Sequence[Failure]) -> None:
         keys = [failure.claim.key for failure in failures]

@@ -15,6 +15,7 @@ from keywise.core.change import ChangeHeader, Order
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, CommitResult, Entry, Refusal
 from keywise.core.errors import UnavailableError
+from keywise.core.ledger import Commit
 
 
 class SqliteTransaction:
@@ -70,7 +71,7 @@ class SqliteTransaction:
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
         with self._working_set(claim.key for claim in claims) as working_set:
-            return ledger_steps.commit(working_set, claims, (CommitResult.COMMITTED,))
+            return ledger_steps.commit(working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
         with self._working_set(header.key for header in headers) as working_set:

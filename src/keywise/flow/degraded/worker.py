@@ -17,9 +17,10 @@ from keywise.core.rules import PAUSE_LOOK_S
 from keywise.core.sink import Sink, SinkResult
 from keywise.flow.degraded.journal import DirtyKeyJournal, JournalContents, JournalStore
 from keywise.flow.lanes import Lanes, SettledTicket, Ticket
-from keywise.flow.leased.executors import Executor, Job, unknown_result
-from keywise.flow.pipeline import LEDGER, Pipeline
-from keywise.flow.wakeup import Wakeup
+from keywise.flow.leased.disposition import Disposition
+from keywise.flow.leased.executors import Executor, FinishedJob, unknown_result
+from keywise.flow.pipeline import LEDGER, OpenPipeline
+from keywise.flow.settlement import Settlement
 
 PROBE_MAX_S = 5.0
 """The longest interval between two probes of the ledger."""
@@ -41,24 +42,22 @@ class DegradedWorker:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: OpenPipeline,
+        settlement: Settlement,
         lanes: Lanes,
         executor: Executor,
         journal_store: JournalStore,
-        wakeup: Wakeup,
-        room: Wakeup,
     ) -> None:
         self.due = pipeline.clock()
         """When to look for journals of dead workers."""
         self.is_at_work = False
         self._trouble_due = self.due
         self._pipeline = pipeline
+        self._settlement = settlement
         self._lanes = lanes
         self._executor = executor
         self._journal = DirtyKeyJournal(journal_store, pipeline.settings.journal_keys_max)
         self._pace = Pace(pipeline.rate)
-        self._wakeup = wakeup
-        self._room = room
         self._running = 0
         self._stopping = False
 
@@ -88,16 +87,14 @@ class DegradedWorker:
             await self._tidy()
         return self._journal.is_empty or await self._hand_over()
 
-    async def conclude_claimed(self, jobs: Sequence[Job]) -> None:
-        """Conclude claimed changes without the ledger: journal those that were written, and let the leases expire.
+    async def adopt(self, finished: Sequence[FinishedJob]) -> None:
+        """Settle claimed changes without the ledger: journal those that were written, and let the leases expire.
 
-        Raises UnavailableError if the journal cannot be written; then nothing is concluded.
+        Raises UnavailableError if the journal cannot be written; then nothing is settled.
         """
-        endings = [(job.ticket, job.result) for job in jobs if not job.undone or job.result.outcome is Outcome.BUSY]
+        endings = [(one.ticket, one.result) for one in finished if one.disposition is not Disposition.RELEASE]
         await self._journal.note([ticket.change for ticket, result in endings if _may_show(result)], self._since())
-        for job in jobs:
-            if job.undone and job.result.outcome is not Outcome.BUSY:
-                self._lanes.hold(job.ticket, self._pipeline.clock())
+        self._put_back([one.ticket for one in finished if one.disposition is Disposition.RELEASE])
         await self._conclude(endings)
 
     # Work.
@@ -113,7 +110,7 @@ class DegradedWorker:
                     self._running += 1
                     group.create_task(self._call(call))
                 if not tickets:
-                    await self._wakeup.wait(self._pipeline.until(self._lanes.next_due() if free > 0 else None))
+                    await self._lanes.arrivals.wait(self._pipeline.until(self._lanes.next_due() if free > 0 else None))
             probing.cancel()
 
     @property
@@ -176,8 +173,8 @@ class DegradedWorker:
             results = await self._applied(tickets)
             await self._conclude(list(zip(tickets, results, strict=True)))
         self._running -= 1
-        self._wakeup.notify()
-        self._room.notify()
+        self._lanes.arrivals.notify()
+        self._lanes.departures.notify()
 
     async def _applied(self, tickets: list[Ticket]) -> Sequence[SinkResult]:
         pipeline, started = self._pipeline, self._pipeline.clock()
@@ -207,20 +204,19 @@ class DegradedWorker:
                 failed.append((ticket, result))
         # Ack before anything else: a message that is redelivered after it has left its lane gets a new receipt,
         # and the ack with the old one would do nothing.
-        await self._pipeline.settle(settled)
+        await self._settlement.settle(settled)
         for ticket, result in failed:
             await self._release(ticket, result)
 
     async def _release(self, ticket: Ticket, result: SinkResult) -> None:
-        pipeline, change = self._pipeline, ticket.change
+        pipeline, settlement = self._pipeline, self._settlement
         self._lanes.leave(ticket)
         if result.wait_s is not None:
-            wait_s = result.wait_s
-            pipeline.emit(events.Snoozed(pipeline=pipeline.name, key=change.key, version=change.version, wait_s=wait_s))
-        else:
-            wait_s = pipeline.retry_s(ticket.delivery.count)
-            pipeline.emit(pipeline.failed(ticket, result.cause, ticket.delivery.count, wait_s))
-        await pipeline.release([ticket], wait_s)
+            await settlement.snooze(ticket, result.wait_s)
+            return
+        wait_s = pipeline.retry_s(ticket.delivery.count)
+        pipeline.emit(settlement.failed(ticket, result.cause, ticket.delivery.count, wait_s))
+        await settlement.release([ticket], wait_s)
 
     async def _ended(self, shown: Sequence[Ticket], clean: Sequence[Ticket]) -> None:
         # If this fails, the keys stay in the journal as in flight: they count as written, and are withheld
@@ -246,7 +242,7 @@ class DegradedWorker:
                 self._pipeline.outage.failed(str(error))
             else:
                 self._pipeline.outage.answered()
-        self._wakeup.notify()
+        self._lanes.arrivals.notify()
 
     async def _find(self) -> None:
         """Take over the journals of dead workers. An error is reported, and does not stop the work."""

@@ -1,0 +1,133 @@
+"""Settlement: how deliveries end. It acks, releases and extends them, and makes their dead letters and events.
+
+Only this module acks, and `QueueTransactionWorker` inside its transaction.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from keywise.core import events
+from keywise.core.change import Delivery, Outcome
+from keywise.core.dead_letter import DeadLetter
+from keywise.core.entry import RefusalReason
+from keywise.core.errors import UnavailableError
+from keywise.core.failures import storable
+from keywise.core.source import Source
+from keywise.flow.coalesce import group_by_outcome
+from keywise.flow.intake import ReadBatch
+from keywise.flow.lanes import SettledByOutcome, SettledTicket, Ticket
+from keywise.flow.pipeline import OpenPipeline
+
+
+class Settlement:
+    """Ends the deliveries of one pipeline."""
+
+    def __init__(self, pipeline: OpenPipeline) -> None:
+        self.pipeline = pipeline
+
+    def letter(self, ticket: Ticket, cause: str) -> DeadLetter:
+        change = ticket.change
+        return self.unread_letter(ticket.delivery, cause, ticket.source, key=change.key, version=change.version)
+
+    def unread_letter(
+        self, delivery: Delivery, cause: str, source: int, *, key: str = "", version: int | None = None
+    ) -> DeadLetter:
+        name, _ = self.pipeline.sources[source]
+        return DeadLetter(storable(cause), delivery.body, key, version, delivery.headers, delivery.sent_at, name)
+
+    def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float) -> events.Failed:
+        key, version = ticket.change.key, ticket.change.version
+        return events.Failed(
+            pipeline=self.pipeline.name, key=key, version=version, cause=cause, attempts=attempts, retry_s=retry_s
+        )
+
+    def refused(self, ticket: Ticket, reason: RefusalReason, wait_s: float) -> events.Refused:
+        key, version = ticket.change.key, ticket.change.version
+        return events.Refused(pipeline=self.pipeline.name, key=key, version=version, reason=reason.value, wait_s=wait_s)
+
+    def dead_lettered(self, ticket: Ticket, cause: str) -> events.DeadLettered:
+        return events.DeadLettered(
+            pipeline=self.pipeline.name, key=ticket.change.key, version=ticket.change.version, cause=cause
+        )
+
+    def report_settled(self, settled: SettledByOutcome) -> None:
+        for outcome, tickets in settled.items():
+            is_applied = outcome is Outcome.APPLIED
+            names_all = not is_applied or self.pipeline.settings.history == "all"
+            self.pipeline.emit(
+                events.Settled(
+                    pipeline=self.pipeline.name,
+                    outcome=outcome,
+                    changes=len(tickets),
+                    headers=[ticket.change for ticket in tickets] if names_all else (),
+                    firsts=len(tickets) if is_applied else sum(ticket.delivery.count == 1 for ticket in tickets),
+                    sent_at=tickets[0].delivery.sent_at,
+                )
+            )
+
+    def report_unread(self, read_batch: ReadBatch) -> None:
+        for _, cause in read_batch.malformed:
+            self.pipeline.emit(events.DeadLettered(pipeline=self.pipeline.name, key="", cause=cause))
+        if read_batch.malformed:
+            self.pipeline.emit(
+                events.Settled(pipeline=self.pipeline.name, outcome=Outcome.DEAD, changes=len(read_batch.malformed))
+            )
+        for reason, count in Counter(reason for _, reason in read_batch.ignored).items():
+            self.pipeline.emit(events.Ignored(pipeline=self.pipeline.name, reason=reason, changes=count))
+
+    async def ack_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
+        """Ack deliveries that never became changes."""
+        await self._at(index, lambda source: source.ack(deliveries))
+
+    async def release_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
+        """Release deliveries that never became changes; the source redelivers them later."""
+        await self._at(index, lambda source: source.release(deliveries, self.pipeline.settings.evict_delay_s))
+
+    async def settle(self, settled: Sequence[SettledTicket]) -> None:
+        """Ack changes that have ended. A lost ack does no harm: the message comes back as a duplicate."""
+        self.report_settled(group_by_outcome(settled))
+        await self._each_source((ticket for ticket, _ in settled), lambda source, some: source.ack(some))
+
+    async def release(self, tickets: Iterable[Ticket], delay_s: float) -> None:
+        """Release deliveries; the source redelivers them after the delay, to this or to another worker."""
+        await self._each_source(tickets, lambda source, some: source.release(some, delay_s))
+
+    async def snooze(self, ticket: Ticket, wait_s: float) -> None:
+        """Release a change that its handler has put off."""
+        key, version = ticket.change.key, ticket.change.version
+        self.pipeline.emit(events.Snoozed(pipeline=self.pipeline.name, key=key, version=version, wait_s=wait_s))
+        await self.release([ticket], wait_s)
+
+    async def extend(self, tickets: Iterable[Ticket], age: float) -> None:
+        """Extend deliveries whose last extension is older than the fraction `age` of the visibility timeout."""
+        now, limits = self.pipeline.clock(), [source.visibility_s for _, source in self.pipeline.sources]
+        due = [t for t in tickets if (s := limits[t.source]) is not None and now - t.extended_at >= s * age]
+        for ticket in due:
+            ticket.extended_at = now
+        await self._each_source(due, lambda source, some: source.extend(some, source.visibility_s or 0.0))
+
+    async def _each_source(
+        self, tickets: Iterable[Ticket], act: Callable[[Source, list[Delivery]], Awaitable[None]]
+    ) -> None:
+        """Call `act` once per source, with its deliveries. A source that cannot be reached redelivers them itself."""
+        by_source: dict[int, list[Delivery]] = {}
+        for ticket in tickets:
+            by_source.setdefault(ticket.source, []).append(ticket.delivery)
+        if len(by_source) == 1:
+            [(index, some)] = by_source.items()
+            await self._at(index, lambda source: act(source, some))
+            return
+        async with asyncio.TaskGroup() as group:
+            # Concurrently: a receipt may expire while its ack waits for the answer of another source.
+            for index, some in by_source.items():
+                group.create_task(self._at(index, lambda source, some=some: act(source, some)))  # type: ignore[misc]
+
+    async def _at(self, index: int, act: Callable[[Source], Awaitable[None]]) -> None:
+        name, source = self.pipeline.sources[index]
+        try:
+            await act(source)
+        except UnavailableError as error:
+            self.pipeline.emit(
+                events.Unavailable(pipeline=self.pipeline.name, what=name, cause=str(error), retry_s=0.0)
+            )
