@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from keywise.core.change import Outcome
-from keywise.core.entry import Certainty, Claim, Entry
+from keywise.core.entry import Certainty, Claim, Entry, Level
 from keywise.core.errors import UnavailableError
 from keywise.core.settings import Settings
 from keywise.core.sink import AtomicSink, Grade
@@ -64,13 +64,14 @@ def _evict_nothing(self: Lanes) -> list[Ticket]:
     return []
 
 
-async def _followers_at_claim(self: LeasedWorker, tickets: list[Ticket], *, isolated: bool) -> None:
+async def _followers_at_claim(self: LeasedWorker, tickets: Sequence[Ticket], level: Level) -> list[Job]:
     early: list[SettledTicket] = []
     for ticket in tickets:
         lane = self._lanes._lanes[ticket.change.key]
         early += ((other, Outcome.SUPERSEDED) for other in lane.waiting if other.change.order <= ticket.change.order)
-    await _claim(self, tickets, isolated=isolated)
+    jobs = await _claim(self, tickets, level)
     await self._settlement.settle(early)
+    return jobs
 
 
 async def _ack_first(self: LeasedWorker, finished: list[FinishedJob]) -> None:
