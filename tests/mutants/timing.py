@@ -20,6 +20,7 @@ from keywise.flow.leased import disposition
 from keywise.flow.leased import worker as leased_worker
 from keywise.flow.leased.disposition import Disposition, Execution, Ran
 from keywise.flow.leased.executors import FinishedJob, Job
+from keywise.flow.leased.repairs import RepairLoop
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.repair import Repairer
 from keywise.flow.settlement import Settlement
@@ -33,7 +34,7 @@ _claim, _conclude, _finish_job, _hold = (
     LeasedWorker._finish,
     Heartbeat.hold,
 )
-_batch, _end, _until_idle = LedgerTransactionWorker._batch, QueueTransactionWorker._end, LeasedWorker._until_idle
+_batch, _end = LedgerTransactionWorker._batch, QueueTransactionWorker._end
 
 
 def _two_of_one_key(self: Lanes, limit: int, now: float, bulk_limit: int | None = None) -> list[Ticket]:
@@ -155,10 +156,6 @@ async def _renew_blindly(self: Heartbeat, ledger: Any) -> None:
         self._move(held)
 
 
-async def _never_wait(self: LeasedWorker) -> None:
-    return None
-
-
 async def _quiet(entry: Entry) -> bool:
     return True
 
@@ -172,11 +169,11 @@ async def _repair_at_once(self: Repairer) -> list[str]:
         return []
 
 
-async def _no_repair(self: Repairer, keys: list[str]) -> None:
+async def _no_repair(self: RepairLoop, key: str) -> None:
     return None
 
 
-async def _repair_without_claim(self: Repairer, key: str) -> None:
+async def _repair_without_claim(self: RepairLoop, key: str) -> None:
     body = self._pipeline.refetch(key) if self._pipeline.refetch else None
     if body is not None:
         change = self._pipeline.reader.read_one(body)
@@ -214,8 +211,7 @@ ACTS = (
     Mutant("a change is retried for ever", 13, leased_worker, "dispose", _retry_for_ever),
     Mutant("a blocked key uses up the room", 15, Lanes, "evict_blocked", _evict_nothing),
     Mutant("a bad change takes its batch along", 17, transacted, "write_all", _batch_fails_together, Grade.ATOMIC),
-    Mutant("alone is not alone", 18, LeasedWorker, "_until_idle", _never_wait),
     Mutant("repaired before the horizon", 6, Repairer, "suspects", _repair_at_once),
-    Mutant("suspects are not repaired", 6, Repairer, "run", _no_repair),
-    Mutant("repaired without a claim", 1, Repairer, "_repair", _repair_without_claim),
+    Mutant("suspects are not repaired", 6, RepairLoop, "_repair", _no_repair),
+    Mutant("repaired without a claim", 1, RepairLoop, "_repair", _repair_without_claim),
 )

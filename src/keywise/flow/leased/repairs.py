@@ -65,7 +65,8 @@ class RepairLoop:
                     if isinstance(answer, Claim):
                         if answer.took_over:
                             self._company.window.took_over(answer.level)
-                        repair.has_run = True
+                        # Otherwise the repair only gives the key back.
+                        repair.has_run = answer.suspicions > 0 and not answer.took_over
                         await self._repairer.run_under(answer)
                         return
             finally:
