@@ -1,8 +1,5 @@
 """Variants that break one clause of the rule on deaths: levels, probation, and running alone."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from msgspec.structs import replace
 
 from keywise.core import rules
@@ -11,12 +8,12 @@ from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Level, Ph
 from keywise.core.ledger import Ledger
 from keywise.core.sink import Grade
 from keywise.flow.heartbeat import Heartbeat
-from keywise.flow.leased.probation import AloneTurns, Company, ProbationWindow, RunningRepair
+from keywise.flow.leased.probation import AloneTurns, ProbationWindow
+from keywise.flow.leased.repairs import RepairLoop
 from keywise.flow.leased.worker import LeasedWorker
 from mutants.mutant import Mutant
 
 _grant, _release, _against_company = rules.grant, rules.release, rules._against_company
-_repairing = Company.repairing
 
 
 def _company_counts(
@@ -95,10 +92,10 @@ async def _with_nothing_beside(self: LeasedWorker) -> bool:
     return bool(tickets)
 
 
-@contextmanager
-def _repairing_alone(self: Company, level: Level) -> Iterator[RunningRepair]:
-    with _repairing(self, level) as repair, self.draining():
-        yield repair
+async def _repair_alone(self: RepairLoop, key: str) -> None:
+    if key not in self._alone:
+        self._alone.append(key)
+        self._arrivals.notify()
 
 
 LEVELS = (
@@ -114,5 +111,5 @@ LEVELS = (
     Mutant("the window of probation is not reset", 18, ProbationWindow, "took_over", _not_reset),
     Mutant("all on probation run at once", 18, ProbationWindow, "next", _all_at_once),
     Mutant("nothing runs beside a change on probation", 15, LeasedWorker, "_claim_on_probation", _with_nothing_beside),
-    Mutant("nothing runs beside a repair", 15, Company, "repairing", _repairing_alone),
+    Mutant("nothing runs beside a repair", 15, RepairLoop, "_repair", _repair_alone),
 )

@@ -325,8 +325,8 @@ class LeasedWorker:
     def _opened(self, jobs: list[Job], asked: Level) -> list[Job]:
         """Count granted claims as open; finish those that must not run: return the others.
 
-        A change that has used up its crashes or attempts becomes a dead letter. A claim that is granted on probation
-        although it was asked for alone is released if the window has no room: workers committed it, and died, meanwhile.
+        A change that has used up its crashes or attempts becomes a dead letter. A claim that was asked for alone may be
+        granted on probation, if the key was committed and died with again meanwhile; without room it is released.
         """
         if not jobs:
             return []

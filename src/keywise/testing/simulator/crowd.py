@@ -323,10 +323,10 @@ class CrowdAudit:
 
     def asked(self, process: Process, terms: LeaseTerms) -> None:
         """Asked to run alone: what waits in the process must have had a chance since it drained last."""
-        lanes = self._lanes(process)
-        if terms.level is Level.ALONE and process.name in self._drained_since and process.name not in self._begun:
-            if lanes is not None and lanes.has_waiting(self._world.now()):
-                self.violate(f"{process.name} drains once more, and nothing has begun in between")
+        is_again = process.name in self._drained_since and process.name not in self._begun
+        lanes = self._lanes(process) if terms.level is Level.ALONE and is_again else None
+        if lanes is not None and lanes.has_waiting(self._world.now()):
+            self.violate(f"{process.name} drains once more, and nothing has begun in between")
 
     def granted(self, process: Process, claim: Claim, terms: LeaseTerms) -> None:
         key, window = claim.key, self._window(process)
