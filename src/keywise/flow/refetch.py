@@ -80,7 +80,7 @@ class _ThreadedRefetch:
             result = self._refetch(key)
         except BaseException as raised:
             error = raised
-        with suppress(RuntimeError):  # The loop is closed: nobody waits for the answer any more.
+        with suppress(RuntimeError):  # The loop is closed: no repair waits for the answer any more.
             loop.call_soon_threadsafe(self._ended, answer, result, error)
 
     def _ended(self, answer: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
