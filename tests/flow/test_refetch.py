@@ -17,7 +17,7 @@ def test_a_plain_function_that_hangs_does_not_block_the_event_loop():
 
     async def story() -> object:
         waiting = asyncio.ensure_future(refetch("a"))
-        await asyncio.sleep(0)
+        await asyncio.wait([waiting], timeout=0)
         go_on.set()  # With a blocked loop, this line would never be reached.
         return await waiting
 
@@ -41,7 +41,7 @@ def test_a_function_that_hangs_keeps_its_thread_until_it_ends():
                 assert await refetch("b") is True
                 return
             except KeywiseError:
-                await asyncio.sleep(0)
+                await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
 
     run(story())
 
