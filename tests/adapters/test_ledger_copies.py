@@ -112,7 +112,7 @@ def test_what_random_histories_leave_behind_is_carried_as_it_is(one, other):
             twins = Twins(here, POLICY)
             for seed in range(12):
                 await RandomHistory(twins, seed).run()
-            here.advance(LEASE_S)
+            here.advance(LEASE_S + 1.0)
             await moved(here, there)
             assert await there.ledger.counts() == await here.ledger.counts()
 

@@ -268,7 +268,10 @@ def test_a_repair_that_succeeds_ends_its_own_crashes():
 
 def test_an_older_change_does_not_take_turns_with_one_that_climbs():
     """Rule 18: if its claim is released in between, the deaths would be forgotten by the commit of the older one."""
-    for level in (Level.PROBATION, Level.SOLE, Level.ALONE):
+    key = OneKey(SAFE)
+    key.release(key.climb(5, Level.PROBATION))
+    assert isinstance(key.ask(4, "w2", level=Level.PROBATION), Claim), "one death says little about the newer one"
+    for level in (Level.SOLE, Level.ALONE):
         key = OneKey(SAFE)
         key.release(key.climb(5, level))
         assert RefusalReason.DEFERRED is key.ask(4, "w2", level=Level.ALONE).reason

@@ -382,9 +382,11 @@ def _against_attempts(entry: Entry, header: ChangeHeader, now: float, policy: Le
         return Refusal(RefusalReason.DEFERRED, entry.unknown_until - now)
     if entry.tried is not None and header.order <= entry.tried and now < entry.not_before:
         return Refusal(RefusalReason.BUSY, entry.not_before - now)
-    if entry.tried is not None and (entry.attempts or entry.deaths) and header.order < entry.tried:
+    has_failed = entry.attempts > 0 or entry.deaths >= Level.SOLE
+    if entry.tried is not None and has_failed and header.order < entry.tried:
         # Do not alternate between two changes that fail: each switch would reset the attempts of the other. Nor
-        # between two that workers died with: a commit of the older one would reset the level.
+        # between two when workers died on probation with the newer one: a commit of the older one would reset the
+        # level. After the first death the newer one is most likely innocent, so the older one need not wait.
         wait_s = entry.tried_at + policy.redelivery_s - now
         return Refusal(RefusalReason.DEFERRED, wait_s) if wait_s > 0 else None
     return None

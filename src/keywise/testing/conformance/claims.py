@@ -245,7 +245,7 @@ async def tokens_are_never_used_again(bench: LedgerBench) -> None:
     for version in range(1, 30):
         claim = await bench.take(version)
         tokens.append(claim.token)
-        await (bench.ledger.release if version % 2 else bench.ledger.commit)([claim])
+        await (bench.ledger.release([claim]) if version % 2 else bench.ledger.commit([Commit(claim)]))
         bench.advance(REDELIVERY_S + 100.0)
         await bench.ledger.prune(50.0)
     same("the number of different tokens", len(set(tokens)), len(tokens))
@@ -302,7 +302,21 @@ async def a_takeover_on_a_safe_sink_is_no_suspicion(bench: LedgerBench) -> None:
     claim = await bench.take(7, "w2", level=Level.ALONE)
     await bench.another.release([claim])
     same("the suspicions", (await bench.entry()).suspicions, 0)
-    await bench.take(6)
+    await bench.take(6, level=Level.PROBATION)
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def an_older_change_waits_for_one_that_workers_died_with_on_probation(bench: LedgerBench) -> None:
+    """Otherwise the commit of the older change would end the level of the newer one, which may kill its workers."""
+    claim = await bench.take(7)
+    for owner in ("w2", "w3"):
+        await bench.another.renew([claim], LEASE_S, Phase.BEGUN)
+        bench.expire()
+        claim = await bench.take(7, owner, level=Level.ALONE)
+    same("the level", claim.level, Level.SOLE)
+    await bench.another.release([claim])
+    refused(await bench.ask(6, level=Level.ALONE), RefusalReason.DEFERRED, wait_s=REDELIVERY_S)
+    await bench.take(8, level=Level.SOLE)
 
 
 @CLAIM_PROMISES.add(PLAIN)
