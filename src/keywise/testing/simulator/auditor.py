@@ -210,7 +210,8 @@ class Auditor:
             self.violate(f"one of {', '.join(keys)} failed before, and takes others along")
         if world.was_told_to_stop(process) and not any(claim.level is Level.ALONE for claim in claims):
             self.violate(f"{process.name} begins to work though it was told to stop")
-        if sum(one.process is process for one in self._calls) > world.settings.concurrency:
+        # Repairs run beside the flow, in tasks of their own.
+        if sum(one.process is process and not _is_repair(one) for one in self._calls) > world.settings.concurrency:
             self.violate(f"{process.name} runs more calls than its concurrency")
         if len(changes) > world.sink_batch_max:
             self.violate("a call carries more changes than the sink takes")
@@ -372,6 +373,10 @@ class Auditor:
 def _alone_with(entry: Entry) -> Order | None:
     """The order that the holder of a key runs alone, or None."""
     return _raw(entry.tried) if entry.deaths is Level.ALONE and entry.tried is not None else None
+
+
+def _is_repair(call: RunningCall) -> bool:
+    return any(claim.order is None for claim in call.claims)
 
 
 def _must_be_alone(entry: Entry) -> bool:
