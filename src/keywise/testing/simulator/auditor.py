@@ -208,7 +208,9 @@ class Auditor:
         self._calls.append(call)
         if len(claims) > 1 and any(claim.attempts for claim in claims):
             self.violate(f"one of {', '.join(keys)} failed before, and takes others along")
-        if world.was_told_to_stop(process) and not any(claim.level is Level.ALONE for claim in claims):
+        # A repair has begun when it reads the truth, before it writes.
+        is_excused = any(claim.level is Level.ALONE or claim.order is None for claim in claims)
+        if world.was_told_to_stop(process) and not is_excused:
             self.violate(f"{process.name} begins to work though it was told to stop")
         # Repairs run beside the flow, in tasks of their own.
         if sum(one.process is process and not _is_repair(one) for one in self._calls) > world.settings.concurrency:
