@@ -15,7 +15,7 @@ from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
+from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy, Level
 from keywise.core.history import HistoryRecord
 from keywise.core.limits import Rate
 from keywise.core.transfer import TransferPage
@@ -85,7 +85,7 @@ def test_a_ledger_that_was_copied_holds_and_answers_the_same(one, other):
             assert sorted(await there.ledger.suspects(100, -1e9)) == sorted(await here.ledger.suspects(100, -1e9)) != []
             headers = [ChangeHeader(key, order_of(version)) for key, _ in mine.entries for version in (1, 2**41)]
             for header in headers:
-                [asked, again] = [await bench.ask_for(header, "w7", isolated=True) for bench in (here, there)]
+                [asked, again] = [await bench.ask_for(header, "w7", level=Level.ALONE) for bench in (here, there)]
                 # What would be granted is paused in the place that was left.
                 if getattr(asked, "reason", "") != "paused":
                     assert getattr(asked, "reason", None) == getattr(again, "reason", None), header
@@ -112,7 +112,7 @@ def test_what_random_histories_leave_behind_is_carried_as_it_is(one, other):
             twins = Twins(here, POLICY)
             for seed in range(12):
                 await RandomHistory(twins, seed).run()
-            here.advance(LEASE_S)
+            here.advance(LEASE_S + 1.0)
             await moved(here, there)
             assert await there.ledger.counts() == await here.ledger.counts()
 

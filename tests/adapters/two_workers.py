@@ -188,7 +188,7 @@ class Worker:
     def advance(self, seconds: float) -> None:
         """Let time pass for this worker: what it waits for may be due now."""
         self._clock.advance(seconds)
-        self._consumer._wakeup.notify()
+        self._consumer._lanes.arrivals.notify()
 
     def drain(self) -> None:
         """Take no more, give the rest back."""

@@ -2,7 +2,7 @@
 
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Level, Phase, Refusal
 from keywise.core.ledger import Commit, Failure
 
 LEASE_S = 10.0
@@ -27,15 +27,17 @@ class OneKey:
         sent_at = self.now - RETENTION_S - 1 if late else self.now
         return ChangeHeader("a", order_of(version), deleted, sent_at)
 
-    def ask(self, version: int | None, owner: str = "w1", *, isolated: bool = False, **more: bool) -> Claim | Refusal:
-        return self.ask_for(self.header(version, **more), owner, isolated=isolated)
+    def ask(
+        self, version: int | None, owner: str = "w1", *, level: Level = Level.USUAL, **more: bool
+    ) -> Claim | Refusal:
+        return self.ask_for(self.header(version, **more), owner, level=level)
 
-    def exclude(self, owner: str = "w1", *, isolated: bool = True) -> Claim | Refusal:
+    def exclude(self, owner: str = "w1", *, level: Level = Level.ALONE) -> Claim | Refusal:
         """Ask for exclusion only, as a repair does."""
-        return self.ask_for(ChangeHeader("a", None), owner, isolated=isolated)
+        return self.ask_for(ChangeHeader("a", None), owner, level=level)
 
-    def ask_for(self, header: ChangeHeader, owner: str = "w1", *, isolated: bool = False) -> Claim | Refusal:
-        terms = LeaseTerms(owner, LEASE_S, isolated)
+    def ask_for(self, header: ChangeHeader, owner: str = "w1", *, level: Level = Level.USUAL) -> Claim | Refusal:
+        terms = LeaseTerms(owner, LEASE_S, level)
         refusal = rules.decide(self.entry, header, self.now, self.policy, terms)
         if refusal is not None:
             return refusal
@@ -43,9 +45,9 @@ class OneKey:
         self.entry, claim = rules.grant(self.entry, header, self._tokens, self.now, terms, self.policy)
         return claim
 
-    def take(self, version: int | None, owner: str = "w1", *, isolated: bool = False, **more: bool) -> Claim:
+    def take(self, version: int | None, owner: str = "w1", *, level: Level = Level.USUAL, **more: bool) -> Claim:
         """Ask, and be sure to get it."""
-        answer = self.ask(version, owner, isolated=isolated, **more)
+        answer = self.ask(version, owner, level=level, **more)
         assert isinstance(answer, Claim), answer
         return answer
 
@@ -57,8 +59,8 @@ class OneKey:
             self.entry = rules.mark(self.entry, header, self.now)
         return refusal
 
-    def renew(self, claim: Claim) -> bool:
-        entry = rules.renew(self.entry, claim, self.now, LEASE_S)
+    def renew(self, claim: Claim, phase: Phase = Phase.CLAIMED) -> bool:
+        entry = rules.renew(self.entry, claim, self.now, LEASE_S, phase)
         if entry is not None:
             self.entry = entry
         return entry is not None
@@ -110,10 +112,18 @@ class OneKey:
         assert self.entry is not None and self.entry.token, "nobody holds the key"
         self.now = max(self.now, self.entry.lease_until)
 
-    def die(self, claim: Claim) -> None:
+    def die(self, claim: Claim, phase: Phase = Phase.BEGUN) -> None:
         """Let the holder begin its work and never be heard of again."""
-        assert self.renew(claim)
+        assert self.renew(claim, phase)
         self.expire()
+
+    def climb(self, version: int | None, level: Level) -> Claim:
+        """Let workers die with a change until it is granted at a level, and return that claim."""
+        claim = self.take(version, "first", level=Level.ALONE)
+        while claim.level < level:
+            self.die(claim)
+            claim = self.take(version, f"after {claim.token}", level=Level.ALONE)
+        return claim
 
     @property
     def suspicions(self) -> int:

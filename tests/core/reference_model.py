@@ -3,7 +3,7 @@
 from core.one_key import LEASE_S, REDELIVERY_S, RETENTION_S, OneKey
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order, is_unversioned, order_of
-from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy, Level, Phase, Refusal, RefusalReason
 
 NOTHING = (0, -(2**63) - 1, 0)
 """Below every order."""
@@ -18,11 +18,11 @@ class SecondBook:
         """All that were ever granted."""
         self.ended: set[int] = set()
         self.begun: set[int] = set()
-        """Tokens that were renewed: the work under them has begun."""
+        """Tokens under which work has begun."""
         self.given_up: set[int] = set()
         """Tokens whose holder said that the outcome is unknown."""
-        self.asked: dict[int, tuple[str, bool]] = {}
-        """By token, who asked and whether alone."""
+        self.owners: dict[int, str] = {}
+        """By token, who asked."""
         self.until: dict[int, float] = {}
         """By token, the end of its lease."""
         self.mark: Order | None = None
@@ -32,13 +32,13 @@ class SecondBook:
 
     # PipelineAdmin.
 
-    def claim(self, version: int | None, owner: str, *, isolated: bool, late: bool) -> Claim | None:
+    def claim(self, version: int | None, owner: str, *, level: Level, late: bool) -> Claim | None:
         header = self.key.header(version, late=late, deleted=version == 3)
         before, holder, doubts, suspect = self.key.entry, self._live_holder(), self._unresolved(), self.key.suspicions
-        answer = self.key.ask_for(header, owner, isolated=isolated)
+        answer = self.key.ask_for(header, owner, level=level)
         if isinstance(answer, Refusal):
             assert before == self.key.entry, "a refusal costs nothing"
-            self._check_refusal(header, answer, holder)
+            self._check_refusal(header, answer, holder, level)
             return None
         assert holder is None, "no two live holders"
         assert header.order > (self.mark or NOTHING), "a grant is above the mark"
@@ -53,10 +53,10 @@ class SecondBook:
         if before and tried and before.attempts and header.order < tried:
             assert self.key.now >= before.tried_at + REDELIVERY_S, "changes that fail do not take turns"
         self._check_doubts(header.order, doubts, suspect, took_over=before is not None and before.token != 0)
-        self._check_crashes(answer, owner, before, isolated)
+        self._check_crashes(answer, owner, before, level)
         # With the newest of them the others are dropped too: the key is suspect, and that covers them all.
         self.doubts = {} if max(doubts, default=NOTHING) > header.order else doubts
-        self._granted(answer, owner, isolated)
+        self._granted(answer, owner)
         return answer
 
     def exclude(self, owner: str) -> Claim | None:
@@ -74,11 +74,11 @@ class SecondBook:
         grown = (passed + (before is not None and before.token != 0)) * self.key.policy.intents
         assert self.key.suspicions == suspect + grown, "a takeover and a dropped doubt leave a suspect each"
         self.doubts = {} if passed else doubts
-        self._granted(answer, owner, isolated=True)
+        self._granted(answer, owner)
         return answer
 
     def renew(self, claim: Claim) -> None:
-        renewed = self.key.renew(claim)
+        renewed = self.key.renew(claim, Phase.BEGUN)
         assert renewed == (self._is_mine(claim) and claim.token not in self.given_up)
         if renewed:
             assert self.key.entry.lease_until == self.key.now + LEASE_S
@@ -190,7 +190,7 @@ class SecondBook:
 
     # What is known.
 
-    def _check_refusal(self, header: ChangeHeader, refusal: Refusal, holder: Claim | None) -> None:
+    def _check_refusal(self, header: ChangeHeader, refusal: Refusal, holder: Claim | None, level: Level) -> None:
         match refusal.reason:
             case RefusalReason.STALE:
                 assert header.order < self.mark
@@ -201,9 +201,9 @@ class SecondBook:
             case RefusalReason.FORGOTTEN:
                 assert self._is_late(header)
                 assert self.mark is None
-            case RefusalReason.ISOLATED:
+            case RefusalReason.PROBATION:
                 assert holder is None
-                assert self.key.entry.token != 0
+                assert refusal.level > level
             case _:
                 assert refusal.wait_s > 0
                 entry = self.key.entry
@@ -216,7 +216,7 @@ class SecondBook:
         grown = (bool(newer) + took_over) * self.key.policy.intents
         assert self.key.suspicions == suspect + grown, "a takeover and a dropped doubt leave a suspect each"
 
-    def _check_crashes(self, claim: Claim, owner: str, before: Entry | None, isolated: bool) -> None:
+    def _check_crashes(self, claim: Claim, owner: str, before: Entry | None, level: Level) -> None:
         """A death counts if its holder was at work, alone with this very change, and is not the one who asks."""
         known = before.crashes if before and before.tried == claim.order else 0
         if before is None or before.token == 0 or not self._died(owner):
@@ -225,20 +225,21 @@ class SecondBook:
         if before.tried is not None and claim.order < before.tried:
             assert self.key.now >= before.lease_until + REDELIVERY_S, "killers do not take turns"
             return
-        assert isolated, "after a death nothing runs beside the next try"
         last = self.claims[-1]
-        blamed = last.order == claim.order and last.token in self.begun and self.asked[last.token][1]
+        raised = last.level is Level.USUAL or last.token in self.begun
+        assert claim.level == min(last.level + raised, Level.ALONE) <= level, "each death leaves less company"
+        blamed = last.order == claim.order and last.token in self.begun and last.level is Level.ALONE
         assert claim.crashes == known + blamed
 
     def _died(self, owner: str) -> bool:
         last = self.claims[-1]
-        return last.token not in self.given_up and self.asked[last.token][0] != owner
+        return last.token not in self.given_up and self.owners[last.token] != owner
 
-    def _granted(self, claim: Claim, owner: str, isolated: bool) -> None:
+    def _granted(self, claim: Claim, owner: str) -> None:
         assert claim.order is None or claim.attempts <= self.failures.get(claim.order, 0), "only failures are counted"
         self.ended.update(known.token for known in self.claims)
         self.claims.append(claim)
-        self.asked[claim.token] = (owner, isolated)
+        self.owners[claim.token] = owner
         self.until[claim.token] = self.key.now + LEASE_S
 
     def _unresolved(self) -> dict[Order, float]:

@@ -66,7 +66,7 @@ def test_a_reason_that_ends_sooner_is_not_waited_for_longer():
 
 
 def test_a_reason_without_an_end_is_not_asked_for_without_pause():
-    assert 0 < look_again_s(Refusal(RefusalReason.ISOLATED), random.Random(1)) < BUSY_LOOK_S
+    assert 0 < look_again_s(Refusal(RefusalReason.PROBATION), random.Random(1)) < BUSY_LOOK_S
 
 
 def test_an_error_whose_text_cannot_be_made_is_told_by_its_name():

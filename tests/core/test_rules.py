@@ -5,7 +5,7 @@ import pytest
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE, OneKey, committed
 from keywise.core import rules
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, LedgerPolicy, Level, Phase, Refusal, RefusalReason
 
 
 def test_an_unknown_key_is_granted_with_a_fresh_deadline():
@@ -147,8 +147,8 @@ def test_an_expired_lease_of_a_dead_holder_is_taken_over_alone_only():
     key = OneKey()
     key.take(5, "w1")
     key.expire()
-    assert Refusal(RefusalReason.ISOLATED) == key.ask(5, "w2")
-    assert key.take(5, "w2", isolated=True).took_over
+    assert Refusal(RefusalReason.PROBATION, level=Level.PROBATION) == key.ask(5, "w2")
+    assert key.take(5, "w2", level=Level.ALONE).took_over
 
 
 def test_a_takeover_has_a_fresh_token_and_a_fresh_deadline():
@@ -156,25 +156,25 @@ def test_a_takeover_has_a_fresh_token_and_a_fresh_deadline():
     key = OneKey()
     first = key.take(5, "w1")
     key.expire()
-    second = key.take(5, "w2", isolated=True)
+    second = key.take(5, "w2", level=Level.ALONE)
     assert first.token != second.token
     assert key.now + LEASE_S == key.entry.lease_until
-    assert RefusalReason.BUSY is key.ask(5, "w3", isolated=True).reason
+    assert RefusalReason.BUSY is key.ask(5, "w3", level=Level.ALONE).reason
     assert not key.renew(first)
 
 
 def test_a_holder_whose_answer_was_lost_gets_its_key_again_after_the_lease():
     """Rule 18: whoever asks now is alive, so nobody died and nothing runs alone."""
     key = OneKey()
-    key.die(key.take(5, "w1", isolated=True))
+    key.die(key.take(5, "w1", level=Level.ALONE))
     claim = key.take(5, "w1")
     assert (claim.took_over, claim.crashes) == (True, 0)
 
 
-def test_an_abandoned_lease_needs_no_isolation():
+def test_an_abandoned_lease_puts_nothing_on_probation():
     """Rule 18: a holder that said it does not know the outcome is alive."""
     key = OneKey()
-    key.fail(key.take(5, "w1", isolated=True), Certainty.UNKNOWN)
+    key.fail(key.take(5, "w1", level=Level.ALONE), Certainty.UNKNOWN)
     key.expire()
     claim = key.take(5, "w2")
     assert (claim.took_over, claim.crashes) == (True, 0)
@@ -182,47 +182,155 @@ def test_an_abandoned_lease_needs_no_isolation():
 
 def test_only_a_crash_alone_counts():
     """Rule 18: a neighbour may have been the killer."""
+    key, seen = OneKey(), []
+    claim = key.take(5, "w1")
+    for number in range(2, 8):
+        key.die(claim)
+        claim = key.take(5, f"w{number}", level=Level.ALONE)
+        seen.append((claim.level, claim.crashes))
+    assert seen == [(1, 0), (2, 0), (3, 0), (3, 1), (3, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("level", Level)
+def test_a_key_is_granted_only_in_the_company_of_its_level(level):
+    """Rule 18: also where no worker holds the key, and a takeover at the level that it raises to."""
+    key = OneKey(SAFE)
+    claim = key.climb(5, level)
+    key.release(claim)
+    for asked in Level:
+        answer = key.ask(5, "w9", level=asked)
+        if asked < level:
+            assert answer == Refusal(RefusalReason.PROBATION, level=level)
+        else:
+            assert isinstance(answer, Claim) and answer.level is level
+            key.release(answer)
+    key.die(key.take(5, "w9", level=Level.ALONE))
+    raised = Level(min(level + 1, Level.ALONE))
+    assert key.ask(5, "w10", level=Level(raised - 1)) == Refusal(RefusalReason.PROBATION, level=raised)
+
+
+def test_the_first_death_raises_the_level_begun_or_not_and_later_ones_only_if_begun():
+    """Rule 18: what is claimed ahead at the usual level does not note its beginning."""
     key = OneKey()
-    key.die(key.take(5, "w1"))
-    claim = key.take(5, "w2", isolated=True)
-    assert claim.crashes == 0
+    key.take(5, "w1")
+    key.expire()
+    claim = key.take(5, "w2", level=Level.ALONE)
+    assert claim.level is Level.PROBATION
+    key.expire()
+    claim = key.take(5, "w3", level=Level.ALONE)
+    assert claim.level is Level.PROBATION
     key.die(claim)
-    claim = key.take(5, "w3", isolated=True)
-    assert claim.crashes == 1
+    assert key.take(5, "w4", level=Level.ALONE).level is Level.SOLE
+
+
+@pytest.mark.parametrize("level", [Level.PROBATION, Level.SOLE, Level.ALONE])
+def test_a_level_is_kept_by_a_release_a_failure_and_another_order(level):
+    """Rule 18: a deadly document that is edited often would otherwise never climb."""
+    key = OneKey(SAFE)
+    key.release(key.climb(5, level))
+    assert key.entry.deaths is level
+    key.fail(key.take(5, "w1", level=level), Certainty.CLEAN, retry_s=0)
+    assert key.entry.deaths is level
+    claim = key.take(6, "w1", level=level)
+    assert (claim.level, claim.crashes) == (level, 0)
+
+
+def test_a_level_ends_with_a_commit_a_dead_letter_and_a_repair():
+    for end in ("commit", "dead_letter"):
+        key = OneKey()
+        claim = key.climb(5, Level.ALONE)
+        key.commit(claim) if end == "commit" else key.dead_letter(claim, Certainty.CLEAN)
+        assert key.take(6, "w9").level is Level.USUAL
+    key = committed(5)
+    key.die(key.exclude("w1"))
+    key.finish_repair(key.exclude("w2"), None)
+    assert key.entry.deaths is Level.USUAL
+
+
+def test_a_repair_does_not_end_the_level_of_a_change_that_waits():
+    """Rule 18: a repair between its deaths would otherwise keep a killer from climbing."""
+    key = OneKey()
+    key.release(key.climb(5, Level.ALONE))
+    key.finish_repair(key.exclude("w1"), None)
+    claim = key.take(5, "w2", level=Level.ALONE)
+    assert claim.level is Level.ALONE
+
+
+def test_a_repair_that_succeeds_ends_its_own_crashes():
+    key = committed(5)
+    for number in range(5):
+        key.die(key.exclude(f"w{number}"))
+    claim = key.exclude("w9")
+    assert (claim.level, claim.crashes) == (Level.ALONE, 2)
+    key.finish_repair(claim, None)
+    assert (key.entry.deaths, key.entry.crashes) == (Level.USUAL, 0)
+
+
+def test_an_older_change_does_not_take_turns_with_one_that_climbs():
+    """Rule 18: if its claim is released in between, the deaths would be forgotten by the commit of the older one."""
+    key = OneKey(SAFE)
+    key.release(key.climb(5, Level.PROBATION))
+    assert isinstance(key.ask(4, "w2", level=Level.PROBATION), Claim), "one death says little about the newer one"
+    for level in (Level.SOLE, Level.ALONE):
+        key = OneKey(SAFE)
+        key.release(key.climb(5, level))
+        assert RefusalReason.DEFERRED is key.ask(4, "w2", level=Level.ALONE).reason
+        assert isinstance(key.ask(6, "w2", level=Level.ALONE), Claim)
+        key = OneKey(SAFE)
+        key.release(key.climb(5, level))
+        key.wait(REDELIVERY_S)
+        assert isinstance(key.ask(4, "w2", level=Level.ALONE), Claim)
+
+
+def test_a_death_beside_others_at_the_highest_level_is_no_crash_but_lengthens_the_time_alone():
+    """Rule 18: a slow killer is found too."""
+    key = OneKey()
+    key.die(key.climb(5, Level.ALONE), Phase.ACCOMPANIED)
+    claim = key.take(5, "w8", level=Level.ALONE)
+    assert (claim.level, claim.crashes, claim.late_deaths) == (Level.ALONE, 0, 1)
     key.die(claim)
-    assert key.take(5, "w4", isolated=True).crashes == 2
+    claim = key.take(5, "w9", level=Level.ALONE)
+    assert (claim.crashes, claim.late_deaths) == (1, 1)
+
+
+def test_a_phase_is_not_taken_back_by_a_renewal():
+    key = OneKey()
+    claim = key.climb(5, Level.PROBATION)
+    key.renew(claim, Phase.BEGUN)
+    key.renew(claim)
+    assert key.entry.phase is Phase.BEGUN
 
 
 def test_a_holder_that_died_before_its_work_began_blames_nobody():
     """Rule 18: a worker killed while idle costs nothing; the renewal before dispatch says that work began."""
     key = OneKey()
-    key.take(5, "w1", isolated=True)
+    key.climb(5, Level.ALONE)
     key.expire()
-    assert key.take(5, "w2", isolated=True).crashes == 0
+    assert key.take(5, "w2", level=Level.ALONE).crashes == 0
 
 
 def test_another_change_starts_with_no_crashes():
-    """Rule 18: deaths belong to one change."""
+    """Rule 18: crashes belong to one change."""
     key = OneKey()
-    key.die(key.take(5, "w1", isolated=True))
-    assert key.take(6, "w2", isolated=True).crashes == 0
+    key.die(key.climb(5, Level.ALONE))
+    assert key.take(6, "w2", level=Level.ALONE).crashes == 0
 
 
 def test_an_older_change_does_not_take_turns_with_one_whose_holder_died():
     """Rule 18: two killers that take turns would never be blamed; rule 19: but nobody waits for ever."""
     key = OneKey(SAFE)
-    key.take(5, "w1", isolated=True)
+    key.take(5, "w1", level=Level.ALONE)
     key.expire()
-    for isolated in (False, True):
-        assert Refusal(RefusalReason.DEFERRED, REDELIVERY_S) == key.ask(4, "w2", isolated=isolated)
+    for level in Level:
+        assert Refusal(RefusalReason.DEFERRED, REDELIVERY_S) == key.ask(4, "w2", level=level)
     key.wait(REDELIVERY_S)
-    assert isinstance(key.ask(4, "w2", isolated=True), Claim)
+    assert isinstance(key.ask(4, "w2", level=Level.ALONE), Claim)
 
 
 def test_a_repair_does_not_take_turns_with_a_change_whose_holder_died():
     """Rule 18: its claim would forget the deaths."""
     key = OneKey()
-    key.take(5, "w1", isolated=True)
+    key.take(5, "w1", level=Level.ALONE)
     key.expire()
     assert RefusalReason.DEFERRED is key.exclude("w2").reason
     key.wait(REDELIVERY_S)
@@ -233,9 +341,9 @@ def test_a_repair_that_dies_alone_is_counted():
     """Rule 18: user code that reads the truth may kill its worker too."""
     key = committed(5)
     claim = key.exclude("w1")
-    for crashes in (1, 2):
+    for crashes in (0, 0, 0, 1, 2):
         key.die(claim)
-        claim = key.exclude(f"w{crashes + 1}")
+        claim = key.exclude(f"after {claim.token}")
         assert crashes == claim.crashes
 
 
@@ -244,7 +352,8 @@ def test_the_death_of_a_repair_is_not_blamed_on_a_change_that_waits():
     key = OneKey()
     key.fail(key.take(5), Certainty.CLEAN, retry_s=0)
     key.die(key.exclude("w1"))
-    assert key.take(5, "w2", isolated=True).crashes == 0
+    claim = key.take(5, "w9", level=Level.ALONE)
+    assert (claim.level, claim.crashes) == (Level.PROBATION, 0)
 
 
 def test_an_exclusion_waits_for_the_holder_and_for_nothing_else():
@@ -274,7 +383,7 @@ def test_a_takeover_makes_a_key_suspect_only_where_an_intent_is_on():
         key = OneKey(policy)
         key.take(5, "w1")
         key.expire()
-        assert suspect == key.take(5, "w2", isolated=True).suspicions == key.suspicions
+        assert suspect == key.take(5, "w2", level=Level.ALONE).suspicions == key.suspicions
 
 
 def test_an_intent_is_on_only_where_the_policy_says_so():

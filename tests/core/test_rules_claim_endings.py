@@ -5,7 +5,7 @@ import pytest
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, SAFE, OneKey, committed
 from keywise.core import rules
 from keywise.core.change import order_of
-from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, CommitResult, Entry, Level, Refusal, RefusalReason
 from keywise.core.ledger import Failure
 
 CERTAINTIES = list(Certainty)
@@ -47,7 +47,7 @@ def test_a_commit_with_a_token_of_the_past_is_refused():
     key = OneKey()
     first = key.take(5, "w1")
     key.expire()
-    second = key.take(5, "w2", isolated=True)
+    second = key.take(5, "w2", level=Level.ALONE)
     assert CommitResult.REFUSED is key.commit(first)
     assert (None, second.token) == (key.entry.mark, key.entry.token)
     assert CommitResult.COMMITTED is key.commit(second)
@@ -78,7 +78,7 @@ def test_a_commit_after_the_own_deadline_is_not_taken_for_a_repeated_one():
     key = OneKey()
     first = key.take(5, "w1")
     key.expire()
-    key.commit(key.take(5, "w2", isolated=True))
+    key.commit(key.take(5, "w2", level=Level.ALONE))
     before = key.suspicions
     assert CommitResult.REFUSED is key.commit(first, overdue=True)
     assert before + 1 == key.suspicions
@@ -190,7 +190,7 @@ def test_a_takeover_inherits_the_unknown_write_even_if_its_own_try_fails_cleanly
         key = OneKey()
         key.take(5, "w1")
         key.expire()
-        end(key, key.take(5, "w2", isolated=True))
+        end(key, key.take(5, "w2", level=Level.ALONE))
         assert RefusalReason.DEFERRED is key.ask(4, "w3").reason
 
 
@@ -216,7 +216,7 @@ def test_a_newer_takeover_keeps_the_higher_of_two_unknown_writes():
     key = OneKey()
     key.take(5, "w1")
     key.expire()
-    key.fail(key.take(7, "w2", isolated=True), Certainty.ENDED, retry_s=0)
+    key.fail(key.take(7, "w2", level=Level.ALONE), Certainty.ENDED, retry_s=0)
     assert order_of(7) == key.entry.unknown
     assert RefusalReason.DEFERRED is key.ask(6).reason
 
@@ -247,7 +247,7 @@ def test_a_failure_reported_with_a_token_of_the_past_changes_nothing(certainty: 
     key = OneKey()
     first = key.take(5, "w1")
     key.expire()
-    key.take(5, "w2", isolated=True)
+    key.take(5, "w2", level=Level.ALONE)
     before = key.entry
     key.fail(first, certainty)
     key.release(first)
@@ -345,7 +345,7 @@ def test_a_try_that_was_cut_off_costs_no_attempt_and_is_not_forgotten():
     key.fail(claim, Certainty.UNKNOWN, overdue=True, counts_attempt=False)
     assert (key.entry.attempts, key.entry.abandoned) == (0, True)
     key.expire()
-    later = key.take(5, "w2", isolated=True)
+    later = key.take(5, "w2", level=Level.ALONE)
     key.commit(later)
     before = key.entry.suspicions
     key.fail(claim, Certainty.UNKNOWN, overdue=True, counts_attempt=False)

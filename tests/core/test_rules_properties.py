@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.one_key import LEASE_S, PLAIN, REDELIVERY_S, RETENTION_S, SAFE
 from core.reference_model import SecondBook
-from keywise.core.entry import Certainty, LedgerPolicy
+from keywise.core.entry import Certainty, LedgerPolicy, Level
 
 VERSIONS = st.sampled_from([3, 2, 1, 4, 3, 2, 1, None])
 OWNERS = st.sampled_from(["w1", "w2", "w3"])
@@ -28,7 +28,7 @@ ENDINGS = st.sampled_from(
     ]
 )
 REPAIR_ENDINGS = st.sampled_from(["finish_repair", "die", "vanish", "keep", "release"])
-WORK = st.tuples(st.just("work"), VERSIONS, OWNERS, st.booleans(), RARELY, ENDINGS)
+WORK = st.tuples(st.just("work"), VERSIONS, OWNERS, st.sampled_from(Level), RARELY, ENDINGS)
 STEPS = st.one_of(
     WORK,
     WORK,
@@ -52,9 +52,9 @@ class History:
         getattr(self, name)(*details)
         self.book.check()
 
-    def work(self, version: int | None, owner: str, isolated: bool, late: bool, ending: str) -> None:
+    def work(self, version: int | None, owner: str, level: Level, late: bool, ending: str) -> None:
         """A worker asks, and goes this way if it gets the key."""
-        claim = self.book.claim(version, owner, isolated=isolated, late=late)
+        claim = self.book.claim(version, owner, level=level, late=late)
         if claim is not None:
             self._end(claim, ending)
 
@@ -127,12 +127,12 @@ class History:
 @settings(max_examples=300)
 @example(
     steps=[
-        ("work", 3, "w1", False, False, "vanish"),
-        ("work", 3, "w1", False, False, "vanish"),
-        ("work", 4, "w1", False, False, "ended"),
+        ("work", 3, "w1", Level.USUAL, False, "vanish"),
+        ("work", 3, "w1", Level.USUAL, False, "vanish"),
+        ("work", 4, "w1", Level.USUAL, False, "ended"),
         ("prune",),
         ("echo", 0, "commit", False),
-        ("work", 3, "w1", False, False, "vanish"),
+        ("work", 3, "w1", Level.USUAL, False, "vanish"),
     ]
 )
 @given(steps=st.lists(STEPS, min_size=5, max_size=40))

@@ -17,7 +17,7 @@ from flow.unreachable_adapters import Unreachable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core import events
 from keywise.core.change import Change, ChangeHeader, order_of
-from keywise.core.entry import Certainty, LeaseTerms
+from keywise.core.entry import Certainty, LeaseTerms, Level, Phase
 from keywise.core.errors import PermanentError, TransientError
 from keywise.core.ledger import Failure
 
@@ -175,15 +175,15 @@ def test_a_change_that_kills_its_workers_becomes_a_dead_letter(way: str):
     """Rule 18: after so many deaths alone; its neighbours go on meanwhile."""
     rig = Rig(way, crashes_max=2)
 
-    async def die_alone(owner: str, *, isolated: bool) -> None:
-        [claim] = (await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms(owner, 30.0, isolated))).granted
-        await rig.ledger.renew([claim], 30.0)
+    async def die(owner: str) -> None:
+        terms = LeaseTerms(owner, 30.0, Level.ALONE)
+        [claim] = (await rig.ledger.claim([ChangeHeader("a", order_of(1))], terms)).granted
+        await rig.ledger.renew([claim], 30.0, Phase.BEGUN)
         await rig.pass_s(31.0)
 
     async def story() -> None:
-        await die_alone("x1", isolated=False)
-        await die_alone("x2", isolated=True)
-        await die_alone("x3", isolated=True)
+        for number in range(5):
+            await die(f"x{number}")
         await rig.work(page("a", 1), page("b", 1))
 
     rig.play(story())
@@ -193,8 +193,8 @@ def test_a_change_that_kills_its_workers_becomes_a_dead_letter(way: str):
 
 
 @claiming_ways
-def test_a_change_whose_holder_died_is_run_with_nothing_beside_it(way: str):
-    """Rule 18: another death could then be blamed on it."""
+def test_a_change_whose_holder_died_gets_a_call_of_its_own(way: str):
+    """Rule 18: another death raises its level, and not that of its neighbours."""
     rig = Rig(way)
 
     async def story() -> None:
@@ -207,28 +207,6 @@ def test_a_change_whose_holder_died_is_run_with_nothing_beside_it(way: str):
     assert 1 in rig.sink.calls
     opened = [event.changes for event in rig.of(events.BatchOpened)]
     assert opened == [5, 1]
-
-
-@pytest.mark.parametrize("way", [LEASED, LEASED_CONDITIONAL])
-def test_nothing_begins_while_a_change_whose_holder_died_is_at_work(way: str):
-    """Rule 18: what arrives meanwhile waits."""
-    rig = Rig(way)
-
-    async def story() -> None:
-        await rig.ledger.claim([ChangeHeader("a", order_of(1))], LeaseTerms("dead", 30.0))
-        await rig.pass_s(31.0)
-        gate = rig.sink.behaviour = Gate()
-        await rig.send(page("a", 1))
-        async with Running(rig):
-            await gate.reached.wait()
-            await rig.send(*(page(f"k{number}", 1) for number in range(5)))
-            await rig.pass_s(20.0)
-            assert [key for _, key, _ in rig.sink.tries] == ["a"]
-            gate.opened.set()
-            await rig.until(lambda: not rig.queue)
-
-    rig.play(story())
-    assert len(rig.stored) == 6
 
 
 def test_a_change_that_loses_its_answers_does_not_take_its_neighbours_along():

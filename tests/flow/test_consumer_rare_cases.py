@@ -14,7 +14,7 @@ from flow.test_consumer_shutdown import Gate, claiming_ways
 from flow.unreachable_adapters import Unreachable
 from keywise.core import events
 from keywise.core.change import Change, order_of
-from keywise.core.entry import Claim, Entry
+from keywise.core.entry import Claim, Entry, Phase
 from keywise.core.errors import PermanentError, UnavailableError
 
 THIEF = 12345
@@ -160,7 +160,7 @@ class Pulsing:
     async def __aexit__(self, *error: object) -> None:
         self.closed.set()
 
-    async def renew(self, claims: list[Claim], lease_s: float) -> list[Claim]:
+    async def renew(self, claims: list[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         return []
 
 

@@ -10,7 +10,7 @@ import pytest
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Claim, LeaseTerms, LedgerPolicy
+from keywise.core.entry import Claim, LeaseTerms, LedgerPolicy, Level, Phase
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Commit
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
@@ -27,11 +27,11 @@ class CountingLedger(MemoryLedger):
         self.renewals: list[tuple[float, list[str]]] = []
         self.is_away = False
 
-    async def renew(self, claims: list[Claim], lease_s: float) -> list[Claim]:
+    async def renew(self, claims: list[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         if self.is_away:
             raise UnavailableError("away")
         self.renewals.append((self.database.clock(), sorted(claim.key for claim in claims)))
-        return await super().renew(claims, lease_s)
+        return await super().renew(claims, lease_s, phase)
 
 
 class Holder:
@@ -49,9 +49,9 @@ class Holder:
             lost=lambda claim: self.lost.append(claim.key),
         )
 
-    async def take(self, *keys: str, owner: str = "w1", isolated: bool = False) -> list[Claim]:
+    async def take(self, *keys: str, owner: str = "w1", level: Level = Level.USUAL) -> list[Claim]:
         asked_at = self.now()
-        terms = LeaseTerms(owner, LEASE_S, isolated)
+        terms = LeaseTerms(owner, LEASE_S, level)
         results = await self.ledger.claim([ChangeHeader(key, order_of(1)) for key in keys], terms)
         if owner == "w1":
             self.heartbeat.hold(results.granted, asked_at)
@@ -247,10 +247,10 @@ def test_work_begins_with_a_renewal_that_the_ledger_remembers():
     """Rule 18: only work that has begun can be blamed for a death."""
 
     async def story(holder: Holder) -> None:
-        [claim] = await holder.take("a", isolated=True)
-        assert not (await holder.ledger.inspect("a")).begun
+        [claim] = await holder.take("a", level=Level.ALONE)
+        assert (await holder.ledger.inspect("a")).phase is Phase.CLAIMED
         assert await holder.heartbeat.begin(holder.ledger, claim)
-        assert (await holder.ledger.inspect("a")).begun
+        assert (await holder.ledger.inspect("a")).phase is Phase.BEGUN
 
     on_virtual_time(story)
 
@@ -297,7 +297,7 @@ class RingingLedger:
     async def __aexit__(self, *error: object) -> None:
         self._bell.left.set()
 
-    async def renew(self, claims: list[Claim], lease_s: float) -> list[Claim]:
+    async def renew(self, claims: list[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         self._bell.threads.add(threading.current_thread().name)
         self._bell.renewed.set()
         return claims

@@ -2,6 +2,7 @@
 
 from flow.tickets import endings, names, ticket
 from keywise.core.change import Outcome, order_of
+from keywise.core.entry import Level
 from keywise.flow.coalesce import coalesce
 from keywise.flow.lanes import Lanes
 
@@ -161,34 +162,34 @@ def test_a_lane_that_is_held_for_longer_does_not_wake_at_its_earlier_time():
     assert lanes.next_due() == 10.0
 
 
-def test_a_isolated_change_is_taken_alone_only():
+def test_a_change_on_probation_is_taken_at_its_level_only():
     """Rule 18: the change that somebody died with runs with nothing beside it."""
     lanes = filled(("a", 1), ("b", 1))
     first, second = lanes.take(10, 0.0)
-    lanes.isolate(first)
+    lanes.put_on_probation(first, Level.PROBATION)
     lanes.hold(second, due=0.0)
-    assert lanes.has_isolated
+    assert lanes.has_on_probation(Level.PROBATION)
     assert names(lanes.take(10, 0.0)) == [("b", 1)]
-    assert names([lanes.take_isolated()]) == [("a", 1)]
-    assert not lanes.has_isolated
-    assert lanes.take_isolated() is None
+    assert names(lanes.take_on_probation(Level.PROBATION)) == [("a", 1)]
+    assert not lanes.has_on_probation(Level.PROBATION)
+    assert lanes.take_on_probation(Level.PROBATION) == []
 
 
-def test_a_isolated_lane_that_was_emptied_is_not_taken():
+def test_a_lane_on_probation_that_was_emptied_is_not_taken():
     lanes = filled(("a", 1))
-    lanes.isolate(lanes.take(1, 0.0)[0])
+    lanes.put_on_probation(lanes.take(1, 0.0)[0], Level.PROBATION)
     lanes.drain()
     lanes.add([ticket("a", 2)])
-    assert lanes.take_isolated() is None
+    assert lanes.take_on_probation(Level.PROBATION) == []
     assert names(lanes.take(10, 0.0)) == [("a", 2)]
 
 
-def test_the_newest_of_a_isolated_lane_is_taken():
+def test_the_newest_of_a_lane_on_probation_is_taken():
     lanes = filled(("a", 1))
-    lanes.isolate(lanes.take(1, 0.0)[0])
+    lanes.put_on_probation(lanes.take(1, 0.0)[0], Level.PROBATION)
     lanes.add([ticket("a", 2)])
     assert lanes.take(10, 0.0) == []
-    assert names([lanes.take_isolated()]) == [("a", 2)]
+    assert names(lanes.take_on_probation(Level.PROBATION)) == [("a", 2)]
 
 
 def test_room_is_what_is_left_of_the_capacity():

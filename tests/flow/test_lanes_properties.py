@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from flow.tickets import ticket
 from keywise.core.change import Outcome
+from keywise.core.entry import Level
 from keywise.core.limits import Debounce
 from keywise.flow.coalesce import coalesce
 from keywise.flow.lanes import LIVE_BEFORE_BULK, Lanes, Ticket
@@ -71,7 +72,7 @@ class Day(RuleBasedStateMachine):
 
     @rule()
     def one_is_taken_alone(self) -> None:
-        one = self.lanes.take_isolated()
+        one = next(iter(self.lanes.take_on_probation(Level.ALONE)), None)
         if one is not None:
             self._begun(one)
 
@@ -113,7 +114,7 @@ class Day(RuleBasedStateMachine):
     @precondition(lambda self: self.working)
     @rule(data=st.data())
     def work_is_isolated(self, data: st.DataObject) -> None:
-        self.lanes.isolate(self._any_worker(data))
+        self.lanes.put_on_probation(self._any_worker(data), Level.ALONE)
 
     @rule()
     def the_surplus_leaves(self) -> None:
@@ -170,7 +171,7 @@ class Day(RuleBasedStateMachine):
         self.working.clear()
         for _ in range(len(self.inside) + 1):
             taken = self.lanes.take(100, self.now + 1000.0)
-            taken += [one] if (one := self.lanes.take_isolated()) is not None else []
+            taken += self.lanes.take_on_probation(Level.ALONE)
             for one in taken:
                 self._left([one for one, _ in self.lanes.finish(one, Outcome.APPLIED, one.change.order)])
         assert self.inside == {}, "a ticket that nobody can reach is lost"

@@ -13,7 +13,7 @@ from flow.test_consumer import page
 from flow.unreachable_adapters import Unreachable
 from keywise.core import events
 from keywise.core.change import Change, ChangeHeader, order_of
-from keywise.core.entry import Claim, LeaseTerms
+from keywise.core.entry import Claim, LeaseTerms, Level, Phase
 from keywise.core.errors import TransientError
 from keywise.core.ledger import Commit
 from keywise.flow.repair import Repairer
@@ -290,7 +290,7 @@ def test_a_repair_that_took_over_from_a_dead_one_waits_for_the_horizon_again():
     async def story() -> None:
         await ward.fall_ill()
         await ward.pass_s(HORIZON_S)
-        await ward.ledger.claim([ChangeHeader("a", None)], LeaseTerms("dead", 30.0, isolated=True))
+        await ward.ledger.claim([ChangeHeader("a", None)], LeaseTerms("dead", 30.0, level=Level.ALONE))
         died_at = ward.loop.time()
         await ward.pass_s(31.0)
         async with Running(ward):
@@ -306,11 +306,11 @@ def test_a_repair_that_kills_one_worker_after_another_is_given_up():
 
     async def story() -> None:
         await ward.fall_ill()
-        for owner in ("x1", "x2", "x3"):
+        for owner in ("x1", "x2", "x3", "x4", "x5", "x6"):
             [claim] = (
-                await ward.ledger.claim([ChangeHeader("a", None)], LeaseTerms(owner, 30.0, isolated=True))
+                await ward.ledger.claim([ChangeHeader("a", None)], LeaseTerms(owner, 30.0, level=Level.ALONE))
             ).granted
-            await ward.ledger.renew([claim], 30.0)
+            await ward.ledger.renew([claim], 30.0, Phase.BEGUN)
             await ward.pass_s(31.0)
         async with Running(ward):
             await ward.pass_s(3 * NEXT_LOOK_S)
@@ -361,32 +361,3 @@ def test_a_ledger_that_is_away_during_a_repair_only_delays_it(call: str):
 
     ward.play(story())
     assert (ward.stored, ward.entry("a").suspicions) == ({"a": 5}, 0)
-
-
-def test_nothing_runs_beside_a_repair():
-    """It runs user code: a death must have one suspect only."""
-    running: list[str] = []
-    beside: list[list[str]] = []
-
-    async def refetch(key: str) -> dict[str, Any]:
-        beside.append(list(running))
-        return {"id": key, "v": 5}
-
-    ward = Ward(refetch)
-
-    async def work_slowly(change: Change) -> None:
-        running.append(change.key)
-        await ward.pass_s(15.0)
-        running.remove(change.key)
-
-    async def story() -> None:
-        await ward.fall_ill()
-        ward.sink.behaviour = work_slowly
-        async with Running(ward):
-            for number in range(40):
-                await ward.send(page(f"k{number}", 1))
-                await ward.pass_s(2.0)
-            await ward.until(lambda: ward.of(events.Repaired))
-
-    ward.play(story())
-    assert beside == [[]]

@@ -3,12 +3,13 @@
 from mutants.claims import CLAIMS
 from mutants.commits import COMMITS
 from mutants.flows import FLOWS
+from mutants.levels import LEVELS
 from mutants.limits import LIMITS
 from mutants.mutant import Mutant
 from mutants.outages import OUTAGES
 from mutants.replays import REPLAYS
 from mutants.timing import ACTS
 
-MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *FLOWS, *LIMITS, *OUTAGES, *REPLAYS)
+MUTANTS: tuple[Mutant, ...] = (*CLAIMS, *COMMITS, *ACTS, *LEVELS, *FLOWS, *LIMITS, *OUTAGES, *REPLAYS)
 
 __all__ = ["MUTANTS", "Mutant"]

@@ -9,7 +9,7 @@ from keywise.adapters.memory.database import TOKEN_NONCE_BITS, MemoryDatabase
 from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core import rules
 from keywise.core.change import ChangeHeader
-from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
+from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Level, Phase, Refusal, RefusalReason
 from keywise.core.ledger import ClaimResults
 from keywise.core.sink import Grade
 from mutants.mutant import Mutant
@@ -57,10 +57,10 @@ def _never_defer(
     return _without(RefusalReason.DEFERRED, _decide(entry, header, now, policy, terms))
 
 
-def _never_isolated(
+def _never_on_probation(
     entry: Entry | None, header: ChangeHeader, now: float, policy: LedgerPolicy, terms: LeaseTerms | None = None
 ) -> Refusal | None:
-    return _without(RefusalReason.ISOLATED, _decide(entry, header, now, policy, terms))
+    return _without(RefusalReason.PROBATION, _decide(entry, header, now, policy, terms))
 
 
 def _judge_by_a_fast_clock(
@@ -126,13 +126,15 @@ def _claims_cost_attempts(
 def _every_death_counts(
     entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
-    return _grant(replace(entry, isolated=True, begun=True) if entry else None, header, token, now, terms, policy)
+    return _grant(
+        replace(entry, deaths=Level.ALONE, phase=Phase.BEGUN) if entry else None, header, token, now, terms, policy
+    )
 
 
 def _no_death_counts(
     entry: Entry | None, header: ChangeHeader, token: int, now: float, terms: LeaseTerms, policy: LedgerPolicy
 ) -> tuple[Entry, Claim]:
-    return _grant(replace(entry, isolated=False) if entry else None, header, token, now, terms, policy)
+    return _grant(replace(entry, phase=Phase.CLAIMED) if entry else None, header, token, now, terms, policy)
 
 
 def _same_token(
@@ -155,7 +157,7 @@ CLAIMS = (
     Mutant("a lease is judged by a fast clock", 8, rules, "decide", _judge_by_a_fast_clock),
     Mutant("an unknown write is waited for for ever", 19, rules, "decide", _wait_for_ever),
     Mutant("a late delivery of a forgotten key is applied", 14, rules, "decide", _never_late, Grade.ATOMIC),
-    Mutant("a dead worker's batch runs together again", 18, rules, "decide", _never_isolated),
+    Mutant("a dead worker's batch runs together again", 18, rules, "decide", _never_on_probation),
     Mutant("versioned and unversioned changes mix", 21, rules, "decide", _mixed),
     Mutant("a takeover keeps the old deadline", 8, rules, "grant", _keep_deadline),
     Mutant("a takeover keeps the old token", 9, rules, "grant", _same_token, Grade.CONDITIONAL),

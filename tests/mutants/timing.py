@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from keywise.core.change import Outcome
-from keywise.core.entry import Certainty, Claim, Entry
+from keywise.core.entry import Certainty, Claim, Entry, Level
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Failure
 from keywise.core.settings import Settings
@@ -21,6 +21,7 @@ from keywise.flow.leased import disposition
 from keywise.flow.leased import worker as leased_worker
 from keywise.flow.leased.disposition import Disposition, Execution, Ran
 from keywise.flow.leased.executors import FinishedJob, Job
+from keywise.flow.leased.repairs import RepairLoop
 from keywise.flow.leased.worker import LeasedWorker
 from keywise.flow.repair import Repairer
 from keywise.flow.settlement import Settlement
@@ -34,7 +35,7 @@ _claim, _conclude, _finish_job, _hold = (
     LeasedWorker._finish,
     Heartbeat.hold,
 )
-_batch, _end, _until_idle = LedgerTransactionWorker._batch, QueueTransactionWorker._end, LeasedWorker._until_idle
+_batch, _end = LedgerTransactionWorker._batch, QueueTransactionWorker._end
 
 
 def _two_of_one_key(self: Lanes, limit: int, now: float, bulk_limit: int | None = None) -> list[Ticket]:
@@ -65,13 +66,14 @@ def _evict_nothing(self: Lanes) -> list[Ticket]:
     return []
 
 
-async def _followers_at_claim(self: LeasedWorker, tickets: list[Ticket], *, isolated: bool) -> None:
+async def _followers_at_claim(self: LeasedWorker, tickets: Sequence[Ticket], level: Level) -> list[Job]:
     early: list[SettledTicket] = []
     for ticket in tickets:
         lane = self._lanes._lanes[ticket.change.key]
         early += ((other, Outcome.SUPERSEDED) for other in lane.waiting if other.change.order <= ticket.change.order)
-    await _claim(self, tickets, isolated=isolated)
+    jobs = await _claim(self, tickets, level)
     await self._settlement.settle(early)
+    return jobs
 
 
 async def _ack_first(self: LeasedWorker, finished: list[FinishedJob]) -> None:
@@ -155,10 +157,6 @@ async def _renew_blindly(self: Heartbeat, ledger: Any) -> None:
         self._move(held)
 
 
-async def _never_wait(self: LeasedWorker) -> None:
-    return None
-
-
 async def _quiet(entry: Entry) -> bool:
     return True
 
@@ -172,11 +170,11 @@ async def _repair_at_once(self: Repairer) -> list[str]:
         return []
 
 
-async def _no_repair(self: Repairer, keys: list[str]) -> None:
+async def _no_repair(self: RepairLoop, key: str) -> None:
     return None
 
 
-async def _repair_without_claim(self: Repairer, key: str) -> None:
+async def _repair_without_claim(self: RepairLoop, key: str) -> None:
     body = self._pipeline.refetch(key) if self._pipeline.refetch else None
     if body is not None:
         change = self._pipeline.reader.read_one(body)
@@ -214,8 +212,7 @@ ACTS = (
     Mutant("a change is retried for ever", 13, leased_worker, "dispose", _retry_for_ever),
     Mutant("a blocked key uses up the room", 15, Lanes, "evict_blocked", _evict_nothing),
     Mutant("a bad change takes its batch along", 17, transacted, "write_all", _batch_fails_together, Grade.ATOMIC),
-    Mutant("alone is not alone", 18, LeasedWorker, "_until_idle", _never_wait),
     Mutant("repaired before the horizon", 6, Repairer, "suspects", _repair_at_once),
-    Mutant("suspects are not repaired", 6, Repairer, "run", _no_repair),
-    Mutant("repaired without a claim", 1, Repairer, "_repair", _repair_without_claim),
+    Mutant("suspects are not repaired", 6, RepairLoop, "_repair", _no_repair),
+    Mutant("repaired without a claim", 1, RepairLoop, "_repair", _repair_without_claim),
 )

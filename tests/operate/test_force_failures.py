@@ -10,7 +10,7 @@ from flow.rig import LEASED, LEASED_CONDITIONAL, WAYS, Rig, Running
 from flow.test_consumer import page
 from flow.unreachable_adapters import Unreachable
 from keywise.core.change import ChangeHeader, order_of
-from keywise.core.entry import Certainty, LeaseTerms
+from keywise.core.entry import Certainty, LeaseTerms, Level, Phase
 from keywise.core.errors import AdminError, PermanentError, SettingsError, TransientError, UnavailableError
 from keywise.core.ledger import Failure
 from operate.admin_rig import Desk
@@ -248,12 +248,12 @@ def test_a_write_that_kills_one_process_after_another_is_given_up():
 
     async def die(owner: str) -> None:
         [claim] = (
-            await rig.ledger.claim([ChangeHeader("a", order_of(5))], LeaseTerms(owner, 30.0, isolated=True))
+            await rig.ledger.claim([ChangeHeader("a", order_of(5))], LeaseTerms(owner, 30.0, level=Level.ALONE))
         ).granted
-        await rig.ledger.renew([claim], 30.0)
+        await rig.ledger.renew([claim], 30.0, Phase.BEGUN)
         await rig.pass_s(31.0)
 
-    for owner in ("o1", "o2", "o3"):
+    for owner in ("o1", "o2", "o3", "o4", "o5", "o6"):
         rig.play(die(owner))
     with pytest.raises(AdminError, match="3 processes died while they wrote 'a'; nothing was written"):
         desk.do("force", "a")
@@ -273,7 +273,7 @@ def test_nothing_is_written_unless_the_ledger_knows_that_it_begins():
     class Forgetful(type(desk.rig.ledger)):
         """A ledger that has lost the claim by the time it is renewed."""
 
-        async def renew(self, claims: Any, lease_s: float) -> list[Any]:
+        async def renew(self, claims: Any, lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Any]:
             return list(claims)
 
     desk.rig.more["ledger"] = Forgetful(desk.rig.database, "test", desk.rig.policy)

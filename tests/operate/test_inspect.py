@@ -138,7 +138,7 @@ def test_a_held_key_tells_who_holds_it_until_when_and_for_what():
 def test_the_key_of_a_dead_holder_is_worked_on_alone():
     story = told(Entry(token=99, owner="w1", lease_until=-1.0, tried=(0, 9, 0), intent=(0, 9, 0)))
     assert story.holder is not None and story.holder.is_over
-    assert answers(story.next) == [(None, 8, "deferred"), (9, None, "isolated")]
+    assert answers(story.next) == [(None, 8, "deferred"), (9, None, "probation")]
 
 
 def test_older_changes_wait_for_a_write_whose_outcome_is_unknown():

@@ -19,8 +19,8 @@ class RefusalReason(enum.StrEnum):
     """Another claim holds the key, or the retry of this change, or of a newer one, is not due."""
     DEFERRED = "deferred"
     """A newer change was tried and is not settled: it may have been written, and will be tried again."""
-    ISOLATED = "isolated"
-    """The last holder died. Claim again with `isolated`, and run nothing beside the change."""
+    PROBATION = "probation"
+    """A worker died with this key. Claim again at the level of the refusal, and run the change in that company."""
     MIXED = "mixed"
     """Versioned and unversioned changes are mixed on one key: they have no common order."""
     PAUSED = "paused"
@@ -29,6 +29,32 @@ class RefusalReason(enum.StrEnum):
     """The rate limit of the key allows the next dispatch only later."""
     FORGOTTEN = "forgotten"
     """Sent longer ago than the retention, and the key has no entry: whether the change is stale cannot be decided."""
+
+
+class Level(enum.IntEnum):
+    """In which company a change may run. The more workers have died with its key, the less company it gets.
+
+    The change that killed a worker thus reaches `ALONE`, where a death can only be its own fault, while changes that
+    were merely beside it are written on the way there, and nothing else waits for them.
+    """
+
+    USUAL = 0
+    PROBATION = 1
+    """A few changes on probation run at a time; ordinary changes go on beside them."""
+    SOLE = 2
+    """The only change on probation in its process; ordinary changes go on beside it."""
+    ALONE = 3
+    """Nothing runs beside it. A death here, and only here, counts as a crash."""
+
+
+class Phase(enum.IntEnum):
+    """How far the holder of a key has come, as far as the ledger knows."""
+
+    CLAIMED = 0
+    BEGUN = 1
+    """User code may have run, in the company that the level allows."""
+    ACCOMPANIED = 2
+    """A change that ran alone took so long that other changes run beside it again."""
 
 
 class Certainty(enum.StrEnum):
@@ -73,7 +99,8 @@ class LeaseTerms(msgspec.Struct, frozen=True):
 
     owner: str
     lease_s: float
-    isolated: bool = False
+    level: Level = Level.USUAL
+    """The worker runs the changes in the company of this level, or in less."""
     despite_pause: bool = False
     """Claim even if the key is paused: an operator pauses a key and then works on it."""
 
@@ -84,6 +111,8 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     reason: RefusalReason
     wait_s: float = 0.0
     mark: Order | None = None
+    level: Level = Level.USUAL
+    """The level at which to claim the key instead."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -96,10 +125,11 @@ class Claim(msgspec.Struct, frozen=True):
     attempts: int = 0
     """How many attempts at this order have failed before."""
     crashes: int = 0
-    """How many workers died while they ran this order isolated."""
+    """How many workers died while they ran this order alone."""
     suspicions: int = 0
     took_over: bool = False
-    isolated: bool = False
+    level: Level = Level.USUAL
+    late_deaths: int = 0
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -114,9 +144,12 @@ class Entry(msgspec.Struct, frozen=True):
     lease_until: float = 0.0
     abandoned: bool = False
     """The holder is alive and has reported an unknown outcome. The key is free when the lease expires."""
-    isolated: bool = False
-    begun: bool = False
-    """The holder has renewed its claim, so its work may have begun, and its death can count as a crash."""
+    phase: Phase = Phase.CLAIMED
+    """How far the holder has come."""
+    deaths: Level = Level.USUAL
+    """The level: how many workers have died with this key since its last commit, up to `ALONE`."""
+    late_deaths: int = 0
+    """How many workers died with this key alone, after other changes ran beside it again."""
     intent: Order | None = None
     """The order that the holder is about to write."""
     unknown: Order | None = None

@@ -56,7 +56,7 @@ class Ignored(Event, frozen=True, kw_only=True):
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """The ledger refused a claim for now: busy, deferred, isolated, paused or limited. The change waits."""
+    """The ledger refused a claim for now: busy, deferred, paused or limited. The change waits."""
 
     key: str
     version: int | None = None

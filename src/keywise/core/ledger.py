@@ -12,7 +12,7 @@ import msgspec
 from keywise.core.admin import ControlStore, LedgerAdmin
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal
+from keywise.core.entry import Certainty, Claim, LeaseTerms, Phase, Refusal
 from keywise.core.history import HistoryStore
 from keywise.core.resource import AsyncResource
 from keywise.core.transaction import MarkingTransaction, Transaction
@@ -56,8 +56,11 @@ class Ledger(AsyncResource, Protocol):
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         """Decide and grant in one step per key. The headers name each key once."""
 
-    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        """Extend the lease where the token is equal; return the claims that are lost."""
+    async def renew(self, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
+        """Extend the lease where the token is equal; return the claims that are lost.
+
+        A phase is noted, and never taken back: a renewal without one leaves it as it is.
+        """
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         """Raise the mark where the token is equal and the order is above the mark; return the refused claims.

@@ -10,7 +10,7 @@ from keywise.core import rules
 from keywise.core.change import ChangeHeader, Order
 from keywise.core.controls import Controls
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
+from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Phase, Refusal
 from keywise.core.ledger import ClaimResults, Commit, Failure
 
 EVEN_IF_REPEATED = (CommitResult.COMMITTED, CommitResult.ALREADY)
@@ -62,11 +62,13 @@ def claim(
     return results
 
 
-def renew(working_set: WorkingSet, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-    """Extend the leases of claims; return the claims that are lost."""
+def renew(
+    working_set: WorkingSet, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED
+) -> list[Claim]:
+    """Extend the leases of claims, and note how far their holder has come; return the claims that are lost."""
     lost = []
     for one in claims:
-        entry = rules.renew(working_set.entry(one.key), one, working_set.now, lease_s)
+        entry = rules.renew(working_set.entry(one.key), one, working_set.now, lease_s, phase)
         if entry is None:
             lost.append(one)
         else:

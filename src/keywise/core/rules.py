@@ -16,6 +16,8 @@ from keywise.core.entry import (
     Entry,
     LeaseTerms,
     LedgerPolicy,
+    Level,
+    Phase,
     Refusal,
     RefusalReason,
 )
@@ -39,6 +41,7 @@ def decide(
         or _against_holder(entry, header, now, terms, policy)
         or _against_attempts(entry, header, now, policy)
         or _against_rate(entry, now, policy)
+        or _against_company(entry, terms)
     )
 
 
@@ -85,10 +88,15 @@ def grant(
     """
     entry = charged(entry or EMPTY, now, policy)
     entry = _without_passed_unknown(_without_dead_holder(entry, policy, now), header, now)
-    took_over = entry.token != 0
+    took_over, level = entry.token != 0, level_of(entry, terms)
+    died_alone = took_over and _died(entry, terms) and entry.deaths is Level.ALONE
     # Count a crash only if the previous holder died at work with nothing beside it: any other death may have
-    # another cause, or may be the fault of another change in the same process.
-    died_isolated = took_over and entry.isolated and entry.begun and _died(entry, terms)
+    # another cause, or may be the fault of another change in the same process. Nor does the death of a repair count
+    # while the counters belong to a change.
+    is_crash = died_alone and entry.phase is Phase.BEGUN and not _was_repair_of_tried(entry, policy)
+    if died_alone and entry.phase is Phase.ACCOMPANIED:
+        # It may have killed its worker so late that it was not alone any more: next time it is alone for longer.
+        entry = replace(entry, late_deaths=entry.late_deaths + 1)
     if header.order is None and entry.tried is not None and now >= entry.tried_at + policy.redelivery_s:
         # The message of the tried change can no longer arrive, so the counters go to this repair from now on:
         # a repair that crashes its worker must reach the crash limit too.
@@ -96,7 +104,7 @@ def grant(
     elif header.order is not None and header.order != entry.tried:
         # Attempts and crashes are counted per order: another change starts at zero.
         entry = replace(entry, tried=header.order, attempts=0, crashes=0, not_before=0.0)
-    elif died_isolated and header.order == entry.tried:
+    elif is_crash and header.order == entry.tried:
         # Both are None for a repair that follows a repair.
         entry = replace(entry, crashes=entry.crashes + 1)
     entry = replace(
@@ -105,11 +113,9 @@ def grant(
         owner=terms.owner,
         lease_until=now + terms.lease_s,
         abandoned=False,
-        # While the counters belong to a change, a repair is not recorded as isolated:
-        # its death would be counted as a crash of that change.
-        isolated=terms.isolated and (header.order is not None or entry.tried is None),
-        # The first renewal sets it. A worker that dies before that has run no user code for this claim.
-        begun=False,
+        # A worker that dies before it has noted the beginning has run no user code for this claim.
+        phase=Phase.CLAIMED,
+        deaths=level,
         intent=header.order if policy.intents else None,
         updated_at=now,
         tried_at=now if header.order is not None else entry.tried_at,
@@ -123,16 +129,28 @@ def grant(
         entry.crashes,
         entry.suspicions,
         took_over=took_over,
-        isolated=terms.isolated,
+        level=level,
+        late_deaths=entry.late_deaths,
     )
     return entry, claim
 
 
-def renew(entry: Entry | None, claim: Claim, now: float, lease_s: float) -> Entry | None:
-    """Extend the lease of a claim; None if the claim is lost or was abandoned."""
+def level_of(entry: Entry, terms: LeaseTerms) -> Level:
+    """Return the level at which a key is granted to these terms: one more than before if its holder died at work.
+
+    The first death counts even if no work had begun, because a claim at the usual level does not note its beginning.
+    """
+    if entry.token == 0 or not _died(entry, terms) or entry.deaths is Level.ALONE:
+        return entry.deaths
+    is_raised = entry.deaths is Level.USUAL or entry.phase is not Phase.CLAIMED
+    return Level(entry.deaths + is_raised)
+
+
+def renew(entry: Entry | None, claim: Claim, now: float, lease_s: float, phase: Phase = Phase.CLAIMED) -> Entry | None:
+    """Extend the lease of a claim, and note how far its holder has come; None if it is lost or was abandoned."""
     if entry is None or entry.token != claim.token or entry.abandoned:
         return None
-    return replace(entry, lease_until=now + lease_s, begun=True)
+    return replace(entry, lease_until=now + lease_s, phase=max(entry.phase, phase))
 
 
 def commit(entry: Entry | None, commit: Commit, now: float, policy: LedgerPolicy) -> tuple[Entry | None, CommitResult]:
@@ -237,6 +255,10 @@ def finish_repair(entry: Entry | None, claim: Claim, written: ChangeHeader | Non
     if written and written.order == entry.mark and written.deleted:
         # The source of truth says that the key is gone: the mark becomes a tombstone.
         entry = replace(entry, deleted=True)
+    if entry.tried is None:
+        # The repair has run to its end, so it is not to blame for the deaths before it. While a tried change waits,
+        # that change may be: it keeps its level.
+        entry = replace(entry, deaths=Level.USUAL, late_deaths=0, crashes=0)
     return kept(_free(entry))
 
 
@@ -332,20 +354,22 @@ def _against_rate(entry: Entry, now: float, policy: LedgerPolicy) -> Refusal | N
 def _against_holder(
     entry: Entry, header: ChangeHeader, now: float, terms: LeaseTerms | None, policy: LedgerPolicy
 ) -> Refusal | None:
-    if entry.token == 0:
-        return None
-    if now < entry.lease_until:
+    if entry.token != 0 and now < entry.lease_until:
         return Refusal(RefusalReason.BUSY, entry.lease_until - now)
-    if terms is None or not _died(entry, terms):
-        # An expired lease may be taken over. A caller without terms runs no user code, so it cannot have crashed
-        # the last worker and needs no isolation; neither does a claim whose holder is alive.
-        return None
-    if entry.tried is not None and (header.order is None or header.order < entry.tried):
+    # A caller without terms runs no user code, so it cannot have crashed a worker, and takes an expired lease over.
+    is_dead = terms is not None and entry.token != 0 and _died(entry, terms)
+    if is_dead and entry.tried is not None and (header.order is None or header.order < entry.tried):
         # Do not alternate between two changes, or a change and a repair, that crash their worker: each switch
         # would reset the crash counter, and neither would ever be dead-lettered.
         wait_s = entry.lease_until + policy.redelivery_s - now
         return Refusal(RefusalReason.DEFERRED, wait_s) if wait_s > 0 else None
-    return Refusal(RefusalReason.ISOLATED) if not terms.isolated else None
+    return None
+
+
+def _against_company(entry: Entry, terms: LeaseTerms | None) -> Refusal | None:
+    if terms is None or terms.level >= (level := level_of(entry, terms)):
+        return None
+    return Refusal(RefusalReason.PROBATION, level=level)
 
 
 def _against_attempts(entry: Entry, header: ChangeHeader, now: float, policy: LedgerPolicy) -> Refusal | None:
@@ -358,8 +382,11 @@ def _against_attempts(entry: Entry, header: ChangeHeader, now: float, policy: Le
         return Refusal(RefusalReason.DEFERRED, entry.unknown_until - now)
     if entry.tried is not None and header.order <= entry.tried and now < entry.not_before:
         return Refusal(RefusalReason.BUSY, entry.not_before - now)
-    if entry.tried is not None and entry.attempts and header.order < entry.tried:
-        # Do not alternate between two changes that fail: each switch would reset the attempts of the other.
+    has_failed = entry.attempts > 0 or entry.deaths >= Level.SOLE
+    if entry.tried is not None and has_failed and header.order < entry.tried:
+        # Do not alternate between two changes that fail: each switch would reset the attempts of the other. Nor
+        # between two when workers died on probation with the newer one: a commit of the older one would reset the
+        # level. After the first death the newer one is most likely innocent, so the older one need not wait.
         wait_s = entry.tried_at + policy.redelivery_s - now
         return Refusal(RefusalReason.DEFERRED, wait_s) if wait_s > 0 else None
     return None
@@ -372,6 +399,11 @@ def _died(entry: Entry, terms: LeaseTerms) -> bool:
     first claim was lost.
     """
     return not entry.abandoned and entry.owner != terms.owner
+
+
+def _was_repair_of_tried(entry: Entry, policy: LedgerPolicy) -> bool:
+    """Whether the holder is a repair, while the counters belong to a change. Only keys with intents are repaired."""
+    return policy.intents and entry.intent is None and entry.tried is not None
 
 
 def _without_dead_holder(entry: Entry, policy: LedgerPolicy, now: float) -> Entry:
@@ -417,8 +449,17 @@ def _suspected(entry: Entry | None, policy: LedgerPolicy, now: float) -> Entry |
 
 
 def _free(entry: Entry) -> Entry:
-    return replace(entry, token=0, owner="", lease_until=0.0, abandoned=False, isolated=False, begun=False, intent=None)
+    return replace(entry, token=0, owner="", lease_until=0.0, abandoned=False, phase=Phase.CLAIMED, intent=None)
 
 
 def _idle(entry: Entry) -> Entry:
-    return replace(_free(entry), tried=None, tried_at=0.0, attempts=0, crashes=0, not_before=0.0)
+    return replace(
+        _free(entry),
+        deaths=Level.USUAL,
+        late_deaths=0,
+        tried=None,
+        tried_at=0.0,
+        attempts=0,
+        crashes=0,
+        not_before=0.0,
+    )

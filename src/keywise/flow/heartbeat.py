@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from keywise.core.clock import Clock
-from keywise.core.entry import Claim
+from keywise.core.entry import Claim, Phase
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Ledger
 
@@ -142,19 +142,26 @@ class Heartbeat:
             await self._renew(ledger, held)
 
     async def begin(self, ledger: Ledger, claim: Claim) -> bool:
-        """Renew one claim before its work begins; False if the work must not begin.
+        """Note in the ledger that work under a claim begins; False if the work must not begin.
 
-        The renewal records in the ledger that work has begun, so that a crash can be attributed to the change.
+        Only then can the death of this process be attributed to the change.
         """
-        held = self._held.get(claim.token)
-        return held is not None and await self._renew(ledger, {claim.token: held})
+        return await self._note(ledger, claim, Phase.BEGUN)
 
-    async def _renew(self, ledger: Ledger, held: dict[int, HeldClaim]) -> bool:
+    async def accompany(self, ledger: Ledger, claim: Claim) -> bool:
+        """Note in the ledger that other changes are about to run beside one that ran alone; False if they must not."""
+        return await self._note(ledger, claim, Phase.ACCOMPANIED)
+
+    async def _note(self, ledger: Ledger, claim: Claim, phase: Phase) -> bool:
+        held = self._held.get(claim.token)
+        return held is not None and await self._renew(ledger, {claim.token: held}, phase)
+
+    async def _renew(self, ledger: Ledger, held: dict[int, HeldClaim], phase: Phase = Phase.CLAIMED) -> bool:
         """Renew these claims; return whether all of them are still held."""
         asked_at = self._clock()  # Before the call: the ledger extends the leases later than this.
         self._is_unanswered = True
         try:
-            lost = await ledger.renew([one.claim for one in held.values()], self._lease_s)
+            lost = await ledger.renew([one.claim for one in held.values()], self._lease_s, phase)
         except UnavailableError:
             return False
         self._is_unanswered = False

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from keywise.core.change import Change, Delivery, Order, Outcome, is_unversioned
+from keywise.core.entry import Level
 from keywise.core.limits import Debounce
 from keywise.flow.wakeup import Wakeup
 
@@ -39,8 +40,8 @@ class State(enum.Enum):
     """It waits until `due`."""
     BUSY = 3
     """One of its changes is being processed."""
-    ISOLATED = 4
-    """The last holder of the key died: the next attempt must run with nothing beside it."""
+    PROBATION = 4
+    """A worker died with the key: its next change is claimed at a level, when there is a place for it."""
 
 
 class Lane(msgspec.Struct, gc=False):
@@ -58,6 +59,8 @@ class Lane(msgspec.Struct, gc=False):
     first_at: float = math.inf
     """When the first change of the current burst arrived; infinite without a debounce."""
     last_at: float = 0.0
+    level: Level = Level.USUAL
+    """The level at which a lane on probation is claimed."""
 
 
 SettledTicket = tuple[Ticket, Outcome]
@@ -81,7 +84,8 @@ class Lanes:
         self._ready: deque[str] = deque()
         self._ready_bulk: deque[str] = deque()
         """Keys here and in `_ready` may be outdated: `take` skips those whose lane is in another state by now."""
-        self._isolated: deque[str] = deque()
+        self._probation: dict[Level, deque[str]] = {level: deque() for level in Level}
+        """The keys on probation by their level; like `_ready`, it may be outdated."""
         self._due: list[tuple[float, str]] = []
         self._live_in_row = 0
         self._bulk_tickets = 0
@@ -106,9 +110,21 @@ class Lanes:
         kept_free = max(1, self.capacity // LIVE_BEFORE_BULK) - self._bulk_tickets
         return max(0, self.room - max(0, kept_free))
 
-    @property
-    def has_isolated(self) -> bool:
-        return bool(self._isolated)
+    def has_waiting(self, now: float) -> bool:
+        """Whether a change waits that could be taken now, besides those that have to run alone."""
+        self._wake(now)
+        for line, is_bulk in ((self._ready, False), (self._ready_bulk, True)):
+            while line and not self._is_ready(line[0], is_bulk=is_bulk):
+                line.popleft()
+            if line:
+                return True
+        return self.has_on_probation(Level.PROBATION) or self.has_on_probation(Level.SOLE)
+
+    def has_on_probation(self, level: Level) -> bool:
+        line = self._probation[level]
+        while line and not self._is_on_probation(line[0], level):
+            line.popleft()
+        return bool(line)
 
     def tickets(self) -> list[Ticket]:
         """All tickets: waiting, held or being processed."""
@@ -160,13 +176,12 @@ class Lanes:
             self._live_in_row = 0 if is_bulk else self._live_in_row + 1
         return taken
 
-    def take_isolated(self) -> Ticket | None:
-        """Take one change whose last holder died; None if there is none."""
-        while self._isolated:
-            lane = self._lanes.get(self._isolated.popleft())
-            if lane is not None and lane.state is State.ISOLATED:
-                return self._start(lane)
-        return None
+    def take_on_probation(self, level: Level, limit: int = 1) -> list[Ticket]:
+        """Take the newest changes of keys that wait at a level, at most so many."""
+        taken: list[Ticket] = []
+        while len(taken) < limit and self.has_on_probation(level):
+            taken.append(self._start(self._lanes[self._probation[level].popleft()]))
+        return taken
 
     def finish(self, ticket: Ticket, outcome: Outcome, upto: Order) -> list[SettledTicket]:
         """The key is committed up to an order: settle this change and all its followers at or below that order."""
@@ -208,13 +223,13 @@ class Lanes:
             return
         self._hold(key, lane, due, blocks_newer)
 
-    def isolate(self, ticket: Ticket) -> None:
-        """Put a taken change back into its lane; only `take_isolated` takes it from there."""
+    def put_on_probation(self, ticket: Ticket, level: Level) -> None:
+        """Put a taken change back into its lane; only `take_on_probation` takes it from there."""
         lane = self._lanes[ticket.change.key]
         lane.waiting.append(ticket)
         lane.is_bulk = self._is_all_bulk(lane)
-        lane.state = State.ISOLATED
-        self._isolated.append(ticket.change.key)
+        lane.state, lane.level = State.PROBATION, level
+        self._probation[level].append(ticket.change.key)
 
     def next_due(self) -> float | None:
         """When the next held lane becomes ready; None if no lane is held."""
@@ -262,6 +277,14 @@ class Lanes:
             lane.waiting = []
             self._drop_if_empty(key, lane)
         return self._left(leaving)
+
+    def _is_ready(self, key: str, *, is_bulk: bool) -> bool:
+        lane = self._lanes.get(key)
+        return lane is not None and lane.state is State.READY and lane.is_bulk is is_bulk
+
+    def _is_on_probation(self, key: str, level: Level) -> bool:
+        lane = self._lanes.get(key)
+        return lane is not None and lane.state is State.PROBATION and lane.level is level
 
     def _is_turn_of_bulk(self, bulk_left: int) -> bool:
         if not self._ready_bulk or bulk_left <= 0:

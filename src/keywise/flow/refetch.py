@@ -1,6 +1,11 @@
 """Reading the source of truth: the result of the user's `refetch` function as a change."""
 
+import asyncio
+import contextvars
 import inspect
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from keywise.core.bodies import encoded
@@ -8,11 +13,14 @@ from keywise.core.change import Change, Order, is_unversioned
 from keywise.core.errors import KeywiseError, SettingsError
 from keywise.flow.pipeline import OpenPipeline
 
+THREADS = 2
+"""How many calls of a plain `refetch` run at a time, one that hangs included."""
+
 
 async def refetched(pipeline: OpenPipeline, key: str) -> Change[Any] | None:
     """Return the current state of a key; None if the key is gone. The caller has to set the era of the order."""
     body = needs_refetch(pipeline)(key)
-    if inspect.isawaitable(body):
+    while inspect.isawaitable(body):
         body = await body
     if body is None:
         return None
@@ -39,3 +47,47 @@ def is_same_version(one: Order, other: Order) -> bool:
     if is_unversioned(one) and is_unversioned(other):
         return one[0] == other[0]
     return one[:2] == other[:2] and not is_unversioned(one) and not is_unversioned(other)
+
+
+def beside_the_loop(refetch: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a function that runs a plain `refetch` in a thread; a coroutine function is returned as it is."""
+    return refetch if inspect.iscoroutinefunction(refetch) else _ThreadedRefetch(refetch)
+
+
+class _ThreadedRefetch:
+    """Runs a plain function in threads. A thread cannot be cancelled: a call that hangs keeps its thread."""
+
+    def __init__(self, refetch: Callable[[str], Any]) -> None:
+        self._refetch = refetch
+        self._running = 0
+
+    async def __call__(self, key: str) -> Any:
+        if self._running >= THREADS:
+            raise KeywiseError("every thread runs a refetch that hangs; give the calls in refetch a time limit")
+        self._running += 1
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        arguments = (self._run, key, loop, answer)
+        # A daemon: a call that hangs must not keep the process from ending.
+        threading.Thread(
+            target=contextvars.copy_context().run, args=arguments, name="keywise-refetch", daemon=True
+        ).start()
+        return await answer
+
+    def _run(self, key: str, loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]") -> None:
+        result, error = None, None
+        try:
+            result = self._refetch(key)
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # The loop is closed: no repair waits for the answer any more.
+            loop.call_soon_threadsafe(self._ended, answer, result, error)
+
+    def _ended(self, answer: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+        self._running -= 1
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)

@@ -5,7 +5,7 @@ from typing import Any
 
 from keywise.core import events
 from keywise.core.change import VERSION_MIN, Change, ChangeHeader, Order, Outcome
-from keywise.core.entry import EMPTY, Certainty, Claim, Entry, LeaseTerms
+from keywise.core.entry import EMPTY, Certainty, Claim, Entry, LeaseTerms, Level, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
@@ -23,10 +23,7 @@ _LOWEST: Order = (0, VERSION_MIN, 0)
 
 
 class Repairer:
-    """Finds suspect keys periodically and repairs them.
-
-    A repair runs user code under an isolated claim, so the caller must run nothing beside it.
-    """
+    """Finds suspect keys and repairs them. A repair runs user code, in the company that its level allows."""
 
     def __init__(self, pipeline: OpenPipeline, heartbeat: Heartbeat, *, despite_pause: bool = False) -> None:
         self._pipeline = pipeline
@@ -50,7 +47,7 @@ class Repairer:
             return []
 
     async def run(self, keys: list[str]) -> dict[str, str]:
-        """Repair keys one after another; return the cause for each key that was not repaired."""
+        """Repair keys one after another, with nothing beside them; return the cause for each that was not repaired."""
         causes: dict[str, str] = {}
         for place, key in enumerate(keys):
             try:
@@ -68,18 +65,26 @@ class Repairer:
 
     async def _repair(self, key: str) -> str:
         """Repair one key; return why it was not repaired, or an empty text."""
-        pipeline = self._pipeline
-        asked_at = pipeline.clock()
-        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, isolated=True, despite_pause=self._despite_pause)
+        answer = await self.claim(key, Level.ALONE)
+        return await self.run_under(answer) if isinstance(answer, Claim) else f"the key is {answer.reason.value}"
+
+    async def claim(self, key: str, level: Level) -> Claim | Refusal:
+        """Claim a key for its repair. The caller has to call `run_under` with the claim."""
+        pipeline, asked_at = self._pipeline, self._pipeline.clock()
+        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, level, self._despite_pause)
         results = await pipeline.ledger.claim([ChangeHeader(key, None)], terms)
         self._heartbeat.hold(results.granted, asked_at)
         for claim in results.granted:
             self._retry_at[key] = asked_at + pipeline.settings.horizon_s
-            try:
-                return await self._repair_under(claim)
-            finally:
-                self._heartbeat.drop([claim])
-        return f"the key is {results.refused[key].reason.value}"
+            return claim
+        return results.refused[key]
+
+    async def run_under(self, claim: Claim) -> str:
+        """Repair a claimed key, and end the claim; return why it was not repaired, or an empty text."""
+        try:
+            return await self._repair_under(claim)
+        finally:
+            self._heartbeat.drop([claim])
 
     async def _repair_under(self, claim: Claim) -> str:
         if claim.suspicions == 0 or claim.took_over:

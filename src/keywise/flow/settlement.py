@@ -1,4 +1,4 @@
-"""Settlement: how deliveries end. It acks, releases and extends them, and makes their dead letters and events.
+"""Settlement: how deliveries end, which acks, releases and extends them, and makes their dead letters and events.
 
 Only this module acks, and `QueueTransactionWorker` inside its transaction.
 """

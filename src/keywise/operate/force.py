@@ -26,7 +26,7 @@ KEYS_LOOKED_AT = 20
 
 
 class ForceWriter:
-    """Writes single keys through the sink of a pipeline, each under an isolated claim."""
+    """Writes single keys through the sink of a pipeline, each under a claim."""
 
     def __init__(self, pipeline: OpenPipeline, claimer: AdminClaimer) -> None:
         self._pipeline = pipeline

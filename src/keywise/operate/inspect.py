@@ -100,7 +100,8 @@ class Holder(msgspec.Struct, frozen=True):
     is_over: bool
     gave_up: bool
     """The holder is alive and has reported an unknown outcome: the lease has to expire."""
-    isolated: bool
+    level: int
+    """In which company its change runs: 0 as usual, 1 and 2 on probation, 3 alone."""
     intent: int | None
     """The version that it is about to write; None if older changes need not wait for it."""
 
@@ -113,7 +114,7 @@ class UnknownWrite(msgspec.Struct, frozen=True):
 
 
 class Tries(msgspec.Struct, frozen=True):
-    """The failed attempts at one version, and the crashes of workers that ran it isolated."""
+    """The failed attempts at one version, and the crashes of workers that ran it alone."""
 
     version: int | None
     attempts: int
@@ -325,7 +326,7 @@ def _holder(entry: Entry, now: float, ahead_s: float) -> Holder | None:
         until=entry.lease_until + ahead_s,
         is_over=now >= entry.lease_until,
         gave_up=entry.abandoned,
-        isolated=entry.isolated,
+        level=entry.deaths,
         intent=_version(entry.intent),
     )
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from keywise.core.change import ChangeHeader
-from keywise.core.entry import EMPTY, Claim, LeaseTerms, Refusal, RefusalReason
+from keywise.core.entry import EMPTY, Claim, LeaseTerms, Level, Refusal, RefusalReason
 from keywise.core.errors import AdminError
 from keywise.core.failures import look_again_s
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
@@ -56,7 +56,7 @@ class AdminClaimer:
         try another one.
         """
         pipeline = self._pipeline
-        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, isolated=True, despite_pause=True)
+        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, Level.ALONE, despite_pause=True)
         while True:
             asked_at = pipeline.clock()
             results = await pipeline.ledger.claim([header], terms)

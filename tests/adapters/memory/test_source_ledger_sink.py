@@ -289,7 +289,7 @@ def test_a_burial_keeps_its_letter_only_with_its_claim():
 def test_the_operator_sees_figures_suspects_and_letters():
     async def story(shop: Shop) -> None:
         ledger = shop.ledger
-        await ledger.commit([Commit(await shop.take("a"), await shop.take("b"))])
+        await ledger.commit([Commit(await shop.take("a")), Commit(await shop.take("b"))])
         await ledger.fail([Failure(await shop.take("c"), Certainty.ENDED, 0.0)])
         await ledger.commit([Commit(Claim("a", order_of(9), False, token=99))])
         await shop.take("d")
@@ -310,7 +310,7 @@ def test_the_operator_sees_figures_suspects_and_letters():
 
 def test_pruning_tells_how_many_it_forgot():
     async def story(shop: Shop) -> None:
-        await shop.ledger.commit([Commit(await shop.take("a"), await shop.take("b"))])
+        await shop.ledger.commit([Commit(await shop.take("a")), Commit(await shop.take("b"))])
         await shop.take("c")
         await shop.pass_s(161.0)
         assert await shop.ledger.prune(100.0) == 2

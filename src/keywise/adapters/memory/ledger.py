@@ -11,7 +11,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import PLAIN, Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Refusal
+from keywise.core.entry import Claim, CommitResult, Entry, LeaseTerms, LedgerPolicy, Phase, Refusal
 from keywise.core.history import HistoryRecord
 from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
 from keywise.core.transaction import Transaction
@@ -38,9 +38,9 @@ class MemoryLedger:
         async with self.database.exclusive():
             return ledger_steps.claim(self.working_set, headers, terms, iter(self.database.token, None))
 
-    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+    async def renew(self, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         async with self.database.exclusive():
-            return ledger_steps.renew(self.working_set, claims, lease_s)
+            return ledger_steps.renew(self.working_set, claims, lease_s, phase)
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         async with self.database.exclusive():

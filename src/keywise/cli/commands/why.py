@@ -34,11 +34,14 @@ MEETS = {
     "duplicate": "is a duplicate: acked, nothing is written",
     "busy": "waits for the key{wait}",
     "deferred": "waits for the newer write whose outcome is unknown{wait}",
-    "isolated": "is applied, with nothing beside it, because the last worker died with this key",
+    "probation": "is applied on probation, because a worker died with this key",
     "paused": "waits until its key is resumed",
     "limited": "waits for the rate of its key{wait}",
     "mixed": "becomes a dead letter: versioned and unversioned changes of one key have no order",
 }
+
+COMPANY = {0: "", 1: ", on probation", 2: ", on probation by itself", 3: ", alone"}
+"""In which company the holder runs a change, by the level of the claim."""
 
 REASONS = {
     "stale": "something newer was committed already",
@@ -148,8 +151,8 @@ def _about_claim(report: KeyReport) -> Iterator[tuple[str, str]]:
     if holder is None:
         yield "claim", "free"
     else:
-        isolated = ", isolated" if holder.isolated else ""
-        yield "claim", f"held by {holder.owner}{isolated}, token {holder.token}"
+        company = COMPANY[holder.level]
+        yield "claim", f"held by {holder.owner}{company}, token {holder.token}"
         yield "since", moment(holder.since, now)
         ends = "expired" if holder.is_over else "until"
         gave_up = "; the holder gave up, the outcome of its write is unknown" if holder.gave_up else ""

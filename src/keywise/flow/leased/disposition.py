@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from keywise.core.change import Order, Outcome
-from keywise.core.entry import Certainty, Claim, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, Level, Refusal, RefusalReason
 from keywise.core.failures import cause_of_refusal, concerns_key, look_again_s
 from keywise.core.settings import Settings
 from keywise.core.sink import SinkResult
@@ -32,8 +32,10 @@ class Reject(msgspec.Struct, frozen=True):
     cause: str
 
 
-class Isolate(msgspec.Struct, frozen=True):
-    """Claim it again, with nothing beside it."""
+class OnProbation(msgspec.Struct, frozen=True):
+    """Claim it again at this level, when there is a place for it."""
+
+    level: Level
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -44,7 +46,7 @@ class Wait(msgspec.Struct, frozen=True):
     """Newer changes of the key wait as well."""
 
 
-OnRefusal: TypeAlias = Skip | Reject | Isolate | Wait
+OnRefusal: TypeAlias = Skip | Reject | OnProbation | Wait
 
 
 def on_refusal(refusal: Refusal, rng: random.Random) -> OnRefusal:
@@ -54,8 +56,8 @@ def on_refusal(refusal: Refusal, rng: random.Random) -> OnRefusal:
             return Skip(Outcome(refusal.reason.value), refusal.mark)
         case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
             return Reject(cause_of_refusal(refusal))
-        case RefusalReason.ISOLATED:
-            return Isolate()
+        case RefusalReason.PROBATION:
+            return OnProbation(refusal.level)
         case _:
             return Wait(look_again_s(refusal, rng), concerns_key(refusal))
 

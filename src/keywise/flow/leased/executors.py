@@ -80,7 +80,7 @@ class Executor(Protocol):
     def short_max(self) -> int:
         """How many bulk changes go into one call while live changes may have to wait for it."""
 
-    def goes_isolated(self, claim: Claim) -> bool:
+    def goes_apart(self, claim: Claim) -> bool:
         """Whether a change goes into a call of its own, because it could make the others of its batch fail."""
 
     async def execute(self, jobs: Sequence[Job]) -> list[Execution]:
@@ -104,7 +104,7 @@ class SinkExecutor:
     def short_max(self) -> int:
         return max(1, self.batch_max // BULK_PART)
 
-    def goes_isolated(self, claim: Claim) -> bool:
+    def goes_apart(self, claim: Claim) -> bool:
         return claim.attempts > 0 or claim in self._health
 
     async def execute(self, jobs: Sequence[Job]) -> list[Execution]:
@@ -201,7 +201,7 @@ class TransactionExecutor:
     def short_max(self) -> int:
         return self._slice
 
-    def goes_isolated(self, claim: Claim) -> bool:
+    def goes_apart(self, claim: Claim) -> bool:
         return claim.attempts > 0
 
     async def execute(self, jobs: Sequence[Job]) -> list[Execution]:

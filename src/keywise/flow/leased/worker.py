@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from keywise.core import events
 from keywise.core.dead_letter import DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, LeaseTerms, Refusal
+from keywise.core.entry import Certainty, Claim, LeaseTerms, Level, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Commit, Failure
 from keywise.flow.heartbeat import Heartbeat
@@ -24,7 +24,8 @@ from keywise.flow.leased.disposition import (
     CutOff,
     Disposition,
     Execution,
-    Isolate,
+    NotStarted,
+    OnProbation,
     Ran,
     Reject,
     Skip,
@@ -34,12 +35,17 @@ from keywise.flow.leased.disposition import (
     on_refusal,
 )
 from keywise.flow.leased.executors import Executor, FinishedJob, Job
+from keywise.flow.leased.probation import ON_PROBATION, AloneTurns, Company
+from keywise.flow.leased.repairs import RepairLoop
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.flow.repair import Repairer
 from keywise.flow.settlement import Settlement
 from keywise.flow.wakeup import Wakeup
 
 _NEVER = float("inf")
+
+NEVER_ALONE = "{key!r} has to run alone, because workers died with it, but other changes never ended within a lease"
+NEVER_ALONE_ADVICE = "look for calls that take longer than the lease, and give handlers a time limit"
 
 LEDGER_STEPS = (
     (Disposition.COMMIT, Disposition.ACK_ONLY),
@@ -113,7 +119,6 @@ class LeasedWorker:
         self._heartbeat = heartbeat
         self._executor = executor
         self._fallback = fallback
-        self._repairer = Repairer(pipeline, heartbeat)
         self._stopping = False
         self._open = 0
         self._window = ClaimWindow(executor.side_by_side, executor.batch_max, pipeline.settings.batch_max)
@@ -127,11 +132,16 @@ class LeasedWorker:
         self._done: list[FinishedJob] = []
         self._done_wakeup = Wakeup()
         self._calls = 0
+        self._company = Company(executor.side_by_side)
+        self._alone_turns = AloneTurns()
+        self._repairer = Repairer(pipeline, heartbeat)
+        self._repairs = RepairLoop(pipeline, self._repairer, self._company, lanes.arrivals)
 
     def stop(self) -> None:
         self._stopping = True
         self._backoff.end()
         self._fallback.stop()
+        self._repairs.stop()
         self._lanes.arrivals.notify()
 
     async def run(self) -> None:
@@ -143,6 +153,7 @@ class LeasedWorker:
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             committing = group.create_task(self._commit_until_stopped())
+            group.create_task(self._repairs.run())
             workers = [
                 group.create_task(self._work_until_stopped(live_only=number < self._live_workers))
                 for number in range(self._executor.side_by_side)
@@ -162,24 +173,22 @@ class LeasedWorker:
             # and no change is claimed before the ledger knows them all.
             if not await self._fallback.is_settled(lambda: self._calls):
                 continue
-            # Isolated changes go before ordinary ones, which would otherwise keep the worker from ever being idle.
-            if self._lanes.has_isolated and await self._claim_isolated():
+            # What has to run alone goes first: ordinary changes would keep this process from being idle.
+            if self._may_run_alone() and await self._run_alone():
                 continue
-            # A repair runs isolated too: it calls user code.
-            if self._repairer.due <= self._pipeline.clock() and (suspects := await self._repairer.suspects()):
-                await self._until_idle()
-                await self._repairer.run(suspects)
+            if await self._claim_on_probation():
+                continue
             # Claim in larger batches rather than one change at a time; see ClaimWindow.
             free, now = self._window.limit - self._open, self._pipeline.clock()
             tickets = self._lanes.take(free, now, self._bulk_free(free)) if self._is_due(free) else []
             if tickets:
                 self._window.adapt(len(self._claimed), now)
-                await self._claim(tickets, isolated=False)
+                await self._claim(tickets, Level.USUAL)
             else:
                 # Sleep until something changes: a ticket arrives, a change is concluded, or a time has come.
                 # A held lane that becomes due matters only if there is room to claim it.
                 due = self._lanes.next_due() if free and self._is_due(free) else None
-                soonest = min(due or _NEVER, self._repairer.due, self._fallback.due)
+                soonest = min(due or _NEVER, self._fallback.due)
                 await self._lanes.arrivals.wait(self._pipeline.until(soonest))
 
     def _is_due(self, free: int) -> bool:
@@ -193,23 +202,103 @@ class LeasedWorker:
         bulk_max = max(1, self._window.least - self._window.least // RESERVED_PART)
         return min(free, bulk_max - self._open_bulk)
 
-    async def _claim_isolated(self) -> bool:
-        """Run one change with nothing beside it, so that another crash can be attributed to it."""
-        await self._until_idle()
-        ticket = self._lanes.take_isolated()
-        if ticket is None:
+    async def _claim_on_probation(self) -> bool:
+        """Claim changes on probation, as many as the window has room for; False if there are none."""
+        window, lanes = self._company.window, self._lanes
+        level, free = window.next(
+            sole_waits=lanes.has_on_probation(Level.SOLE), others_wait=lanes.has_on_probation(Level.PROBATION)
+        )
+        # Without a worker that could begin, a claim would be taken ahead.
+        tickets = lanes.take_on_probation(level, free) if not self._backoff.all_resting else []
+        if tickets:
+            with window.claiming():
+                await self._claim(tickets, level)
+        return bool(tickets)
+
+    def _may_run_alone(self) -> bool:
+        if not self._repairs.has_alone and not self._lanes.has_on_probation(Level.ALONE):
             return False
-        await self._claim([ticket], isolated=True)
-        await self._until_idle()
-        return True
+        # A claimed change that has not begun waits too: draining would release it, and it would never begin.
+        others_wait = len(self._claimed) > 0 or self._lanes.has_waiting(self._pipeline.clock())
+        return self._alone_turns.is_due(others_wait=others_wait)
+
+    async def _run_alone(self) -> bool:
+        """Run one change with nothing beside it, so that another crash can be attributed to it; False if none waits.
+
+        It is claimed first, without noting its beginning: so only one process drains for it, and a death meanwhile
+        does not count.
+        """
+        if (key := self._repairs.take_alone()) is not None:
+            await self._repair_alone(key)
+            return True
+        tickets = self._lanes.take_on_probation(Level.ALONE)
+        for job in await self._claim(tickets, Level.ALONE):
+            with self._company.draining():
+                await self._run_drained(job)
+        return bool(tickets)
+
+    async def _repair_alone(self, key: str) -> None:
+        try:
+            answer = await self._repairer.claim(key, Level.ALONE)
+            if isinstance(answer, Refusal):
+                return
+            with self._company.draining():
+                if await self._is_drained(0, key):
+                    await self._repairer.run_under(answer)
+                else:
+                    self._heartbeat.drop([answer])
+                    await self._pipeline.ledger.release([answer])
+        except UnavailableError as error:
+            await self._pipeline.back_off(LEDGER, error, 1)
+
+    async def _is_drained(self, most: int, key: str) -> bool:
+        """Wait until at most so many changes are open, for a lease; False if other changes did not end in time."""
+        pipeline = self._pipeline
+        self._undo(self._claimed.take_all())
+        await self._until(lambda: self._is_idle(most), pipeline.settings.lease_s)
+        if self._stopping:
+            return False
+        if self._is_idle(most):
+            self._alone_turns.succeeded()
+            return True
+        if self._alone_turns.failed(pipeline.clock()):
+            cause = NEVER_ALONE.format(key=key)
+            pipeline.emit(events.Alarmed(pipeline=pipeline.name, cause=cause, advice=NEVER_ALONE_ADVICE))
+        return False
+
+    async def _run_drained(self, job: Job) -> None:
+        pipeline, claim = self._pipeline, job.claim
+        if not await self._is_drained(1, claim.key):
+            self._undo([job])
+            return
+        self._dispatch([job])
+        alone_s = min(pipeline.settings.lease_s * 2**claim.late_deaths, pipeline.settings.runtime_max_s)
+        await self._until(lambda: not self._open, alone_s)
+        # A slow change lets the others go on, after that is stored: a death from now on may be their fault.
+        # After a stop nothing else begins, so the change stays alone.
+        while self._open and not self._stopping and not await self._heartbeat.accompany(pipeline.ledger, claim):
+            await self._until(lambda: not self._open, pipeline.retry_s(1))
+
+    async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Wait for a condition that the end of a change may fulfil, until the time is up or the worker is stopped."""
+        deadline = self._pipeline.clock() + limit_s
+        while not condition() and not self._stopping and (left_s := deadline - self._pipeline.clock()) > 0:
+            await self._lanes.arrivals.wait(left_s)
+
+    def _is_idle(self, most: int) -> bool:
+        """Whether at most so many changes are open, no repair runs, and a worker is free to begin."""
+        return self._open <= most and not self._company.repairs and not self._backoff.all_resting
 
     async def _until_idle(self) -> None:
         while self._open:
             await self._lanes.arrivals.wait()
 
-    async def _claim(self, tickets: list[Ticket], *, isolated: bool) -> None:
+    async def _claim(self, tickets: Sequence[Ticket], level: Level) -> list[Job]:
+        """Claim changes and dispatch those that are granted; return those that have to run alone."""
+        if not tickets:
+            return []
         pipeline = self._pipeline
-        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, isolated)
+        terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, level)
         # Before the call: the holder's deadline must not lie after the ledger's.
         asked_at = pipeline.clock()
         try:
@@ -219,21 +308,32 @@ class LeasedWorker:
             for ticket in tickets:
                 self._lanes.hold(ticket, pipeline.clock())
             await pipeline.back_off(LEDGER, error, 1)
-            return
+            return []
         pipeline.outage.answered()
         by_key = {ticket.change.key: ticket for ticket in tickets}
         self._heartbeat.hold(results.granted, asked_at)
-        jobs = [Job(by_key[claim.key], claim) for claim in results.granted]
-        self._begin(jobs)
+        jobs = self._opened([Job(by_key[claim.key], claim) for claim in results.granted], level)
+        self._dispatch([job for job in jobs if job.claim.level is not Level.ALONE])
         await self._refuse([(by_key[key], refusal) for key, refusal in results.refused.items()])
+        return [job for job in jobs if job.claim.level is Level.ALONE]
 
-    def _begin(self, jobs: list[Job]) -> None:
-        """Hand claimed changes to the worker tasks; dead-letter those that have used up their crashes or attempts."""
+    def _dispatch(self, jobs: Sequence[Job]) -> None:
+        """Hand claimed changes to the worker tasks."""
+        for job in jobs:
+            self._claimed.put(job, is_bulk=self._is_bulk(job))
+
+    def _opened(self, jobs: list[Job], asked: Level) -> list[Job]:
+        """Count granted claims as open; finish those that must not run: return the others.
+
+        A change that has used up its crashes or attempts becomes a dead letter. A claim that was asked for alone may be
+        granted on probation, if the key was committed and died with again meanwhile; without room it is released.
+        """
         if not jobs:
-            return
-        pipeline = self._pipeline
+            return []
+        pipeline, window = self._pipeline, self._company.window
         self._count(jobs, 1)
         pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(jobs)))
+        opened: list[Job] = []
         for job in jobs:
             claim = job.claim
             if claim.took_over:
@@ -241,13 +341,18 @@ class LeasedWorker:
                 pipeline.emit(
                     events.TookOver(pipeline=pipeline.name, key=claim.key, version=version, crashes=claim.crashes)
                 )
-            if dispose(NOT_STARTED, claim, pipeline.settings) is Disposition.DEAD_LETTER:
+                window.took_over(claim.level)
+            has_room = asked is not Level.ALONE or claim.level not in ON_PROBATION or window.has_room(claim.level)
+            if claim.level in ON_PROBATION:
+                window.begin(claim.level)
+            if not has_room or dispose(NOT_STARTED, claim, pipeline.settings) is Disposition.DEAD_LETTER:
                 self._finish(job, NOT_STARTED)
             else:
-                self._claimed.put(job, is_bulk=self._is_bulk(job))
+                opened.append(job)
+        return opened
 
     async def _refuse(self, refused: list[tuple[Ticket, Refusal]]) -> None:
-        """Settle, dead-letter, isolate or hold the changes whose claims were refused."""
+        """Settle, dead-letter or hold the changes whose claims were refused, or put them on probation."""
         pipeline, lanes, settled = self._pipeline, self._lanes, list[SettledTicket]()
         rejected: list[tuple[Ticket, str]] = []
         for ticket, refusal in refused:
@@ -256,8 +361,8 @@ class LeasedWorker:
                     settled += lanes.finish(ticket, outcome, mark)
                 case Reject(cause):
                     rejected.append((ticket, cause))
-                case Isolate():
-                    lanes.isolate(ticket)
+                case OnProbation(level):
+                    lanes.put_on_probation(ticket, level)
                 case Wait(seconds, blocks_newer):
                     lanes.hold(ticket, pipeline.clock() + seconds, blocks_newer=blocks_newer)
                     pipeline.emit(self._settlement.refused(ticket, refusal.reason, seconds))
@@ -288,7 +393,7 @@ class LeasedWorker:
         while (job := await self._claimed.get(live_only=live_only)) is not None:
             jobs = [job, *self._beside(job)]
             rest_s = 0.0
-            if self._stopping or self._fallback.is_at_work:
+            if self._stopping or self._fallback.is_at_work or (self._company.is_draining and not _runs_alone(job)):
                 self._undo(jobs)
             else:
                 rest_s = await self._work_on(jobs)
@@ -298,25 +403,28 @@ class LeasedWorker:
                 self._lanes.arrivals.notify()
 
     def _beside(self, job: Job) -> list[Job]:
-        """Take more jobs for the same call. A change that failed before gets a call of its own: see `goes_isolated`."""
-        if self._executor.goes_isolated(job.claim):
+        """Take more jobs for the same call. A change that failed before or is on probation gets a call of its own."""
+        if not self._may_share(job):
             return []
         is_bulk = self._is_bulk(job)
         is_short = is_bulk and self._pipeline.has_both_lanes
         limit = self._executor.short_max if is_short else self._executor.batch_max
-        return self._claimed.take_beside(
-            lambda one: not self._executor.goes_isolated(one.claim), limit - 1, is_bulk=is_bulk
-        )
+        return self._claimed.take_beside(self._may_share, limit - 1, is_bulk=is_bulk)
+
+    def _may_share(self, job: Job) -> bool:
+        return job.claim.level is Level.USUAL and not self._executor.goes_apart(job.claim)
 
     async def _work_on(self, jobs: list[Job]) -> float:
         """Execute jobs; return how many seconds the worker should back off afterwards."""
         ledger, heartbeat = self._pipeline.ledger, self._heartbeat
-        # An isolated claim is renewed first: the renewal records that user code runs, so that a crash is counted.
-        begun = [job for job in jobs if not job.claim.isolated or await heartbeat.begin(ledger, job.claim)]
+        # On probation the beginning is noted first, so that a death counts against the change.
+        begun = [job for job in jobs if job.claim.level is Level.USUAL or await heartbeat.begin(ledger, job.claim)]
         in_time = [job for job in begun if heartbeat.left_s([job.claim]) > 0]
         timely = {job.claim.token for job in in_time}
         self._undo([job for job in jobs if job.claim.token not in timely])
         self._calls += 1
+        if any(not _runs_alone(job) for job in in_time):
+            self._alone_turns.change_begun()
         try:
             executions = await self._executor.execute(in_time) if in_time else []
         finally:
@@ -356,6 +464,10 @@ class LeasedWorker:
                     if some := [one for one in finished if one.disposition in step]:
                         await self._conclude(some)
                 self._count([one.job for one in finished], -1)
+                for one in finished:
+                    if one.claim.level in ON_PROBATION:
+                        has_run = not isinstance(one.execution, NotStarted)
+                        self._company.window.end(one.claim.level, clean=has_run)
                 self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(finished)))
                 self._lanes.arrivals.notify()
                 self._lanes.departures.notify()
@@ -467,6 +579,10 @@ class LeasedWorker:
         """The claim is lost. Put the change back: the next claim shows whether another worker has applied it."""
         self._pipeline.emit(events.ClaimLost(pipeline=self._pipeline.name, key=one.claim.key))
         self._lanes.hold(one.ticket, self._pipeline.clock())
+
+
+def _runs_alone(job: Job) -> bool:
+    return job.claim.level is Level.ALONE
 
 
 async def _nothing_lost(act: Awaitable[None] | None = None) -> list[Claim]:

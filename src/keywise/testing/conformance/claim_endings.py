@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Certainty, LeaseTerms, RefusalReason
+from keywise.core.entry import Certainty, LeaseTerms, Level, RefusalReason
 from keywise.core.ledger import Commit, Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
@@ -75,7 +75,7 @@ async def a_commit_that_is_overdue_is_refused(bench: LedgerBench) -> None:
     """If the sink answered too late, the commit is refused, even if another holder has committed the same order."""
     mine = await bench.take(5)
     bench.expire()
-    theirs = await bench.take(5, "w2", isolated=True)
+    theirs = await bench.take(5, "w2", level=Level.ALONE)
     same("refused commits", await bench.another.commit([Commit(theirs)]), [])
     same("refused commits", await bench.ledger.commit([Commit(mine, overdue=True)]), [mine])
     if (await bench.entry()).suspicions == 0:
@@ -87,7 +87,7 @@ async def the_mark_never_falls(bench: LedgerBench) -> None:
     """A commit below the mark is refused, even from the holder of the key."""
     old = await bench.take(5)
     bench.expire()
-    await bench.another.commit([Commit(await bench.take(9, "w2", isolated=True))])
+    await bench.another.commit([Commit(await bench.take(9, "w2", level=Level.ALONE))])
     same("refused commits", await bench.ledger.commit([Commit(old)]), [old])
     same("the mark", (await bench.entry()).mark, order_of(9))
     lower = replace(await bench.take(10), order=order_of(8))
@@ -162,10 +162,10 @@ async def a_takeover_inherits_what_is_unknown(bench: LedgerBench) -> None:
     """Older changes wait even if the new holder fails cleanly, because the previous holder may have written."""
     await bench.take(7)
     bench.expire()
-    claim = await bench.take(7, "w2", isolated=True)
+    claim = await bench.take(7, "w2", level=Level.ALONE)
     await bench.another.fail([Failure(claim, Certainty.CLEAN, 1.0)])
     bench.advance(2.0)
-    refused(await bench.ask(6, "w2", isolated=True), RefusalReason.DEFERRED)
+    refused(await bench.ask(6, "w2", level=Level.ALONE), RefusalReason.DEFERRED)
 
 
 @ENDING_PROMISES.add(PLAIN)
@@ -200,7 +200,7 @@ async def a_dead_letter_needs_its_claim(bench: LedgerBench) -> None:
     """A worker that has lost the claim cannot dead-letter the change: the next holder decides."""
     old = await bench.take(5)
     bench.expire()
-    new = await bench.take(5, "w2", isolated=True)
+    new = await bench.take(5, "w2", level=Level.ALONE)
     same("lost claims", await bench.ledger.dead_letter([DeadLetterRequest(LETTER, old)]), [old])
     same("the dead letters", await bench.ledger.dead_letters(10), [])
     same("the holder", (await bench.entry()).token, new.token)
@@ -285,11 +285,11 @@ async def suspects_are_listed_after_a_while(bench: LedgerBench) -> None:
 async def a_repair_clears_a_suspicion_that_has_not_grown(bench: LedgerBench) -> None:
     """A repair under an exclusive claim clears the suspicions; it may raise the mark, and never lowers it."""
     await bench.ledger.dead_letter([DeadLetterRequest(LETTER, await bench.take(5), Certainty.ENDED)])
-    claim = granted(await bench.ask_for(ChangeHeader("a", None), isolated=True))
+    claim = granted(await bench.ask_for(ChangeHeader("a", None), level=Level.ALONE))
     await bench.ledger.finish_repair(claim, ChangeHeader("a", order_of(6)))
     entry = await bench.entry()
     same("suspicion, mark and holder", (entry.suspicions, entry.mark, entry.token), (0, order_of(6), 0))
-    claim = granted(await bench.ask_for(ChangeHeader("a", None), isolated=True))
+    claim = granted(await bench.ask_for(ChangeHeader("a", None), level=Level.ALONE))
     await bench.ledger.finish_repair(claim, ChangeHeader("a", order_of(3)))
     same("the mark", (await bench.entry()).mark, order_of(6))
 
@@ -299,7 +299,7 @@ async def a_repair_leaves_a_suspicion_that_has_grown(bench: LedgerBench) -> None
     """A commit that was refused during the repair may have written after it, so the key stays suspect."""
     late = await bench.take(5, "w2")
     bench.expire()
-    claim = granted(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True))
+    claim = granted(await bench.ask_for(ChangeHeader("a", None), "w2", level=Level.ALONE))
     same("refused commits", await bench.another.commit([Commit(late)]), [late])
     await bench.ledger.finish_repair(claim, None)
     entry = await bench.entry()

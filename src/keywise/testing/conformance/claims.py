@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, Order, order_of
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Level, Phase, Refusal, RefusalReason
 from keywise.core.ledger import Commit, Failure
 from keywise.testing.conformance.promise import Promises, near, same
 
@@ -37,22 +37,34 @@ class LedgerBench:
     """Move the clock of the store ahead by so many seconds."""
 
     async def ask(
-        self, version: int | None, owner: str = "w1", *, key: str = "a", isolated: bool = False, deleted: bool = False
+        self,
+        version: int | None,
+        owner: str = "w1",
+        *,
+        key: str = "a",
+        level: Level = Level.USUAL,
+        deleted: bool = False,
     ) -> Claim | Refusal:
-        return await self.ask_for(ChangeHeader(key, order_of(version), deleted), owner, isolated=isolated)
+        return await self.ask_for(ChangeHeader(key, order_of(version), deleted), owner, level=level)
 
-    async def ask_for(self, header: ChangeHeader, owner: str = "w1", *, isolated: bool = False) -> Claim | Refusal:
+    async def ask_for(self, header: ChangeHeader, owner: str = "w1", *, level: Level = Level.USUAL) -> Claim | Refusal:
         """Ask for one claim; the worker w2 uses the second connection."""
         ledger = self.another if owner == "w2" else self.ledger
-        results = await ledger.claim([header], LeaseTerms(owner, LEASE_S, isolated))
+        results = await ledger.claim([header], LeaseTerms(owner, LEASE_S, level))
         same("the number of results for one header", len(results.granted) + len(results.refused), 1)
         return results.granted[0] if results.granted else results.refused[header.key]  # type: ignore[no-any-return]
 
     async def take(
-        self, version: int | None, owner: str = "w1", *, key: str = "a", isolated: bool = False, deleted: bool = False
+        self,
+        version: int | None,
+        owner: str = "w1",
+        *,
+        key: str = "a",
+        level: Level = Level.USUAL,
+        deleted: bool = False,
     ) -> Claim:
         """Ask for a claim, and raise unless it is granted."""
-        return granted(await self.ask(version, owner, key=key, isolated=isolated, deleted=deleted))
+        return granted(await self.ask(version, owner, key=key, level=level, deleted=deleted))
 
     async def committed(self, version: int | None, *, key: str = "a", deleted: bool = False) -> None:
         claim = await self.take(version, key=key, deleted=deleted)
@@ -105,7 +117,7 @@ async def a_key_has_one_holder(bench: LedgerBench) -> None:
     bench.advance(10.0)
     for version, owner in ((4, "w2"), (5, "w2"), (6, "w2"), (5, "w1"), (6, "w1")):
         refused(await bench.ask(version, owner), RefusalReason.BUSY, wait_s=LEASE_S - 10.0)
-    refused(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True), RefusalReason.BUSY)
+    refused(await bench.ask_for(ChangeHeader("a", None), "w2", level=Level.ALONE), RefusalReason.BUSY)
     same("the token of the holder", (await bench.entry()).token, claim.token)
 
 
@@ -233,7 +245,7 @@ async def tokens_are_never_used_again(bench: LedgerBench) -> None:
     for version in range(1, 30):
         claim = await bench.take(version)
         tokens.append(claim.token)
-        await (bench.ledger.release if version % 2 else bench.ledger.commit)([claim])
+        await (bench.ledger.release([claim]) if version % 2 else bench.ledger.commit([Commit(claim)]))
         bench.advance(REDELIVERY_S + 100.0)
         await bench.ledger.prune(50.0)
     same("the number of different tokens", len(set(tokens)), len(tokens))
@@ -257,7 +269,7 @@ async def an_old_token_opens_nothing(bench: LedgerBench) -> None:
     """After a takeover, the previous holder can no longer renew, commit, fail, release or dead-letter."""
     old = await bench.take(5)
     bench.expire()
-    new = await bench.take(5, "w2", isolated=True)
+    new = await bench.take(5, "w2", level=Level.ALONE)
     before = await bench.entry()
     same("lost renewals", await bench.ledger.renew([old], LEASE_S), [old])
     await bench.ledger.release([old])
@@ -275,11 +287,11 @@ async def a_takeover_begins_a_lease_of_its_own(bench: LedgerBench) -> None:
     """A takeover starts a full lease, and makes the key suspect if the sink is plain."""
     await bench.take(5)
     bench.expire()
-    claim = await bench.take(5, "w2", isolated=True)
+    claim = await bench.take(5, "w2", level=Level.ALONE)
     same("whether the claim is a takeover", claim.took_over, True)
     same("the suspicions", (await bench.entry()).suspicions, 1)
     bench.advance(LEASE_S - CLOCK_S * 2)
-    refused(await bench.ask(5, "w3", isolated=True), RefusalReason.BUSY)
+    refused(await bench.ask(5, "w3", level=Level.ALONE), RefusalReason.BUSY)
 
 
 @CLAIM_PROMISES.add(SAFE)
@@ -287,10 +299,24 @@ async def a_takeover_on_a_safe_sink_is_no_suspicion(bench: LedgerBench) -> None:
     """If the sink itself refuses older writes, a takeover makes no key suspect, and older changes do not wait."""
     await bench.take(7)
     bench.expire()
-    claim = await bench.take(7, "w2", isolated=True)
+    claim = await bench.take(7, "w2", level=Level.ALONE)
     await bench.another.release([claim])
     same("the suspicions", (await bench.entry()).suspicions, 0)
-    await bench.take(6)
+    await bench.take(6, level=Level.PROBATION)
+
+
+@CLAIM_PROMISES.add(SAFE)
+async def an_older_change_waits_for_one_that_workers_died_with_on_probation(bench: LedgerBench) -> None:
+    """Otherwise the commit of the older change would end the level of the newer one, which may kill its workers."""
+    claim = await bench.take(7)
+    for owner in ("w2", "w3"):
+        await bench.another.renew([claim], LEASE_S, Phase.BEGUN)
+        bench.expire()
+        claim = await bench.take(7, owner, level=Level.ALONE)
+    same("the level", claim.level, Level.SOLE)
+    await bench.another.release([claim])
+    refused(await bench.ask(6, level=Level.ALONE), RefusalReason.DEFERRED, wait_s=REDELIVERY_S)
+    await bench.take(8, level=Level.SOLE)
 
 
 @CLAIM_PROMISES.add(PLAIN)
@@ -315,31 +341,48 @@ async def an_exclusive_claim_keeps_all_others_out(bench: LedgerBench) -> None:
 
 
 @CLAIM_PROMISES.add(PLAIN)
-async def a_dead_worker_sends_its_changes_into_isolation(bench: LedgerBench) -> None:
-    """After a crash, a change is granted only in isolation; crashes in isolation count once the work has begun."""
-    await bench.ledger.renew([await bench.take(5, "dead 1")], LEASE_S)
-    bench.expire()
-    refused(await bench.ask(5, "w2"), RefusalReason.ISOLATED)
-    for crashes in range(3):
-        claim = await bench.take(5, f"dead {crashes + 2}", isolated=True)
-        same("the counted crashes", claim.crashes, crashes)
-        same("lost renewals", await bench.ledger.renew([claim], LEASE_S), [])
+async def a_change_whose_worker_died_gets_less_company(bench: LedgerBench) -> None:
+    """Each death at work raises the level at which a key is granted; at the highest, each is a crash."""
+    claim = await bench.take(5, "dead 0")
+    for number, (level, crashes) in enumerate([(1, 0), (2, 0), (3, 0), (3, 1), (3, 2)], start=1):
+        same("lost renewals", await bench.ledger.renew([claim], LEASE_S, Phase.BEGUN), [])
         bench.expire()
-    await bench.take(5, "dead before it began", isolated=True)
+        refused(await bench.ask(5, f"w{number}", level=Level(level - 1)), RefusalReason.PROBATION)
+        claim = await bench.take(5, f"dead {number}", level=Level(level))
+        same("the level and the counted crashes", (claim.level, claim.crashes), (level, crashes))
     bench.expire()
-    same("the counted crashes in the end", (await bench.take(5, "w2", isolated=True)).crashes, 3)
+    claim = await bench.take(5, "dead before it began", level=Level.ALONE)
+    same("the counted crashes of a worker that had not begun", claim.crashes, 2)
+    await bench.ledger.release([claim])
+    refused(await bench.ask(5, "w8"), RefusalReason.PROBATION)
+    claim = await bench.take(6, "w9", level=Level.ALONE)
+    same("the level and the crashes of a newer change", (claim.level, claim.crashes), (3, 0))
+    await bench.ledger.commit([Commit(claim)])
+    same("the level after a commit", (await bench.take(7, "w9")).level, 0)
+
+
+@CLAIM_PROMISES.add(PLAIN)
+async def a_death_beside_others_is_no_crash(bench: LedgerBench) -> None:
+    """A death at the highest level, after other changes run beside it again, is counted apart."""
+    claim = await bench.take(5, "dead 0")
+    for number in range(1, 4):
+        await bench.ledger.renew([claim], LEASE_S, Phase.BEGUN)
+        bench.expire()
+        claim = await bench.take(5, f"dead {number}", level=Level.ALONE)
+    await bench.ledger.renew([claim], LEASE_S, Phase.ACCOMPANIED)
+    await bench.ledger.renew([claim], LEASE_S)
     bench.expire()
-    claim = await bench.take(6, "w3", isolated=True)
-    same("the crashes of a newer change", claim.crashes, 0)
+    claim = await bench.take(5, "w9", level=Level.ALONE)
+    same("crashes and late deaths", (claim.crashes, claim.late_deaths), (0, 1))
 
 
 @CLAIM_PROMISES.add(PLAIN)
 async def an_older_change_waits_behind_one_that_killed_its_worker(bench: LedgerBench) -> None:
     """Two changes that crash their worker do not alternate: each switch would reset the crash counter."""
-    await bench.take(5, "dead", isolated=True)
+    await bench.take(5, "dead", level=Level.ALONE)
     bench.expire()
-    refused(await bench.ask(4, "w2", isolated=True), RefusalReason.DEFERRED, wait_s=REDELIVERY_S - 1.0)
-    refused(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True), RefusalReason.DEFERRED)
+    refused(await bench.ask(4, "w2", level=Level.ALONE), RefusalReason.DEFERRED, wait_s=REDELIVERY_S - 1.0)
+    refused(await bench.ask_for(ChangeHeader("a", None), "w2", level=Level.ALONE), RefusalReason.DEFERRED)
 
 
 @CLAIM_PROMISES.add(PLAIN)

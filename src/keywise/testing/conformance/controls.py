@@ -5,7 +5,7 @@ from typing import Any
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
-from keywise.core.entry import Certainty, Claim, LeaseTerms, LedgerPolicy, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Claim, LeaseTerms, LedgerPolicy, Level, Refusal, RefusalReason
 from keywise.core.history import HistoryRecord
 from keywise.core.ledger import Commit, Failure
 from keywise.core.limits import Rate
@@ -177,7 +177,7 @@ async def a_reset_needs_its_claim(bench: LedgerBench) -> None:
     """A lost claim raises no era."""
     claim = granted(await asked_despite_pause(bench, ChangeHeader("a", None)))
     bench.expire()
-    await bench.take(1, "w2", isolated=True)
+    await bench.take(1, "w2", level=Level.ALONE)
     same("the era", await bench.ledger.control_store.reset(claim), None)
     same("the era of the key", (await bench.entry()).era, 0)
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Controls, Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, Entry, RefusalReason
+from keywise.core.entry import Certainty, Entry, Level, RefusalReason
 from keywise.core.ledger import Commit, Failure
 from keywise.core.transfer import LedgerTransfer, TransferPage
 from keywise.testing.conformance.claims import (
@@ -86,7 +86,7 @@ async def filled(bench: LedgerBench) -> None:
     await bench.take(7, key="abandoned by a worker")
     late = await bench.take(8, key="taken over")
     bench.expire()
-    await bench.take(8, key="taken over", owner="w2", isolated=True)
+    await bench.take(8, key="taken over", owner="w2", level=Level.ALONE)
     await ledger.commit([Commit(late)])
     bench.expire()
     await reset(bench, "once")
@@ -155,7 +155,7 @@ async def added_entries_decide_claims(bench: LedgerBench) -> None:
     same("an order in a new era", granted(await bench.ask(1, key="reset")).order, (2, 1, 0))
     bench.advance(RETRY_S)
     same("the failed attempts before", granted(await bench.ask(4, key="failed")).attempts, 2)
-    dead = granted(await bench.ask(6, key="held", isolated=True))
+    dead = granted(await bench.ask(6, key="held", level=Level.ALONE))
     same("whether the claim is a takeover", dead.took_over, True)
     near("the time of the suspicion", (await bench.entry("held")).suspected_at, now + RETRY_S, within=CLOCK_S)
 

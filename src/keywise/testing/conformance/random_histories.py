@@ -12,7 +12,7 @@ from keywise.adapters.memory.ledger import MemoryLedger
 from keywise.core.change import UNVERSIONED_GENERATION, VERSION_MAX, ChangeHeader, Order
 from keywise.core.controls import Pause
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
-from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Refusal
+from keywise.core.entry import Certainty, Claim, Entry, LeaseTerms, LedgerPolicy, Level, Phase, Refusal
 from keywise.core.ledger import Commit, Failure
 from keywise.testing.conformance.claims import LedgerBench
 from keywise.testing.conformance.promise import Promises
@@ -178,8 +178,8 @@ class RandomHistory:
 
     async def _claim(self) -> None:
         headers = [self._header(key, exclusion=0.12) for key in self._some_keys()]
-        owner, isolated = self._rng.choice(("w1", "w2")), self._rng.random() < 0.5
-        terms = LeaseTerms(owner, LEASE_S, isolated, despite_pause=self._rng.random() < 0.2)
+        owner, level = self._rng.choice(("w1", "w2")), self._rng.choice((Level.USUAL, Level.USUAL, *Level, Level.ALONE))
+        terms = LeaseTerms(owner, LEASE_S, level, despite_pause=self._rng.random() < 0.2)
         seen, twin = await self._ask(("claim", headers, terms), lambda ledger, _: ledger.claim(headers, terms))
         agree("the refusals", seen.refused, twin.refused)
         found = {claim.key: claim for claim in seen.granted}
@@ -202,9 +202,11 @@ class RandomHistory:
         self._agree_on_claims("the refused commits", seen, twin)
 
     async def _renew(self) -> None:
-        claims = self._some_claims()
-        step = ("renew", [twin for _, twin in claims])
-        seen, twin = await self._ask(step, lambda ledger, mine: ledger.renew([mine(pair) for pair in claims], LEASE_S))
+        claims, phase = self._some_claims(), self._rng.choice(list(Phase))
+        step = ("renew", [twin for _, twin in claims], phase)
+        seen, twin = await self._ask(
+            step, lambda ledger, mine: ledger.renew([mine(pair) for pair in claims], LEASE_S, phase)
+        )
         self._agree_on_claims("the lost claims", seen, twin)
 
     async def _fail(self) -> None:

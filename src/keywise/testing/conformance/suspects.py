@@ -2,7 +2,7 @@
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Controls
-from keywise.core.entry import Certainty, RefusalReason
+from keywise.core.entry import Certainty, Level, RefusalReason
 from keywise.core.ledger import Commit, Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
@@ -76,14 +76,14 @@ async def a_repair_need_not_wait_for_a_holder_whose_change_was_written_without_i
     for key in "abc":
         await bench.take(6, key=key)
     await bench.ledger.admin.mark_suspect([ChangeHeader("a", order_of(6))])
-    refused(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True), RefusalReason.BUSY)
+    refused(await bench.ask_for(ChangeHeader("a", None), "w2", level=Level.ALONE), RefusalReason.BUSY)
     bench.expire()
-    granted(await bench.ask_for(ChangeHeader("a", None), "w2", isolated=True))
+    granted(await bench.ask_for(ChangeHeader("a", None), "w2", level=Level.ALONE))
     await bench.ledger.admin.mark_suspect([ChangeHeader("b", order_of(6)), ChangeHeader("c", order_of(5))])
     same("the token after the suspicion", (await bench.entry("b")).token, 0)
     same("the order of the last attempt", (await bench.entry("b")).tried, order_of(6))
-    refused(await bench.ask_for(ChangeHeader("c", None), "w2", isolated=True), RefusalReason.DEFERRED)
-    granted(await bench.ask_for(ChangeHeader("b", None), "w2", isolated=True))
+    refused(await bench.ask_for(ChangeHeader("c", None), "w2", level=Level.ALONE), RefusalReason.DEFERRED)
+    granted(await bench.ask_for(ChangeHeader("b", None), "w2", level=Level.ALONE))
 
 
 @SUSPECT_PROMISES.add(SAFE)

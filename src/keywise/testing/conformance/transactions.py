@@ -4,7 +4,7 @@ import asyncio
 
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Certainty, Refusal, RefusalReason
+from keywise.core.entry import Certainty, Level, Refusal, RefusalReason
 from keywise.core.ledger import Failure
 from keywise.testing.conformance.claims import (
     CLOCK_S,
@@ -210,7 +210,7 @@ async def a_commit_inside_needs_the_claim(bench: LedgerBench) -> None:
     bench.advance(LEASE_S / 2)
     await bench.ledger.renew([mine], LEASE_S)
     bench.advance(LEASE_S / 2 + 1.0)
-    await bench.take(5, "w2", key="old", isolated=True)
+    await bench.take(5, "w2", key="old", level=Level.ALONE)
     async with bench.ledger.transaction() as transaction:
         same("refused commits", await transaction.commit([mine]), [])
     same("the mark", (await bench.entry("mine")).mark, order_of(5))

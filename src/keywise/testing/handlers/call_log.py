@@ -26,7 +26,7 @@ class SimulatedWorker:
     """One simulated worker process, and what it is working on."""
 
     process: Process
-    isolated: str | None = None
+    alone_with: str | None = None
     """The key that it holds in isolation."""
     inside: list[str] = field(default_factory=list)
     """Keys whose handler is running."""

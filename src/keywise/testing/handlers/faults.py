@@ -93,13 +93,13 @@ class HandlerFaults:
         return self._may_fall(worker)
 
     def _may_fall(self, worker: SimulatedWorker) -> bool:
-        """Whether an isolated change stays below `crashes_max` after one more crash."""
-        return worker.isolated is None or self._falls[worker.isolated] < self._world.settings.crashes_max - 1
+        """Whether a change that runs alone stays below `crashes_max` after one more crash."""
+        return worker.alone_with is None or self._falls[worker.alone_with] < self._world.settings.crashes_max - 1
 
     def fell(self, worker: SimulatedWorker) -> None:
         """Record that a worker was killed or stopped for longer than its lease."""
-        if worker.isolated is not None:
-            self._falls[worker.isolated] += 1
+        if worker.alone_with is not None:
+            self._falls[worker.alone_with] += 1
         self._errors.update(worker.inside)
 
     def _may_err(self, keys: Sequence[str], most: int) -> bool:

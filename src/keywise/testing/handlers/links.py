@@ -11,7 +11,7 @@ from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import ChangeHeader, Delivery
 from keywise.core.dead_letter import DeadLetter
-from keywise.core.entry import Claim, LeaseTerms, Refusal
+from keywise.core.entry import Claim, LeaseTerms, Level, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import ClaimResults
 from keywise.core.transaction import Transaction
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ENDINGS = ("commit", "fail", "release", "dead_letter")
-"""After one of these calls, a worker holds no isolated claim any more."""
+"""After one of these calls, a worker runs no change alone any more."""
 
 
 class Wire:
@@ -127,8 +127,8 @@ class WiredLedger:
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
         results = await self._wire.call(lambda: self._ledger.claim(headers, terms))
         for claim in results.granted:
-            if claim.isolated:
-                self._wire.worker.isolated = claim.key
+            if claim.level is Level.ALONE:
+                self._wire.worker.alone_with = claim.key
         return results
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
@@ -141,7 +141,7 @@ class WiredLedger:
         async def call(*arguments: Any) -> Any:
             result = await self._wire.call(lambda: method(*arguments))
             if name in ENDINGS:
-                self._wire.worker.isolated = None
+                self._wire.worker.alone_with = None
             return result
 
         return call

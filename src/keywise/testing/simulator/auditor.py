@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from keywise.core.change import VERSION_MIN, Change, Order, is_unversioned
-from keywise.core.entry import Claim, Entry
+from keywise.core.entry import Claim, Entry, Level, Phase
 from keywise.core.sink import Grade
 from keywise.testing.simulator.dead_letter_audit import Letters
 from keywise.testing.virtual_loop import Process
@@ -88,8 +88,8 @@ class Auditor:
     def granted(self, process: Process, claim: Claim, before: Entry | None, lease_s: float) -> None:
         now = self._world.store_now()
         seems_dead = before is not None and (before.token in self._lost or (before.token and self._is_excused(now)))
-        if before is not None and seems_dead and before.isolated and before.tried is not None:
-            self.deaths[claim.key, _raw(before.tried)] += 1
+        if before is not None and seems_dead and (order := _alone_with(before)) is not None:
+            self.deaths[claim.key, order] += 1
         if claim.token in self._tokens:
             self.violate(f"token of {claim.key} was given before")
         if before is not None and before.token and before.lease_until > now:
@@ -175,8 +175,8 @@ class Auditor:
         entries = self._world.entries()
         for key, entry in entries.items():
             self._latest[key] = entry.token
-            if entry.isolated and entry.tried is not None:
-                self.deaths[key, _raw(entry.tried)] += 1
+            if (order := _alone_with(entry)) is not None:
+                self.deaths[key, order] += 1
         self._world.flow.forget()
         self.note("ledger restored from a backup")
 
@@ -196,17 +196,24 @@ class Auditor:
             if not holds and not self._is_excused(now):
                 self.violate(f"{process.name} works on {claim.key} without a lease")
             beside = len(changes) > 1 or any(call.process is process for call in self._calls)
-            if holds and entry is not None and entry.isolated and beside:
+            if holds and entry is not None and entry.deaths is Level.ALONE and beside:
                 self.violate(f"{claim.key} does not run alone")
         for call in self._calls:
             self._overlap(call, process, keys)
+            for claim in call.claims if call.process is process else ():
+                alone = entries.get(claim.key)
+                if alone is not None and alone.token == claim.token and _must_be_alone(alone):
+                    self.violate(f"{', '.join(keys)} begins beside {claim.key}, which has to run alone")
         call = RunningCall(process, keys, list(claims) if is_claimed else [], now)
         self._calls.append(call)
         if len(claims) > 1 and any(claim.attempts for claim in claims):
             self.violate(f"one of {', '.join(keys)} failed before, and takes others along")
-        if world.was_told_to_stop(process) and not any(claim.isolated for claim in claims):
+        # A repair has begun when it reads the truth, before it writes.
+        is_excused = any(claim.level is Level.ALONE or claim.order is None for claim in claims)
+        if world.was_told_to_stop(process) and not is_excused:
             self.violate(f"{process.name} begins to work though it was told to stop")
-        if sum(one.process is process for one in self._calls) > world.settings.concurrency:
+        # Repairs run beside the flow, in tasks of their own.
+        if sum(one.process is process and not _is_repair(one) for one in self._calls) > world.settings.concurrency:
             self.violate(f"{process.name} runs more calls than its concurrency")
         if len(changes) > world.sink_batch_max:
             self.violate("a call carries more changes than the sink takes")
@@ -258,7 +265,7 @@ class Auditor:
 
     def repair_kills(self, key: str) -> None:
         self._repairs_killed[key] += 1
-        if self._repairs_killed[key] > self._world.settings.crashes_max:
+        if self._repairs_killed[key] > Level.ALONE + self._world.settings.crashes_max:
             self.violate(f"the repair of {key} kills one worker after another")
 
     # The source.
@@ -327,8 +334,8 @@ class Auditor:
         """It was killed, or paused for so long that it seems so."""
         self._calls = [call for call in self._calls if call.process is not process or not process.is_dead]
         for key, entry in self._world.entries().items():
-            if entry.owner == process.name and entry.isolated and entry.tried is not None:
-                self.deaths[key, _raw(entry.tried)] += 1
+            if entry.owner == process.name and (order := _alone_with(entry)) is not None:
+                self.deaths[key, order] += 1
 
     def transaction_cut(self, process: Process) -> None:
         """The claims of its handlers ended before they did, which counts as a try of each."""
@@ -363,6 +370,19 @@ class Auditor:
 
     def _is_excused(self, now: float) -> bool:
         return now < self.excused_until
+
+
+def _alone_with(entry: Entry) -> Order | None:
+    """The order that the holder of a key runs alone, or None."""
+    return _raw(entry.tried) if entry.deaths is Level.ALONE and entry.tried is not None else None
+
+
+def _is_repair(call: RunningCall) -> bool:
+    return any(claim.order is None for claim in call.claims)
+
+
+def _must_be_alone(entry: Entry) -> bool:
+    return entry.deaths is Level.ALONE and entry.phase is Phase.BEGUN
 
 
 def _raw(order: Order) -> Order:

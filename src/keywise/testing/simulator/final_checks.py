@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from keywise.core.change import Order
+from keywise.core.entry import Level
 from keywise.core.sink import Grade
 from keywise.testing.simulator import workload
 
@@ -64,7 +65,7 @@ class FinalChecks:
             for sent in world.changes
             if sent.key == killer.key and sent.rank > killer.rank and (sent.poison or sent.killer or sent.flaky)
         )
-        return 2 * (world.settings.crashes_max + 1) * copies * (1 + newer)
+        return 2 * (Level.ALONE + world.settings.crashes_max + 1) * copies * (1 + newer)
 
     def check_death(self, key: str, order: Order, cause: str) -> None:
         """Nothing healthy may end as a dead letter."""

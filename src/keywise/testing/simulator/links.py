@@ -11,7 +11,7 @@ from keywise.adapters.memory.source import MemorySource
 from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader, Delivery
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, Entry, LeaseTerms, Refusal
+from keywise.core.entry import Claim, Entry, LeaseTerms, Phase, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import ClaimResults, Commit, Failure
 from keywise.core.source import TransactionalQueue
@@ -197,9 +197,9 @@ class LinkedLedger:
             self._auditor.claims_lost(granted)
             raise
 
-    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+    async def renew(self, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         async def act() -> list[Claim]:
-            lost = await self._ledger.renew(claims, lease_s)
+            lost = await self._ledger.renew(claims, lease_s, phase)
             self._auditor.renewed([claim for claim in claims if claim not in lost], lease_s)
             return lost
 

@@ -18,6 +18,7 @@ import msgspec
 
 from keywise.core.sink import Grade
 from keywise.flow.strategy import CommitStrategy
+from keywise.testing.simulator.crowd import CrowdWorld
 from keywise.testing.simulator.world import World
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 SEEDS_A_CHUNK = 25
 SEEDS_A_COLLECTION = 50
+SEEDS_A_CROWD = 3
+"""One seed in this many also runs a `CrowdWorld`. An atomic sink has none: its handlers run one at a time."""
 FAILURES_KEPT = 3
 TRACE_LINES_KEPT = 40
 
@@ -88,9 +91,21 @@ def run_seed(seed: int, grade: Grade) -> Run:
         violations.append(f"the run ended with {type(error).__name__}: {error}")
     if world is None:
         return Run(seed, grade, "not built", violations, {}, [])
+    if grade is not Grade.ATOMIC and seed % SEEDS_A_CROWD == 0:
+        violations += _crowd_violations(seed, grade)
     # Copies, because what is left of killed processes may still speak when it is collected.
     auditor, faults = world.auditor, dict(world.faults.injected)
     return Run(seed, grade, _variant(world), auditor.violations + violations, faults, list(auditor.trace))
+
+
+def _crowd_violations(seed: int, grade: Grade) -> list[str]:
+    """What a second world of the same seed shows, in which workers die with many claims."""
+    try:
+        crowd = CrowdWorld(seed, grade)
+        crowd.run()
+    except Exception as error:
+        return [f"the crowd ended with {type(error).__name__}: {error}"]
+    return [f"in a crowd, at {violation}" for violation in crowd.audit.violations]
 
 
 def run_seeds(grade: Grade, seeds: Sequence[int], run: Callable[[int, Grade], Run] = run_seed) -> Tally:

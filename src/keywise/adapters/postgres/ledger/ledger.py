@@ -25,7 +25,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
+from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Phase
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
@@ -61,9 +61,9 @@ class PostgresLedger:
         async with self.scope.working_set([header.key for header in headers]) as working_set:
             return ledger_steps.claim(working_set, headers, terms, iter(await working_set.tokens(len(headers))))
 
-    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+    async def renew(self, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         async with self.scope.working_set(_keys(claims)) as working_set:
-            return ledger_steps.renew(working_set, claims, lease_s)
+            return ledger_steps.renew(working_set, claims, lease_s, phase)
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         """If the answer is lost, the call is repeated: the mark shows what has arrived."""

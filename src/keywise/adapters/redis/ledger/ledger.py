@@ -31,7 +31,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
+from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Phase
 from keywise.core.errors import AddressError, SettingsError, UnavailableError
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
@@ -92,9 +92,9 @@ class RedisLedger:
                 self._know(claim.token, entry)
         return results
 
-    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
+    async def renew(self, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         def step(working_set: RedisWorkingSet, some: list[Claim]) -> list[Claim]:
-            return ledger_steps.renew(working_set, some, lease_s)
+            return ledger_steps.renew(working_set, some, lease_s, phase)
 
         return _flat(await self._entries.run(_by_key(claims), step))
 

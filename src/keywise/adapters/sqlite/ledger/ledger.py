@@ -24,7 +24,7 @@ from keywise.core.admin import LedgerCounts
 from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
-from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
+from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Phase
 from keywise.core.history import HistoryRecord
 from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
 from keywise.core.resource import opening
@@ -61,8 +61,10 @@ class SqliteLedger:
 
         return await self.scope.run([header.key for header in headers], act)
 
-    async def renew(self, claims: Sequence[Claim], lease_s: float) -> list[Claim]:
-        return await self.scope.run(_keys(claims), lambda working_set: ledger_steps.renew(working_set, claims, lease_s))
+    async def renew(self, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
+        return await self.scope.run(
+            _keys(claims), lambda working_set: ledger_steps.renew(working_set, claims, lease_s, phase)
+        )
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         keys = [commit.claim.key for commit in commits]

@@ -1,0 +1,156 @@
+"""Probation: how changes run whose key a worker has died with, so that nothing else waits for them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from keywise.core.entry import Level
+
+ON_PROBATION = (Level.PROBATION, Level.SOLE)
+ALARM_S = 600.0
+"""After this long, an operator learns that a change could not run alone."""
+
+
+class ProbationWindow:
+    """How many changes on probation run at a time in this process.
+
+    One at first. Each wave that ends without a death doubles the number, up to the concurrency. When a worker has
+    died on probation, here or elsewhere, it is one again. So the hundreds of changes that a dead worker had claimed are
+    soon written, and a change that kills its worker takes few others along.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._limit = 1
+        self._clean = 0
+        """How many changes of this wave have run to their end."""
+        self._running = 0
+        self._sole = 0
+        self._is_claiming = False
+        self._sole_is_next = True
+
+    @property
+    def free(self) -> int:
+        """How many more changes of the level `PROBATION` may begin."""
+        return 0 if self._sole or self._is_claiming else max(0, self._limit - self._running)
+
+    def has_room(self, level: Level) -> bool:
+        """Whether a change of the level `PROBATION` or `SOLE` may begin."""
+        return self.free > 0 and (level is Level.PROBATION or self._running == 0)
+
+    def next(self, *, sole_waits: bool, others_wait: bool) -> tuple[Level, int]:
+        """Return which level to claim next, and for how many changes.
+
+        The levels take turns. While one that runs as the only one is next, no others begin: there would always be
+        one that runs. After it, a wave of the others begins.
+        """
+        if sole_waits and (self._sole_is_next or not others_wait):
+            return Level.SOLE, int(self.has_room(Level.SOLE))
+        return Level.PROBATION, self.free
+
+    @contextmanager
+    def claiming(self) -> Iterator[None]:
+        """Keep the free places for changes that are being claimed."""
+        self._is_claiming = True
+        try:
+            yield
+        finally:
+            self._is_claiming = False
+
+    def begin(self, level: Level) -> None:
+        self._running += 1
+        self._sole += level is Level.SOLE
+        self._sole_is_next = level is not Level.SOLE
+
+    def end(self, level: Level, *, clean: bool) -> None:
+        """Free the place of a change. `clean` means that it has run, and the process is alive."""
+        self._running -= 1
+        self._sole -= level is Level.SOLE
+        self._clean += clean
+        if self._clean >= self._limit:
+            self._limit, self._clean = min(2 * self._limit, self._most), 0
+
+    def took_over(self, level: Level) -> None:
+        """Note that a claim at this level was taken over from a dead worker."""
+        if level > Level.PROBATION:
+            # The worker died on probation, so a change that waits here may have killed it.
+            self._limit, self._clean = 1, 0
+
+
+class RunningRepair:
+    """A repair that is counted as running from before its claim."""
+
+    has_run = False
+
+
+class Company:
+    """What runs in this process, and what may begin beside it."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.window = ProbationWindow(concurrency)
+        self.is_draining = False
+        """A change is about to run alone, or does: nothing else begins."""
+        self.repairs = 0
+        """How many repairs run."""
+
+    def may_repair(self, level: Level) -> bool:
+        """Whether a repair at this level may begin now. One that has to run alone is left to the claim loop."""
+        if self.is_draining or level is Level.ALONE:
+            return False
+        return level is Level.USUAL or self.window.has_room(level)
+
+    @contextmanager
+    def draining(self) -> Iterator[None]:
+        """Let nothing else begin."""
+        self.is_draining = True
+        try:
+            yield
+        finally:
+            self.is_draining = False
+
+    @contextmanager
+    def repairing(self, level: Level) -> Iterator[RunningRepair]:
+        """Count a repair as running. The caller sets `has_run` when user code has run."""
+        repair = RunningRepair()
+        self.repairs += 1
+        if level in ON_PROBATION:
+            self.window.begin(level)
+        try:
+            yield repair
+        finally:
+            self.repairs -= 1
+            if level in ON_PROBATION:
+                self.window.end(level, clean=repair.has_run)
+
+
+class AloneTurns:
+    """When this process asks for a change that has to run alone.
+
+    Everything else waits while such a change runs, and before that for up to a lease until nothing else runs. So one
+    of the other changes begins in between.
+    """
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._not_before = 0
+        self._failed_at: float | None = None
+        self._is_alarmed = False
+
+    def change_begun(self) -> None:
+        """Note that a change has begun that need not run alone."""
+        self._begun += 1
+
+    def is_due(self, *, others_wait: bool) -> bool:
+        return self._begun >= self._not_before or not others_wait
+
+    def succeeded(self) -> None:
+        """Note that nothing else runs any more."""
+        self._not_before = self._begun + 1
+        self._failed_at, self._is_alarmed = None, False
+
+    def failed(self, now: float) -> bool:
+        """Note that other changes did not end in time; return whether to raise an alarm, once."""
+        self._not_before = self._begun + 1
+        self._failed_at = now if self._failed_at is None else self._failed_at
+        is_new = not self._is_alarmed and now - self._failed_at >= ALARM_S
+        self._is_alarmed = self._is_alarmed or is_new
+        return is_new
