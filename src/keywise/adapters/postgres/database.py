@@ -246,6 +246,24 @@ def postgres_errors(name: str, *, at_start: bool = False, of_handler: bool = Fal
         raise UnavailableError(f"{name}: {str(error) or 'no answer in time'}") from error
 
 
+def is_gone(connection: Any) -> bool:
+    """Whether a connection of a pool is closed; the pool has taken it back then, and refuses to be asked."""
+    try:
+        return bool(connection.is_closed())
+    except asyncpg.InterfaceError:
+        return True
+
+
+def is_trouble_of_server(error: BaseException) -> bool:
+    """Whether every handler would meet this error now, whatever its change: the disk is full, or nothing may write."""
+    return isinstance(error, asyncpg.DiskFullError | asyncpg.ReadOnlySQLTransactionError)
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Whether the server rolls a transaction back because of another one: a deadlock or a serialization failure."""
+    return isinstance(error, asyncpg.TransactionRollbackError)
+
+
 PASSING_CLASSES = frozenset({"08", "53", "58"})
 """The connection; resources; the system under the server."""
 PASSING = frozenset(

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Self
 
-from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at
+import asyncpg
+
+from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, is_conflict
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import (
@@ -26,6 +28,7 @@ from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy
+from keywise.core.errors import DatabaseError, TransactionFailedError, UnavailableError
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
@@ -95,10 +98,21 @@ class PostgresLedger:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[PostgresTransaction]:
-        async with self.database.transaction(scope=self.scope.number) as connection:
-            transaction = PostgresTransaction(self.scope, connection)
-            yield transaction
-            await transaction.tidy()
+        transaction: PostgresTransaction | None = None
+        try:
+            async with self.database.transaction(scope=self.scope.number) as connection:
+                transaction = PostgresTransaction(self.scope, connection)
+                yield transaction
+                await transaction.tidy()
+        except (UnavailableError, DatabaseError) as error:
+            # What handlers have done may also be refused by the commit, as serializable transactions are, and those
+            # that break a deferred constraint.
+            is_refused = is_conflict(error.__cause__) or isinstance(
+                error.__cause__, asyncpg.IntegrityConstraintViolationError
+            )
+            if transaction is not None and transaction.commits_claims and is_refused:
+                raise TransactionFailedError(str(error)) from error.__cause__
+            raise
 
     marking_transaction = transaction
 

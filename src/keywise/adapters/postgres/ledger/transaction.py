@@ -7,7 +7,14 @@ from typing import Any
 
 import asyncpg
 
-from keywise.adapters.postgres.database import FOR_HANDLERS, numbers, postgres_errors
+from keywise.adapters.postgres.database import (
+    FOR_HANDLERS,
+    is_conflict,
+    is_gone,
+    is_trouble_of_server,
+    numbers,
+    postgres_errors,
+)
 from keywise.adapters.postgres.ledger.working_set import (
     MARK,
     MARK_NEWER,
@@ -21,7 +28,7 @@ from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, CommitResult, Entry, Refusal
-from keywise.core.errors import DatabaseError
+from keywise.core.errors import DatabaseError, TransactionFailedError, UnavailableError
 from keywise.core.key_encoding import encoded
 from keywise.core.ledger import Commit
 
@@ -42,6 +49,8 @@ class PostgresTransaction:
         """Keys that were marked when they were decided."""
         self._placed: set[str] = set()
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
+        self.commits_claims = False
+        """The changes were claimed, and handlers have run in the transaction."""
         self._begin_savepoint = f"{FOR_HANDLERS}; savepoint keywise"
         """The first one of a transaction may be a handler's."""
 
@@ -117,6 +126,7 @@ class PostgresTransaction:
                     ledger_steps.mark(working_set, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        self.commits_claims = True
         async with self._working_set(claim.key for claim in claims) as working_set:
             return ledger_steps.commit(working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))
 
@@ -135,13 +145,23 @@ class PostgresTransaction:
             await self.connection.execute(self._begin_savepoint)
         self._begin_savepoint = "savepoint keywise"
         try:
-            with postgres_errors(self._scope.database.name, of_handler=True):
-                yield
-        except BaseException:
+            yield
+        except BaseException as error:
             self._placed |= placed
-            await self._end_savepoint("rollback to keywise; release keywise")
+            # If the connection is gone, this raises UnavailableError: only then is the error no fault of the handler.
+            await self._end_savepoint("rollback to keywise; release keywise", error)
+            if is_trouble_of_server(error):
+                with self._errors():
+                    raise
+            if is_conflict(error):
+                raise TransactionFailedError(f"{self._scope.database.name}: {error}") from error
             raise
-        await self._end_savepoint("release keywise")
+        try:
+            await self._end_savepoint("release keywise")
+        except DatabaseError as error:
+            if isinstance(error.__cause__, asyncpg.InFailedSQLTransactionError):
+                await self._end_savepoint("rollback to keywise; release keywise", error)
+            raise
 
     async def tidy(self) -> None:
         """Leave no trace of keys that were only decided."""
@@ -149,10 +169,16 @@ class PostgresTransaction:
             with self._errors():
                 await PostgresWorkingSet(self._scope, self.connection).remove_empty(self._placed)
 
-    async def _end_savepoint(self, statement: str) -> None:
+    async def _end_savepoint(self, statement: str, reason: BaseException | None = None) -> None:
+        """End the savepoint; `reason` is the error for which it is rolled back."""
         try:
             with self._errors():
                 await self.connection.execute(statement)
+        except UnavailableError as error:
+            if isinstance(error.__cause__, asyncpg.InterfaceError) and not is_gone(self.connection):
+                # A handler has left a statement running. Its transaction cannot be used any more, and is rolled back.
+                raise TransactionFailedError(str(error)) from (reason or error.__cause__)
+            raise
         except DatabaseError as error:
             if isinstance(
                 error.__cause__, asyncpg.NoActiveSQLTransactionError | asyncpg.InvalidSavepointSpecificationError
