@@ -55,6 +55,8 @@ class Heartbeat:
     ) -> None:
         self._lease_s = lease_s
         self.rhythm_s = lease_s / 3
+        self._answer_s = self.rhythm_s / 2
+        """How long a renewal may take. Two of them fit between two beats, so that one can be lost."""
         self._margin_s = margin_s
         self._runtime_max_s = runtime_max_s
         self._clock = clock
@@ -128,9 +130,9 @@ class Heartbeat:
                     one.call = None
 
     async def run(self, ledger: Ledger) -> None:
-        """Renew until cancelled."""
+        """Renew until cancelled. After a renewal without an answer the next one follows soon."""
         while True:
-            await asyncio.sleep(self.rhythm_s)
+            await asyncio.sleep(self.rhythm_s / 8 if self._is_unanswered else self.rhythm_s)
             await self.beat(ledger)
 
     async def beat(self, ledger: Ledger) -> None:
@@ -154,8 +156,10 @@ class Heartbeat:
         asked_at = self._clock()  # Before the call: the ledger extends the leases later than this.
         self._is_unanswered = True
         try:
-            lost = await ledger.renew([one.claim for one in held.values()], self._lease_s)
-        except UnavailableError:
+            # A connection can be silent for ever. The cancelled ledger gives it up, and uses another one next time.
+            async with asyncio.timeout(self._answer_s):
+                lost = await ledger.renew([one.claim for one in held.values()], self._lease_s)
+        except (UnavailableError, TimeoutError):
             return False
         self._is_unanswered = False
         for claim in lost:

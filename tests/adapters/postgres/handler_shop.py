@@ -10,6 +10,7 @@ import asyncpg
 
 import keywise
 from adapters.postgres.benches import fresh
+from keywise.adapters.postgres.ledger.working_set import letter_of
 from keywise.core import events
 from keywise.core.dead_letter import DeadLetter
 from running import scaled
@@ -64,8 +65,7 @@ class HandlerShop:
         return dict(await self.beside.fetch("select key, version from stock order by key"))
 
     async def letters(self) -> list[DeadLetter]:
-        async with self.app.open("shop", work=False) as pipeline:
-            return [letter for _, _, letter in await pipeline.admin.dead_letters(100)]
+        return [letter_of(row) for row in await self.beside.fetch(LETTERS)]
 
     def of(self, kind: type[events.Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -80,6 +80,7 @@ class HandlerShop:
         return [event.cause for event in self.of(events.Unavailable)]
 
 
+LETTERS = "select cause, body, key, version, headers, sent_at, source from keywise_letters"
 WAITING = "select exists (select 1 from keywise_ready) or exists (select 1 from keywise_held)"
 
 

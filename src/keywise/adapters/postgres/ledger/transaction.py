@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import asyncpg
 
 from keywise.adapters.postgres.database import (
     FOR_HANDLERS,
+    each,
     is_conflict,
     is_gone,
     is_trouble_of_server,
     numbers,
-    postgres_errors,
 )
 from keywise.adapters.postgres.ledger.working_set import (
     MARK,
@@ -40,6 +40,7 @@ class PostgresTransaction:
         self.connection = connection
         self._scope = scope
         self._policy = scope.policy
+        self._limit = each(scope.policy.command_s)
         self._now = 0.0
         self._active: set[str] = set()
         """Of the keys that were decided: those with something going on."""
@@ -56,7 +57,7 @@ class PostgresTransaction:
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
-        with self._errors():
+        async with self._answered():
             working_set = PostgresWorkingSet(self._scope, self.connection)
             rows = await working_set.lock(header.key for header in headers)
             self._placed |= working_set.placed
@@ -90,7 +91,7 @@ class PostgresTransaction:
         good_until = math.inf
         if self._policy.retention_s is not None:
             good_until = min((header.sent_at for header in headers), default=math.inf) + self._policy.retention_s
-        with self._errors():
+        async with self._answered():
             rows = await self.connection.fetch(
                 MARK_NEWER,
                 self._scope.number,
@@ -110,7 +111,7 @@ class PostgresTransaction:
             headers = [header for header in headers if header.key not in self._marked]
         if not headers:
             return
-        with self._errors():
+        async with self._answered():
             if self._careful is not None:
                 ledger_steps.mark(self._careful, headers)
                 await self._careful.store()
@@ -141,7 +142,7 @@ class PostgresTransaction:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         placed = self._placed.copy()
-        with self._errors():
+        async with self._answered():
             await self.connection.execute(self._begin_savepoint)
         self._begin_savepoint = "savepoint keywise"
         try:
@@ -151,7 +152,7 @@ class PostgresTransaction:
             # If the connection is gone, this raises UnavailableError: only then is the error no fault of the handler.
             await self._end_savepoint("rollback to keywise; release keywise", error)
             if is_trouble_of_server(error):
-                with self._errors():
+                async with self._answered():
                     raise
             if is_conflict(error):
                 raise TransactionFailedError(f"{self._scope.database.name}: {error}") from error
@@ -166,13 +167,13 @@ class PostgresTransaction:
     async def tidy(self) -> None:
         """Leave no trace of keys that were only decided."""
         if self._placed:
-            with self._errors():
+            async with self._answered():
                 await PostgresWorkingSet(self._scope, self.connection).remove_empty(self._placed)
 
     async def _end_savepoint(self, statement: str, reason: BaseException | None = None) -> None:
         """End the savepoint; `reason` is the error for which it is rolled back."""
         try:
-            with self._errors():
+            async with self._answered():
                 await self.connection.execute(statement)
         except UnavailableError as error:
             if isinstance(error.__cause__, asyncpg.InterfaceError) and not is_gone(self.connection):
@@ -188,9 +189,9 @@ class PostgresTransaction:
 
     @asynccontextmanager
     async def _working_set(self, keys: Iterable[str]) -> AsyncIterator[PostgresWorkingSet]:
-        with self._errors():
-            async with self._scope.working_set_in(self.connection, keys) as working_set:
-                yield working_set
+        async with self._answered(), self._scope.working_set_in(self.connection, keys) as working_set:
+            yield working_set
 
-    def _errors(self) -> AbstractContextManager[None]:
-        return postgres_errors(self._scope.database.name)
+    def _answered(self) -> AbstractAsyncContextManager[None]:
+        """Around statements of keywise's own; those of a handler have no limit."""
+        return self._scope.database.answered(self._limit)
