@@ -153,12 +153,12 @@ async def _patient(act, *arguments):
 
 def test_a_statement_timeout_inside_a_savepoint_is_an_error_of_the_handler(url):
     async def main() -> None:
-        async with PostgresLedger(PostgresDatabase(url), "shop", LedgerPolicy()) as ledger:
-            async with ledger.transaction() as transaction:
-                await transaction.connection.execute("set local statement_timeout = 10")
-                with pytest.raises(asyncpg.QueryCanceledError):
-                    async with transaction.savepoint():
-                        await transaction.connection.execute("select pg_sleep(10)")
+        ledger = PostgresLedger(PostgresDatabase(url), "shop", LedgerPolicy())
+        async with ledger, ledger.transaction() as transaction:
+            await transaction.connection.execute("set local statement_timeout = 10")
+            with pytest.raises(asyncpg.QueryCanceledError):
+                async with transaction.savepoint():
+                    await transaction.connection.execute("select pg_sleep(10)")
 
     run(main())
 

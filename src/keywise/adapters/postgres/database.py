@@ -129,7 +129,7 @@ class PostgresDatabase:
         is_own = limit is not None and not runs_user_code
         limit = limit or each(SLOW_S)
         if scope:
-            begin += f"; select pg_advisory_xact_lock{'' if exclusive else '_shared'}({LOCKS}, {scope})"
+            begin += f"; {controls_lock(scope, exclusive=exclusive)}"
         async with self._acquired(self._handlers if runs_user_code else None, limit) as connection:
             try:
                 async with self.answered(limit):
@@ -284,6 +284,11 @@ async def closed_after_error(connection: Any) -> AsyncIterator[None]:
     except BaseException:
         connection.terminate()
         raise
+
+
+def controls_lock(scope: int, *, exclusive: bool = False) -> str:
+    """The statement after which the controls of a scope do not change until the end of the transaction."""
+    return f"select pg_advisory_xact_lock{'' if exclusive else '_shared'}({LOCKS}, {scope})"
 
 
 def numbers(values: Iterable[int | None]) -> str:

@@ -98,12 +98,11 @@ class PostgresLedger:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[PostgresTransaction]:
+        """Handlers may run in it for long, so that it takes the lock of the controls only when it decides."""
         transaction: PostgresTransaction | None = None
         try:
             limit = each(self.scope.policy.command_s)
-            async with self.database.transaction(
-                scope=self.scope.number, limit=limit, runs_user_code=True
-            ) as connection:
+            async with self.database.transaction(limit=limit, runs_user_code=True) as connection:
                 transaction = PostgresTransaction(self.scope, connection)
                 yield transaction
                 await transaction.tidy()
@@ -122,7 +121,7 @@ class PostgresLedger:
         """As `transaction`, for sinks of keywise: no handler runs in it."""
         limit = each(self.scope.policy.command_s)
         async with self.database.transaction(scope=self.scope.number, limit=limit) as connection:
-            transaction = PostgresTransaction(self.scope, connection)
+            transaction = PostgresTransaction(self.scope, connection, has_controls=True)
             yield transaction
             await transaction.tidy()
 

@@ -9,6 +9,7 @@ import asyncpg
 
 from keywise.adapters.postgres.database import (
     FOR_HANDLERS,
+    controls_lock,
     each,
     is_conflict,
     is_gone,
@@ -36,8 +37,10 @@ from keywise.core.ledger import Commit
 class PostgresTransaction:
     """A transaction of the database, seen by the consumer."""
 
-    def __init__(self, scope: PostgresScope, connection: Any) -> None:
+    def __init__(self, scope: PostgresScope, connection: Any, *, has_controls: bool = False) -> None:
         self.connection = connection
+        self._has_controls = has_controls
+        """The transaction has the lock of the controls: nobody changes them before it ends."""
         self._scope = scope
         self._policy = scope.policy
         self._limit = each(scope.policy.command_s)
@@ -58,6 +61,7 @@ class PostgresTransaction:
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
         async with self._answered():
+            await self._lock_controls()
             working_set = PostgresWorkingSet(self._scope, self.connection)
             rows = await working_set.lock(header.key for header in headers)
             self._placed |= working_set.placed
@@ -92,6 +96,7 @@ class PostgresTransaction:
         if self._policy.retention_s is not None:
             good_until = min((header.sent_at for header in headers), default=math.inf) + self._policy.retention_s
         async with self._answered():
+            await self._lock_controls()
             rows = await self.connection.fetch(
                 MARK_NEWER,
                 self._scope.number,
@@ -127,8 +132,9 @@ class PostgresTransaction:
                     ledger_steps.mark(working_set, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Without the lock of the controls: what was claimed goes on, whatever an operator does meanwhile."""
         self.commits_claims = True
-        async with self._working_set(claim.key for claim in claims) as working_set:
+        async with self._working_set((claim.key for claim in claims), under_controls=False) as working_set:
             return ledger_steps.commit(working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
@@ -141,7 +147,7 @@ class PostgresTransaction:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        placed = self._placed.copy()
+        placed, had_controls = self._placed.copy(), self._has_controls
         async with self._answered():
             await self.connection.execute(self._begin_savepoint)
         self._begin_savepoint = "savepoint keywise"
@@ -149,6 +155,7 @@ class PostgresTransaction:
             yield
         except BaseException as error:
             self._placed |= placed
+            self._has_controls = had_controls  # A lock that was taken inside goes with the savepoint.
             # If the connection is gone, this raises UnavailableError: only then is the error no fault of the handler.
             await self._end_savepoint("rollback to keywise; release keywise", error)
             if is_trouble_of_server(error):
@@ -188,9 +195,19 @@ class PostgresTransaction:
             raise
 
     @asynccontextmanager
-    async def _working_set(self, keys: Iterable[str]) -> AsyncIterator[PostgresWorkingSet]:
-        async with self._answered(), self._scope.working_set_in(self.connection, keys) as working_set:
-            yield working_set
+    async def _working_set(
+        self, keys: Iterable[str], *, under_controls: bool = True
+    ) -> AsyncIterator[PostgresWorkingSet]:
+        async with self._answered():
+            if under_controls:
+                await self._lock_controls()
+            async with self._scope.working_set_in(self.connection, keys) as working_set:
+                yield working_set
+
+    async def _lock_controls(self) -> None:
+        if not self._has_controls:
+            await self.connection.execute(controls_lock(self._scope.number))
+            self._has_controls = True
 
     def _answered(self) -> AbstractAsyncContextManager[None]:
         """Around statements of keywise's own; those of a handler have no limit."""
