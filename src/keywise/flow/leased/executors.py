@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from keywise.core import events
 from keywise.core.change import Order, Outcome
+from keywise.core.database import SingleWriterDatabase
 from keywise.core.entry import Certainty, Claim
 from keywise.core.errors import TransactionFailedError, UnavailableError
 from keywise.core.failures import cause_of_error, is_permanent
@@ -195,6 +196,8 @@ class TransactionExecutor:
         self._pipeline = pipeline
         self._sink = sink
         self._heartbeat = heartbeat
+        database = pipeline.ledger.database
+        self._is_exclusive = isinstance(database, SingleWriterDatabase) and database.has_one_writer
         self._slice = FIRST_SLICE
         self._has_begun = False
 
@@ -249,7 +252,9 @@ class TransactionExecutor:
 
     async def _transact(self, jobs: list[Job]) -> dict[int, Execution]:
         self._has_begun = False
-        ledger, limit = self._pipeline.ledger, self._heartbeat.limit([job.claim for job in jobs])
+        ledger, claims = self._pipeline.ledger, [job.claim for job in jobs]
+        # If the claims end before the transaction has begun, its commit is refused.
+        limit = self._heartbeat.limit(claims, is_exclusive=self._is_exclusive)
         async with limit, transaction_of(ledger.database, ledger.transaction()) as transaction:
             self._has_begun = True
             return await self._execute_in(transaction, jobs)
