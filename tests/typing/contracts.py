@@ -7,8 +7,8 @@ A parameter that changes in one class, or in the contract only, is an error in t
 
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink
 from keywise.adapters.http.sink import HttpSink
-from keywise.adapters.memory.dump import MemoryLedgerTransfer
 from keywise.adapters.memory.database import MemoryDatabase
+from keywise.adapters.memory.dump import MemoryLedgerTransfer
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction, MemoryWorkingSet
 from keywise.adapters.memory.serial import MemoryTurns
 from keywise.adapters.memory.serial_book import MemoryTurnBook
