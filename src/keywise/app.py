@@ -317,7 +317,13 @@ class App:
         """Connect the ledger and the sink, and check that they fit together."""
         sink = self._sink(definition)
         settings = definition.settings
-        policy = LedgerPolicy(may_show_older(sink), settings.redelivery_s, settings.retention_s, definition.rate)
+        policy = LedgerPolicy(
+            may_show_older(sink),
+            settings.redelivery_s,
+            settings.retention_s,
+            definition.rate,
+            command_s=settings.lease_s / 3,
+        )
         ledger = adapters.connect_ledger(self._address(self.ledger_url, definition.name), policy)
         if is_atomic(sink) and ledger.database is None:
             raise SettingsError(

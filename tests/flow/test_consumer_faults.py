@@ -90,7 +90,7 @@ def test_a_lost_ack_brings_a_duplicate_and_nothing_else(way: str):
     assert (rig.written, rig.outcomes) == ([("a", 1)], {"applied": 1, "duplicate": 1})
 
 
-@pytest.mark.parametrize("way", [LEASED, LEASED_CONDITIONAL])
+@pytest.mark.parametrize("way", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL])
 def test_a_long_handler_keeps_its_claim_and_its_message(way: str):
     """Rule 7: the lease is 30 s, the visibility 60 s, and the work takes 200 s."""
     rig = Rig(way)

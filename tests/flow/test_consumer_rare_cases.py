@@ -229,7 +229,7 @@ def test_a_handler_that_hangs_in_its_transaction_is_ended_with_its_claim():
         await rig.send(page("a", 1))
         async with Running(rig):
             await gate.reached.wait()
-            await rig.until(lambda: rig.of(events.Failed), rig.settings.lease_s)
+            await rig.until(lambda: rig.of(events.Failed), rig.settings.runtime_max_s + rig.settings.lease_s)
             rig.sink.behaviour = None
             await rig.until(lambda: not rig.queue)
 

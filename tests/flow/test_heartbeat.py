@@ -148,10 +148,10 @@ def test_a_ledger_that_comes_back_in_time_saves_the_claim():
     async def story(holder: Holder) -> None:
         claims = await holder.take("a")
         holder.ledger.is_away = True
-        asyncio.get_running_loop().call_later(15.0, setattr, holder.ledger, "is_away", False)
+        asyncio.get_running_loop().call_later(14.0, setattr, holder.ledger, "is_away", False)
         async with holder.heartbeat.limit(claims):
             await pass_s(45.0)
-        assert holder.ledger.renewals[0] == (20.0, ["a"])
+        assert holder.ledger.renewals[0] == (15.0, ["a"])
 
     on_virtual_time(story)
 

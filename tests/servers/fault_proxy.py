@@ -1,8 +1,9 @@
 """A proxy in front of a real server: it passes everything on, and loses or replaces some of the answers."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 
 class FaultProxy:
@@ -13,6 +14,9 @@ class FaultProxy:
         self._server_port = server_port
         self._faults: list[tuple[bytes, bytes]] = []
         self._connections: set[asyncio.Task[None]] = set()
+        self._silent: set[asyncio.Task[None]] = set()
+        self._is_silent = asyncio.Event()
+        """Set for the connections that nothing passes over any more; new ones get an event of their own."""
 
     @property
     def pending(self) -> int:
@@ -28,27 +32,40 @@ class FaultProxy:
         head = f"HTTP/1.1 {status} Fault\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         self._faults.append((words, head.encode() + body))
 
+    def silence(self) -> None:
+        """Let nothing pass over the connections that are open now, and keep them open; new ones work."""
+        self._silent |= self._connections
+        self._is_silent.set()
+        self._is_silent = asyncio.Event()
+
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a client in a task that `close` waits for."""
         self._connections.add(asyncio.create_task(self._serve(reader, writer)))
 
     async def close(self) -> None:
-        """Wait until all clients have gone."""
+        """Wait until all clients have gone; the server does not hear of those that are silent."""
+        for connection in self._silent:
+            connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
         request = bytearray()
+        is_silent = self._is_silent
 
         async def forward() -> None:
             while some := await reader.read(65536):
                 request.extend(some)
-                server_writer.write(some)
-            server_writer.close()
+                if not is_silent.is_set():
+                    server_writer.write(some)
+            if not is_silent.is_set():
+                server_writer.close()
 
         forwarding = asyncio.create_task(forward())
         try:
             while some := await server_reader.read(65536):
+                if is_silent.is_set():
+                    continue
                 if (own := self._take(request)) is not None:
                     writer.write(own)
                     return
@@ -68,6 +85,30 @@ class FaultProxy:
                 del self._faults[number]
                 return own
         return None
+
+
+@contextmanager
+def fault_proxy_thread(server_port: int) -> Iterator[FaultProxy]:
+    """A new proxy in a thread of its own: it goes on while the test, or a thread of the worker, is waited for."""
+    ready, done = threading.Event(), asyncio.Event()
+    proxies: list[FaultProxy] = []
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with fault_proxy(server_port) as proxy:
+            proxies.append(proxy)
+            ready.set()
+            await done.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield proxies[0]
+    finally:
+        loop.call_soon_threadsafe(done.set)
+        thread.join()
+        loop.close()
 
 
 @asynccontextmanager

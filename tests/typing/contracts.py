@@ -7,6 +7,7 @@ A parameter that changes in one class, or in the contract only, is an error in t
 
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink
 from keywise.adapters.http.sink import HttpSink
+from keywise.adapters.memory.database import MemoryDatabase
 from keywise.adapters.memory.dump import MemoryLedgerTransfer
 from keywise.adapters.memory.ledger import MemoryLedger, MemoryTransaction, MemoryWorkingSet
 from keywise.adapters.memory.serial import MemoryTurns
@@ -42,7 +43,7 @@ from keywise.adapters.sqlite.serial.book import SqliteTurnBook
 from keywise.adapters.sqlite.sink import SqliteSink
 from keywise.adapters.sqlite.source import SqliteSource, SqliteTransactionalQueue
 from keywise.core.admin import ControlStore, LedgerAdmin, PeriodicLock
-from keywise.core.database import AsyncDatabase, FairWriteDatabase
+from keywise.core.database import AsyncDatabase, FairWriteDatabase, SingleWriterDatabase
 from keywise.core.history import HistoryStore
 from keywise.core.ledger import Ledger, LosesWrites, MarkingLedger, PluggedLedger, TransferableLedger
 from keywise.core.ledger_steps import WorkingSet
@@ -112,6 +113,7 @@ READABLE_SINK: tuple[type[ReadableSink], ...] = (MemorySink, MemoryTable, Sqlite
 # Databases.
 FAIR_WRITE_DATABASE: tuple[type[FairWriteDatabase], ...] = (SqliteDatabase,)
 ASYNC_DATABASE: tuple[type[AsyncDatabase], ...] = (PostgresDatabase,)
+SINGLE_WRITER_DATABASE: tuple[type[SingleWriterDatabase], ...] = (SqliteDatabase, MemoryDatabase)
 
 # Stores of serial functions.
 TURNS: tuple[type[Turns], ...] = (MemoryTurns, SqliteTurns, PostgresLockTurns, PostgresQueueTurns, RedisTurns)

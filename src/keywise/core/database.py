@@ -17,3 +17,14 @@ class AsyncDatabase(Protocol):
 
     @property
     def is_async(self) -> bool: ...
+
+
+@runtime_checkable
+class SingleWriterDatabase(Protocol):
+    """A database that says whether an open transaction keeps all other writers out, those of other processes too.
+
+    No claim can be renewed then, but none can be taken over either.
+    """
+
+    @property
+    def has_one_writer(self) -> bool: ...

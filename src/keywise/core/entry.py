@@ -92,6 +92,9 @@ class LedgerPolicy(msgspec.Struct, frozen=True):
     """How long the ledger keeps an idle key at least; None: for ever."""
     rate: Rate | None = None
     """The rate limit of each key, over all workers."""
+    command_s: float = 10.0
+    """How long a step of the ledger may take before it counts as lost and is repeated on another connection: a third of
+    the lease."""
 
 
 class LeaseTerms(msgspec.Struct, frozen=True):

@@ -29,6 +29,13 @@ class UnavailableError(KeywiseError):
     """A source, ledger or sink cannot be reached now. Whether the call took effect is unknown; try again."""
 
 
+class TransactionFailedError(UnavailableError):
+    """The database rolled a transaction back because of what ran in it, or in another one at the same time.
+
+    The store can be reached. If several changes shared the transaction, any of them may be the reason.
+    """
+
+
 class DatabaseError(KeywiseError):
     """A database cannot be used: it is missing, read-only or corrupt, access is denied, or a newer keywise wrote it."""
 

@@ -35,11 +35,12 @@ class HeldClaim:
 class SinkCall:
     """A call of a sink or handlers, which must end as soon as the first of its claims ends."""
 
-    __slots__ = ("held", "is_lost", "timeout")
+    __slots__ = ("held", "is_exclusive", "is_lost", "timeout")
 
-    def __init__(self, timeout: asyncio.Timeout, held: list[HeldClaim]) -> None:
+    def __init__(self, timeout: asyncio.Timeout, held: list[HeldClaim], *, is_exclusive: bool) -> None:
         self.timeout = timeout
         self.held = held
+        self.is_exclusive = is_exclusive
         self.is_lost = False
 
 
@@ -55,6 +56,8 @@ class Heartbeat:
     ) -> None:
         self._lease_s = lease_s
         self.rhythm_s = lease_s / 3
+        self._answer_s = self.rhythm_s / 2
+        """How long a renewal may take. Two of them fit between two beats, so that one can be lost."""
         self._margin_s = margin_s
         self._runtime_max_s = runtime_max_s
         self._clock = clock
@@ -108,16 +111,17 @@ class Heartbeat:
         return self._is_unanswered and young and self.left_s(claims) <= ROUNDING_S
 
     @asynccontextmanager
-    async def limit(self, claims: Sequence[Claim]) -> AsyncIterator[None]:
+    async def limit(self, claims: Sequence[Claim], *, is_exclusive: bool = False) -> AsyncIterator[None]:
         """Cancel the body with a TimeoutError when the first of these claims ends or is lost.
 
-        Each renewal moves the timeout on.
+        Each renewal moves the timeout on. An exclusive body keeps everybody from writing to the ledger: its claims
+        cannot be renewed meanwhile, and cannot be taken over, so it may take as long as renewed ones.
         """
         if (left_s := self.left_s(claims)) <= 0:
             raise TimeoutError("the claim has ended")
-        async with asyncio.timeout(left_s) as timeout:
+        async with asyncio.timeout(self._runtime_max_s if is_exclusive else left_s) as timeout:
             held = [one for claim in claims if (one := self._held.get(claim.token)) is not None]
-            call = SinkCall(timeout, held)
+            call = SinkCall(timeout, held, is_exclusive=is_exclusive)
             self._begun_at = self._clock()
             for one in held:
                 one.call, one.started, one.has_begun = call, self._begun_at, True
@@ -128,9 +132,9 @@ class Heartbeat:
                     one.call = None
 
     async def run(self, ledger: Ledger) -> None:
-        """Renew until cancelled."""
+        """Renew until cancelled. After a renewal without an answer the next one follows soon."""
         while True:
-            await asyncio.sleep(self.rhythm_s)
+            await asyncio.sleep(self.rhythm_s / 8 if self._is_unanswered else self.rhythm_s)
             await self.beat(ledger)
 
     async def beat(self, ledger: Ledger) -> None:
@@ -161,8 +165,10 @@ class Heartbeat:
         asked_at = self._clock()  # Before the call: the ledger extends the leases later than this.
         self._is_unanswered = True
         try:
-            lost = await ledger.renew([one.claim for one in held.values()], self._lease_s, phase)
-        except UnavailableError:
+            # A connection can be silent for ever. The cancelled ledger gives it up, and uses another one next time.
+            async with asyncio.timeout(self._answer_s):
+                lost = await ledger.renew([one.claim for one in held.values()], self._lease_s, phase)
+        except (UnavailableError, TimeoutError):
             return False
         self._is_unanswered = False
         for claim in lost:
@@ -209,7 +215,7 @@ class Heartbeat:
     def _move(self, held: HeldClaim) -> None:
         """Move the timeout of a call to the earliest deadline of its claims."""
         call = held.call
-        if call is None or call.is_lost or call.timeout.expired():
+        if call is None or call.is_exclusive or call.is_lost or call.timeout.expired():
             return
         left_s = min(one.deadline for one in call.held) - self._clock()
         call.timeout.reschedule(asyncio.get_running_loop().time() + max(0.0, left_s))

@@ -151,14 +151,27 @@ async def _patient(act, *arguments):
     raise AssertionError("the database stays unavailable")
 
 
-def test_a_statement_that_takes_too_long_is_told_as_unavailable(url):
+def test_a_statement_timeout_inside_a_savepoint_is_an_error_of_the_handler(url):
     async def main() -> None:
-        async with PostgresLedger(PostgresDatabase(url), "shop", LedgerPolicy()) as ledger:
-            with pytest.raises(UnavailableError, match="statement timeout"):
-                async with ledger.transaction() as transaction:
-                    await transaction.connection.execute("set local statement_timeout = 10")
-                    async with transaction.savepoint():
-                        await transaction.connection.execute("select pg_sleep(10)")
+        ledger = PostgresLedger(PostgresDatabase(url), "shop", LedgerPolicy())
+        async with ledger, ledger.transaction() as transaction:
+            await transaction.connection.execute("set local statement_timeout = 10")
+            with pytest.raises(asyncpg.QueryCanceledError):
+                async with transaction.savepoint():
+                    await transaction.connection.execute("select pg_sleep(10)")
+
+    run(main())
+
+
+def test_a_statement_that_gets_no_answer_is_told_as_unavailable_and_its_session_is_ended(url):
+    async def main() -> None:
+        async with PostgresDatabase(url) as database:
+            with pytest.raises(UnavailableError, match="no answer in time"):
+                await database.write("select pg_sleep(600)", limit_s=0.1)
+            assert len(await database.write("select 1")) == 1
+            sleeping = "select count(*) from pg_stat_activity where query like '%pg_sleep(600)%' and state = 'active'"
+            while (await executed(url, f"{sleeping} and pid != pg_backend_pid()"))[0][0][0]:
+                pass
 
     run(main())
 

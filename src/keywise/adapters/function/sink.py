@@ -12,7 +12,7 @@ import msgspec
 from keywise.core.change import Change, Outcome
 from keywise.core.database import AsyncDatabase
 from keywise.core.entry import Certainty, Claim
-from keywise.core.errors import OutcomeUnknownError, PermanentError, SettingsError, TransientError
+from keywise.core.errors import OutcomeUnknownError, PermanentError, SettingsError, TransientError, UnavailableError
 from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.limits import Snooze
 from keywise.core.sink import APPLIED, Grade, SinkResult
@@ -160,7 +160,13 @@ class TransactedFunctionSink:
         pass
 
     async def write(self, transaction: Transaction, changes: Sequence[Change[Any]]) -> None:
-        argument = list(changes) if self._signature.is_batch else changes[0]
+        try:
+            await self._call(list(changes) if self._signature.is_batch else changes[0], transaction)
+        except UnavailableError as error:
+            # The handler has met an outage of something else: the flow would take it for one of the ledger.
+            raise TransientError(str(error)) from error
+
+    async def _call(self, argument: Any, transaction: Transaction) -> None:
         if self._signature.is_async:
             await _finished(self._handler(argument, transaction))
             return

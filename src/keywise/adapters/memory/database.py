@@ -43,6 +43,8 @@ class MemoryScope(msgspec.Struct):
 class MemoryDatabase:
     """Dictionaries of immutable values, one writer at a time, with an undo log while a transaction is open."""
 
+    has_one_writer = True
+
     def __init__(self, *, clock: Clock | None = None, rng: random.Random | None = None) -> None:
         offset_s = time.time() - boot_time()
         self.clock = clock or (lambda: offset_s + boot_time())

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from urllib.parse import urlencode, urlsplit
+from weakref import WeakSet
 
 import asyncpg
 
@@ -15,17 +16,32 @@ from keywise.core.url import Address, redacted
 
 CONNECT_S = 10.0
 """How long a connection may take, and how long one of the pool is waited for."""
-COMMAND_S = 60.0
-"""How long a statement may take before the database counts as unreachable."""
+COMMAND_S, SLOW_S = 10.0, 60.0
+"""How long a statement may take before the database counts as unreachable; the second, over very many rows."""
 IDLE_S, IDLE_IN_HANDLER_S = 10, 3600
 """How long a transaction may do nothing before the server ends it: else a worker that was stopped in the midst of one
 would hold up its keys for ever. Handlers may have to wait for something else meanwhile."""
-WRITERS_MAX, READERS_MAX, STEPPERS_MAX = 8, 2, 2
+WRITERS_MAX, READERS_MAX, STEPPERS_MAX, HANDLERS_MAX = 8, 2, 2, 8
 CHANNEL = "keywise"
 LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a connection that is lost in the midst of something may raise."""
 OPTIONS = ("host", "port", "user", "passfile", "sslmode", "sslrootcert", "sslcert", "sslkey")
 """What a URL may tell the client library."""
+
+
+Limit: TypeAlias = Callable[[], asyncio.Timeout]
+"""Limits statements: each of them, or several together."""
+
+
+def each(limit_s: float) -> Limit:
+    """As long for each use of the limit."""
+    return lambda: asyncio.timeout(limit_s)
+
+
+def together(limit_s: float) -> Limit:
+    """As long for all uses of the limit together, from now on."""
+    until = asyncio.get_running_loop().time() + limit_s
+    return lambda: asyncio.timeout_at(until)
 
 
 class PostgresDatabase:
@@ -44,6 +60,13 @@ class PostgresDatabase:
         """Apart from the writers, so that a transaction may read besides, however many there are."""
         self._steppers: Any = None
         """Apart too, so that requests get their turns however many handlers have a transaction."""
+        self._handlers: Any = None
+        """Apart as well: statements of a handler may take as long as the handler."""
+        self._connections: WeakSet[Any] = WeakSet()
+        self._in_use: set[int] = set()
+        """The sessions of connections that are not idle."""
+        self._left_behind: list[int] = []
+        """Sessions that may still be in a transaction at the server, though their connections were given up."""
         self._listener: Any = None
         self._bells: dict[str, dict[str, asyncio.Event]] = {}
         self._finishing: dict[int, list[Callable[[], Awaitable[None]]]] = {}
@@ -60,47 +83,70 @@ class PostgresDatabase:
         [[now]] = await self.read("select extract(epoch from clock_timestamp())::float8")
         return float(now)
 
-    async def read(self, statement: str, *arguments: object) -> Sequence[Any]:
+    async def read(self, statement: str, *arguments: object, limit_s: float | None = None) -> Sequence[Any]:
         """Rows of a query on what is committed."""
-        return await self._fetch(self._readers, statement, arguments)
+        return await self._fetch(self._readers, statement, arguments, limit_s)
 
-    async def write(self, statement: str, *arguments: object) -> Sequence[Any]:
+    async def write(self, statement: str, *arguments: object, limit_s: float | None = None) -> Sequence[Any]:
         """Rows of one statement that is a transaction of its own."""
-        return await self._fetch(self._writers, statement, arguments)
+        return await self._fetch(self._writers, statement, arguments, limit_s)
 
     async def step(self, statement: str, *arguments: object) -> Sequence[Any]:
         """As `write`, besides all handlers that have a transaction."""
-        return await self._fetch(self._steppers, statement, arguments)
+        return await self._fetch(self._steppers, statement, arguments, SLOW_S)
 
-    async def _fetch(self, pool: Any, statement: str, arguments: Sequence[object]) -> Sequence[Any]:
+    async def _fetch(
+        self, pool: Any, statement: str, arguments: Sequence[object], limit_s: float | None
+    ) -> Sequence[Any]:
         async with self._acquired(pool) as connection:
             with postgres_errors(self.name):
-                rows: Sequence[Any] = await connection.fetch(statement, *arguments)
+                rows: Sequence[Any] = await connection.fetch(statement, *arguments, timeout=limit_s or COMMAND_S)
                 return rows
 
     @asynccontextmanager
+    async def answered(self, limit: Limit) -> AsyncIterator[None]:
+        """Statements of keywise's own: their errors become ours, and a server that does not answer is unreachable."""
+        with postgres_errors(self.name):
+            async with limit():
+                yield
+
+    @asynccontextmanager
     async def transaction(
-        self, *, scope: int = 0, exclusive: bool = False, begin: str = "begin", end: str = "commit"
+        self,
+        *,
+        scope: int = 0,
+        exclusive: bool = False,
+        begin: str = "begin",
+        end: str = "commit",
+        limit: Limit | None = None,
+        runs_user_code: bool = False,
     ) -> AsyncIterator[Any]:
         """A transaction over several steps. What an operator has set for a scope does not change meanwhile.
 
-        Whoever changes it is alone: nobody else has a transaction of that scope then.
+        Whoever changes it is alone: nobody else has a transaction of that scope then. The limit holds for the begin
+        and the end, and for whatever else the caller applies it to.
         """
+        is_own = limit is not None and not runs_user_code
+        limit = limit or each(SLOW_S)
         if scope:
-            begin += f"; select pg_advisory_xact_lock{'' if exclusive else '_shared'}({LOCKS}, {scope})"
-        async with self._acquired() as connection:
+            begin += f"; {controls_lock(scope, exclusive=exclusive)}"
+        async with self._acquired(self._handlers if runs_user_code else None, limit) as connection:
             try:
-                with postgres_errors(self.name):
+                async with self.answered(limit):
                     await connection.execute(begin)
                 yield connection
-                with postgres_errors(self.name):
+                async with self.answered(limit):
                     for finish in self._finishing.get(id(connection), ()):
                         await finish()
                     done = await connection.execute(end)
                 if done != "COMMIT":
                     raise UnavailableError(f"{self.name}: the transaction was rolled back")
-            except BaseException:
-                await _roll_back(connection)
+            except BaseException as error:
+                if _is_unanswered(error) or (is_own and isinstance(error, asyncio.CancelledError)):
+                    # Nothing may come over this connection any more, not even the answer to a rollback.
+                    self._give_up(connection)
+                else:
+                    await _roll_back(connection)
                 raise
             finally:
                 self._finishing.pop(id(connection), None)
@@ -143,30 +189,55 @@ class PostgresDatabase:
         async with closed_after_error(connection):
             # Not with the other settings of a connection: poolers refuse those that they do not know.
             await connection.execute(_SESSION)
+        self._connections.add(connection)
         return connection
 
     @asynccontextmanager
-    async def _acquired(self, pool: Any = None) -> AsyncIterator[Any]:
+    async def _acquired(self, pool: Any = None, limit: Limit | None = None) -> AsyncIterator[Any]:
         assert self._writers is not None, "the database is not open"
         pool = pool or self._writers
         with postgres_errors(self.name):
             try:
-                connection = await pool.acquire(timeout=CONNECT_S)
+                async with (limit or each(CONNECT_S))():
+                    connection = await pool.acquire(timeout=CONNECT_S)
             except TimeoutError as error:
                 cause = (
                     f"the server does not answer, or all {pool.get_max_size()} connections of this process are in use"
                 )
                 raise UnavailableError(f"{self.name}: {cause}") from error
+        session = connection.get_server_pid()
+        self._in_use.add(session)
         try:
+            if self._left_behind:
+                await self._end_left_behind(connection)
             yield connection
         except UnavailableError as error:
             if isinstance(error.__cause__, asyncpg.ReadOnlySQLTransactionError):
                 # Whether a session may write is often settled when it begins.
                 await pool.expire_connections()
+            elif _is_unanswered(error):
+                self._give_up(connection)
             raise
         finally:
+            self._in_use.discard(session)
             with suppress(*LOST):
                 await pool.release(connection)
+
+    def _give_up(self, silent: Any) -> None:
+        """Give up a connection that is silent, and all idle ones: whatever made it silent concerns them too."""
+        with suppress(asyncpg.InterfaceError):
+            if not silent.is_closed():
+                self._left_behind.append(silent.get_server_pid())
+            silent.terminate()
+        for connection in list(self._connections):
+            if not connection.is_closed() and connection.get_server_pid() not in self._in_use:
+                connection.terminate()
+
+    async def _end_left_behind(self, connection: Any) -> None:
+        """End sessions whose connections were given up: the server would keep their locks until it notices."""
+        sessions, self._left_behind = self._left_behind, []
+        async with self.answered(each(COMMAND_S)):
+            await connection.fetch(_END_SESSIONS, sessions, timeout=COMMAND_S)
 
     async def _open(self) -> None:
         with postgres_errors(self.name, at_start=True):
@@ -180,6 +251,7 @@ class PostgresDatabase:
             self._writers = await self._pool(WRITERS_MAX)
             self._readers = await self._pool(READERS_MAX)
             self._steppers = await self._pool(STEPPERS_MAX)
+            self._handlers = await self._pool(HANDLERS_MAX, command_timeout=None)
 
     async def _refuse_mixed_sessions(self) -> None:
         """A pooler may hand one session to several clients by turns; what is prepared in it, or heard, goes astray."""
@@ -192,15 +264,16 @@ class PostgresDatabase:
         if not all(still):
             raise DatabaseError(f"{self.name}: {_POOLED}")
 
-    async def _pool(self, size: int) -> Any:
-        return await asyncpg.create_pool(self._url, min_size=0, max_size=size, connect=self._connect, reset=_reset)
+    async def _pool(self, size: int, **options: Any) -> Any:
+        sizes = {"min_size": 0, "max_size": size}
+        return await asyncpg.create_pool(self._url, connect=self._connect, reset=_reset, **sizes, **options)
 
     async def _close(self) -> None:
-        for part in (self._listener, self._readers, self._writers, self._steppers):
+        for part in (self._listener, self._readers, self._writers, self._steppers, self._handlers):
             if part is not None:
                 with suppress(*LOST):
                     await asyncio.wait_for(part.close(), CONNECT_S)
-        self._listener = self._readers = self._writers = self._steppers = None
+        self._listener = self._readers = self._writers = self._steppers = self._handlers = None
 
 
 @asynccontextmanager
@@ -211,6 +284,11 @@ async def closed_after_error(connection: Any) -> AsyncIterator[None]:
     except BaseException:
         connection.terminate()
         raise
+
+
+def controls_lock(scope: int, *, exclusive: bool = False) -> str:
+    """The statement after which the controls of a scope do not change until the end of the transaction."""
+    return f"select pg_advisory_xact_lock{'' if exclusive else '_shared'}({LOCKS}, {scope})"
 
 
 def numbers(values: Iterable[int | None]) -> str:
@@ -246,6 +324,28 @@ def postgres_errors(name: str, *, at_start: bool = False, of_handler: bool = Fal
         raise UnavailableError(f"{name}: {str(error) or 'no answer in time'}") from error
 
 
+def is_gone(connection: Any) -> bool:
+    """Whether a connection of a pool is closed; the pool has taken it back then, and refuses to be asked."""
+    try:
+        return bool(connection.is_closed())
+    except asyncpg.InterfaceError:
+        return True
+
+
+def _is_unanswered(error: BaseException) -> bool:
+    return isinstance(error, UnavailableError) and isinstance(error.__cause__, TimeoutError)
+
+
+def is_trouble_of_server(error: BaseException) -> bool:
+    """Whether every handler would meet this error now, whatever its change: the disk is full, or nothing may write."""
+    return isinstance(error, asyncpg.DiskFullError | asyncpg.ReadOnlySQLTransactionError)
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Whether the server rolls a transaction back because of another one: a deadlock or a serialization failure."""
+    return isinstance(error, asyncpg.TransactionRollbackError)
+
+
 PASSING_CLASSES = frozenset({"08", "53", "58"})
 """The connection; resources; the system under the server."""
 PASSING = frozenset(
@@ -262,6 +362,11 @@ FOR_HANDLERS = (
     f"'{IDLE_IN_HANDLER_S}s', true) where current_setting('idle_in_transaction_session_timeout') = '{IDLE_S}s'"
 )
 """Unless the user's own setting says otherwise."""
+# Those of keywise only: a pooler may have made the number up, and it may be that of another session by now.
+_END_SESSIONS = (
+    "select pg_terminate_backend(pid) from pg_stat_activity where pid = any($1::int[]) and pid != pg_backend_pid() "
+    "and usename = current_user and application_name like 'keywise%' and state != 'idle'"
+)
 _POOLED = "a pooler between keywise and the server mixes sessions; use session pooling, or connect to the server itself"
 _IS_READ_ONLY = "it is a standby, or read-only; name the primary, or wait until it may write"
 _ADVICE = {
@@ -296,7 +401,7 @@ def database_url(address: Address, options: dict[str, str]) -> str:
 
 
 async def _connected(url: str, **options: Any) -> Any:
-    given = {"timeout": CONNECT_S, "command_timeout": COMMAND_S, **options}
+    given = {"timeout": CONNECT_S, "command_timeout": SLOW_S, **options}
     try:
         return await asyncpg.connect(url, server_settings={"application_name": "keywise"}, **given)
     except (ValueError, OverflowError) as error:

@@ -7,10 +7,10 @@ from typing import Any, Self
 import asyncpg
 import msgspec
 
-from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at, numbers, postgres_errors
+from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, database_at, numbers, postgres_errors
 from keywise.adapters.postgres.schema.install import LOCKS
 from keywise.core.change import Change
-from keywise.core.errors import PermanentError
+from keywise.core.errors import PermanentError, UnavailableError
 from keywise.core.resource import opening
 from keywise.core.sink import AtomicSink, Content, Grade
 from keywise.core.statements import UserTable, quoted
@@ -51,9 +51,11 @@ class PostgresSink:
         try:
             with postgres_errors(self.database.name, of_handler=True):
                 if kept:
-                    await transaction.connection.execute(self._upsert, *self._arguments(kept))
+                    await transaction.connection.execute(self._upsert, *self._arguments(kept), timeout=SLOW_S)
                 if gone:
-                    await transaction.connection.execute(self._delete, gone)
+                    await transaction.connection.execute(self._delete, gone, timeout=SLOW_S)
+        except TimeoutError as error:
+            raise UnavailableError(f"{self.database.name}: no answer in time") from error
         except _REFUSALS as error:
             raise PermanentError(f"table {self._user_table.name} refuses it: {error}") from error
 

@@ -7,14 +7,17 @@ or released lie in `held` until they are visible. So a drain reads and deletes o
 import asyncio
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 
 from keywise.adapters.postgres.database import (
     CHANNEL,
+    COMMAND_S,
     OPTIONS,
+    SLOW_S,
     PostgresDatabase,
     database_at,
+    each,
     numbers,
     postgres_errors,
 )
@@ -95,7 +98,7 @@ class PostgresSource:
                 await self._copy(connection, bodies)
 
     async def depth(self) -> int:
-        [[depth]] = await self.database.read(_SQL["depth"], self._queue)
+        [[depth]] = await self.database.read(_SQL["depth"], self._queue, limit_s=SLOW_S)
         return int(depth)
 
     async def arrived(self, wait_s: float) -> bool:
@@ -180,7 +183,7 @@ class PostgresTransactionalQueue:
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
         queue = self._source._queue
-        with self._errors():
+        async with self._answered():
             if peeked:
                 ids = [int(one.id) for one in peeked]
                 done = await self._connection.execute(_SQL["take_peeked"], queue, len(ids), numbers(ids))
@@ -197,13 +200,13 @@ class PostgresTransactionalQueue:
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
         held = [one.id for one in deliveries if self._fresh.pop(one.id, None) is None]
         if held:
-            with self._errors():
+            async with self._answered():
                 await self._connection.execute(_SQL["ack_held"], held)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         for one in deliveries:
             self._fresh.pop(one.id, None)
-        with self._errors():
+        async with self._answered():
             await self._connection.execute(
                 _SQL["hold"],
                 self._source._queue,
@@ -217,8 +220,8 @@ class PostgresTransactionalQueue:
         if self._fresh:
             await self._connection.execute(_SQL["put_back"], self._source._queue, *_columns([*self._fresh.values()]))
 
-    def _errors(self) -> AbstractContextManager[None]:
-        return postgres_errors(self._source.database.name)
+    def _answered(self) -> AbstractAsyncContextManager[None]:
+        return self._source.database.answered(each(COMMAND_S))
 
 
 def connect(address: Address) -> Source:

@@ -32,8 +32,8 @@ from keywise.core.url import Address, redacted
 
 CONNECT_S = 10.0
 """How long a connection may take, and how long one of the pool is waited for."""
-COMMAND_S = 60.0
-"""How long an answer may take before the server counts as unreachable."""
+COMMAND_S = 10.0
+"""How long an answer may take before the server counts as unreachable, unless a short lease asks for less."""
 IDLE_S = 5.0
 """A connection that nobody used for longer is made anew, which costs less than a call that fails."""
 CONNECTIONS_MAX = 8
@@ -55,6 +55,7 @@ class RedisDatabase:
         self._free: dict[Any, float] = {}
         """Connections that nobody uses, the last used ones last, and since when."""
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._command_s = COMMAND_S
 
     async def __aenter__(self) -> Self:
         await self._users.enter()
@@ -67,6 +68,10 @@ class RedisDatabase:
         """The store's clock: that of the server, the same for all who are connected to it."""
         seconds, microseconds = await self.run("TIME")
         return int(seconds) + int(microseconds) / 1e6
+
+    def limit_commands(self, limit_s: float) -> None:
+        """Let no answer take longer than this: a ledger with a short lease has to be repeated in time."""
+        self._command_s = min(self._command_s, limit_s)
 
     def connection(self) -> Any:
         """A new one, for who listens: it is not connected yet, and whoever asked for it ends it."""
@@ -97,7 +102,7 @@ class RedisDatabase:
         async with self._slots:
             connection = await self._taken()
             try:
-                answer = await _exchanged(connection, command)
+                answer = await _exchanged(connection, command, self._command_s)
             except ResponseError as error:
                 if _may_pass(error):
                     # By now the name may lead to another server, which only a new connection finds.
@@ -175,12 +180,12 @@ class RedisDatabase:
         await self._drop(*self._free)
 
 
-async def _exchanged(connection: Any, command: Sequence[Any]) -> Any:
+async def _exchanged(connection: Any, command: Sequence[Any], limit_s: float) -> Any:
     """The answer to a command, over a connection that is made if it has to be."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
-    async with asyncio.timeout(COMMAND_S):
+    async with asyncio.timeout(limit_s):
         await connection.connect()
         await connection.send_command(*command)
         answer = await connection.read_response()

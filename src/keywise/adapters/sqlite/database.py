@@ -36,6 +36,8 @@ _SQL = read_statements(__name__)
 class SqliteDatabase:
     """One file, open as long as it has users."""
 
+    has_one_writer = True
+
     def __init__(self, path: str) -> None:
         self.path = path
         self._users = UserCount(self._open, self._close)

@@ -1,6 +1,7 @@
 """Executors of claimed changes: one calls a sink, the other runs handlers inside the ledger's transaction."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -8,8 +9,9 @@ from msgspec.structs import replace
 
 from keywise.core import events
 from keywise.core.change import Order, Outcome
+from keywise.core.database import SingleWriterDatabase
 from keywise.core.entry import Certainty, Claim
-from keywise.core.errors import UnavailableError
+from keywise.core.errors import TransactionFailedError, UnavailableError
 from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.limits import Snooze
 from keywise.core.sink import APPLIED, AtomicSink, Sink, SinkResult
@@ -194,6 +196,8 @@ class TransactionExecutor:
         self._pipeline = pipeline
         self._sink = sink
         self._heartbeat = heartbeat
+        database = pipeline.ledger.database
+        self._is_exclusive = isinstance(database, SingleWriterDatabase) and database.has_one_writer
         self._slice = FIRST_SLICE
         self._has_begun = False
 
@@ -217,30 +221,40 @@ class TransactionExecutor:
         return [executions[job.claim.token] for job in jobs]
 
     async def _execute_slice(self, jobs: Sequence[Job]) -> dict[int, Execution]:
-        """Execute jobs in one transaction, or in several if some of their commits are refused; return by token."""
-        executions, pending = dict[int, Execution](), list(jobs)
-        while pending:
+        """Execute jobs in one transaction, or in several if they cannot share one; return by token."""
+        executions, groups = dict[int, Execution](), [list(jobs)]
+        while groups:
+            group = groups.pop(0)
             try:
-                return executions | await self._transact(pending)
+                executions |= await self._transact(group)
             except _CommitsRefusedError as refused:
                 # Other workers have taken these keys. The transaction was rolled back; run the others again.
                 # The worker commits the refused ones outside of this transaction, and learns there that they are lost.
                 executions |= {claim.token: Ran(APPLIED) for claim in refused.claims}
-                pending = [job for job in pending if job.claim.token not in executions]
+                if rest := [job for job in group if job.claim.token not in executions]:
+                    groups.insert(0, rest)
+            except TransactionFailedError as error:
+                if len(group) == 1:
+                    executions |= _all(group, Ran(_result_of_error(error.__cause__ or error)))
+                else:
+                    # In company, the database may blame one job for what another did: only a job alone pays for it.
+                    groups = [[job] for job in group] + groups
             except UnavailableError as error:
                 # The transaction may have committed or not. Releasing the claim is safe in both cases: the effects
                 # and the mark commit together, so the next claim finds the change applied or not begun.
                 await self._pipeline.back_off("ledger", error, 1)
-                return executions | _all(pending, NOT_STARTED)
+                return executions | _all([*group, *chain(*groups)], NOT_STARTED)
             except TimeoutError:
                 # The transaction was rolled back. Each change is retried alone, so that only the slow one fails again.
                 late = Ran(SinkResult(Outcome.FAILED, "the claim ended before the handler did"))
-                return executions | _all(pending, late if self._has_begun else NOT_STARTED)
+                executions |= _all(group, late if self._has_begun else NOT_STARTED)
         return executions
 
     async def _transact(self, jobs: list[Job]) -> dict[int, Execution]:
         self._has_begun = False
-        ledger, limit = self._pipeline.ledger, self._heartbeat.limit([job.claim for job in jobs])
+        ledger, claims = self._pipeline.ledger, [job.claim for job in jobs]
+        # If the claims end before the transaction has begun, its commit is refused.
+        limit = self._heartbeat.limit(claims, is_exclusive=self._is_exclusive)
         async with limit, transaction_of(ledger.database, ledger.transaction()) as transaction:
             self._has_begun = True
             return await self._execute_in(transaction, jobs)
@@ -259,7 +273,7 @@ def _all(jobs: Sequence[Job], execution: Execution) -> dict[int, Execution]:
     return {job.claim.token: execution for job in jobs}
 
 
-def _result_of_error(error: Exception) -> SinkResult:
+def _result_of_error(error: BaseException) -> SinkResult:
     if isinstance(error, Snooze):
         return SinkResult(Outcome.BUSY, str(error), wait_s=error.delay_s)
     return SinkResult(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from keywise.adapters.postgres.database import SLOW_S
 from keywise.adapters.postgres.ledger.working_set import (
     ADD_RECORDS,
     STORE_CONTROLS,
@@ -59,13 +60,13 @@ class PostgresLedgerTransfer:
 
     async def _read(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Rows by an index. A table that was just filled has no statistics, and would be read as a whole each time."""
-        async with self._scope.transaction() as connection:
+        async with self._scope.transaction(limit_s=SLOW_S) as connection:
             await connection.execute(_BY_INDEX)
             rows: Sequence[Any] = await connection.fetch(statement, *arguments)
             return rows
 
     async def add(self, page: TransferPage) -> None:
-        async with self._scope.transaction() as connection:
+        async with self._scope.transaction(limit_s=SLOW_S) as connection:
             working_set = PostgresWorkingSet(self._scope, connection)
             for key, entry in page.entries:
                 working_set.set(key, entry)
@@ -78,7 +79,7 @@ class PostgresLedgerTransfer:
     async def clear(self) -> None:
         for table, column in CLEARED.items():
             statement = _SQL["clear"].format(table=table, column=column)
-            while await self._database.write(statement, self._scope.number, CLEAR_AT_ONCE):
+            while await self._database.write(statement, self._scope.number, CLEAR_AT_ONCE, limit_s=SLOW_S):
                 pass
 
     async def set_controls(self, controls: Controls) -> None:

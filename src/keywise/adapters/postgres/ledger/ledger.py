@@ -6,9 +6,11 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Any, Self
 
-from keywise.adapters.postgres.database import OPTIONS, PostgresDatabase, database_at
+import asyncpg
+
+from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, database_at, each, is_conflict
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import (
@@ -26,6 +28,7 @@ from keywise.core.change import ChangeHeader
 from keywise.core.controls import Controls, Pause, controls_of, text_of
 from keywise.core.dead_letter import EVERY_DEAD_LETTER, DeadLetter, DeadLetterFilter, DeadLetterRequest
 from keywise.core.entry import Claim, Entry, LeaseTerms, LedgerPolicy, Phase
+from keywise.core.errors import DatabaseError, TransactionFailedError, UnavailableError
 from keywise.core.history import HistoryRecord
 from keywise.core.key_encoding import decoded, encoded
 from keywise.core.ledger import ClaimResults, Commit, Failure, PluggedLedger
@@ -87,7 +90,7 @@ class PostgresLedger:
     async def prune(self, retention_s: float) -> int:
         total, after = 0, b""
         oldest = math.ceil(await self.database.now() - retention_s)
-        while rows := await self.database.read(_SQL["old_keys"], self.scope.number, after, oldest, PRUNE_AT_ONCE):
+        while rows := await self._read_slowly("old_keys", self.scope.number, after, oldest, PRUNE_AT_ONCE):
             async with self.scope.working_set([decoded(code) for (code,) in rows]) as working_set:
                 total += await working_set.prune(retention_s)
             after = rows[-1][0]
@@ -95,12 +98,32 @@ class PostgresLedger:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[PostgresTransaction]:
-        async with self.database.transaction(scope=self.scope.number) as connection:
-            transaction = PostgresTransaction(self.scope, connection)
+        """Handlers may run in it for long, so that it takes the lock of the controls only when it decides."""
+        transaction: PostgresTransaction | None = None
+        try:
+            limit = each(self.scope.policy.command_s)
+            async with self.database.transaction(limit=limit, runs_user_code=True) as connection:
+                transaction = PostgresTransaction(self.scope, connection)
+                yield transaction
+                await transaction.tidy()
+        except (UnavailableError, DatabaseError) as error:
+            # What handlers have done may also be refused by the commit, as serializable transactions are, and those
+            # that break a deferred constraint.
+            is_refused = is_conflict(error.__cause__) or isinstance(
+                error.__cause__, asyncpg.IntegrityConstraintViolationError
+            )
+            if transaction is not None and transaction.commits_claims and is_refused:
+                raise TransactionFailedError(str(error)) from error.__cause__
+            raise
+
+    @asynccontextmanager
+    async def marking_transaction(self) -> AsyncIterator[PostgresTransaction]:
+        """As `transaction`, for sinks of keywise: no handler runs in it."""
+        limit = each(self.scope.policy.command_s)
+        async with self.database.transaction(scope=self.scope.number, limit=limit) as connection:
+            transaction = PostgresTransaction(self.scope, connection, has_controls=True)
             yield transaction
             await transaction.tidy()
-
-    marking_transaction = transaction
 
     async def inspect(self, key: str) -> Entry | None:
         is_limited = self.scope.policy.rate is not None
@@ -108,12 +131,12 @@ class PostgresLedger:
         return entry_of(row, *row[5:])
 
     async def counts(self) -> LedgerCounts:
-        [row] = await self.database.read(_SQL["counts"], self.scope.number, await self.database.now())
+        [row] = await self._read_slowly("counts", self.scope.number, await self.database.now())
         return LedgerCounts(*row)
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         since = await self.database.now() - quiet_s
-        rows = await self.database.read(_SQL["suspects"], self.scope.number, since, limit)
+        rows = await self._read_slowly("suspects", self.scope.number, since, limit)
         return [decoded(code) for (code,) in rows]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
@@ -131,9 +154,7 @@ class PostgresLedger:
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
     ) -> list[tuple[int, float, DeadLetter]]:
         cause = matching.cause.replace("\0", "\ufffd")
-        rows = await self.database.read(
-            _SQL["dead_letters"], self.scope.number, matching.since, matching.until, cause, limit
-        )
+        rows = await self._read_slowly("dead_letters", self.scope.number, matching.since, matching.until, cause, limit)
         return [(number, buried_at, letter_of(letter)) for number, buried_at, *letter in rows]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
@@ -160,7 +181,7 @@ class PostgresLedger:
 
     async def raise_era(self) -> int | None:
         scope, now = self.scope.number, await self.database.now()
-        async with self.scope.transaction(exclusive=True) as connection:
+        async with self.scope.transaction(exclusive=True, limit_s=SLOW_S) as connection:
             [[held, highest, text]] = await connection.fetch(_SQL["eras"], scope, now)
             if held:
                 return None
@@ -169,12 +190,12 @@ class PostgresLedger:
         return raised.era
 
     async def keys(self, after: str, limit: int) -> list[str]:
-        rows = await self.database.read(_SQL["keys"], self.scope.number, encoded(after), limit)
+        rows = await self._read_slowly("keys", self.scope.number, encoded(after), limit)
         return [decoded(code) for (code,) in rows]
 
     async def held(self, after: str, limit: int) -> list[str]:
         now = await self.database.now()
-        rows = await self.database.read(_SQL["held_keys"], self.scope.number, encoded(after), now, limit)
+        rows = await self._read_slowly("held_keys", self.scope.number, encoded(after), now, limit)
         return [decoded(code) for (code,) in rows]
 
     async def acquire(self, task: str, every_s: float) -> bool:
@@ -188,15 +209,21 @@ class PostgresLedger:
 
     async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
         if key is None:
-            rows = await self.database.read(_SQL["history"], self.scope.number, limit)
+            rows = await self._read_slowly("history", self.scope.number, limit)
         else:
-            rows = await self.database.read(_SQL["history_of_key"], self.scope.number, limit, encoded(key))
+            rows = await self._read_slowly("history_of_key", self.scope.number, limit, encoded(key))
         return [record_of(row) for row in rows]
 
     async def trim(self, age_s: float, records_max: int) -> int:
         since = await self.database.now() - age_s
-        [[trimmed]] = await self.database.write(_SQL["trim_history"], self.scope.number, since, records_max)
+        [[trimmed]] = await self.database.write(
+            _SQL["trim_history"], self.scope.number, since, records_max, limit_s=SLOW_S
+        )
         return int(trimmed)
+
+    async def _read_slowly(self, statement: str, *arguments: object) -> Sequence[Any]:
+        """Read what may take long in a large ledger; no claim waits for it."""
+        return await self.database.read(_SQL[statement], *arguments, limit_s=SLOW_S)
 
     async def _change(self, change: Callable[[Controls], Controls]) -> bool:
         """Set the controls anew, while nobody decides about a key; return whether they differ from before."""

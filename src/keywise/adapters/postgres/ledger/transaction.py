@@ -2,12 +2,20 @@
 
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import asyncpg
 
-from keywise.adapters.postgres.database import FOR_HANDLERS, numbers, postgres_errors
+from keywise.adapters.postgres.database import (
+    FOR_HANDLERS,
+    controls_lock,
+    each,
+    is_conflict,
+    is_gone,
+    is_trouble_of_server,
+    numbers,
+)
 from keywise.adapters.postgres.ledger.working_set import (
     MARK,
     MARK_NEWER,
@@ -21,7 +29,7 @@ from keywise.core import ledger_steps
 from keywise.core.change import ChangeHeader
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Claim, CommitResult, Entry, Refusal
-from keywise.core.errors import DatabaseError
+from keywise.core.errors import DatabaseError, TransactionFailedError, UnavailableError
 from keywise.core.key_encoding import encoded
 from keywise.core.ledger import Commit
 
@@ -29,10 +37,13 @@ from keywise.core.ledger import Commit
 class PostgresTransaction:
     """A transaction of the database, seen by the consumer."""
 
-    def __init__(self, scope: PostgresScope, connection: Any) -> None:
+    def __init__(self, scope: PostgresScope, connection: Any, *, has_controls: bool = False) -> None:
         self.connection = connection
+        self._has_controls = has_controls
+        """The transaction has the lock of the controls: nobody changes them before it ends."""
         self._scope = scope
         self._policy = scope.policy
+        self._limit = each(scope.policy.command_s)
         self._now = 0.0
         self._active: set[str] = set()
         """Of the keys that were decided: those with something going on."""
@@ -42,12 +53,15 @@ class PostgresTransaction:
         """Keys that were marked when they were decided."""
         self._placed: set[str] = set()
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
+        self.commits_claims = False
+        """The changes were claimed, and handlers have run in the transaction."""
         self._begin_savepoint = f"{FOR_HANDLERS}; savepoint keywise"
         """The first one of a transaction may be a handler's."""
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
         self._marked = set()
-        with self._errors():
+        async with self._answered():
+            await self._lock_controls()
             working_set = PostgresWorkingSet(self._scope, self.connection)
             rows = await working_set.lock(header.key for header in headers)
             self._placed |= working_set.placed
@@ -81,7 +95,8 @@ class PostgresTransaction:
         good_until = math.inf
         if self._policy.retention_s is not None:
             good_until = min((header.sent_at for header in headers), default=math.inf) + self._policy.retention_s
-        with self._errors():
+        async with self._answered():
+            await self._lock_controls()
             rows = await self.connection.fetch(
                 MARK_NEWER,
                 self._scope.number,
@@ -101,7 +116,7 @@ class PostgresTransaction:
             headers = [header for header in headers if header.key not in self._marked]
         if not headers:
             return
-        with self._errors():
+        async with self._answered():
             if self._careful is not None:
                 ledger_steps.mark(self._careful, headers)
                 await self._careful.store()
@@ -117,7 +132,9 @@ class PostgresTransaction:
                     ledger_steps.mark(working_set, active)
 
     async def commit(self, claims: Sequence[Claim]) -> list[Claim]:
-        async with self._working_set(claim.key for claim in claims) as working_set:
+        """Without the lock of the controls: what was claimed goes on, whatever an operator does meanwhile."""
+        self.commits_claims = True
+        async with self._working_set((claim.key for claim in claims), under_controls=False) as working_set:
             return ledger_steps.commit(working_set, [Commit(claim) for claim in claims], (CommitResult.COMMITTED,))
 
     async def fail(self, headers: Sequence[ChangeHeader]) -> list[int]:
@@ -130,29 +147,46 @@ class PostgresTransaction:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        placed = self._placed.copy()
-        with self._errors():
+        placed, had_controls = self._placed.copy(), self._has_controls
+        async with self._answered():
             await self.connection.execute(self._begin_savepoint)
         self._begin_savepoint = "savepoint keywise"
         try:
-            with postgres_errors(self._scope.database.name, of_handler=True):
-                yield
-        except BaseException:
+            yield
+        except BaseException as error:
             self._placed |= placed
-            await self._end_savepoint("rollback to keywise; release keywise")
+            self._has_controls = had_controls  # A lock that was taken inside goes with the savepoint.
+            # If the connection is gone, this raises UnavailableError: only then is the error no fault of the handler.
+            await self._end_savepoint("rollback to keywise; release keywise", error)
+            if is_trouble_of_server(error):
+                async with self._answered():
+                    raise
+            if is_conflict(error):
+                raise TransactionFailedError(f"{self._scope.database.name}: {error}") from error
             raise
-        await self._end_savepoint("release keywise")
+        try:
+            await self._end_savepoint("release keywise")
+        except DatabaseError as error:
+            if isinstance(error.__cause__, asyncpg.InFailedSQLTransactionError):
+                await self._end_savepoint("rollback to keywise; release keywise", error)
+            raise
 
     async def tidy(self) -> None:
         """Leave no trace of keys that were only decided."""
         if self._placed:
-            with self._errors():
+            async with self._answered():
                 await PostgresWorkingSet(self._scope, self.connection).remove_empty(self._placed)
 
-    async def _end_savepoint(self, statement: str) -> None:
+    async def _end_savepoint(self, statement: str, reason: BaseException | None = None) -> None:
+        """End the savepoint; `reason` is the error for which it is rolled back."""
         try:
-            with self._errors():
+            async with self._answered():
                 await self.connection.execute(statement)
+        except UnavailableError as error:
+            if isinstance(error.__cause__, asyncpg.InterfaceError) and not is_gone(self.connection):
+                # A handler has left a statement running. Its transaction cannot be used any more, and is rolled back.
+                raise TransactionFailedError(str(error)) from (reason or error.__cause__)
+            raise
         except DatabaseError as error:
             if isinstance(
                 error.__cause__, asyncpg.NoActiveSQLTransactionError | asyncpg.InvalidSavepointSpecificationError
@@ -161,10 +195,20 @@ class PostgresTransaction:
             raise
 
     @asynccontextmanager
-    async def _working_set(self, keys: Iterable[str]) -> AsyncIterator[PostgresWorkingSet]:
-        with self._errors():
+    async def _working_set(
+        self, keys: Iterable[str], *, under_controls: bool = True
+    ) -> AsyncIterator[PostgresWorkingSet]:
+        async with self._answered():
+            if under_controls:
+                await self._lock_controls()
             async with self._scope.working_set_in(self.connection, keys) as working_set:
                 yield working_set
 
-    def _errors(self) -> AbstractContextManager[None]:
-        return postgres_errors(self._scope.database.name)
+    async def _lock_controls(self) -> None:
+        if not self._has_controls:
+            await self.connection.execute(controls_lock(self._scope.number))
+            self._has_controls = True
+
+    def _answered(self) -> AbstractAsyncContextManager[None]:
+        """Around statements of keywise's own; those of a handler have no limit."""
+        return self._scope.database.answered(self._limit)

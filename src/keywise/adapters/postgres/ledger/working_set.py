@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from keywise.adapters.postgres.database import PostgresDatabase, postgres_errors
+from keywise.adapters.postgres.database import PostgresDatabase, together
 from keywise.core import rules
 from keywise.core.change import Order
 from keywise.core.controls import PLAIN, controls_of
@@ -41,11 +41,15 @@ class PostgresScope:
         self.number = 0
 
     @asynccontextmanager
-    async def transaction(self, *, exclusive: bool = False) -> AsyncIterator[Any]:
-        """A transaction without a handler in it, in which the controls of the scope do not change."""
-        async with self.database.transaction(scope=self.number, exclusive=exclusive) as connection:
-            with postgres_errors(self.database.name):
-                yield connection
+    async def transaction(self, *, exclusive: bool = False, limit_s: float | None = None) -> AsyncIterator[Any]:
+        """A transaction without a handler in it, in which the controls of the scope do not change.
+
+        If all of it takes longer than a command may, or than `limit_s`, the database counts as unreachable.
+        """
+        limit, database = together(limit_s or self.policy.command_s), self.database
+        transaction = database.transaction(scope=self.number, exclusive=exclusive, limit=limit)
+        async with transaction as connection, database.answered(limit):
+            yield connection
 
     @asynccontextmanager
     async def working_set(self, keys: Iterable[str]) -> AsyncIterator["PostgresWorkingSet"]:

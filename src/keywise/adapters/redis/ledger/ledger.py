@@ -58,6 +58,7 @@ class RedisLedger:
 
     def __init__(self, server: RedisDatabase, scope: str, policy: LedgerPolicy, buckets: int | None = None) -> None:
         self._server = server
+        server.limit_commands(policy.command_s)
         self._policy = policy
         self._scope = RedisScope(server, scope, buckets)
         self._entries = RedisEntries(self._scope, policy)
