@@ -29,6 +29,7 @@ class PipelineOptions(TypedDict, total=False):
     batch_max: int
     prefetch: int
     evict_delay: Duration
+    evict_delay_max: Duration
     concurrency: int
     lease: Duration
     margin: Duration

@@ -208,25 +208,80 @@ def test_blocked_changes_take_at_most_half_of_the_room():
     lanes.hold(newest, due=1000.0)
     lanes.add([ticket("b", 2)])
     lanes.finish(other, Outcome.APPLIED, other.change.order)
-    leaving = lanes.evict_blocked()
+    leaving = lanes.evict_blocked(0.0)
     assert {one.change.key for one in leaving} == {"a"}
     assert (len(leaving), len(lanes)) == (2, 5)
-    assert lanes.evict_blocked() == []
+    assert lanes.evict_blocked(0.0) == []
     assert names(lanes.take(10, 0.0)) == [("b", 2)]
 
 
-def test_followers_of_a_change_at_work_are_surplus_too():
+def test_followers_of_a_change_that_is_at_work_for_a_second_are_surplus_too():
     lanes = filled(*(("a", version) for version in range(6)), capacity=4)
-    [working] = lanes.take(10, 0.0)
-    assert len(lanes.evict_blocked()) == 3
+    [working] = lanes.take(10, 5.0)
+    assert (lanes.evict_blocked(5.9), lanes.next_blocked(5.9)) == ([], 6.0)
+    assert names(lanes.evict_blocked(6.0)) == [("a", 0), ("a", 1), ("a", 2)]
+    assert lanes.next_blocked(6.0) is None
     assert len(lanes.finish(working, Outcome.APPLIED, working.change.order)) == 3
+
+
+def test_a_key_that_is_refused_again_and_again_is_blocked_though_each_wait_is_short():
+    lanes = filled(*(("a", version) for version in range(6)), capacity=4)
+    for now in (0.0, 0.4, 0.8):
+        assert lanes.evict_blocked(now) == []
+        lanes.hold(lanes.take(1, now)[0], due=now + 0.4)
+    assert len(lanes.evict_blocked(1.1)) == 4
+
+
+def test_a_key_that_moves_on_is_not_blocked():
+    """Each change takes most of a second, and each is committed."""
+    lanes = filled(*(("a", version) for version in range(6)), capacity=4)
+    for now in (0.0, 0.8, 1.6, 2.4):
+        [one] = lanes.take(1, now)
+        assert lanes.evict_blocked(now + 0.7) == []
+        assert lanes.dead_letter(one)
+
+
+def test_older_changes_of_all_blocked_keys_leave_before_the_newest_of_any():
+    """The newest must be written; the others are stale when they come back."""
+    lanes = filled(("a", 1), ("b", 1), ("a", 2), ("b", 2), ("c", 1), ("c", 3), ("c", 2), capacity=6)
+    for one in lanes.take(10, 0.0):
+        lanes.hold(one, due=100.0)
+    assert names(lanes.evict_blocked(0.0)) == [("a", 1), ("b", 1), ("c", 1), ("c", 2)]
+    assert lanes.evict_blocked(0.0) == []
+
+
+def test_the_newest_changes_leave_if_there_are_too_many_blocked_keys():
+    lanes = filled(*((f"k{number}", 1) for number in range(8)), capacity=8)
+    for one in lanes.take(10, 0.0):
+        lanes.hold(one, due=100.0)
+    assert names(lanes.evict_blocked(0.0)) == [(f"k{number}", 1) for number in range(4)]
+
+
+def test_a_key_whose_changes_were_evicted_is_reported_once_when_one_of_them_ends():
+    lanes = filled(*(("a", version) for version in range(6)), ("b", 1), capacity=4)
+    working, other = lanes.take(10, 0.0)
+    lanes.evict_blocked(1.0)
+    lanes.finish(other, Outcome.APPLIED, other.change.order)
+    assert lanes.take_freed() == []
+    lanes.finish(working, Outcome.APPLIED, working.change.order)
+    assert lanes.take_freed() == ["a"]
+    assert lanes.take_freed() == []
+
+
+def test_draining_lets_go_of_everything_that_was_evicted():
+    """No lane of this consumer will notice when the key is free."""
+    lanes = filled(*(("a", version) for version in range(6)), capacity=4)
+    lanes.take(10, 0.0)
+    lanes.evict_blocked(1.0)
+    lanes.drain()
+    assert lanes.take_freed() == ["a"]
 
 
 def test_a_lane_that_left_as_surplus_leaves_nothing_behind():
     lanes = filled(("a", 1), ("b", 1), capacity=1)
     for one in lanes.take(10, 0.0):
         lanes.hold(one, due=5.0)
-    assert len(lanes.evict_blocked()) == 2
+    assert len(lanes.evict_blocked(0.0)) == 2
     assert (lanes.next_due(), lanes.take(10, 5.0), len(lanes)) == (None, [], 0)
 
 

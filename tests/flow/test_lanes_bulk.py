@@ -142,7 +142,7 @@ def test_blocked_bulk_changes_take_at_most_half_of_the_room_of_bulk():
     lanes.add([*bulk(*(f"b{number}" for number in range(8))), *live("a")])
     for one in lanes.take(20, 0.0):
         lanes.hold(one, due=100.0)
-    leaving = lanes.evict_blocked()
+    leaving = lanes.evict_blocked(0.0)
     assert (len(leaving), {one.source for one in leaving}) == (4, {BULK})
     assert lanes.room_for(BULK) == 4
 

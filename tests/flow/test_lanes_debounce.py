@@ -163,7 +163,7 @@ def test_of_a_burst_without_room_the_oldest_leave():
     """The newest would come back later, and be one more write; the oldest come back stale."""
     lanes = gathering(capacity=4)
     burst(lanes, *(("a", version, 0.1) for version in (5, 1, 6, 3, 2, 4)))
-    assert sorted(names(lanes.evict_blocked())) == [("a", 1), ("a", 2), ("a", 3)]
+    assert sorted(names(lanes.evict_blocked(0.1))) == [("a", 1), ("a", 2), ("a", 3)]
     assert names(lanes.take(10, 5.0)) == [("a", 6)]
 
 
@@ -171,7 +171,7 @@ def test_the_newest_of_a_burst_is_never_given_back():
     """It would be gathered anew each time it came back: with a large backlog no key would ever be quiet for long."""
     lanes = gathering(capacity=10)
     burst(lanes, *((f"k{number}", 1, 0.0) for number in range(10)))
-    assert lanes.evict_blocked() == []
+    assert lanes.evict_blocked(0.0) == []
     assert len(lanes.take(10, 1.0)) == 10
 
 
@@ -182,4 +182,13 @@ def test_a_lane_that_is_worked_on_has_nothing_to_give_back():
     [first, *_] = lanes.take(1, 5.0)
     lanes.hold(first, due=50.0, blocks_newer=True)
     lanes.take(1, 5.0)
-    assert all(ticket.change.key != "b" for ticket in lanes.evict_blocked())
+    assert all(ticket.change.key != "b" for ticket in lanes.evict_blocked(9.0))
+
+
+def test_the_time_of_a_debounce_does_not_make_a_key_blocked():
+    """It was gathered for three seconds, and has been at work for a moment."""
+    lanes = gathering(capacity=4)
+    burst(lanes, *(("a", version, version / 2) for version in range(7)))
+    [newest] = lanes.take(10, 3.0)
+    assert (newest.change.version, lanes.evict_blocked(3.9)) == (6, [])
+    assert len(lanes.evict_blocked(4.0)) == 4

@@ -119,11 +119,13 @@ class Day(RuleBasedStateMachine):
     @rule()
     def the_surplus_leaves(self) -> None:
         working = {id(one) for one in self.working}
-        leaving = self.lanes.evict_blocked()
+        leaving = self.lanes.evict_blocked(self.now)
         assert all(id(one) not in working for one in leaving), "what is worked on stays"
         self._left(leaving)
         self._forget_blocked_keys_that_left()
-        assert self.lanes.evict_blocked() == []
+        assert self.lanes.evict_blocked(self.now) == []
+        assert self.lanes.blocked(self.now) <= self.lanes.capacity // 2
+        assert self.lanes.next_blocked(self.now) is None or self.lanes.next_blocked(self.now) > self.now
 
     @rule()
     def everything_that_waits_leaves(self) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from keywise.adapters.memory.database import Message
+from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Outcome
 from keywise.core.entry import Certainty, Claim, Entry, Level
 from keywise.core.errors import UnavailableError
@@ -16,7 +18,7 @@ from keywise.flow import transactional as transacted
 from keywise.flow.coalesce import Coalesced
 from keywise.flow.consumer import Consumer
 from keywise.flow.heartbeat import Heartbeat
-from keywise.flow.lanes import Lanes, SettledByOutcome, SettledTicket, Ticket
+from keywise.flow.lanes import Lane, Lanes, SettledByOutcome, SettledTicket, State, Ticket
 from keywise.flow.leased import disposition
 from keywise.flow.leased import worker as leased_worker
 from keywise.flow.leased.disposition import Disposition, Execution, Ran
@@ -62,8 +64,16 @@ def _old_receipt(self: Lanes, tickets: Sequence[Ticket]) -> None:
     _add(self, [ticket for ticket in tickets if (ticket.source, ticket.delivery.id) not in self._tickets])
 
 
-def _evict_nothing(self: Lanes) -> list[Ticket]:
+def _evict_nothing(self: Lanes, now: float) -> list[Ticket]:
     return []
+
+
+def _blocked_at_once(self: Lanes, now: float) -> list[tuple[str, Lane]]:
+    return [(key, lane) for key, lane in self._lanes.items() if lane.state is not State.READY]
+
+
+def _due_first(self: MemorySource, limit: int) -> list[tuple[int, Message]]:
+    return [*self._due(), *self._fresh()][:limit]
 
 
 async def _followers_at_claim(self: LeasedWorker, tickets: Sequence[Ticket], level: Level) -> list[Job]:
@@ -211,6 +221,8 @@ ACTS = (
     Mutant("a failed change is marked", 3, transacted, "transact", _marked_though_failed, Grade.ATOMIC),
     Mutant("a change is retried for ever", 13, leased_worker, "dispose", _retry_for_ever),
     Mutant("a blocked key uses up the room", 15, Lanes, "evict_blocked", _evict_nothing),
+    Mutant("messages that are due again keep out fresh ones", 15, MemorySource, "_shared", _due_first),
+    Mutant("a key at work for a moment is blocked", 15, Lanes, "_blocked", _blocked_at_once),
     Mutant("a bad change takes its batch along", 17, transacted, "write_all", _batch_fails_together, Grade.ATOMIC),
     Mutant("repaired before the horizon", 6, Repairer, "suspects", _repair_at_once),
     Mutant("suspects are not repaired", 6, RepairLoop, "_repair", _no_repair),

@@ -50,7 +50,14 @@ from keywise.core.ledger_steps import WorkingSet
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
 from keywise.core.sink import AtomicSink, ReadableSink, Sink
-from keywise.core.source import AckTimeoutSource, OutboxSource, Source, TransactionalQueue, TransactionalSource
+from keywise.core.source import (
+    AckTimeoutSource,
+    OutboxSource,
+    ParkingSource,
+    Source,
+    TransactionalQueue,
+    TransactionalSource,
+)
 from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.transfer import LedgerTransfer
 
@@ -58,6 +65,14 @@ from keywise.core.transfer import LedgerTransfer
 SOURCE: tuple[type[Source], ...] = (MemorySource, SqliteSource, PostgresSource, RabbitSource)
 TRANSACTIONAL_SOURCE: tuple[type[TransactionalSource], ...] = (MemorySource, SqliteSource, PostgresSource)
 TRANSACTIONAL_QUEUE: tuple[type[TransactionalQueue], ...] = (
+    MemoryTransactionalQueue,
+    SqliteTransactionalQueue,
+    PostgresTransactionalQueue,
+)
+PARKING_SOURCE: tuple[type[ParkingSource], ...] = (
+    MemorySource,
+    SqliteSource,
+    PostgresSource,
     MemoryTransactionalQueue,
     SqliteTransactionalQueue,
     PostgresTransactionalQueue,

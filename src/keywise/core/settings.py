@@ -24,8 +24,10 @@ class Settings:
     """The most changes in one batch."""
     prefetch: int = 4000
     """The most deliveries that one consumer holds; at most half of them may belong to blocked keys."""
-    evict_delay_s: float = 5.0
-    """How long deliveries stay away that found no room behind a blocked key."""
+    evict_delay_s: float = 0.5
+    """How long a delivery stays away that found no room behind a blocked key; each further time twice as long."""
+    evict_delay_max_s: float = 60.0
+    """The longest time that such a delivery stays away."""
     concurrency: int = 16
     """The most handlers that run at the same time."""
     lease_s: float = 30.0
@@ -118,6 +120,14 @@ class Settings:
                 "on_ledger_down='write-anyway' needs a folder for its notes, which outlives the worker (in a "
                 "container: on a volume); write for example journal='/var/lib/shop/journal'"
             )
+
+    def evict_s(self, deliveries: int) -> float:
+        """How long a message stays away that finds no room at its first, second, … delivery.
+
+        At most half of the redelivery time: its next delivery has to come in time for what the ledger remembers.
+        """
+        longest_s = min(self.evict_delay_max_s, max(self.evict_delay_s, self.redelivery_s / 2))
+        return min(self.evict_delay_s * 2.0 ** min(max(deliveries, 1) - 1, 60), longest_s)
 
     def check_visibility(self, visibility_s: float | None, source: str) -> None:
         """Refuse a source whose deliveries come back while their claim still runs."""

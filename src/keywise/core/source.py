@@ -41,7 +41,22 @@ class Source(AsyncResource, Protocol):
         """Count the messages that are not acked yet, including delayed and delivered ones."""
 
 
-class TransactionalQueue(Protocol):
+@runtime_checkable
+class ParkingSource(Protocol):
+    """The ability of a source to bring back released messages before their delay is over, by key.
+
+    Fresh messages and those that are due again share each of its receives while both wait, so that a backlog that
+    comes back again and again keeps out nothing else.
+    """
+
+    async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        """Release `deliveries[i]` for `delays_s[i]`, as `release` does, and note that it belongs to `keys[i]`."""
+
+    async def recall(self, keys: Sequence[str] | None) -> None:
+        """Make the parked messages of these keys visible at once, no matter who parked them; None: of all keys."""
+
+
+class TransactionalQueue(ParkingSource, Protocol):
     """The queue of a source, seen from inside a transaction of its database."""
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:

@@ -90,7 +90,7 @@ class Consumer:
         self._pipeline.enable_fair_writes()
         await self._refresh_controls()
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(self._extend()), group.create_task(self._keep_looking())]
+            background = [group.create_task(act()) for act in (self._extend, self._keep_looking, self._recall)]
             maintenance = Maintenance(self._pipeline)
             group.create_task(maintenance.run())
             if beats_here:
@@ -149,7 +149,9 @@ class Consumer:
             await self._evict_blocked()
             limit = self._asked[index] = self._room_to_ask_for(index)
             if limit == 0:
-                await self._lanes.departures.wait()
+                # A lane that becomes blocked meanwhile has to make room, though nothing departs.
+                now = pipeline.clock()
+                await self._lanes.departures.wait(pipeline.until(self._lanes.next_blocked(now)))
                 continue
             try:
                 deliveries = await source.receive(limit, pipeline.settings.poll_s)
@@ -189,8 +191,14 @@ class Consumer:
 
     async def _evict_blocked(self) -> None:
         """Release waiting changes of blocked keys, so that they do not use up the room of healthy keys."""
-        if evicted := self._lanes.evict_blocked():
-            await self._settlement.release(evicted, self._pipeline.settings.evict_delay_s)
+        if evicted := self._lanes.evict_blocked(self._pipeline.clock()):
+            await self._settlement.give_back(evicted)
+
+    async def _recall(self) -> None:
+        """Bring back what was released because its key was blocked, as soon as a change of the key has ended."""
+        while True:
+            await self._lanes.freed.wait()
+            await self._settlement.recall(self._lanes.take_freed())
 
     async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
         """Dead-letter malformed deliveries, and ack them and the ignored ones."""
@@ -260,6 +268,7 @@ class Consumer:
             async with asyncio.timeout(self._pipeline.settings.drain_s):
                 await asyncio.gather(*feeding, *working)
                 await self._settlement.release(self._lanes.drain(), 0.0)
+                await self._settlement.recall(self._lanes.take_freed())
         except TimeoutError:
             # The outcome of a change that still runs is unknown: do not release it, let its lease expire.
             for task in (*feeding, *working):

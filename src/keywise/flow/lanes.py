@@ -20,6 +20,8 @@ from keywise.flow.wakeup import Wakeup
 
 LIVE_BEFORE_BULK = 8
 """After this many live changes in a row, a waiting bulk change goes next."""
+BLOCKED_AFTER_S = 1.0
+"""A lane is blocked once it has not been ready for this long. A lane that is at work for milliseconds is not."""
 
 
 class Ticket(msgspec.Struct, gc=False):
@@ -87,6 +89,13 @@ class Lanes:
         self._probation: dict[Level, deque[str]] = {level: deque() for level in Level}
         """The keys on probation by their level; like `_ready`, it may be outdated."""
         self._due: list[tuple[float, str]] = []
+        self._unready: dict[str, float] = {}
+        """Since when the keys wait that were taken, or are being debounced, and of which no change has ended since."""
+        self._evicted: set[str] = set()
+        """Keys of lanes from which changes were evicted; their sources hold these changes back."""
+        self._freed: list[str] = []
+        self.freed = Wakeup()
+        """Notified when `take_freed` has keys to return."""
         self._live_in_row = 0
         self._bulk_tickets = 0
 
@@ -168,9 +177,13 @@ class Lanes:
             line = self._ready_bulk if is_bulk else ready
             if not line:
                 break
-            lane = lanes.get(line.popleft())
+            key = line.popleft()
+            lane = lanes.get(key)
             if lane is None or lane.state is not State.READY or lane.is_bulk is not is_bulk:
                 continue  # Outdated: the lane was finished, held, or became live meanwhile.
+            # A lane that was taken before and is still without an end has waited since then: a claim that is refused
+            # twice a second would otherwise never count as blocked.
+            self._unready.setdefault(key, now)
             taken.append(self._start(lane))
             bulk_left -= is_bulk
             self._live_in_row = 0 if is_bulk else self._live_in_row + 1
@@ -187,6 +200,7 @@ class Lanes:
         """The key is committed up to an order: settle this change and all its followers at or below that order."""
         key = ticket.change.key
         lane = self._lanes[key]
+        self._note_end(key)
         settled = [(ticket, outcome)]
         if not lane.waiting and not self._bulk_tickets:
             # The common case, without the general bookkeeping below.
@@ -205,6 +219,7 @@ class Lanes:
 
     def leave(self, ticket: Ticket) -> None:
         """Remove a taken change that goes back to its source; the next newest change of its lane may be taken."""
+        self._note_end(ticket.change.key)
         self._forget([(ticket, Outcome.BUSY)])
         self._free(ticket.change.key, self._lanes[ticket.change.key])
 
@@ -246,28 +261,38 @@ class Lanes:
                 return due
         return None
 
-    def evict_blocked(self) -> list[Ticket]:
+    def blocked(self, now: float) -> int:
+        """How many waiting changes of blocked lanes could be evicted."""
+        return sum(_held_back(lane) for _, lane in self._blocked(now))
+
+    def next_blocked(self, now: float) -> float | None:
+        """When another lane becomes blocked, unless it is ready by then; None if no lane waits."""
+        return min((due for since in self._unready.values() if (due := since + BLOCKED_AFTER_S) > now), default=None)
+
+    def evict_blocked(self, now: float) -> list[Ticket]:
         """Remove the waiting changes of blocked lanes that exceed half of the capacity, and return them.
 
         Bulk lanes may use only a quarter. Without this, a few blocked keys could fill the lanes, and healthy keys
         would wait for them.
         """
-        excess, bulk_excess = self._blocked() - self.capacity // 2, 0
-        if self._bulk_tickets:
-            bulk_excess = self._blocked(bulk_only=True) - self.capacity // 4
-        if excess <= 0 and bulk_excess <= 0:
+        half, quarter = self.capacity // 2, self.capacity // 4
+        if len(self._tickets) <= (quarter if self._bulk_tickets else half):
             return []
-        leaving: list[Ticket] = []
-        for key, lane in list(self._lanes.items()):
-            if lane.state is State.READY:
-                continue
-            # Evict the oldest first: they will be stale when they come back, while the newest must be written.
-            lane.waiting.sort(key=lambda ticket: ticket.change.order, reverse=True)
-            while self._held_back(lane) and (excess > 0 or (lane.is_bulk and bulk_excess > 0)):
-                leaving.append(lane.waiting.pop())
-                excess, bulk_excess = excess - 1, bulk_excess - lane.is_bulk
+        blocked, leaving = self._blocked(now), list[Ticket]()
+        if self._bulk_tickets:
+            bulk = [lane for _, lane in blocked if lane.is_bulk]
+            leaving += _shed(bulk, sum(map(_held_back, bulk)) - quarter)
+        every = [lane for _, lane in blocked]
+        leaving += _shed(every, sum(map(_held_back, every)) - half)
+        self._evicted.update(ticket.change.key for ticket in leaving)
+        for key, lane in blocked if leaving else ():
             self._drop_if_empty(key, lane)
         return self._left(leaving)
+
+    def take_freed(self) -> list[str]:
+        """Return the keys of which a change has ended since the last call, and of which changes were evicted before."""
+        freed, self._freed = self._freed, []
+        return freed
 
     def drain(self) -> list[Ticket]:
         """Remove all waiting changes and return them; those being processed stay."""
@@ -276,6 +301,9 @@ class Lanes:
             leaving += lane.waiting
             lane.waiting = []
             self._drop_if_empty(key, lane)
+        # No lane of this consumer will notice when these keys are free, so their changes may come back now.
+        self._freed += self._evicted
+        self._evicted.clear()
         return self._left(leaving)
 
     def _is_ready(self, key: str, *, is_bulk: bool) -> bool:
@@ -339,8 +367,12 @@ class Lanes:
         else:
             self._hold(key, lane, self._debounce.due(lane.first_at, lane.last_at), blocks_newer=False)
             lane.is_gathering = True
+            self._unready.setdefault(key, lane.first_at)
 
     def _make_ready(self, key: str, lane: Lane) -> None:
+        if lane.is_gathering and lane.state is State.HELD:
+            # The debounce is over. It was no sign of trouble, so the time that it took does not count.
+            self._unready.pop(key, None)
         lane.state = State.READY
         (self._ready_bulk if lane.is_bulk else self._ready).append(key)
 
@@ -353,24 +385,27 @@ class Lanes:
     def _drop_if_empty(self, key: str, lane: Lane) -> None:
         if not lane.waiting and lane.state is not State.BUSY:
             del self._lanes[key]
+            self._unready.pop(key, None)
+            self._evicted.discard(key)
 
-    def _blocked(self, *, bulk_only: bool = False) -> int:
-        """How many waiting changes of blocked lanes could be evicted: the sum of `_held_back`."""
-        ready, held = State.READY, State.HELD
-        # Inlined for speed: it runs before every receive, over perhaps thousands of lanes.
-        return sum(
-            len(lane.waiting) - (lane.is_gathering and lane.state is held)
-            for lane in self._lanes.values()
-            if lane.state is not ready and (lane.is_bulk or not bulk_only)
-        )
+    def _note_end(self, key: str) -> None:
+        """A change of the key has ended, so the key is not blocked, and its evicted changes may come back."""
+        self._unready.pop(key, None)
+        if self._evicted and key in self._evicted:
+            self._evicted.discard(key)
+            self._freed.append(key)
+            self.freed.notify()
 
-    def _held_back(self, lane: Lane) -> int:
-        """How many changes of a lane may be evicted.
-
-        One change of a lane that is being debounced stays: an evicted one would start a new burst when it came back,
-        and would be debounced again, for ever.
-        """
-        return len(lane.waiting) - (lane.is_gathering and lane.state is State.HELD)
+    def _blocked(self, now: float) -> list[tuple[str, Lane]]:
+        """The lanes that have not been ready for a while, or will not be."""
+        lanes, ready, held = self._lanes, State.READY, State.HELD
+        before, after = now - BLOCKED_AFTER_S, now + BLOCKED_AFTER_S
+        return [
+            (key, lane)
+            for key, since in self._unready.items()
+            if (lane := lanes[key]).state is not ready
+            and (since <= before or (lane.state is held and lane.due >= after))
+        ]
 
     def _forget(self, settled: Sequence[SettledTicket]) -> None:
         for ticket, _ in settled:
@@ -381,6 +416,33 @@ class Lanes:
     def _left(self, tickets: list[Ticket]) -> list[Ticket]:
         self._forget([(ticket, Outcome.BUSY) for ticket in tickets])
         return tickets
+
+
+def _held_back(lane: Lane) -> int:
+    """How many changes of a lane may be evicted.
+
+    One change of a lane that is being debounced stays: an evicted one would start a new burst when it came back,
+    and would be debounced again, for ever.
+    """
+    return len(lane.waiting) - (lane.is_gathering and lane.state is State.HELD)
+
+
+def _shed(lanes: Sequence[Lane], excess: int) -> list[Ticket]:
+    """Remove so many changes from blocked lanes: the oldest first, the newest of a lane only if nothing else is left.
+
+    Older changes will be stale when they come back, while the newest must be written. A lane that keeps its newest
+    change also notices soon when its key is free.
+    """
+    leaving: list[Ticket] = []
+    if excess <= 0:
+        return leaving
+    for lane in lanes:
+        lane.waiting.sort(key=lambda ticket: ticket.change.order, reverse=True)
+    for kept in (1, 0):
+        for lane in lanes:
+            while _held_back(lane) > kept and len(leaving) < excess:
+                leaving.append(lane.waiting.pop())
+    return leaving
 
 
 def is_at_or_below(ticket: Ticket, upto: Order) -> bool:

@@ -6,6 +6,7 @@ Only this module acks, and `QueueTransactionWorker` inside its transaction.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 from keywise.core import events
 from keywise.core.change import Delivery, Outcome
@@ -13,7 +14,7 @@ from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import storable
-from keywise.core.source import Source
+from keywise.core.source import ParkingSource, Source
 from keywise.flow.coalesce import group_by_outcome
 from keywise.flow.intake import ReadBatch
 from keywise.flow.lanes import SettledByOutcome, SettledTicket, Ticket
@@ -25,6 +26,7 @@ class Settlement:
 
     def __init__(self, pipeline: OpenPipeline) -> None:
         self.pipeline = pipeline
+        self._parking = [source if isinstance(source, ParkingSource) else None for _, source in pipeline.sources]
 
     def letter(self, ticket: Ticket, cause: str) -> DeadLetter:
         change = ticket.change
@@ -82,7 +84,7 @@ class Settlement:
 
     async def release_unread(self, index: int, deliveries: Sequence[Delivery]) -> None:
         """Release deliveries that never became changes; the source redelivers them later."""
-        await self._at(index, lambda source: source.release(deliveries, self.pipeline.settings.evict_delay_s))
+        await self._at(index, lambda source: self._release_for_longer(source, deliveries))
 
     async def settle(self, settled: Sequence[SettledTicket]) -> None:
         """Ack changes that have ended. A lost ack does no harm: the message comes back as a duplicate."""
@@ -92,6 +94,42 @@ class Settlement:
     async def release(self, tickets: Iterable[Ticket], delay_s: float) -> None:
         """Release deliveries; the source redelivers them after the delay, to this or to another worker."""
         await self._each_source(tickets, lambda source, some: source.release(some, delay_s))
+
+    async def give_back(self, tickets: Iterable[Ticket]) -> None:
+        """Release waiting changes of blocked keys. Each time a message comes again, it stays away for longer.
+
+        A source that can park them gets their keys, for `recall`.
+        """
+        by_source: dict[int, list[Ticket]] = {}
+        for ticket in tickets:
+            by_source.setdefault(ticket.source, []).append(ticket)
+        for index, some in by_source.items():
+            await self._at(index, partial(self._park, some))
+
+    async def recall(self, keys: Sequence[str]) -> None:
+        """Bring back the messages of these keys that were given back, from sources that can park them."""
+        for index, parking in enumerate(self._parking):
+            if parking is not None and keys:
+                await self._at(index, partial(self._recall, keys, parking))
+
+    async def _park(self, tickets: Sequence[Ticket], source: Source) -> None:
+        deliveries, keys = [ticket.delivery for ticket in tickets], [ticket.change.key for ticket in tickets]
+        parking = self._parking[tickets[0].source]
+        if parking is None:
+            await self._release_for_longer(source, deliveries)
+        else:
+            await parking.park(deliveries, keys, [self.pipeline.settings.evict_s(one.count) for one in deliveries])
+
+    async def _recall(self, keys: Sequence[str], parking: ParkingSource, _: Source) -> None:
+        await parking.recall(keys)
+
+    async def _release_for_longer(self, source: Source, deliveries: Iterable[Delivery]) -> None:
+        """Release deliveries: the more often one was delivered, the longer it stays away."""
+        by_delay: dict[float, list[Delivery]] = {}
+        for one in deliveries:
+            by_delay.setdefault(self.pipeline.settings.evict_s(one.count), []).append(one)
+        for delay_s, some in by_delay.items():
+            await source.release(some, delay_s)
 
     async def snooze(self, ticket: Ticket, wait_s: float) -> None:
         """Release a change that its handler has put off."""

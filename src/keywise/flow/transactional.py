@@ -1,7 +1,7 @@
 """The workers of the commit strategies without a lease: decide, write and mark in one transaction."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -26,6 +26,8 @@ from keywise.flow.settlement import Settlement
 BULK_PART = 12
 """A bulk batch is this many times smaller than the largest batch, because live changes may have to wait for it."""
 
+PARKED_KEYS_MAX = 10_000
+
 Decide: TypeAlias = Callable[[Sequence[ChangeHeader]], Awaitable[dict[str, Refusal]]]
 """`Transaction.decide`, or `decide_and_mark` in its place."""
 
@@ -40,8 +42,8 @@ class BatchResult(msgspec.Struct):
     """Busy, deferred or failed, with the seconds to wait."""
     blocks_newer: set[str] = set()
     """Keys in `waiting` whose newer changes must wait as well."""
-    paused: bool = False
-    """Some of those in `waiting` are paused by an operator."""
+    paused: set[str] = set()
+    """Keys in `waiting` that an operator has paused."""
     dead_lettered: list[Ticket] = []
     to_emit: list[events.Event] = []
     """Events to emit once the transaction has committed."""
@@ -79,6 +81,8 @@ class QueueTransactionWorker:
         self._waiting: list[asyncio.Task[bool]] = []
         self._prefetching: asyncio.Task[PrefetchedBatch] | None = None
         self._unreachable = 0
+        self._parked: set[str] = set()
+        """Keys of which this worker has parked messages since a change of the key has ended."""
 
     def stop(self) -> None:
         self._stopping = True
@@ -173,6 +177,9 @@ class QueueTransactionWorker:
                 raise _AllPausedError
             settled = await self._end(index, transaction, queue, read_batch, coalesced, result)
             await queue.ack(_gone(deliveries, settled, read_batch))
+            if freed := self._freed(settled):
+                await queue.recall(sorted(freed))
+        self._parked -= freed
         for event in result.to_emit:
             pipeline.emit(event)
         self._settlement.report_unread(read_batch)
@@ -210,13 +217,41 @@ class QueueTransactionWorker:
     ) -> SettledByOutcome:
         """Return what has settled, and delay the rest. Followers of a dead-lettered change stay for the next batch."""
         settled = _settled(coalesced, result)
+        parked: list[tuple[Ticket, float]] = []
         for ticket, wait_s in result.waiting:
-            together = [ticket, *coalesced.followers.get(ticket.change.key, ())]
-            await queue.release([one.delivery for one in together], wait_s)
+            # A paused key may wait for long, so all its changes stay away for longer each time. Of other keys the
+            # newest comes back when it is due; its followers come with it once, and after that they need not come
+            # before it has ended.
+            behind = coalesced.followers.get(ticket.change.key, [])
+            if ticket.change.key in result.paused:
+                behind = [ticket, *behind]
+            else:
+                await queue.release([ticket.delivery], wait_s)
+            parked += ((one, max(wait_s, self._away_s(one))) for one in behind)
+        if parked:
+            keys = [one.change.key for one, _ in parked]
+            await queue.park([one.delivery for one, _ in parked], keys, [delay_s for _, delay_s in parked])
+            self._note_parked(keys)
         if read_batch.malformed:
             unread = [self._settlement.unread_letter(*bad, index) for bad in read_batch.malformed]
             await transaction.dead_letter([(None, letter) for letter in unread])
         return settled
+
+    def _away_s(self, ticket: Ticket) -> float:
+        count = ticket.delivery.count
+        return self._pipeline.settings.evict_s(count - 1) if count > 1 else 0.0
+
+    def _note_parked(self, keys: Iterable[str]) -> None:
+        """Remember keys for `recall`. If there are too many, their messages come back after their delays."""
+        self._parked.update(keys)
+        if len(self._parked) > PARKED_KEYS_MAX:
+            self._parked.clear()
+
+    def _freed(self, settled: SettledByOutcome) -> set[str]:
+        """Return the keys of which a change has ended, and of which messages are parked."""
+        if not self._parked:
+            return set()
+        return self._parked.intersection(ticket.change.key for tickets in settled.values() for ticket in tickets)
 
 
 def _settled(coalesced: Coalesced, result: BatchResult) -> SettledByOutcome:
@@ -430,7 +465,8 @@ async def _refuse(
             await _dead_letter(settlement, transaction, result, ticket, cause_of_refusal(refusal), tried=False)
         case _:
             result.waiting.append((ticket, look_again_s(refusal, settlement.pipeline.rng)))
-            result.paused = result.paused or refusal.reason is RefusalReason.PAUSED
+            if refusal.reason is RefusalReason.PAUSED:
+                result.paused.add(ticket.change.key)
             if concerns_key(refusal):
                 result.blocks_newer.add(ticket.change.key)
 

@@ -4,6 +4,7 @@ The record is written right after the action. A process that is killed in betwee
 """
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from keywise.core.failures import storable
 from keywise.core.history import HistoryRecord
 from keywise.core.rules import suspect_since
 from keywise.core.sink import Grade
+from keywise.core.source import ParkingSource
 from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.refetch import needs_refetch
 from keywise.flow.repair import Repairer
@@ -76,7 +78,15 @@ class PipelineAdmin:
         if not await self.pipeline.control_store.resume(keys, is_pattern):
             return False
         await self._record_pause("resumed", keys, is_pattern)
+        await self._recall()
         return True
+
+    async def _recall(self) -> None:
+        """Bring back what was released while its key was paused. What cannot be brought back comes after its delay."""
+        for _, source in self.pipeline.sources:
+            if isinstance(source, ParkingSource):
+                with suppress(UnavailableError):
+                    await source.recall(None)
 
     async def _record_pause(self, what: str, keys: str, is_pattern: bool) -> None:
         if not is_pattern:

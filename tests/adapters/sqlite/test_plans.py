@@ -46,7 +46,9 @@ class Parts:
             await transaction.fail([ChangeHeader("failed", order_of(version))])
             await transaction.dead_letter([(ChangeHeader("failed", order_of(version)), DeadLetter("cause", b""))])
             await queue.release(deliveries[:3], 0.0)
-            await queue.ack(deliveries[3:])
+            await queue.park(deliveries[3:5], ["k3", "k4"], [0.0, 60.0])
+            await queue.ack(deliveries[5:])
+            await queue.recall(["k4"])
         if deliveries:
             await self.source.peek(BATCH, deliveries[-1])
 
@@ -63,7 +65,10 @@ class Parts:
         await self.ledger.dead_letter([DeadLetterRequest(DeadLetter("cause", b""), buried)])
         await self.source.extend(deliveries, 60.0)
         await self.source.release(deliveries[:3], 0.0)
-        await self.source.ack(deliveries[3:])
+        await self.source.park(deliveries[3:5], ["k3", "k4"], [60.0, 60.0])
+        await self.source.ack(deliveries[5:])
+        await self.source.recall(["k3"])
+        await self.source.recall(None)
         await self.ledger.suspects(10, 0.0)
         await self.ledger.dead_letters(10)
         await self.ledger.control_store.held("", 10)

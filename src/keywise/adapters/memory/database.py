@@ -26,6 +26,13 @@ class Message(msgspec.Struct, frozen=True):
     visible_at: float
     count: int = 0
     receipt: int = 0
+    key: str | None = None
+    """The key that it was parked under."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it was neither delayed nor handed over yet."""
+        return self.count == 0 and self.visible_at <= self.sent_at
 
 
 class MemoryScope(msgspec.Struct):

@@ -1,7 +1,7 @@
 """A queue in the memory of one process: visibility, delays and redelivery like a real one."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 from msgspec.structs import replace
@@ -21,6 +21,8 @@ class MemorySource:
         self.visibility_s = visibility_s
         self._queue = database.queue(name)
         self._sent = database.bells.setdefault(name, asyncio.Event())
+        self._odd_one = 0
+        """1 if the odd one of a limit goes to what is due again, 0 if to what is fresh; they take turns."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -54,6 +56,15 @@ class MemorySource:
         async with self.database.exclusive():
             self._hide(deliveries, delay_s)
 
+    async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        async with self.database.exclusive():
+            self._park(deliveries, keys, delays_s)
+
+    async def recall(self, keys: Sequence[str] | None) -> None:
+        async with self.database.exclusive():
+            self._recall(keys)
+        self._sent.set()
+
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         async with self.database.exclusive():
             now = self.database.clock()
@@ -65,7 +76,7 @@ class MemorySource:
         return len(self._queue)
 
     async def peek(self, limit: int, after: Delivery) -> Sequence[Delivery]:
-        visible = [item for item in self._visible(len(self._queue)) if item[0] > int(after.id)]
+        visible = [item for item in (*self._due(), *self._fresh()) if item[0] > int(after.id)]
         return [_upcoming(number, message) for number, message in visible[:limit]]
 
     def queue_in(self, connection: MemoryDatabase) -> "MemoryTransactionalQueue":
@@ -84,8 +95,9 @@ class MemorySource:
     def _take(self, limit: int) -> list[Delivery]:
         until = self.database.clock() + self.visibility_s
         taken = []
-        for number, message in self._visible(limit):
-            handed = replace(message, visible_at=until, count=message.count + 1, receipt=self.database.number())
+        for number, message in self._shared(limit):
+            receipt = self.database.number()
+            handed = replace(message, visible_at=until, count=message.count + 1, receipt=receipt, key=None)
             self.database.set(self._queue, number, handed)
             taken.append(_delivery(number, handed))
         return taken
@@ -94,10 +106,21 @@ class MemorySource:
         now = self.database.clock()
         return any(message.visible_at <= now for message in self._queue.values())
 
-    def _visible(self, limit: int) -> Iterator[tuple[int, Message]]:
+    def _shared(self, limit: int) -> list[tuple[int, Message]]:
+        """What is due again, then what is fresh; while both wait, each has half of the limit."""
+        due, fresh = self._due(), self._fresh()
+        self._odd_one = 1 - self._odd_one
+        for_due = max((limit + self._odd_one) // 2, limit - len(fresh))
+        for_fresh = limit - len(due[:for_due])
+        return [*due[:for_due], *fresh[:for_fresh]]
+
+    def _due(self) -> list[tuple[int, Message]]:
         now = self.database.clock()
-        found = [item for item in self._queue.items() if item[1].visible_at <= now]
-        return iter(found[:limit])
+        due = [item for item in self._queue.items() if item[1].visible_at <= now and not item[1].is_fresh]
+        return sorted(due, key=lambda item: item[1].visible_at)
+
+    def _fresh(self) -> list[tuple[int, Message]]:
+        return [item for item in self._queue.items() if item[1].is_fresh]
 
     def _forget(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -109,7 +132,21 @@ class MemorySource:
         for delivery in deliveries:
             if self._is_current(delivery):
                 message = self._queue[int(delivery.id)]
-                self.database.set(self._queue, delivery.id, replace(message, visible_at=until))
+                self.database.set(self._queue, delivery.id, replace(message, visible_at=until, key=None))
+
+    def _park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        for delivery, key, delay_s in zip(deliveries, keys, delays_s, strict=True):
+            self._hide([delivery], delay_s)
+            if self._is_current(delivery):
+                message = self._queue[int(delivery.id)]
+                self.database.set(self._queue, delivery.id, replace(message, key=key))
+
+    def _recall(self, keys: Sequence[str] | None) -> None:
+        now, wanted = self.database.clock(), None if keys is None else set(keys)
+        for number, message in list(self._queue.items()):
+            is_wanted = message.key is not None and (wanted is None or message.key in wanted)
+            if is_wanted and message.visible_at > now:
+                self.database.set(self._queue, number, replace(message, visible_at=now))
 
     def _is_current(self, delivery: Delivery) -> bool:
         message = self._queue.get(int(delivery.id))
@@ -123,7 +160,7 @@ class MemoryTransactionalQueue:
         self._source = source
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
-        visible = [_upcoming(number, message) for number, message in self._source._visible(limit)]
+        visible = [_upcoming(number, message) for number, message in self._source._shared(limit)]
         return peeked if peeked and list(peeked) == visible[: len(peeked)] else visible
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
@@ -131,6 +168,16 @@ class MemoryTransactionalQueue:
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         self._source._hide(deliveries, delay_s)
+        self._count(deliveries)
+
+    async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        self._source._park(deliveries, keys, delays_s)
+        self._count(deliveries)
+
+    async def recall(self, keys: Sequence[str] | None) -> None:
+        self._source._recall(keys)
+
+    def _count(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             message = self._source._queue[int(delivery.id)]
             self._source.database.set(self._source._queue, delivery.id, replace(message, count=delivery.count))

@@ -2,6 +2,7 @@
 
 Messages that nobody touched lie in `ready`, in the order of sending; those that are handed over, delayed
 or released lie in `held` until they are visible. So a drain reads and deletes one stretch of one table.
+Those that were released because their key is blocked have its name.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from keywise.adapters.postgres.database import (
     postgres_errors,
 )
 from keywise.core.change import Delivery
+from keywise.core.key_encoding import encoded
 from keywise.core.resource import opening
 from keywise.core.settings import seconds
 from keywise.core.source import Source
@@ -49,6 +51,8 @@ class PostgresSource:
         self._expects_more = False
         """Something was just seen ahead."""
         self.peek_heuristic = PeekHeuristic()
+        self._odd_one = 0
+        """1 if the odd one of a limit goes to what is due again, 0 if to what is fresh; they take turns."""
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -63,9 +67,13 @@ class PostgresSource:
         if not await self.arrived(wait_s):
             return []
         visibility_s, receipt = self.visibility_s, secrets.randbits(62)
-        rows = [*await self.database.write(_SQL["take_due"], self._queue, limit, visibility_s, receipt)]
-        if len(rows) < limit:
-            rows += await self.database.write(_SQL["take_fresh"], self._queue, limit - len(rows), visibility_s, receipt)
+        half = self._half(limit)
+        rows = [*await self.database.write(_SQL["take_due"], self._queue, half, visibility_s, receipt)] if half else []
+        due = len(rows)
+        if due < limit:
+            rows += await self.database.write(_SQL["take_fresh"], self._queue, limit - due, visibility_s, receipt)
+        if due == half and len(rows) < limit:
+            rows += await self.database.write(_SQL["take_due"], self._queue, limit - len(rows), visibility_s, receipt)
         return [Delivery(id, receipt, body, sent_at, count) for id, count, sent_at, body in rows]
 
     async def extend(self, deliveries: Sequence[Delivery], visibility_s: float) -> None:
@@ -78,6 +86,15 @@ class PostgresSource:
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
         if deliveries:
             await self.database.write(_SQL["release"], *_receipts(deliveries), delay_s)
+
+    async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        if deliveries:
+            codes = [encoded(key) for key in keys]
+            await self.database.write(_SQL["park"], *_receipts(deliveries), list(delays_s), codes)
+
+    async def recall(self, keys: Sequence[str] | None) -> None:
+        statement, arguments = self._recalling(keys)
+        await self.database.write(statement, *arguments)
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         if len(bodies) < COPY_FROM or delay_s > 0:
@@ -131,6 +148,16 @@ class PostgresSource:
 
     def queue_in(self, connection: Any) -> "PostgresTransactionalQueue":
         return PostgresTransactionalQueue(self, connection)
+
+    def _half(self, limit: int) -> int:
+        """How much of a limit is kept for what is due again, if what is fresh waits as well."""
+        self._odd_one = 1 - self._odd_one
+        return (limit + self._odd_one) // 2
+
+    def _recalling(self, keys: Sequence[str] | None) -> tuple[str, tuple[Any, ...]]:
+        if keys is None:
+            return _SQL["recall_all"], (self._queue,)
+        return _SQL["recall"], (self._queue, [encoded(key) for key in keys])
 
     async def _due_s(self) -> float:
         """In how many seconds something is visible; 0 or less: now."""
@@ -192,7 +219,12 @@ class PostgresTransactionalQueue:
                 if is_there:
                     self._fresh.update(zip(ids, peeked, strict=True))
                     return peeked
-            rows = await self._connection.fetch(_SQL["receive"], queue, limit)
+            half = self._source._half(limit)
+            rows = await self._connection.fetch(_SQL["receive"], queue, limit, half)
+            fresh = [row for row in rows if row[5]]
+            if len(rows) - len(fresh) == half and len(rows) < limit:
+                due = await self._connection.fetch(_SQL["receive_due"], queue, limit - len(fresh))
+                rows = [*due, *fresh]
         received = [Delivery(id, receipt, body, sent_at, count) for id, receipt, count, sent_at, body, _ in rows]
         self._fresh.update((one.id, one) for one, row in zip(received, rows, strict=True) if row[5])
         return received
@@ -204,16 +236,30 @@ class PostgresTransactionalQueue:
                 await self._connection.execute(_SQL["ack_held"], held)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
+        await self._hold(deliveries, [None] * len(deliveries), [delay_s] * len(deliveries))
+
+    async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        await self._hold(deliveries, [encoded(key) for key in keys], delays_s)
+
+    async def recall(self, keys: Sequence[str] | None) -> None:
+        statement, arguments = self._source._recalling(keys)
+        with self._errors():
+            await self._connection.execute(statement, *arguments)
+
+    async def _hold(
+        self, deliveries: Sequence[Delivery], codes: Sequence[bytes | None], delays_s: Sequence[float]
+    ) -> None:
         for one in deliveries:
             self._fresh.pop(one.id, None)
         async with self._answered():
             await self._connection.execute(
                 _SQL["hold"],
                 self._source._queue,
-                delay_s,
+                list(delays_s),
                 *_columns(deliveries),
                 [one.receipt for one in deliveries],
                 [one.count for one in deliveries],
+                codes,
             )
 
     async def _put_back(self) -> None:

@@ -23,7 +23,9 @@ select (select count(*) from keywise_ready where queue = $1) + (select count(*) 
 
 -- name: take_due
 update keywise_held
-set visible_at = extract(epoch from clock_timestamp())::float8 + $3::float8, receipt = $4, count = count + 1
+set
+    visible_at = extract(epoch from clock_timestamp())::float8 + $3::float8, receipt = $4, count = count + 1,
+    key = null
 where id = any(array(
     select id from keywise_held
     where queue = $1 and visible_at <= (select extract(epoch from clock_timestamp())::float8)
@@ -52,6 +54,38 @@ update keywise_held as held set visible_at = extract(epoch from clock_timestamp(
 from unnest($1::bigint[], $2::bigint[]) as mine (id, receipt)
 where held.id = any($1::bigint[]) and held.id = mine.id and held.receipt = mine.receipt;
 
+-- name: park
+update keywise_held as held
+set visible_at = extract(epoch from clock_timestamp())::float8 + mine.delay_s, key = mine.key
+from unnest($1::bigint[], $2::bigint[], $3::float8[], $4::bytea[]) as mine (id, receipt, delay_s, key)
+where held.id = any($1::bigint[]) and held.id = mine.id and held.receipt = mine.receipt;
+
+-- What another transaction receives at this moment is skipped: it is visible already.
+
+-- name: recall
+with recalled as (
+    update keywise_held set visible_at = extract(epoch from clock_timestamp())::float8
+    where id = any(array(
+        select id from keywise_held
+        where queue = $1 and key = any($2::bytea[])
+        and visible_at > (select extract(epoch from clock_timestamp())::float8)
+        for update skip locked
+    ))
+)
+select pg_notify('keywise', $1::int::text);
+
+-- name: recall_all
+with recalled as (
+    update keywise_held set visible_at = extract(epoch from clock_timestamp())::float8
+    where id = any(array(
+        select id from keywise_held
+        where queue = $1 and key is not null
+        and visible_at > (select extract(epoch from clock_timestamp())::float8)
+        for update skip locked
+    ))
+)
+select pg_notify('keywise', $1::int::text);
+
 -- name: send
 with sent as (
     insert into keywise_ready (queue, sent_at, body)
@@ -73,7 +107,7 @@ from unnest($2::bytea[]) as one (body);
 with due as (
     select id, receipt, count + 1, sent_at, body, false from keywise_held
     where queue = $1 and visible_at <= (select extract(epoch from clock_timestamp())::float8)
-    order by visible_at limit $2 for update skip locked
+    order by visible_at limit $3 for update skip locked
 ), fresh as (
     delete from keywise_ready where queue = $1 and id = any(array(
         select id from keywise_ready where queue = $1
@@ -83,6 +117,11 @@ with due as (
 )
 select * from due
 union all (select id, 0, 1, sent_at, body, true from fresh order by id);
+
+-- name: receive_due
+select id, receipt, count + 1, sent_at, body, false from keywise_held
+where queue = $1 and visible_at <= (select extract(epoch from clock_timestamp())::float8)
+order by visible_at limit $2 for update skip locked;
 
 -- name: take_peeked
 with due as (
@@ -103,10 +142,11 @@ delete from keywise_ready where queue = $1 and id = any((
 delete from keywise_held where id = any($1::bigint[]);
 
 -- name: hold
-insert into keywise_held (queue, visible_at, id, sent_at, body, receipt, count)
-select $1, extract(epoch from clock_timestamp())::float8 + $2::float8, *
-from unnest($3::bigint[], $4::float8[], $5::bytea[], $6::bigint[], $7::int[])
-on conflict (id) do update set visible_at = excluded.visible_at, count = excluded.count;
+insert into keywise_held (queue, visible_at, id, sent_at, body, receipt, count, key)
+select $1, extract(epoch from clock_timestamp())::float8 + delay_s, id, sent_at, body, receipt, count, key
+from unnest($2::float8[], $3::bigint[], $4::float8[], $5::bytea[], $6::bigint[], $7::int[], $8::bytea[])
+    as one (delay_s, id, sent_at, body, receipt, count, key)
+on conflict (id) do update set visible_at = excluded.visible_at, count = excluded.count, key = excluded.key;
 
 -- name: put_back
 insert into keywise_ready (queue, id, sent_at, body)

@@ -40,7 +40,7 @@ LOOKS_MAX = 10
 AGES = 4
 """Into so many parts the broker's patience is divided; what is held for two or three of them is copied."""
 PREPARED_DELAYS_S = (1.0, 5.0)
-"""The delays that are needed most: what finds no room behind a blocked key waits for five seconds by default."""
+"""The delays that are needed first: what finds no room behind a blocked key waits for half a second, then longer."""
 ERRANDS_MAX = 100
 """So much is done beside, at the most: whoever releases more waits for a new delay queue itself."""
 RENEWED_S = 1.0

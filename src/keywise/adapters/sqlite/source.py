@@ -2,6 +2,7 @@
 
 Messages that nobody touched lie in `ready`, in the order of sending; those that are handed over, delayed
 or released lie in `held` until they are visible. So a drain reads and deletes one stretch of one table.
+Those that were released because their key is blocked have its name.
 """
 
 import asyncio
@@ -36,6 +37,8 @@ class SqliteSource:
         self._name = name
         self._queue = self._first = self._last = 0
         self._sent = asyncio.Event()
+        self._odd_one = 0
+        """1 if the odd one of a limit goes to what is due again, 0 if to what is fresh; they take turns."""
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -63,6 +66,15 @@ class SqliteSource:
         until = self.database.now() + delay_s
         moved = [(until, one.id, one.receipt) for one in deliveries]
         await self.database.write(lambda connection: connection.executemany(_SQL["release"], moved))
+
+    async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        now = self.database.now()
+        moved = [(now + s, key, one.id, one.receipt) for one, key, s in zip(deliveries, keys, delays_s, strict=True)]
+        await self.database.write(lambda connection: connection.executemany(_SQL["park"], moved))
+
+    async def recall(self, keys: Sequence[str] | None) -> None:
+        await self.database.write(lambda connection: self._recall(connection, keys))
+        self._sent.set()
 
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         await self.database.write(lambda connection: self._insert(connection, bodies, delay_s))
@@ -106,27 +118,42 @@ class SqliteSource:
         [following] = connection.execute(_SQL["take_ids"], (len(bodies), queue)).fetchone()
         first = self._first + following - len(bodies)
         if delay_s > 0:
-            rows = ((first + index, queue, now + delay_s, 0, 0, now, body) for index, body in enumerate(bodies))
+            rows = ((first + index, queue, now + delay_s, 0, 0, now, body, None) for index, body in enumerate(bodies))
             connection.executemany(_SQL["hold"], rows)
         else:
             fresh = ((first + index, now, body) for index, body in enumerate(bodies))
             connection.executemany(_SQL["send"], fresh)
 
     def _take(self, connection: sqlite3.Connection, limit: int) -> list[Delivery]:
-        now = self.database.now()
-        until, receipt = now + self.visibility_s, secrets.randbits(62)
-        held = self._due(connection, now, limit)
+        until, receipt = self.database.now() + self.visibility_s, secrets.randbits(62)
+        held, fresh = self._shared(connection, limit)
         renewed = [(until, receipt, one.count, one.id) for one in held]
         connection.executemany(_SQL["hold_again"], renewed)
-        fresh = self._fresh(connection, limit - len(held))
-        rows = [(one.id, self._queue, until, receipt, 1, one.sent_at, one.body) for one in fresh]
+        rows = [(one.id, self._queue, until, receipt, 1, one.sent_at, one.body, None) for one in fresh]
         connection.executemany(_SQL["hold"], rows)
         if fresh:
             connection.execute(_SQL["delete_stretch"], (fresh[0].id, fresh[-1].id))
         return [Delivery(one.id, receipt, one.body, one.sent_at, one.count) for one in (*held, *fresh)]
 
-    def _due(self, connection: sqlite3.Connection, now: float, limit: int) -> list[Delivery]:
-        rows = connection.execute(_SQL["due"], (self._queue, now, limit))
+    def _shared(self, connection: sqlite3.Connection, limit: int) -> tuple[list[Delivery], list[Delivery]]:
+        """What is due again, and what is fresh; while both wait, each has half of the limit."""
+        self._odd_one = 1 - self._odd_one
+        half = (limit + self._odd_one) // 2
+        due = self._due(connection, half)
+        fresh = self._fresh(connection, limit - len(due))
+        if len(due) == half and len(fresh) < limit - half:
+            due = self._due(connection, limit - len(fresh))
+        return due, fresh
+
+    def _recall(self, connection: sqlite3.Connection, keys: Sequence[str] | None) -> None:
+        now, queue = self.database.now(), self._queue
+        if keys is None:
+            connection.execute(_SQL["recall_all"], (now, queue))
+        else:
+            connection.executemany(_SQL["recall"], [(now, queue, key) for key in keys])
+
+    def _due(self, connection: sqlite3.Connection, limit: int) -> list[Delivery]:
+        rows = connection.execute(_SQL["due"], (self._queue, self.database.now(), limit))
         return [Delivery(id, receipt, body, sent_at, count + 1) for id, receipt, count, sent_at, body in rows]
 
     def _fresh(self, connection: sqlite3.Connection, limit: int, after: int = 0) -> list[Delivery]:
@@ -144,11 +171,10 @@ class SqliteTransactionalQueue:
 
     async def receive(self, limit: int, peeked: Sequence[Delivery] = ()) -> Sequence[Delivery]:
         with self._errors():
-            held = self._source._due(self._connection, self._source.database.now(), limit)
-            if peeked and not held and self._are_there(peeked):
+            if peeked and not self._source._due(self._connection, 1) and self._are_there(peeked):
                 self._fresh = list(peeked)
                 return peeked
-            self._fresh = self._source._fresh(self._connection, limit - len(held))
+            held, self._fresh = self._source._shared(self._connection, limit)
         return [*held, *self._fresh] if held else self._fresh
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
@@ -164,9 +190,23 @@ class SqliteTransactionalQueue:
             self._connection.executemany(_SQL["delete_held"], ids)
 
     async def release(self, deliveries: Sequence[Delivery], delay_s: float) -> None:
-        until = self._source.database.now() + delay_s
-        queue = self._source._queue
-        rows = [(one.id, queue, until, one.receipt, one.count, one.sent_at, one.body) for one in deliveries]
+        await self._hold(deliveries, [None] * len(deliveries), [delay_s] * len(deliveries))
+
+    async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        await self._hold(deliveries, keys, delays_s)
+
+    async def recall(self, keys: Sequence[str] | None) -> None:
+        with self._errors():
+            self._source._recall(self._connection, keys)
+
+    async def _hold(
+        self, deliveries: Sequence[Delivery], keys: Sequence[str | None], delays_s: Sequence[float]
+    ) -> None:
+        now, queue = self._source.database.now(), self._source._queue
+        rows = [
+            (one.id, queue, now + delay_s, one.receipt, one.count, one.sent_at, one.body, key)
+            for one, key, delay_s in zip(deliveries, keys, delays_s, strict=True)
+        ]
         with self._errors():
             self._connection.executemany(_SQL["delete_fresh"], [(one.id,) for one in deliveries])
             self._connection.executemany(_SQL["hold"], rows)

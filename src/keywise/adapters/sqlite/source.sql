@@ -27,13 +27,25 @@ select
 insert into keywise_ready values (?, ?, ?);
 
 -- name: hold
-insert or replace into keywise_held values (?, ?, ?, ?, ?, ?, ?);
+insert or replace into keywise_held values (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: hold_again
-update keywise_held set visible_at = ?, receipt = ?, count = ? where id = ?;
+update keywise_held set visible_at = ?, receipt = ?, count = ?, key = null where id = ?;
 
 -- name: release
 update keywise_held set visible_at = ? where id = ? and receipt = ?;
+
+-- name: park
+update keywise_held set visible_at = ?, key = ? where id = ? and receipt = ?;
+
+-- The index is named: the planner would read all that is not visible yet.
+
+-- name: recall
+update keywise_held indexed by keywise_held_by_key set visible_at = min(visible_at, ?) where queue = ? and key = ?;
+
+-- name: recall_all
+update keywise_held indexed by keywise_held_by_key set visible_at = min(visible_at, ?)
+where queue = ? and key is not null;
 
 -- name: ack
 delete from keywise_held where id = ? and receipt = ?;

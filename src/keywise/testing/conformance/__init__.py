@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 
 from keywise.core.serial.contract import TurnPolicy
 from keywise.core.sink import Grade
+from keywise.core.source import ParkingSource
 from keywise.testing.conformance.claim_endings import ENDING_PROMISES
 from keywise.testing.conformance.claims import CLAIM_PROMISES, SAFE, LedgerBench, MakeLedger
 from keywise.testing.conformance.controls import (
@@ -39,7 +40,13 @@ from keywise.testing.conformance.sinks import (
     MakeSink,
     SinkBench,
 )
-from keywise.testing.conformance.sources import SOURCE_PROMISES, VISIBILITY_PROMISES, MakeSource, SourceBench
+from keywise.testing.conformance.sources import (
+    PARKING_PROMISES,
+    SOURCE_PROMISES,
+    VISIBILITY_PROMISES,
+    MakeSource,
+    SourceBench,
+)
 from keywise.testing.conformance.suspects import SUSPECT_PROMISES
 from keywise.testing.conformance.transactional_queues import TRANSACTIONAL_QUEUE_PROMISES
 from keywise.testing.conformance.transactions import TRANSACTION_PROMISES
@@ -131,12 +138,14 @@ def turns_promises(*, transactions: bool = True) -> list[Promise[TurnsBench]]:
 
 
 async def source_promises(make: MakeSource) -> list[Promise[SourceBench]]:
-    """Return the promises of this source; a visibility timeout adds some, and so does a database."""
+    """Return the promises of this source; a visibility timeout adds some, and so do a database and parking."""
     async with make() as bench:
         comes_back, is_transactional = bench.source.visibility_s is not None, bench.source.database is not None
+        parks = isinstance(bench.source, ParkingSource)
     return [
         *SOURCE_PROMISES,
         *(VISIBILITY_PROMISES if comes_back else ()),
+        *(PARKING_PROMISES if parks else ()),
         *(TRANSACTIONAL_QUEUE_PROMISES if is_transactional else ()),
     ]
 

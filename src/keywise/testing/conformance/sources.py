@@ -51,6 +51,8 @@ SOURCE_PROMISES: Promises[SourceBench] = Promises()
 """Kept by every source."""
 VISIBILITY_PROMISES: Promises[SourceBench] = Promises()
 """Kept by sources whose deliveries come back after a visibility timeout."""
+PARKING_PROMISES: Promises[SourceBench] = Promises()
+"""Kept by sources that can bring back parked messages, and only by them."""
 
 BODIES = [b"", b"\x00", b"\xff\xfe\x80", bytes(range(256)), b'{"key": "a"}', "日本".encode(), b"x" * (1 << 20)]
 
@@ -278,3 +280,104 @@ async def a_release_that_comes_too_late_does_nothing(bench: SourceBench) -> None
     old, _ = await bench.come_back()
     await bench.source.release(old, 0.0)
     same("what came while the second consumer holds it", await taken(bench.source), [])
+
+
+@PARKING_PROMISES.add()
+async def a_parked_message_stays_away_for_its_delay(bench: SourceBench) -> None:
+    """A parked message that is not recalled comes back after its delay, and not before."""
+    [held] = await bench.handed_over()
+    await bench.source.park([held], ["a"], [30.0])
+    bench.advance(30.0 - LATER_S * 5)
+    same("what came before the delay was over", await taken(bench.another), [])
+    bench.advance(LATER_S * 6)
+    [again] = await taken(bench.another)
+    same("what came after the delay, and its count", (again.id, again.count), (held.id, held.count + 1))
+
+
+@PARKING_PROMISES.add()
+async def a_recall_brings_back_the_messages_of_a_key(bench: SourceBench) -> None:
+    """Parked messages of the key can be received at once, on any connection; those of other keys stay away."""
+    first, second, other = await bench.handed_over(b"one", b"two", b"three")
+    await bench.source.park([first, second, other], ["a", "a", "b"], [500.0] * 3)
+    await bench.another.recall(["a", "unknown"])  # type: ignore[attr-defined]
+    same("what came back", ids(await taken(bench.another)), ids([first, second]))
+    same("what another receive got", await taken(bench.source), [])
+
+
+@PARKING_PROMISES.add()
+async def a_recall_of_all_keys_brings_back_every_parked_message(bench: SourceBench) -> None:
+    """Only parked messages come back: not those that a consumer holds, nor those that were delayed or released."""
+    first, second, held, released = await bench.handed_over(b"one", b"two", b"held", b"released")
+    await bench.source.send([b"delayed"], delay_s=500.0)
+    await bench.source.release([released], 500.0)
+    await bench.source.park([first, second], ["a", "日本"], [400.0, 500.0])
+    await bench.source.recall(None)
+    same("what came back", ids(await taken(bench.another)), ids([first, second]))
+    await bench.source.recall(None)
+    same("what came back of the messages that are held again", await taken(bench.another), [])
+    await bench.source.ack([held])
+    same("the depth", await bench.source.depth(), 4)
+
+
+@PARKING_PROMISES.add()
+async def a_message_that_is_parked_too_late_stays_where_it_is(bench: SourceBench) -> None:
+    """Once another consumer holds the message, parking it with the old receipt does nothing."""
+    old, new = await bench.come_back()
+    await bench.source.park(old, ["a"], [0.0])
+    await bench.source.recall(["a"])
+    same("what came while the second consumer holds it", await taken(bench.source), [])
+    await bench.another.ack(new)
+    same("the depth", await bench.source.depth(), 0)
+
+
+@PARKING_PROMISES.add()
+async def a_call_about_nothing_parks_nothing(bench: SourceBench) -> None:
+    """An empty sequence is accepted."""
+    await bench.source.park([], [], [])
+    await bench.source.recall([])
+    same("the depth", await bench.source.depth(), 0)
+
+
+@PARKING_PROMISES.add()
+async def a_waiting_receive_gets_what_is_recalled(bench: SourceBench) -> None:
+    """A recall ends the wait of a receive, as a send does."""
+    [held] = await bench.handed_over()
+    await bench.source.park([held], ["a"], [500.0])
+    waiting = asyncio.create_task(bench.source.receive(10, 60.0))
+    await asyncio.sleep(0)
+    await bench.source.recall(["a"])
+    try:
+        async with asyncio.timeout(20.0):
+            same("what a waiting receive got", ids(await waiting), [held.id])
+    except TimeoutError:
+        raise AssertionError("a waiting receive had not returned 20 s after a recall") from None
+
+
+@PARKING_PROMISES.add()
+async def due_and_fresh_messages_share_a_receive(bench: SourceBench) -> None:
+    """While both wait, each has half of the limit; of an odd limit, they have the odd one in turns."""
+    due = await bench.handed_over(*[b"due"] * 40)
+    await bench.source.release(due, 0.0)
+    await bench.source.send([b"fresh"] * 12)
+    for limit, halves in ((10, {5}), (3, {1, 2}), (3, {1, 2})):
+        received = await taken(bench.source, limit)
+        same(f"the number of deliveries with limit {limit}", len(received), limit)
+        if sum(one.body == b"fresh" for one in received) not in halves:
+            raise AssertionError(f"with limit {limit} came {[one.body for one in received]}")
+    ones = {(await taken(bench.source, 1))[0].body for _ in range(2)}
+    same("two receives with limit 1", ones, {b"due", b"fresh"})
+    rest = [one.body for one in await taken(bench.source, 30)]
+    same("the number of deliveries with limit 30", len(rest), 30)
+    same("the number of fresh ones, of which few are left", rest.count(b"fresh"), 12 - 5 - 3 - 1)
+
+
+@PARKING_PROMISES.add()
+async def what_has_been_due_for_longer_comes_first(bench: SourceBench) -> None:
+    """A message that is recalled does not overtake messages that were due before."""
+    parked, *others = await bench.handed_over(b"parked", b"1", b"2", b"3")
+    await bench.source.release(others, 0.0)
+    await bench.source.park([parked], ["a"], [500.0])
+    bench.advance(LATER_S)
+    await bench.source.recall(["a"])
+    same("what came first", ids(await taken(bench.source, 3)), ids(others))
+    same("what came then", ids(await taken(bench.source, 3)), [parked.id])

@@ -308,6 +308,45 @@ async def a_message_left_behind_is_not_passed_over_for_peeked_ones(bench: Source
             raise AssertionError(f"{left.body!r} was left behind, but what came was {[one.body for one in came]}")
 
 
+@TRANSACTIONAL_QUEUE_PROMISES.add()
+async def what_is_parked_inside_is_recalled_by_its_key(bench: SourceBench) -> None:
+    """Messages parked in a transaction, fresh or due, come back after their delay, or with a recall."""
+    await bench.source.send([b"due"])
+    async with inside(bench) as queue:
+        await queue.park(await queue.receive(100), ["a"], [0.0])
+    await bench.source.send([b"fresh"])
+    async with inside(bench) as queue:
+        received = await queue.receive(100)
+        same("what came", sorted(one.body for one in received), [b"due", b"fresh"])
+        await queue.park(received, ["a", "a"], [500.0, 600.0])
+    same("what came before the recall", await taken(bench.another), [])
+    async with inside(bench) as queue:
+        await queue.recall(["a"])
+    async with inside(bench) as queue:
+        again = await queue.receive(100)
+        same("what came after the recall", [one.count for one in again], [3, 2])
+        await queue.release(again, 500.0)
+    async with inside(bench) as queue:
+        await queue.recall(None)
+        same("what a recall brought back of released messages", await queue.receive(100), [])
+
+
+@TRANSACTIONAL_QUEUE_PROMISES.add()
+async def due_and_fresh_messages_share_a_receive_inside(bench: SourceBench) -> None:
+    """While both wait, each has half of the limit; what one of them leaves goes to the other."""
+    due = await bench.handed_over(*[b"due"] * 40)
+    await bench.source.release(due, 0.0)
+    await bench.source.send([b"fresh"] * 8)
+    for limit, fresh in ((10, 5), (10, 3), (10, 0)):
+        async with inside(bench) as queue:
+            received = await queue.receive(limit)
+            same(f"the number of deliveries with limit {limit}", len(received), limit)
+            same("how many of them are fresh", sum(one.body == b"fresh" for one in received), fresh)
+            same("the number of different messages", len(set(ids(received))), limit)
+            await queue.ack(received)
+    same("the depth", await bench.source.depth(), 48 - 30)
+
+
 async def _first_of(bench: SourceBench, count: int) -> Delivery:
     """Send some messages, receive and ack the first of them inside a transaction, and return it."""
     await bench.source.send([b"%d" % number for number in range(count)])

@@ -96,6 +96,13 @@ class WiredSource:
         self._wire.world.given_back(self._wire.worker, deliveries)
         await self._wire.call(lambda: self._source.release(deliveries, delay_s))
 
+    async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        self._wire.world.given_back(self._wire.worker, deliveries)
+        await self._wire.call(lambda: self._source.park(deliveries, keys, delays_s))
+
+    async def recall(self, keys: Sequence[str] | None) -> None:
+        await self._wire.call(lambda: self._source.recall(keys))
+
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         raise AssertionError("simulated workers do not send")
 

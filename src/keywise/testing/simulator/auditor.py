@@ -320,10 +320,11 @@ class Auditor:
 
     def tick(self) -> None:
         """Once a second: limits."""
-        for name, lanes in self._world.lanes():
+        for name, consumer in self._world.consumers():
+            lanes, now = consumer._lanes, consumer._pipeline.clock()
             if len(lanes) > lanes.capacity:
                 self.violate(f"{name} holds {len(lanes)} deliveries, its limit is {lanes.capacity}")
-            too_many = lanes._blocked() > lanes.capacity // 2 and not self._world.blackout.holds_up(name)
+            too_many = lanes.blocked(now) > lanes.capacity // 2 and not self._world.blackout.holds_up(name)
             self._blocked_ticks[name] = self._blocked_ticks[name] + 1 if too_many else 0
             # Giving back and receiving are two calls, each of which may be slow both ways.
             limit_s = BLOCKED_MAX_S * (2 if self._world.faults.rates.slow > SLOW_RATE else 1)

@@ -1,9 +1,12 @@
 """Watches what simulated workers do with the messages that they hold: hide them, ack them, give them back."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Delivery
+from keywise.flow.lanes import BLOCKED_AFTER_S
 from keywise.testing.virtual_loop import Process
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ class DeliveryAudit:
         self._extending: Counter[str] = Counter()
         self._awake_since: dict[str, float] = {}
         """When a process could last see to its messages: it was paused, or waited for the source, until then."""
+        self._waiting_since: dict[tuple[str, str], float] = {}
+        """Since when a worker has messages of a key without an end of one of them."""
 
     def handed(self, process: Process, deliveries: list[Delivery]) -> None:
         """They are on their way to a worker, or lost."""
@@ -38,6 +43,9 @@ class DeliveryAudit:
     def received(self, process: Process, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             self._receipts[process.name, delivery.id] = (delivery.receipt, self._world.now())
+            sent = self._world.sent_by_body[delivery.body]
+            if not sent.malformed:
+                self._waiting_since.setdefault((process.name, sent.key), self._world.now())
         self._hidden(process, deliveries)
 
     def extending(self, process: Process, deliveries: list[Delivery]) -> None:
@@ -55,6 +63,9 @@ class DeliveryAudit:
     def acking(self, process: Process, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
             receipt, at = self._receipts.get((process.name, delivery.id), (None, 0.0))
+            sent = self._world.sent_by_body[delivery.body]
+            if not sent.malformed:
+                self._waiting_since[process.name, sent.key] = self._world.now()
             # What came in this very moment was too late for an ack that was on its way out.
             if receipt != delivery.receipt and at < self._world.now():
                 self._world.auditor.violate(f"message {delivery.id} acked with an old receipt")
@@ -64,6 +75,24 @@ class DeliveryAudit:
             if not self._world.auditor.has_ended(delivery.body) and not (is_replayed and is_gone):
                 self._world.auditor.violate(f"message {delivery.id} acked before its change has ended")
         self.giving_back(process, deliveries)
+
+    def shared(self, limit: int, deliveries: list[Delivery], source: MemorySource) -> None:
+        """Messages that are due again have at most half of a receive, and one more, while fresh ones wait."""
+        first = sum(delivery.count == 1 for delivery in deliveries)
+        if len(deliveries) == limit and first < limit // 2 and source._fresh():
+            self._world.auditor.violate(f"{first} of {limit} messages are fresh, and fresh ones wait")
+
+    def parking(self, process: Process, keys: Sequence[str]) -> None:
+        """What is worked on for a moment is not given back. A pause, a limit or a retry may be known to last longer."""
+        world, controls = self._world, self._world.ledger.working_set.controls
+        if world.flow.rate is not None or world.flow.debounce is not None:
+            return
+        for key in set(keys):
+            entry = world.entries().get(key)
+            is_held_up = controls.pauses_key(key) or (entry is not None and entry.attempts > 0)
+            waited_s = world.now() - self._waiting_since.get((process.name, key), 0.0)
+            if waited_s < BLOCKED_AFTER_S / 2 and not is_held_up:
+                world.auditor.violate(f"{process.name} gives {key} back after {waited_s:.3f} s")
 
     def giving_back(self, process: Process, deliveries: list[Delivery]) -> None:
         held, handed = self._held.get(process.name, {}), self._handed.get(process, set())

@@ -36,6 +36,7 @@ KINDS = (
     "unclaimed write",
     "full disk",
     "gateway",
+    "backlog",
 )
 
 

@@ -132,6 +132,14 @@ class LinkedSource:
         self._link.world.delivery_audit.giving_back(self._link.process, list(deliveries))
         await self._link.call(lambda: self._source.release(deliveries, delay_s))
 
+    async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        self._link.world.delivery_audit.parking(self._link.process, keys)
+        self._link.world.delivery_audit.giving_back(self._link.process, list(deliveries))
+        await self._link.call(lambda: self._source.park(deliveries, keys, delays_s))
+
+    async def recall(self, keys: Sequence[str] | None) -> None:
+        await self._link.call(lambda: self._source.recall(keys))
+
     async def send(self, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         async def act() -> None:
             await self._source.send(bodies, delay_s=delay_s)
@@ -154,6 +162,7 @@ class LinkedSource:
 
     async def _receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
         deliveries = list(await self._source.receive(limit, wait_s))
+        self._link.world.delivery_audit.shared(limit, deliveries, self._source)
         faults = self._link.world.faults
         again = [d for d in deliveries if faults.happens("duplicate", faults.rates.duplicate * 0.3)]
         await self._source.release(again, 0.0)

@@ -23,6 +23,7 @@ from keywise.flow.lanes import Lanes
 from keywise.flow.pipeline import OpenPipeline
 from keywise.testing.simulator import workload
 from keywise.testing.simulator.auditor import TICK_S, Auditor
+from keywise.testing.simulator.backlogs import Backlog
 from keywise.testing.simulator.control_link import LinkedControls
 from keywise.testing.simulator.delivery_audit import DeliveryAudit
 from keywise.testing.simulator.disturbances import Disturbances
@@ -75,7 +76,8 @@ class World:
         self.final_checks = FinalChecks(self)
         self.disturbances = Disturbances(self)
         self.replays = Replays(self, seed)
-        self.changes = workload.draw(self.faults)
+        self.backlog = Backlog(self, seed)
+        self.changes = sorted([*workload.draw(self.faults), *self.backlog.changes()], key=lambda sent: sent.at)
         self.sent_by_body = {sent.body: sent for sent in self.changes}
         self.bodies: dict[int, bytes] = {}
         self.sessions: dict[str, list[Session]] = {}
@@ -112,9 +114,13 @@ class World:
     def messages(self) -> dict[int, Message]:
         return self.queue_database.queue("queue") | self.queue_database.queue("bulk")
 
-    def lanes(self) -> list[tuple[str, Lanes]]:
+    def consumers(self) -> list[tuple[str, Consumer]]:
+        """Those that run, by the names of their processes."""
         running = [(p, consumer) for p, consumer in self.workers.items() if consumer is not None and not p.is_paused]
-        return [(process.name, consumer._lanes) for process, consumer in running]
+        return [(process.name, consumer) for process, consumer in running]
+
+    def lanes(self) -> list[tuple[str, Lanes]]:
+        return [(name, consumer._lanes) for name, consumer in self.consumers()]
 
     def paused_since(self, process: Process, moment: float) -> bool:
         return self.paused_at.get(process, -1.0) >= moment
@@ -157,6 +163,7 @@ class World:
         sending = asyncio.get_running_loop().create_task(self._send_all())
         operating = asyncio.get_running_loop().create_task(self.flow.operate(self))
         replaying = asyncio.get_running_loop().create_task(self.replays.operate())
+        backing_up = asyncio.get_running_loop().create_task(self.backlog.operate())
         while self.now() < SAFETY_S:
             await asyncio.sleep(TICK_S)
             self.disturbances.disturb()
@@ -165,6 +172,7 @@ class World:
         self.faults.is_over = True
         await operating
         await replaying
+        await backing_up
         for process in [p for p in self.workers if p.is_paused]:
             self.delivery_audit.awake(process)
             process.resume()
@@ -376,7 +384,8 @@ def _settings(rng: random.Random, faults: Faults) -> Settings:
         poll_s=2.0,
         drain_s=15.0,
         repair_s=5.0,
-        evict_delay_s=2.0,
+        evict_delay_s=0.5,
+        evict_delay_max_s=10.0,
         maintenance_s=20.0,
     )
 

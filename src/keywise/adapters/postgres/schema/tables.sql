@@ -53,6 +53,7 @@ create table keywise_ready (
 
 create table keywise_held (
     id bigint primary key, queue integer not null, visible_at double precision not null, receipt bigint not null,
-    count integer not null, sent_at double precision not null, body bytea not null
+    count integer not null, sent_at double precision not null, body bytea not null, key bytea
 );
 create index keywise_held_by_time on keywise_held (queue, visible_at);
+create index keywise_held_by_key on keywise_held (queue, key) where key is not null;

@@ -46,6 +46,7 @@ create table keywise_ready (id integer primary key, sent_at real not null, body 
 
 create table keywise_held (
     id integer primary key, queue integer not null, visible_at real not null, receipt integer not null,
-    count integer not null, sent_at real not null, body blob not null
+    count integer not null, sent_at real not null, body blob not null, key text
 );
 create index keywise_held_by_time on keywise_held (queue, visible_at);
+create index keywise_held_by_key on keywise_held (queue, key) where key is not null;
