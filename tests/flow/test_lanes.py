@@ -142,6 +142,18 @@ def test_a_change_that_was_overtaken_while_it_was_worked_on_holds_up_nothing():
     assert names(lanes.take(10, 0.0)) == [("a", 2)]
 
 
+def test_a_change_of_the_same_order_does_not_end_a_hold():
+    """Rule 15: the reason to wait concerns both, so neither is tried before it is due."""
+    lanes = Lanes(10)
+    lanes.add([ticket("a", 1, number=1)])
+    [first] = lanes.take(1, 0.0)
+    lanes.add([ticket("a", 1, number=2)])
+    lanes.hold(first, due=1000.0)
+    assert lanes.next_due() == 1000.0
+    assert lanes.take(10, 999.0) == []
+    assert names(lanes.take(10, 1000.0)) == [("a", 1)]
+
+
 def test_a_lane_that_is_held_again_wakes_once():
     lanes = filled(("a", 1))
     lanes.hold(lanes.take(1, 0.0)[0], due=5.0)

@@ -10,6 +10,7 @@ from adapters.redis.benches import fresh
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
@@ -90,6 +91,23 @@ async def _ended_after(ledger: RedisLedger, commands: int, end: type[BaseExcepti
         await ledger.counts()
     ledger._server._ask = real
     return asked
+
+
+def test_tokens_go_on_above_those_from_before_a_loss(server):
+    """Rule 9: a holder from before must never have the token of one from after it, whatever the nonces are."""
+
+    async def story() -> None:
+        before, after = [], []
+        async with ledger_on(server) as ledger, ledger_on(server) as other:
+            for number, tokens in enumerate((before, after)):
+                for key in "abc":
+                    some = ledger if key == "b" else other
+                    [claim] = (await some.claim([ChangeHeader(f"{key}{number}", order_of(1))], TERMS)).granted
+                    tokens.append(claim.token >> TOKEN_NONCE_BITS)
+                server.command("FLUSHALL")
+        assert before + after == sorted({*before, *after})
+
+    run(story())
 
 
 def test_many_who_find_a_loss_at_once_tell_it_once(server):
