@@ -69,7 +69,7 @@ def test_a_stale_change_ends_with_everything_up_to_the_mark():
     [newest] = lanes.take(10, 0.0)
     lanes.add([ticket("a", 7), ticket("a", 9)])
     settled = lanes.finish(newest, Outcome.STALE, order_of(7))
-    assert endings(settled) == [("a", 5, "stale"), ("a", 3, "superseded"), ("a", 7, "duplicate")]
+    assert endings(settled) == [("a", 5, "stale"), ("a", 3, "stale"), ("a", 7, "duplicate")]
     assert names(lanes.take(10, 0.0)) == [("a", 9)]
 
 
