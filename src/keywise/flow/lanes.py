@@ -29,6 +29,8 @@ class Ticket(msgspec.Struct, gc=False):
     """Replaced when the message is redelivered, because an ack with an old receipt does nothing."""
     source: int = 0
     extended_at: float = 0.0
+    unanswered_at: float | None = None
+    """When a transaction with this change began that was not answered: its dead letter may be stored."""
 
 
 class State(enum.Enum):
