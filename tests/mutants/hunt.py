@@ -42,15 +42,22 @@ def hunt(mutant: Mutant, seeds: Sequence[int], run_one: Callable[[int, Grade], R
             if own_errors:
                 error = f"the mutant itself raises {own_errors[0]}"
                 break
-            if ended := [one for one in run.violations if any(words in one for words in ERRORS)]:
-                # What is found besides may follow from the error. Another seed may show it without one.
-                error = error or ended[0]
-            elif run.violations and not run_one(seed, mutant.grade).violations:
-                violation, error = run.violations[0], None
+            shown, ended = _before_error(run.violations)
+            if shown and not run_one(seed, mutant.grade).violations:
+                violation, error = shown[0], None
                 break
+            error = error or ended
             if tried % SEEDS_A_COLLECTION == 0:
                 gc.collect()
     return Hunt(mutant.name, mutant.rule, mutant.grade, tried, violation, time.process_time() - started, error)
+
+
+def _before_error(violations: list[str]) -> tuple[list[str], str | None]:
+    """Return what was found before the first error, and that error. Whatever is found later may follow from it."""
+    for number, one in enumerate(violations):
+        if any(words in one for words in ERRORS):
+            return violations[:number], one
+    return violations, None
 
 
 def hunt_serial(mutant: Mutant, seeds: Sequence[int]) -> Hunt:

@@ -172,6 +172,15 @@ def test_a_world_that_ended_with_an_error_does_not_show_a_mutant(error):
     assert (found.violation, found.error, found.seeds) == (None, error, 5)
 
 
+def test_a_promise_that_was_broken_before_an_error_shows_a_mutant():
+    def run(seed: int, grade: Grade) -> Run:
+        is_alive = Product.act is not SOUND_ACT
+        return Run(seed, grade, "", ["two at once", "w0 died of KeyError('a')"] if is_alive else [], {}, [])
+
+    found = hunt(Mutant("breaks off later", 0, Product, "act", SOUND_ACT), range(5), run)
+    assert (found.violation, found.error, found.seeds) == ("two at once", None, 1)
+
+
 def test_each_mutant_has_a_name_of_its_own():
     names = [mutant.name for mutant in MUTANTS]
     assert len(names) == len(set(names))
