@@ -32,7 +32,7 @@ def pipelines_at(place: Place) -> keywise.App:
     search.sink(place.search or f"{place.database}?table=documents&key=content_id&columns=title,text,links")
     limited = app.pipeline("store", read=read, history="all", poll="50ms", rate=Rate(1, per="1s"))
     limited.source(place.queue("store"))
-    limited.sink(f"{place.store}/documents/{{key}}?timeout=5s")
+    limited.sink(f"{place.store}/documents/{{key}}?timeout=5s&missing=no+such+document")
     for pipeline in (search, limited):
         pipeline.refetch(refetch)
     return app

@@ -39,7 +39,9 @@ class Store:
     async def delete(self, request: web.Request) -> web.Response:
         self._pace(request.match_info["key"])
         found = self._documents.pop(request.match_info["key"], None)
-        return web.Response(status=204 if found is not None else 404)
+        if found is None:
+            return web.Response(status=404, text="no such document")
+        return web.Response(status=204)
 
     async def show_content(self, request: web.Request) -> web.Response:
         versions = {key: body["payload_version"] for key, body in self._documents.items()}

@@ -77,7 +77,7 @@ class Service:
 
     def __init__(self) -> None:
         self._space = shared.http().space()
-        self.url = self._space.url
+        self.url = f"{self._space.url}?missing=no+such+document"
 
     def content(self) -> dict[str, dict[str, Any]]:
         return {key: json.loads(body) for key, body in self._space.documents.items()}

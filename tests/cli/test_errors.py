@@ -105,3 +105,19 @@ def test_a_journal_that_cannot_be_read_is_told_beside_what_is_known(folder):
     assert (answer.status, answer.err) == (0, "")
     assert "pages: a journal cannot be read: journal/pages@two.journal: Is a directory" in answer.out
     assert "1 key is noted in 1 journal; a worker with this journal makes them suspect" in answer.out
+
+
+def test_a_queue_that_is_missing_hides_no_other_pipeline(folder):
+    text = (folder.path / "shop.py").read_text()
+    mails = 'mails.source("sqlite:///shop.db")'
+    assert mails in text
+    folder.write("torn.py", text.replace(mails, 'mails.source("sqlite:///nowhere/queue.db")'))
+    assert folder.keywise("send", "pages", '{"id": "a", "v": 1}', app="torn:app").status == 0
+    answer = folder.keywise("status", app="torn:app")
+    assert (answer.status, answer.err) == (1, "Error: mails cannot be shown; see the cause above\n")
+    assert "the folder nowhere of nowhere/queue.db does not exist" in " ".join(answer.out.split())
+    assert "pages" in answer.out and "atomic" in answer.out
+    told = folder.keywise("status", "--json", app="torn:app").json
+    assert [one["pipeline"] for one in told["pipelines"]] == ["pages"]
+    assert [one["pipeline"] for one in told["unreached"]] == ["mails"]
+    expect(folder.keywise("status", "--pipeline", "mails", app="torn:app"), 1, "does not exist; create it")

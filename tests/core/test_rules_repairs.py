@@ -55,6 +55,17 @@ def test_a_repair_drops_an_unknown_write_whose_message_can_no_longer_arrive():
     assert (key.entry.unknown, key.suspicions) == (None, 0)
 
 
+def test_a_repair_does_not_prolong_the_wait_for_a_failed_change():
+    """Rule 10: older changes wait for the message that failed, and only since its last attempt."""
+    key = OneKey(SAFE)
+    key.fail(key.take(5), Certainty.CLEAN, retry_s=0)
+    key.wait(REDELIVERY_S - 1)
+    key.finish_repair(key.exclude(), None)
+    assert Refusal(RefusalReason.DEFERRED, 1.0) == key.ask(4)
+    key.wait(1)
+    assert isinstance(key.ask(4), Claim)
+
+
 def test_a_repair_never_lowers_the_mark():
     """Rule 3: whatever it has read."""
     key = committed(5)

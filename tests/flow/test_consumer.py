@@ -51,12 +51,22 @@ def test_what_is_older_or_the_same_is_acked_and_not_written(way: str):
 
 @every_way
 def test_followers_of_a_stale_change_end_with_it(way: str):
+    """Nothing was committed while they waited, so they are stale as well, and not superseded."""
     rig = Rig(way)
     rig.run(page("a", 9))
     rig.run(page("a", 2), page("a", 4), page("a", 3))
     assert rig.written == [("a", 9)]
-    assert sum(rig.outcomes.values()) == 4
+    assert rig.outcomes == {"applied": 1, "stale": 3}
     assert rig.queue == {}
+
+
+@every_way
+def test_what_comes_again_with_its_duplicate_is_stale(way: str):
+    rig = Rig(way)
+    rig.run(page("a", 9))
+    rig.run(page("a", 2), page("a", 9), page("a", 9), page("a", 3))
+    assert rig.written == [("a", 9)]
+    assert rig.outcomes == {"applied": 1, "duplicate": 2, "stale": 2}
 
 
 @every_way

@@ -32,6 +32,7 @@ LOST_CALLS = [
     ("fail", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL]),
     ("after_fail", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL]),
     ("dead_letter", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL]),
+    ("after_dead_letter", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL]),
 ]
 
 
@@ -67,6 +68,57 @@ def test_an_effect_comes_once_though_the_answer_to_its_transaction_was_lost(way:
     rig.more = {"ledger": Unreachable(rig.ledger, **{call: 2})}
     rig.run(page("a", 1), page("b", 1))
     assert sorted(rig.written) == [("a", 1), ("b", 1)]
+
+
+@pytest.mark.parametrize(
+    ("call", "way"),
+    [
+        ("after_dead_letter", CLAIMED_TRANSACTION),
+        ("after_dead_letter", LEASED),
+        ("after_dead_letter", LEASED_CONDITIONAL),
+        ("after_transaction", QUEUE_TRANSACTION),
+        ("after_transaction", LEDGER_TRANSACTION),
+    ],
+)
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_poison_is_not_run_again_because_the_answer_to_its_dead_letter_was_lost(call: str, way: str, times: int):
+    """Rule 13: its letter is stored, and the next newest change has its turn."""
+    rig = Rig(way, attempts_max=1)
+    away = Unreachable(rig.ledger, **{call: times})
+    rig.more = {"ledger": away}
+
+    def refuse(change: Change) -> None:
+        if change.key == "poison" and change.version == 2:
+            raise PermanentError("no")
+
+    rig.sink.behaviour = refuse
+    rig.run(page("poison", 2), page("a", 1))
+    rig.run(page("poison", 1))
+    assert rig.stored == {"a": 1, "poison": 1}
+    assert [(letter.key, letter.version) for letter in rig.letters] == [("poison", 2)]
+    runs = [at for at, key, version in rig.sink.tries if (key, version) == ("poison", 2)]
+    assert len(runs) <= 3, "in a batch, in the careful one, and then alone"
+
+
+def test_the_letter_of_another_message_does_not_stand_for_one_that_was_not_stored():
+    rig = Rig(LEASED, attempts_max=1)
+    rig.more = {"ledger": Unreachable(rig.ledger, dead_letter=2)}
+
+    def refuse(change: Change) -> None:
+        raise PermanentError("no")
+
+    rig.sink.behaviour = refuse
+    rig.run(page("a", 2), page("b", 2))
+    rig.run(page("a", 2))
+    assert sorted(letter.key for letter in rig.letters) == ["a", "a", "b"]
+
+
+@pytest.mark.parametrize("way", [LEDGER_TRANSACTION, LEASED])
+def test_a_malformed_message_leaves_one_letter_though_the_answer_was_lost(way: str):
+    rig = Rig(way)
+    rig.more = {"ledger": Unreachable(rig.ledger, after_dead_letter=2)}
+    rig.run(b"broken", page("a", 1))
+    assert [letter.body for letter in rig.letters] == [b"broken"]
 
 
 @every_way

@@ -168,6 +168,31 @@ def test_a_hung_holder_is_not_renewed_for_ever():
     on_virtual_time(story)
 
 
+def test_a_call_that_an_outage_ended_early_was_cut_off():
+    """Rule 22: the change is not to blame, because its claim would have been renewed."""
+
+    async def story(holder: Holder) -> None:
+        claims = await holder.take("a")
+        asyncio.get_running_loop().call_later(35.0, setattr, holder.ledger, "is_away", True)
+        assert await holder.is_stopped_at(claims) == 30.0 + LEASE_S - MARGIN_S
+        assert holder.heartbeat.is_cut_off(claims)
+
+    on_virtual_time(story)
+
+
+def test_a_hung_call_was_not_cut_off_by_an_outage():
+    """Rule 22: it ran for longer than runtime_max, so it would have lost its claim anyway: it costs an attempt."""
+
+    async def story(holder: Holder) -> None:
+        claims = await holder.take("a")
+        asyncio.get_running_loop().call_later(RUNTIME_MAX_S - 15.0, setattr, holder.ledger, "is_away", True)
+        last_renewal = RUNTIME_MAX_S - 20.0
+        assert await holder.is_stopped_at(claims) == last_renewal + LEASE_S - MARGIN_S > RUNTIME_MAX_S
+        assert not holder.heartbeat.is_cut_off(claims)
+
+    on_virtual_time(story)
+
+
 def test_a_lost_claim_cancels_what_runs_under_it_at_once():
     """Refused: the holder stops at once, and is told."""
 

@@ -70,7 +70,7 @@ def test_a_stale_change_ends_with_everything_up_to_the_mark():
     [newest] = lanes.take(10, 0.0)
     lanes.add([ticket("a", 7), ticket("a", 9)])
     settled = lanes.finish(newest, Outcome.STALE, order_of(7))
-    assert endings(settled) == [("a", 5, "stale"), ("a", 3, "superseded"), ("a", 7, "duplicate")]
+    assert endings(settled) == [("a", 5, "stale"), ("a", 3, "stale"), ("a", 7, "duplicate")]
     assert names(lanes.take(10, 0.0)) == [("a", 9)]
 
 
@@ -141,6 +141,18 @@ def test_a_change_that_was_overtaken_while_it_was_worked_on_holds_up_nothing():
     lanes.hold(older, due=1000.0)
     assert lanes.next_due() is None
     assert names(lanes.take(10, 0.0)) == [("a", 2)]
+
+
+def test_a_change_of_the_same_order_does_not_end_a_hold():
+    """Rule 15: the reason to wait concerns both, so neither is tried before it is due."""
+    lanes = Lanes(10)
+    lanes.add([ticket("a", 1, number=1)])
+    [first] = lanes.take(1, 0.0)
+    lanes.add([ticket("a", 1, number=2)])
+    lanes.hold(first, due=1000.0)
+    assert lanes.next_due() == 1000.0
+    assert lanes.take(10, 999.0) == []
+    assert names(lanes.take(10, 1000.0)) == [("a", 1)]
 
 
 def test_a_lane_that_is_held_again_wakes_once():

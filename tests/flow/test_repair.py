@@ -133,7 +133,7 @@ def test_truth_that_is_newer_raises_the_mark():
     ward.nurse(NEXT_LOOK_S)
     ward.run(page("a", 7), page("a", 8))
     assert (ward.stored, ward.entry("a").mark) == ({"a": 8}, order_of(8))
-    assert ward.outcomes == {"applied": 1, "duplicate": 1, "superseded": 1}
+    assert ward.outcomes == {"applied": 1, "duplicate": 1, "stale": 1}
 
 
 def test_truth_that_is_older_than_what_is_committed_is_not_written():

@@ -13,8 +13,8 @@ from mutants import MUTANTS
 from mutants.mutant import Mutant
 from mutants.serial import SERIAL_MUTANTS
 
-MISFITS = ("TypeError", "AttributeError", "NameError", "KeyError")
-"""A variant that raises one of these does not fit the code any more, which shows nothing."""
+ERRORS = ("the run ended with ", "an error that nobody handles: ", " died of ")
+"""What a world says that was ended by an error, and not by the auditor."""
 
 
 class Hunt(msgspec.Struct, frozen=True):
@@ -28,21 +28,36 @@ class Hunt(msgspec.Struct, frozen=True):
     violation: str | None
     """None: it was not found."""
     seconds: float
+    error: str | None = None
+    """An error of the mutant itself, or one at which worlds ended, if it was not found otherwise."""
 
 
 def hunt(mutant: Mutant, seeds: Sequence[int], run_one: Callable[[int, Grade], Run] = run_seed) -> Hunt:
     """Run worlds in which the mutant lives, until one of them shows it and the sound code does well in the same."""
-    started, tried, violation = time.process_time(), 0, None
+    started, tried, violation, error = time.process_time(), 0, None, None
     with quiet():
         for tried, seed in enumerate(seeds, start=1):
-            with mutant.alive():
+            with mutant.alive() as own_errors:
                 run = run_one(seed, mutant.grade)
-            if (shown := _broken_promise(run)) and not run_one(seed, mutant.grade).violations:
-                violation = shown
+            if own_errors:
+                error = f"the mutant itself raises {own_errors[0]}"
                 break
+            shown, ended = _before_error(run.violations)
+            if shown and not run_one(seed, mutant.grade).violations:
+                violation, error = shown[0], None
+                break
+            error = error or ended
             if tried % SEEDS_A_COLLECTION == 0:
                 gc.collect()
-    return Hunt(mutant.name, mutant.rule, mutant.grade, tried, violation, time.process_time() - started)
+    return Hunt(mutant.name, mutant.rule, mutant.grade, tried, violation, time.process_time() - started, error)
+
+
+def _before_error(violations: list[str]) -> tuple[list[str], str | None]:
+    """Return what was found before the first error, and that error. Whatever is found later may follow from it."""
+    for number, one in enumerate(violations):
+        if any(words in one for words in ERRORS):
+            return violations[:number], one
+    return violations, None
 
 
 def hunt_serial(mutant: Mutant, seeds: Sequence[int]) -> Hunt:
@@ -62,9 +77,3 @@ def hunt_named(name: str, seeds: Sequence[int]) -> Hunt:
         if mutant.name == name:
             return hunt_serial(mutant, seeds)
     return hunt(next(mutant for mutant in MUTANTS if mutant.name == name), seeds)
-
-
-def _broken_promise(run: Run) -> str | None:
-    if any(word in one for one in run.violations for word in MISFITS):
-        return None
-    return next(iter(run.violations), None)

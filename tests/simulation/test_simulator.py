@@ -1,9 +1,11 @@
 """The promises hold in simulated worlds full of faults, and the simulator sees what is broken on purpose."""
 
+import asyncio
 import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from keywise.core.sink import Grade
 from keywise.flow.strategy import CommitStrategy
 from keywise.testing import World, run_seed, run_seeds
 from keywise.testing.simulator.faults import KINDS
-from keywise.testing.simulator.seeds import SEEDS_A_CHUNK, Tally, quiet, simulate
+from keywise.testing.simulator.seeds import SEEDS_A_CHUNK, Run, Tally, quiet, simulate
 from mutants import MUTANTS, Mutant
 from mutants.hunt import hunt
 
@@ -98,7 +100,85 @@ def test_every_way_of_an_atomic_batch_was_gone(tallies):
 def test_a_broken_rule_is_noticed(name, seeds):
     [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
     found = hunt(mutant, range(seeds))
-    assert found.violation is not None, f"not noticed in {seeds} seeds"
+    assert found.violation is not None, found.error or f"not noticed in {seeds} seeds"
+
+
+def _takes_nothing() -> None:
+    """Has not the signature of what it replaces."""
+
+
+def _raises(*arguments: object) -> None:
+    raise ValueError("not today")
+
+
+async def _raises_later(*arguments: object) -> None:
+    raise LookupError("nobody sees it")
+
+
+class Product:
+    """What some mutants replace a part of, and a world that swallows its errors."""
+
+    def act(self, much: int) -> None: ...
+
+    async def act_later(self) -> None: ...
+
+    def run(self, seed: int, grade: Grade) -> Run:
+        for act in (lambda: self.act(1), lambda: asyncio.run(self.act_later())):
+            with suppress(Exception):
+                act()
+        is_broken = Product.act is not SOUND_ACT or Product.act_later is not SOUND_ACT_LATER
+        return Run(seed, grade, "", ["a promise is broken"] if is_broken else [], {}, [])
+
+
+SOUND_ACT, SOUND_ACT_LATER = Product.act, Product.act_later
+
+
+@pytest.mark.parametrize(
+    ("attribute", "broken", "error"),
+    [
+        ("act", _takes_nothing, "TypeError"),
+        ("act", _raises, "ValueError: not today"),
+        ("act_later", _raises_later, "LookupError"),
+    ],
+    ids=["a wrong signature", "an error", "an error of a coroutine"],
+)
+def test_a_mutant_that_raises_by_itself_is_an_error_and_not_found(attribute, broken, error):
+    """Whatever follows from that says nothing about the auditor, even if the error is swallowed."""
+    found = hunt(Mutant("raises", 0, Product, attribute, broken), range(5), Product().run)
+    assert (found.violation, found.seeds) == (None, 1)
+    assert found.error is not None and error in found.error
+
+
+def test_a_mutant_that_breaks_a_promise_is_found():
+    found = hunt(Mutant("silent", 0, Product, "act", lambda self, much: None), range(5), Product().run)
+    assert (found.violation, found.error) == ("a promise is broken", None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "w0 died of ExceptionGroup('unhandled errors in a TaskGroup', [KeyError('a')])",
+        "the run ended with ValueError: odd",
+        "an error that nobody handles: AssertionError()",
+    ],
+)
+def test_a_world_that_ended_with_an_error_does_not_show_a_mutant(error):
+    """No promise was seen to be broken; what is found after that may follow from the error."""
+
+    def run(seed: int, grade: Grade) -> Run:
+        return Run(seed, grade, "", [error, "not drained"] if seed < 2 else [], {}, [])
+
+    found = hunt(Mutant("breaks off", 0, Product, "act", SOUND_ACT), range(5), run)
+    assert (found.violation, found.error, found.seeds) == (None, error, 5)
+
+
+def test_a_promise_that_was_broken_before_an_error_shows_a_mutant():
+    def run(seed: int, grade: Grade) -> Run:
+        is_alive = Product.act is not SOUND_ACT
+        return Run(seed, grade, "", ["two at once", "w0 died of KeyError('a')"] if is_alive else [], {}, [])
+
+    found = hunt(Mutant("breaks off later", 0, Product, "act", SOUND_ACT), range(5), run)
+    assert (found.violation, found.error, found.seeds) == ("two at once", None, 1)
 
 
 def test_each_mutant_has_a_name_of_its_own():

@@ -10,6 +10,7 @@ from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Claim
 from keywise.core.errors import UnavailableError
 from keywise.core.sink import is_atomic
+from keywise.flow.dead_letters import DeadLetterStep
 from keywise.flow.degraded.worker import DegradedWorker
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.flow.intake import ReadBatch
@@ -206,7 +207,7 @@ class Consumer:
         requests = [DeadLetterRequest(settlement.unread_letter(*bad, index)) for bad in read_batch.malformed]
         if requests:
             try:
-                await pipeline.retry_until_reachable(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
+                await pipeline.retry_until_reachable(LEDGER, DeadLetterStep(pipeline, requests))
             except UnavailableError:
                 # A dead letter is stored in the ledger. Until the ledger is back, the message is redelivered.
                 await settlement.release_unread(index, [delivery for delivery, _ in read_batch.malformed])

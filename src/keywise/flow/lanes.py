@@ -32,6 +32,8 @@ class Ticket(msgspec.Struct, gc=False):
     """Replaced when the message is redelivered, because an ack with an old receipt does nothing."""
     source: int = 0
     extended_at: float = 0.0
+    unanswered_at: float | None = None
+    """When a transaction with this change began that was not answered: its dead letter may be stored."""
 
 
 class State(enum.Enum):
@@ -206,7 +208,8 @@ class Lanes:
             # The common case, without the general bookkeeping below.
             del self._lanes[key], self._tickets[ticket.source, ticket.delivery.id]
             return settled
-        settled += ((other, outcome_of_follower(other, upto)) for other in lane.waiting if is_at_or_below(other, upto))
+        ended = [other for other in lane.waiting if is_at_or_below(other, upto)]
+        settled += ((other, outcome_of_follower(other, upto, outcome)) for other in ended)
         lane.waiting = [other for other in lane.waiting if not is_at_or_below(other, upto)]
         self._forget(settled)
         self._free(key, lane)
@@ -450,5 +453,8 @@ def is_at_or_below(ticket: Ticket, upto: Order) -> bool:
     return order <= upto and is_unversioned(order) == is_unversioned(upto)
 
 
-def outcome_of_follower(ticket: Ticket, upto: Order) -> Outcome:
-    return Outcome.DUPLICATE if ticket.change.order == upto else Outcome.SUPERSEDED
+def outcome_of_follower(ticket: Ticket, upto: Order, survivor: Outcome) -> Outcome:
+    """Return how a follower ends. If the mark refused its survivor, nothing was committed while the follower waited."""
+    if ticket.change.order == upto:
+        return Outcome.DUPLICATE
+    return Outcome.STALE if survivor in (Outcome.STALE, Outcome.DUPLICATE) else Outcome.SUPERSEDED

@@ -18,6 +18,7 @@ from keywise.core.sink import AtomicSink, is_atomic
 from keywise.core.source import Source, TransactionalQueue, TransactionalSource
 from keywise.core.transaction import Transaction
 from keywise.flow.coalesce import Coalesced, coalesce
+from keywise.flow.dead_letters import identity_of, stored_since
 from keywise.flow.intake import ReadBatch
 from keywise.flow.lanes import LIVE_BEFORE_BULK, Lanes, SettledByOutcome, SettledTicket, Ticket
 from keywise.flow.pipeline import OpenPipeline
@@ -302,16 +303,38 @@ class LedgerTransactionWorker:
             if not tickets:
                 await self._lanes.arrivals.wait(self._pipeline.until(self._lanes.next_due()))
                 continue
+            asked_at = self._pipeline.clock()
             try:
-                await self._batch(tickets)
+                tickets = await self._without_dead(tickets)
+                if tickets:
+                    await self._batch(tickets)
                 unreachable = 0
                 self._pipeline.outage.answered()
             except UnavailableError as error:
-                # If the transaction has committed all the same, the next attempt finds duplicates.
+                # If the transaction has committed all the same, the next attempt finds duplicates and dead letters.
                 for ticket in tickets:
+                    if ticket.unanswered_at is None:
+                        ticket.unanswered_at = asked_at
                     self._lanes.hold(ticket, self._pipeline.clock())
                 unreachable += 1
                 await self._pipeline.back_off("ledger", error, unreachable)
+
+    async def _without_dead(self, tickets: list[Ticket]) -> list[Ticket]:
+        """Settle changes whose dead letters were stored by a transaction that was not answered; return the others."""
+        times = [ticket.unanswered_at for ticket in tickets if ticket.unanswered_at is not None]
+        if not times:
+            return tickets
+        stored = await stored_since(self._pipeline, min(times), len(tickets))
+        left, settled = list[Ticket](), list[SettledTicket]()
+        for ticket in tickets:
+            cause = stored.get(identity_of(self._settlement.letter(ticket, "")))
+            if ticket.unanswered_at is None or cause is None:
+                left.append(ticket)
+            else:
+                self._pipeline.emit(self._settlement.dead_lettered(ticket, cause))
+                settled += self._lanes.dead_letter(ticket)
+        await self._settlement.settle(settled)
+        return left
 
     async def _batch(self, tickets: list[Ticket]) -> None:
         """Write a batch as a whole; if one of its changes fails, roll back and repeat it with savepoints."""

@@ -9,6 +9,9 @@ import pytest
 from adapters.function.handler_shop import SHORT, bodies, handle_until, keys, shop_with
 from app.shop import Shop
 from keywise import Change
+from keywise.adapters.function.sink import FunctionSink
+from keywise.core.change import order_of
+from keywise.core.entry import Claim
 from running import run
 
 COUNT = 20
@@ -51,6 +54,57 @@ def test_a_plain_handler_that_hangs_keeps_its_slot_and_the_others_go_on(tmp_path
     assert suspect > 0, "it may write whenever it wakes up"
     assert (begun.count("hung"), others) == (1, 0), "a second thread would hang as well"
     assert sorted(applied) == sorted(keys(COUNT))
+
+
+def test_a_batch_with_one_that_hangs_costs_its_neighbours_no_more_than_that_try(tmp_path, never):
+    """Rule 17: one bad change never takes its batch with it. Each is tried alone, though the thread still hangs."""
+    applied: list[str] = []
+
+    def handle(changes: list[Change]) -> None:
+        if any(change.key == "hung" for change in changes):
+            never.wait()
+        applied.extend(change.key for change in changes)
+
+    shop = shop_with(handle, tmp_path, concurrency=4, **HUNG)
+    cause, suspect, others = run(work_beside_a_hung_change(shop, applied))
+    assert cause == "the outcome of the last of 2 attempts is unknown"
+    assert (suspect > 0, others) == (True, 0)
+    assert sorted(applied) == sorted(keys(COUNT))
+
+
+def test_a_key_whose_earlier_call_still_runs_fails_alone(never):
+    """A newer version of it may come in one batch with others."""
+    begun: list[list[str]] = []
+
+    def handle(changes: list[Change]) -> None:
+        begun.append([change.key for change in changes])
+        if any(change.key == "hung" for change in changes):
+            never.wait()
+
+    async def outcomes(sink: FunctionSink, *some: str) -> list[str]:
+        changes = [Change(key, order_of(1)) for key in some]
+        claims = [Claim(key, order_of(1), False, token=1) for key in some]
+        return [result.outcome.value for result in await sink.apply(changes, claims)]
+
+    async def hang(sink: FunctionSink, *some: str) -> None:
+        """Call it, and give it up once it runs."""
+        calling = asyncio.create_task(outcomes(sink, *some))
+        while begun[-1:] != [list(some)]:
+            await asyncio.wait([calling], timeout=0.01)
+        calling.cancel()
+        await asyncio.wait([calling])
+
+    async def story() -> None:
+        async with FunctionSink(handle, threads=4) as sink:
+            await hang(sink, "hung", "a")
+            assert await outcomes(sink, "b", "hung", "c") == ["applied", "failed", "applied"]
+            assert await outcomes(sink, "a", "b") == ["failed", "applied"]
+            assert await outcomes(sink, "a") == ["applied"]
+            await hang(sink, "hung")
+            assert await outcomes(sink, "hung") == ["failed"], "a third thread would hang as well"
+        assert begun == [["hung", "a"], ["b", "c"], ["b"], ["a"], ["hung"]]
+
+    run(story())
 
 
 def test_an_async_handler_that_hangs_is_cancelled_and_its_slot_is_free(tmp_path):

@@ -18,7 +18,8 @@ def http_sink(options: str = "", *, encrypted: bool = False, **rules: object):
         async def content() -> dict[str, bytes]:
             return {key: body.encode() for key, body in space.documents.items()}
 
-        url = f"{space.tls_url}?ca={space.service.ca}&{options}" if encrypted else f"{space.url}?{options}"
+        place = f"{space.tls_url}?ca={space.service.ca}" if encrypted else f"{space.url}?timeout=10s"
+        url = f"{place}&missing=no+such+document&{options}"
         async with connect(Address(url, "bench", {})) as sink:
             yield SinkBench(sink=sink, content=content, bad=BAD)
 

@@ -62,7 +62,7 @@ async def worked_until(shop: Shop, done: Callable[[], Awaitable[bool]], *sent: d
 async def test_changes_and_deletions_arrive_with_their_order_and_token(tmp_path):
     space = shared.http().space()
     keys = ["a/b c", "é", "..a", "a%2Fb", "?x=1&y#z"]
-    shop = shop_to(space.url, tmp_path)
+    shop = shop_to(f"{space.url}?missing=no+such+document", tmp_path)
     assert await handled(shop, *(body(3, key) for key in keys), body(4, "é", gone=True)) == []
     assert set(space.documents) == {*keys} - {"é"}
     assert {line["target"].rpartition("/")[2] for line in space.log} >= {
@@ -148,6 +148,19 @@ def test_a_service_that_is_away_behind_its_gateway_buries_nothing(tmp_path, stat
     assert all(event.cause.startswith(f"{status}: ") for event in shop.emitted(Unavailable))
     assert shop.emitted(Unavailable) and shop.emitted(Snoozed) == []
     assert run(shop.entry("a")).suspicions > 0
+
+
+@pytest.mark.parametrize("missing", ["", "?missing=no+such+document"], ids=["nothing agreed", "agreed"])
+def test_a_gateway_that_knows_no_service_does_not_count_as_a_deletion(tmp_path, missing):
+    """A document that is not deleted would be shown for ever."""
+    space = shared.http().space()
+    assert run(handled(shop_to(f"{space.url}{missing}", tmp_path), body(1))) == []
+    space.rule(fault="answer", answer={"status": 404, "body": "default backend"}, times=3)
+    shop = shop_to(f"{space.url}{missing}", tmp_path, **(SHORT | {"attempts_max": 1}))
+    assert run(handled(shop, body(2, gone=True))) == []
+    assert space.documents == {}
+    assert all(event.cause.startswith("404: default backend") for event in shop.emitted(Unavailable))
+    assert len(shop.emitted(Unavailable)) == 3
 
 
 @awaited
@@ -294,7 +307,7 @@ def test_a_write_that_lands_late_is_refused_or_repaired(tmp_path, grade):
 async def test_a_deletion_stays_deleted_though_the_service_has_forgotten_it(tmp_path):
     """A deletion of a key that nobody has seen, then the older publish: the ledger remembers, and it need not."""
     space = shared.http().space(conditional=409, forgets=True)
-    url = f"{space.url}?grade=conditional&forgets_deletions=yes"
+    url = f"{space.url}?grade=conditional&forgets_deletions=yes&missing=no+such+document"
     assert await handled(shop_to(url, tmp_path), body(5, gone=True)) == []
     assert await handled(shop_to(url, tmp_path), body(4)) == []
     assert space.documents == {}

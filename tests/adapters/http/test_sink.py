@@ -33,6 +33,8 @@ PUT = DesiredState(order_of(5), deleted=False)
 DELETION = DesiredState(order_of(5), deleted=True)
 PLAIN = Contract(("/documents/", ""))
 CONDITIONAL = Contract(("/documents/", ""), superseded=412)
+SAYS_MISSING = Contract(("/documents/", ""), missing="no such page")
+ANY_404 = Contract(("/documents/", ""), missing="any")
 BASE = "http://host/documents/{key}"
 
 
@@ -58,11 +60,39 @@ def test_what_the_service_took_is_applied(status):
 
 
 @pytest.mark.parametrize("status", [404, 410])
-def test_what_is_not_there_is_deleted_and_cannot_be_put(status):
-    assert result_of(said(status), DELETION) == APPLIED
-    assert result_of(said(status, "no such index")) == SinkResult(
-        Outcome.FAILED, f"{status}: no such index", permanent=True
-    )
+def test_what_is_not_there_cannot_be_put(status):
+    for contract in (PLAIN, SAYS_MISSING, ANY_404):
+        assert result_of(said(status, "no such page"), contract=contract) == SinkResult(
+            Outcome.FAILED, f"{status}: no such page", permanent=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("answer", "contract"),
+    [
+        (said(410), PLAIN),
+        (said(404, "here is no such page"), SAYS_MISSING),
+        (said(404, "no such page", keywise_deleted="True"), PLAIN),
+        (said(404, "default backend"), ANY_404),
+    ],
+    ids=["410", "says what was agreed", "echoes the header", "nobody else answers"],
+)
+def test_what_the_service_says_is_not_there_is_deleted(answer, contract):
+    assert result_of(answer, DELETION, contract) == APPLIED
+
+
+@pytest.mark.parametrize("contract", [PLAIN, SAYS_MISSING, CONDITIONAL], ids=["plain", "says it", "conditional"])
+def test_a_404_to_a_deletion_may_be_of_a_gateway_and_the_document_still_there(contract):
+    """What is shown in the end would otherwise be a document that was deleted."""
+    for answer in (said(404, "default backend - 404"), said(404, keywise_deleted="false")):
+        result = result_of(answer, DELETION, contract)
+        assert (result.outcome, result.certainty, result.permanent) == (Outcome.BUSY, Certainty.UNKNOWN, False)
+        assert "missing=" in result.cause
+
+
+def test_a_404_that_was_agreed_to_mean_busy_is_busy():
+    agreed = Contract(("/", ""), busy=frozenset({404}))
+    assert result_of(said(404), DELETION, agreed) == SinkResult(Outcome.BUSY, "404")
 
 
 def test_a_refusal_of_something_older_is_superseded_only_if_that_was_agreed():
@@ -309,7 +339,7 @@ def test_a_url_names_a_plain_service():
 def test_options_say_what_is_agreed():
     sink = sink_at(
         "https://host/a%2Fb c/{key}.json?grade=conditional&superseded=412&forgets_deletions=yes&put=POST&delete=PUT"
-        "&content_type=text/plain&timeout=500ms&busy=429,503"
+        "&content_type=text/plain&timeout=500ms&busy=429,503&missing=no%20such%20page"
     )
     assert (sink.grade, sink.forgets_deletions) == (Grade.CONDITIONAL, True)
     assert sink._contract == Contract(
@@ -321,6 +351,7 @@ def test_options_say_what_is_agreed():
         superseded=412,
         forgets_deletions=True,
         busy=frozenset({429, 503}),
+        missing="no such page",
     )
 
 
@@ -343,6 +374,7 @@ def test_options_say_what_is_agreed():
         (f"{BASE}?delete=GET", "delete=GET is unknown"),
         (f"{BASE}?timeout=0s", "timeout has to be above zero"),
         (f"{BASE}?busy=200", "no list of statuses"),
+        (f"{BASE}?missing=%20", "missing= is empty"),
         (f"{BASE}?content_type=a%0D%0Ab", "content_type="),
         (f"{BASE}?ca=x.pem", "ca is for connections that are encrypted"),
         (f"{BASE}?verify=no", "unknown option 'verify'"),

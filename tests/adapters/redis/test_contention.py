@@ -15,9 +15,11 @@ from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import Pause
-from keywise.core.entry import LeaseTerms, LedgerPolicy
+from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
+from keywise.core.entry import LeaseTerms, LedgerPolicy, RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Commit
+from keywise.core.limits import Rate
 from keywise.testing.conformance.benches.redis import RedisBench
 from running import run
 from servers import shared
@@ -25,14 +27,15 @@ from servers import shared
 pytestmark = pytest.mark.server("redis")
 
 TERMS = LeaseTerms("w1", 60.0)
+POLICY = LedgerPolicy()
 
 
 @asynccontextmanager
-async def two_ledgers() -> AsyncIterator[tuple[RedisLedger, RedisLedger]]:
+async def two_ledgers(policy: LedgerPolicy = POLICY) -> AsyncIterator[tuple[RedisLedger, RedisLedger]]:
     name, url = fresh("crowd"), shared.redis().url
     async with (
-        RedisLedger(RedisDatabase(url), name, LedgerPolicy()) as one,
-        RedisLedger(RedisDatabase(url), name, LedgerPolicy()) as other,
+        RedisLedger(RedisDatabase(url), name, policy) as one,
+        RedisLedger(RedisDatabase(url), name, policy) as other,
     ):
         yield one, other
 
@@ -72,6 +75,28 @@ def test_more_keys_than_one_step_tells_are_told_and_pruned():
             RedisBench().move_clock((ledger, other), 10_000_000.0)
             assert await other.prune(1.0) == 700
             assert (await ledger.counts()).keys == 0
+
+    run(story())
+
+
+def test_a_dispatch_that_ended_between_the_two_steps_of_another_is_charged():
+    """The state of the key is as it was read, but its rate is used up."""
+    policy = LedgerPolicy(rate=Rate(1, per=300.0))
+
+    async def story() -> None:
+        async with two_ledgers(policy) as (ledger, other):
+            read = other._entries.read
+
+            async def overtaken(*arguments, **options):
+                other._entries.read = read
+                found = await read(*arguments, **options)
+                [claim] = (await ledger.claim(headers("a"), TERMS)).granted
+                assert await ledger.dead_letter([DeadLetterRequest(DeadLetter("bad", b""), claim)]) == []
+                return found
+
+            other._entries.read = overtaken
+            results = await other.claim(headers("a"), TERMS)
+            assert {key: one.reason for key, one in results.refused.items()} == {"a": RefusalReason.LIMITED}
 
     run(story())
 

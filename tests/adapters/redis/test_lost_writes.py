@@ -10,10 +10,11 @@ from adapters.redis.benches import fresh
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
-from keywise.core.errors import UnavailableError
+from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.core.ledger import Commit
 from running import run
 from servers.redis import RedisServer, redis_server
@@ -90,6 +91,23 @@ async def _ended_after(ledger: RedisLedger, commands: int, end: type[BaseExcepti
         await ledger.counts()
     ledger._server._ask = real
     return asked
+
+
+def test_tokens_go_on_above_those_from_before_a_loss(server):
+    """Rule 9: a holder from before must never have the token of one from after it, whatever the nonces are."""
+
+    async def story() -> None:
+        before, after = [], []
+        async with ledger_on(server) as ledger, ledger_on(server) as other:
+            for number, tokens in enumerate((before, after)):
+                for key in "abc":
+                    some = ledger if key == "b" else other
+                    [claim] = (await some.claim([ChangeHeader(f"{key}{number}", order_of(1))], TERMS)).granted
+                    tokens.append(claim.token >> TOKEN_NONCE_BITS)
+                server.command("FLUSHALL")
+        assert before + after == sorted({*before, *after})
+
+    run(story())
 
 
 def test_many_who_find_a_loss_at_once_tell_it_once(server):
@@ -195,5 +213,62 @@ def test_what_was_to_be_written_elsewhere_is_not_written_after_a_loss(server):
             assert (ledger.losses, await is_due(ledger)) == (1, True)
             await ledger._entries.run({"key": "key"}, write, read)
             assert (await ledger.inspect("key")).mark == order_of(9)
+
+    run(story())
+
+
+@pytest.mark.parametrize("loss", ["everything", "what came after a copy of its file"])
+def test_what_was_lost_while_no_worker_ran_is_found_at_the_next_start(server, tmp_path, loss):
+    """Nobody is left who knows, so it is noted in a file outside of the server."""
+    folder = str(tmp_path / "state")
+
+    async def story() -> None:
+        async with ledger_on(server, witness=folder) as ledger:
+            await committed(ledger, "a", 5)
+            before = server.read_file()
+            await committed(ledger, "a", 6)
+        if loss == "everything":
+            server.command("FLUSHALL")
+        else:
+            server.stop()
+            server.write_file(before)
+            server.start()
+        async with ledger_on(server, witness=folder) as ledger:
+            assert (ledger.losses, await is_due(ledger)) == (1, True)
+            await committed(ledger, "a", 6)
+        async with ledger_on(server, witness=folder) as ledger:
+            assert ledger.losses == 0, "it is found once"
+            assert await is_due(ledger), "until an operator takes it back"
+
+    run(story())
+
+
+def test_a_ledger_that_lost_nothing_is_not_suspected_at_the_next_start(server, tmp_path):
+    async def story() -> None:
+        for name in ("shop", "other shop/é"):
+            for version in (1, 2, 3):
+                async with ledger_on(server, name, witness=str(tmp_path)) as ledger, ledger_on(server, name) as other:
+                    await committed(ledger, "a", 2 * version)
+                    await committed(other, "a", 2 * version + 1)
+                    assert (ledger.losses, await is_due(ledger)) == (0, False)
+                server.restart()
+
+    run(story())
+
+
+def test_a_witness_that_cannot_be_used_is_named_with_what_to_do(server, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    async def story() -> None:
+        with pytest.raises(DatabaseError, match=r"cannot be (read|written).*name a"):
+            async with ledger_on(server, witness=str(tmp_path / "file")):
+                pass
+        async with ledger_on(server, witness=str(tmp_path)) as ledger:
+            await committed(ledger, "a", 1)
+        [file] = tmp_path.glob("*.witness")
+        file.write_text("no witness")
+        with pytest.raises(DatabaseError, match=r"cannot be read.*remove it"):
+            async with ledger_on(server, witness=str(tmp_path)):
+                pass
 
     run(story())

@@ -102,6 +102,23 @@ def test_newest_wins_and_what_is_older_is_stale(server, tmp_path):
     assert shop.stored == {"a": 2, "b": 3}
 
 
+def test_what_was_lost_while_nothing_ran_raises_an_alarm_at_the_next_start(server, tmp_path):
+    url = f"{server.url}?witness={tmp_path}/state"
+    shops = [Shop(tmp_path, url), Shop(tmp_path, url)]
+    for number, shop in enumerate(shops):
+
+        async def story(shop: Shop = shop, number: int = number) -> None:
+            await shop.works_on({"key": "a", "version": 2})
+            while number and not [event for event in shop.events if isinstance(event, Alarmed)]:
+                await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.01)
+
+        running(shop, story)
+        server.command("FLUSHALL")
+    assert [event for event in shops[0].events if isinstance(event, Alarmed)] == []
+    assert all("lost writes" in event.cause for event in shops[1].events if isinstance(event, Alarmed))
+    assert shops[1].stored == {"a": 2}, "what was applied before is applied again"
+
+
 def test_a_worker_goes_on_after_a_restart_and_tells_what_was_lost(server, tmp_path):
     shop = Shop(tmp_path, server.url)
 

@@ -9,10 +9,12 @@ import pytest
 
 from keywise.adapters.sqlite.database import SqliteDatabase
 from keywise.adapters.sqlite.ledger.ledger import SqliteLedger
+from keywise.adapters.sqlite.ledger.working_set import TOKEN_NONCE_BITS
 from keywise.adapters.sqlite.source import SqliteSource
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.entry import LeaseTerms, LedgerPolicy
 from keywise.core.ledger import Commit
+from running import run
 
 KEYS, ROUNDS, LEASE_S = 20, 25, 60.0
 
@@ -49,6 +51,26 @@ async def work(path: Path, owner: str, witness: Witness) -> None:
             for claim in results.granted:
                 witness.lets_go(claim.key)
             assert await ledger.commit([Commit(claim) for claim in results.granted]) == []
+
+
+def test_no_two_tokens_have_the_same_number(tmp_path):
+    """Rule 9: the nonce is for a file that was restored; the numbers alone must tell all claims apart."""
+
+    async def story() -> list[int]:
+        tokens: list[int] = []
+        async with (
+            SqliteDatabase(str(tmp_path / "one.db")) as database,
+            SqliteLedger(database, "one", LedgerPolicy()) as ledger,
+            SqliteLedger(database, "other", LedgerPolicy()) as other,
+        ):
+            for number, count in enumerate((1, 3, 5, 2)):
+                for some in (ledger, other):
+                    headers = [ChangeHeader(f"{number}.{i}", order_of(1)) for i in range(count)]
+                    tokens += (claim.token for claim in (await some.claim(headers, LeaseTerms("w1", LEASE_S))).granted)
+        return tokens
+
+    numbers = [token >> TOKEN_NONCE_BITS for token in run(story())]
+    assert 22 == len(numbers) == len(set(numbers))
 
 
 async def take(path: Path, found: list[int]) -> None:

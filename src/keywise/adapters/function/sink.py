@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, get_args, get_origin, get_type_hints
@@ -81,7 +82,10 @@ class FunctionSink:
         self._signature = signature_of(handler)
         self.batch_max = BATCH_MAX if self._signature.is_batch else 1
         self._counting = threading.Lock()
-        self._running: set[str] = set()
+        self._running = Counter[str]()
+        """Keys whose handler runs in a thread. After its claim has ended, that call still runs."""
+        self._running_alone = Counter[str]()
+        """Those of calls for a single change."""
         self._threads_max = self._free = threads
         """Threads that run nothing. A handler that hangs keeps its own, however often its claim ended."""
 
@@ -95,8 +99,9 @@ class FunctionSink:
 
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         """The whole batch first; if the handler refuses it, by halves, until the bad change is alone."""
-        if any(change.key in self._running for change in changes):
-            return [STILL_RUNS] * len(changes)
+        late = self._late(changes)
+        if late:
+            return await self._apply_others(changes, claims, late)
         if not self._signature.is_async and self._free == 0:
             return [NO_THREAD] * len(changes)
         try:
@@ -112,6 +117,24 @@ class FunctionSink:
             return [*first, *await self.apply(changes[middle:], claims[middle:])]
         return [APPLIED] * len(changes)
 
+    def _late(self, changes: Sequence[Change[Any]]) -> set[str]:
+        """Return the keys that must not be called now, because an earlier call for them still runs.
+
+        A batch hangs as a whole, though perhaps for one of its keys: each of them may be tried alone meanwhile.
+        """
+        if not self._running:
+            return set()
+        with self._counting:
+            still_runs = self._running_alone if len(changes) == 1 else self._running
+            return {change.key for change in changes if still_runs[change.key]}
+
+    async def _apply_others(
+        self, changes: Sequence[Change[Any]], claims: Sequence[Claim], late: set[str]
+    ) -> Sequence[SinkResult]:
+        others = [pair for pair in zip(changes, claims, strict=True) if pair[0].key not in late]
+        results = iter(await self.apply([one for one, _ in others], [claim for _, claim in others]) if others else ())
+        return [STILL_RUNS if change.key in late else next(results) for change in changes]
+
     async def _call(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> None:
         arguments: list[Any] = [list(changes) if self._signature.is_batch else changes[0]]
         if self._signature.wants_claim:
@@ -124,16 +147,19 @@ class FunctionSink:
 
     def _run(self, changes: Sequence[Change[Any]], arguments: list[Any]) -> object:
         """In a thread, which is free again when the handler has really ended."""
-        keys = {change.key for change in changes}
+        keys = Counter(change.key for change in changes)
+        alone = keys if len(keys) == 1 else Counter[str]()
         with self._counting:
             self._free -= 1
-            self._running |= keys
+            self._running += keys
+            self._running_alone += alone
         try:
             return self._handler(*arguments)
         finally:
             with self._counting:
                 self._free += 1
                 self._running -= keys
+                self._running_alone -= alone
 
 
 class TransactedFunctionSink:

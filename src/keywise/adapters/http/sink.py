@@ -28,8 +28,10 @@ from keywise.core.url import Address, redacted
 
 ANSWER_MAX = 64 * 1024
 """Only the begin of an answer is of interest, and only if it is a refusal."""
-GONE = frozenset({404, 410})
-"""To a deletion: there is nothing to delete."""
+NOT_FOUND, GONE = 404, 410
+"""To a deletion: there is nothing to delete. But a gateway without a route to the service says 404 too."""
+ANY = "any"
+"""The value of the option `missing` that takes every 404 for the service's."""
 NOT_LET_IN = frozenset({401, 407})
 """It is asked with the wrong user or token, or without one: no change is to blame for that."""
 UNREAD = frozenset({408, 425})
@@ -41,6 +43,7 @@ PAUSE_AFTER_KEYS = 5
 ACTED = {"POST": frozenset({301, 302, 303}), "PUT": frozenset({303}), "DELETE": frozenset({303})}
 """Redirects that may follow a deed: clients go on with GET after them. After any other one the request is repeated."""
 ORDER_HEADERS = ("Keywise-Era", "Keywise-Version", "Keywise-Generation")
+DELETED_HEADER = "Keywise-Deleted"
 
 
 class Contract(msgspec.Struct, frozen=True):
@@ -57,6 +60,18 @@ class Contract(msgspec.Struct, frozen=True):
     forgets_deletions: bool = False
     busy: frozenset[int] = frozenset({429})
     """With these the service says that it has done nothing, and may do so later."""
+    missing: str | None = None
+    """A text that only the service itself puts into a 404; `any`: nobody else answers 404."""
+
+    def says_missing(self, answer: HttpResponse) -> bool:
+        """Whether the service itself has answered that it holds nothing of the key."""
+        if answer.status != NOT_FOUND:
+            return answer.status == GONE
+        if answer.headers.get(DELETED_HEADER.lower(), "").lower() == "true":
+            return True
+        if self.missing is None or self.missing == ANY:
+            return self.missing == ANY
+        return self.missing in answer.body.decode("utf-8", "replace")
 
     def method_of(self, desired: "DesiredState") -> str:
         return self.delete if desired.deleted else self.put
@@ -124,7 +139,7 @@ class HttpSink:
 
 def _headers(desired: DesiredState, claim: Claim) -> dict[str, str]:
     headers = dict(zip(ORDER_HEADERS, map(str, desired.order), strict=True))
-    headers["Keywise-Deleted"] = "true" if desired.deleted else "false"
+    headers[DELETED_HEADER] = "true" if desired.deleted else "false"
     if claim.token:
         # There is none while the ledger is down.
         headers["Keywise-Token"] = str(claim.token)
@@ -170,7 +185,7 @@ def judged(
 ) -> SinkResult:
     """What an answer says about a change. `discreet` takes secrets out of what the service says."""
     status = answer.status
-    if 200 <= status < 300 or (desired.deleted and status in GONE):
+    if 200 <= status < 300 or (desired.deleted and contract.says_missing(answer)):
         return APPLIED
     cause = _format_response(answer, discreet)
     if status == contract.superseded:
@@ -182,6 +197,10 @@ def judged(
     is_harmless = contract.superseded is not None and not contract.forgets_deletions
     if status in contract.busy | NOT_LET_IN or (status == 503 and wait_s is not None and is_harmless):
         return SinkResult(Outcome.BUSY, cause, wait_s=wait_s)
+    if status == NOT_FOUND and desired.deleted:
+        # Applied, if it were the service's; a gateway's would leave the document there for ever.
+        hint = "a gateway may have said that: name in missing=… what only the service says, or write missing=any"
+        return SinkResult(Outcome.BUSY, f"{cause} ({hint})", certainty=Certainty.UNKNOWN)
     if status in UNREAD:
         return SinkResult(Outcome.FAILED, cause)
     if status in OWN_FAILURES:
@@ -256,7 +275,7 @@ def connect(address: Address) -> Sink:
 
     The other options are in docs/how-to/http.md.
     """
-    known = ("grade", "superseded", "forgets_deletions", "put", "delete", "content_type", "timeout", "busy")
+    known = ("grade", "superseded", "forgets_deletions", "put", "delete", "content_type", "timeout", "busy", "missing")
     options = address.take(*known, *OPTIONS)
     server = server_at(address, address.scheme, options)
     return HttpSink(HttpClient(server, answer_max=ANSWER_MAX), _contract(address, options))
@@ -282,6 +301,7 @@ def _contract(address: Address, options: dict[str, str]) -> Contract:
         superseded=int(_one_of(url, options, "superseded", "409", "412")) if grade == Grade.CONDITIONAL else None,
         forgets_deletions=_one_of(url, options, "forgets_deletions", "no", "yes") == "yes",
         busy=_busy(url, options.get("busy", "429")),
+        missing=_missing(url, options.get("missing")),
     )
 
 
@@ -303,6 +323,12 @@ def _busy(url: str, statuses: str) -> frozenset[int]:
     if not re.fullmatch(r"[45]\d\d(,[45]\d\d)*", statuses):
         raise AddressError(f"{url}: busy={statuses} is no list of statuses; write for example busy=429,503")
     return frozenset(map(int, statuses.split(",")))
+
+
+def _missing(url: str, text: str | None) -> str | None:
+    if text is not None and not text.strip():
+        raise AddressError(f"{url}: missing= is empty; write what the service says in a 404, or missing=any")
+    return text
 
 
 def _one_of(url: str, options: dict[str, str], name: str, *known: str) -> str:

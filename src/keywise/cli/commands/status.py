@@ -12,7 +12,7 @@ from keywise.cli.commands.pause import named
 from keywise.cli.live.watch import EveryOption, WatchOption, watch_or_once
 from keywise.cli.output import count, moment, print_error, print_json, print_line, print_table
 from keywise.core.controls import Pause
-from keywise.core.errors import UnavailableError
+from keywise.core.errors import DatabaseError, KeywiseError, UnavailableError
 from keywise.core.url import redacted
 from keywise.operate.inspect import JournalSummary, PipelineFigures, Unreached, figures_of, journal_summary_of
 
@@ -33,7 +33,8 @@ def status(
 
     These are its grade, the numbers of messages, keys, tombstones, live claims, suspects and dead letters,
     what is paused, its era, and alarms of the last hour with what to do about them.
-    If the ledger cannot be reached, shows the journals of workers on this machine, and exits with status 1.
+    If the ledger or a queue of a pipeline cannot be used, shows why, the journals of its workers on this machine,
+    and the other pipelines, and exits with status 1.
 
     \b
     Example:
@@ -47,7 +48,7 @@ def status(
     def look() -> None:
         unreached = _look(loaded, names, json)
         if unreached and not watch:
-            print_error(f"{', '.join(one.pipeline for one in unreached)} cannot be reached now; see the journal above")
+            print_error(f"{', '.join(one.pipeline for one in unreached)} cannot be shown; see the cause above")
             raise typer.Exit(1)
 
     watch_or_once(look, watch=watch, every=every, json=json)
@@ -64,16 +65,17 @@ def _look(app: App, names: list[str], json: bool) -> list[Unreached]:
 
 
 async def _gathered(app: App, names: list[str]) -> tuple[list[PipelineFigures], list[Unreached]]:
-    found, unreached = list[PipelineFigures](), list[Unreached]()
+    found, unreached, errors = list[PipelineFigures](), list[Unreached](), list[KeywiseError]()
     for name in names:
         try:
             async with app.open(name, work=False) as pipeline:
                 found.append(await figures_of(pipeline, time.time()))
-        except UnavailableError as error:
+        except (UnavailableError, DatabaseError) as error:
             settings = app.pipelines[name].settings
-            if settings.journal is None:
-                raise  # Without a journal, there is nothing to show.
+            errors.append(error)
             unreached.append(Unreached(name, str(error), journal_summary_of(settings, name)))
+    if errors and not found and all(app.pipelines[name].settings.journal is None for name in names):
+        raise errors[0]  # There is nothing to show.
     return found, unreached
 
 
@@ -84,8 +86,8 @@ def _print_status(found: list[PipelineFigures], unreached: list[Unreached], now:
         for note in _notes(figures, now):
             print_line(f"{figures.pipeline}: {note}")
     for one in unreached:
-        noted = "; ".join(format_journals(one.journal, now)) or "its journal on this machine is empty"
-        print_line(f"{one.pipeline}: cannot be reached: {one.cause}; {noted}")
+        noted = "; ".join(format_journals(one.journal, now))
+        print_line(f"{one.pipeline}: cannot be reached: {one.cause}{f'; {noted}' if noted else ''}")
 
 
 def _print_figures(found: list[PipelineFigures]) -> None:

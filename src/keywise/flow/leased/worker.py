@@ -15,6 +15,7 @@ from keywise.core.dead_letter import DeadLetterRequest
 from keywise.core.entry import Certainty, Claim, LeaseTerms, Level, Refusal
 from keywise.core.errors import UnavailableError
 from keywise.core.ledger import Commit, Failure
+from keywise.flow.dead_letters import DeadLetterStep
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.lanes import Lanes, SettledTicket, Ticket
 from keywise.flow.leased.dispatch import RESERVED_PART, ClaimWindow, DispatchQueue, WorkerBackoff
@@ -377,7 +378,7 @@ class LeasedWorker:
             return
         requests = [DeadLetterRequest(self._settlement.letter(ticket, cause)) for ticket, cause in rejected]
         try:
-            await pipeline.retry_until_reachable(LEDGER, lambda: pipeline.ledger.dead_letter(requests))
+            await pipeline.retry_until_reachable(LEDGER, DeadLetterStep(pipeline, requests))
         except UnavailableError:
             for ticket, _ in rejected:
                 self._lanes.hold(ticket, pipeline.clock())
@@ -512,7 +513,7 @@ class LeasedWorker:
                     DeadLetterRequest(self._settlement.letter(one.ticket, one.cause), one.claim, one.result.certainty)
                     for one in finished
                 ]
-                return lambda: ledger.dead_letter(requests)
+                return DeadLetterStep(self._pipeline, requests)
             case Disposition.RETRY:
                 failures = [
                     Failure(one.claim, one.result.certainty, retries[one.claim.token], one.is_overdue)

@@ -20,7 +20,7 @@ from keywise.testing.conformance.claims import (
     granted,
     refused,
 )
-from keywise.testing.conformance.promise import Promises, same
+from keywise.testing.conformance.promise import Promises, UncheckedError, same
 
 CONTROL_STORE_PROMISES: Promises[LedgerBench] = Promises()
 GOVERNED_TRANSACTION_PROMISES: Promises[LedgerBench] = Promises()
@@ -30,6 +30,12 @@ EVERY_S = 60.0
 PER_S = 300.0
 LIMITED = LedgerPolicy(redelivery_s=REDELIVERY_S, rate=Rate(3, per=PER_S))
 """Three dispatches of a key in five minutes: a burst of three, then one every hundred seconds."""
+SPACED = LedgerPolicy(redelivery_s=REDELIVERY_S, rate=Rate(1, per=PER_S))
+"""One dispatch of a key in five minutes."""
+LAST_PART_S = 0.9
+"""The last part of a limit, in which it must still hold."""
+TRIES = 10
+"""How often to try to reach that part in time."""
 BY_OPERATOR = LeaseTerms("operator", LEASE_S, despite_pause=True)
 
 
@@ -228,6 +234,23 @@ async def a_dispatch_is_charged_even_if_it_fails(bench: LedgerBench) -> None:
         await bench.ledger.fail([Failure(claim, Certainty.CLEAN, 0.001)])
         bench.advance(1.0)
     refused(await bench.ask(1), RefusalReason.LIMITED, wait_s=PER_S / 3 - 3.0)
+
+
+@CONTROL_STORE_PROMISES.add(SPACED)
+async def a_charge_limits_its_key_until_it_is_over(bench: LedgerBench) -> None:
+    """A ledger may forget what was charged to a key once it limits nothing any more, and not a moment earlier."""
+    for number in range(TRIES):
+        key = f"a{number}"
+        await bench.committed(1, key=key)
+        limited_until = (await bench.entry(key)).rate_at
+        bench.advance(PER_S - LAST_PART_S)
+        # A store forgets old charges when it stores new ones.
+        await bench.committed(1, key=f"b{number}")
+        answer = await bench.ask(2, "w2", key=key)
+        if await bench.ledger.now() < limited_until:
+            refused(answer, RefusalReason.LIMITED)
+            return
+    raise UncheckedError(f"the store takes longer than {LAST_PART_S} seconds for a few steps")
 
 
 @GOVERNED_TRANSACTION_PROMISES.add(LIMITED)

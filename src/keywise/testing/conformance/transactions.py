@@ -91,6 +91,20 @@ async def a_rollback_leaves_nothing(bench: LedgerBench) -> None:
     same("the dead letters", await bench.ledger.dead_letters(10), [])
 
 
+@TRANSACTION_PROMISES.add(SAFE)
+async def versioned_and_unversioned_changes_of_an_idle_key_do_not_mix(bench: LedgerBench) -> None:
+    """A transaction refuses an unversioned change of a versioned key, also one below zero, and the other way round."""
+    marks = {"below zero": -5, "zero": 0, "above zero": 5, "unversioned": None}
+    for key, version in marks.items():
+        await marked(bench, key, version)
+    asked = [(key, None) for key in marks if key != "unversioned"]
+    for versions in (asked, [("unversioned", -1)], [("unversioned", 1)]):
+        async with bench.ledger.transaction() as transaction:
+            refusals = await transaction.decide(headers(*versions))
+        seen = {key: refusal.reason for key, refusal in refusals.items()}
+        same("the reasons", seen, dict.fromkeys((key for key, _ in versions), RefusalReason.MIXED))
+
+
 @TRANSACTION_PROMISES.add(FORGETTING)
 async def a_transaction_refuses_what_a_claim_would(bench: LedgerBench) -> None:
     """A transaction refuses stale, duplicate, mixed, forgotten and busy changes for the same reasons as a claim."""

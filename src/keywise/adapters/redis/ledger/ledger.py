@@ -19,6 +19,7 @@ from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries, codes_after
 from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
 from keywise.adapters.redis.ledger.scripts import COUNT, DROP, PERIODIC_LOCK, PROBE, SET_CONTROLS, WALK
+from keywise.adapters.redis.ledger.witness import Witness
 from keywise.adapters.redis.ledger.working_set import (
     TRIES_MAX,
     WAIT_S,
@@ -56,11 +57,19 @@ class RedisLedger:
     database = None
     """No sink or source can share it."""
 
-    def __init__(self, server: RedisDatabase, scope: str, policy: LedgerPolicy, buckets: int | None = None) -> None:
+    def __init__(
+        self,
+        server: RedisDatabase,
+        scope: str,
+        policy: LedgerPolicy,
+        buckets: int | None = None,
+        witness: str | None = None,
+    ) -> None:
         self._server = server
         server.limit_commands(policy.command_s)
         self._policy = policy
-        self._scope = RedisScope(server, scope, buckets)
+        folder = Witness(witness, server.name, scope) if witness is not None else None
+        self._scope = RedisScope(server, scope, buckets, folder)
         self._entries = RedisEntries(self._scope, policy)
         self._known: OrderedDict[int, Entry] = OrderedDict()
         """By token, what this worker wrote when it was granted the claim."""
@@ -75,6 +84,7 @@ class RedisLedger:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        self._scope.close()
         await self._server.__aexit__()
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
@@ -311,12 +321,15 @@ class RedisLedger:
 
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
     """`redis://host:6379/0`, or `rediss://` if it is encrypted; the scope is the pipeline's name."""
-    options = address.take("buckets", *OPTIONS)
+    options = address.take("buckets", "witness", *OPTIONS)
     buckets = options.pop("buckets", None)
     if buckets is not None and not (buckets.isdecimal() and 1 <= int(buckets) <= BUCKETS_MAX):
         raise AddressError(f"buckets={buckets} is no number from 1 to {BUCKETS_MAX}")
+    witness = options.pop("witness", None)
+    if witness == "":
+        raise AddressError("witness= names no folder; write for example witness=/var/lib/shop")
     server = database_at(address, options)
-    return RedisLedger(server, address.name, policy, int(buckets) if buckets is not None else None)
+    return RedisLedger(server, address.name, policy, int(buckets) if buckets is not None else None, witness)
 
 
 _key, _claim_key = attrgetter("key"), attrgetter("claim.key")

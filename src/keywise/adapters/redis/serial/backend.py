@@ -87,7 +87,8 @@ class RedisTurns:
 
 def connect(address: Address, owner: str, policy: TurnPolicy) -> Turns:
     """`redis://host:6379/0`, or `rediss://` if it is encrypted; requests are kept under the function's name."""
-    options = address.take("buckets", *OPTIONS)
+    options = address.take("buckets", "witness", *OPTIONS)
     # Of the ledger, whose URL this may be.
-    options.pop("buckets", None)
+    for name in ("buckets", "witness"):
+        options.pop(name, None)
     return RedisTurns(database_at(address, options), address.name, owner, policy)
