@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from causes import said
 from keywise.core.bodies import decoder, first_parameter_type
 from keywise.core.change import VERSION_MAX, Delete, Delivery, Ignore, Put, order_of
 from keywise.core.errors import MalformedError, SettingsError
@@ -101,7 +102,7 @@ def test_a_function_that_raises_sets_only_that_body_aside():
 
     read_batch = read_batch_of(read, b'{"id": "a"}', b'{"id": "b", "v": 2}')
     assert [ticket.change.key for ticket in read_batch.tickets] == ["b"]
-    assert [cause for _, cause in read_batch.malformed] == ["read failed: KeyError: 'v'"]
+    assert [said(cause) for _, cause in read_batch.malformed] == ["read failed: KeyError: 'v'"]
 
 
 @pytest.mark.parametrize("said", [None, "a", 5, ("a", 1), {"key": "a"}, object, Put])

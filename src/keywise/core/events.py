@@ -72,6 +72,7 @@ class Failed(Event, frozen=True, kw_only=True):
     cause: str
     attempts: int
     retry_s: float
+    traceback: str = ""
 
 
 class DeadLettered(Event, frozen=True, kw_only=True):
@@ -80,6 +81,7 @@ class DeadLettered(Event, frozen=True, kw_only=True):
     key: str
     version: int | None = None
     cause: str
+    traceback: str = ""
 
 
 class TookOver(Event, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from keywise.core.change import (
     order_of,
 )
 from keywise.core.errors import MalformedError, SettingsError, VersionError
+from keywise.core.failures import cause_of_error
 from keywise.flow.lanes import Ticket
 
 Read: TypeAlias = Callable[[Any], Put | Delete | Ignore]
@@ -159,7 +160,7 @@ class FunctionRoute:
         try:
             result = self.read(value)
         except Exception as error:
-            raise MalformedError(f"read failed: {type(error).__name__}: {error}") from error
+            raise MalformedError(f"read failed: {cause_of_error(error)}") from error
         match result:
             case Put() | Delete():
                 if not isinstance(result.key, str):

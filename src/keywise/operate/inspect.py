@@ -149,6 +149,7 @@ class DeadLetterSummary(msgspec.Struct, frozen=True):
     at: float
     version: int | None
     cause: str
+    traceback: str = ""
 
 
 class ForecastRange(msgspec.Struct, frozen=True):
@@ -228,7 +229,7 @@ async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: in
     newest = await admin.dead_letters(LETTERS_MAX)
     ahead_s = wall - now
     letters = [
-        DeadLetterSummary(number, at + ahead_s, letter.version, letter.cause)
+        DeadLetterSummary(number, at + ahead_s, letter.version, letter.cause, letter.traceback)
         for number, at, letter in newest
         if letter.key == key
     ]

@@ -54,6 +54,17 @@ def test_grade_promise_and_way_of_each_source_are_said_at_the_start(folder):
     assert "\x1b" not in answer.out + answer.err
 
 
+def test_the_level_of_the_log_can_be_chosen(folder):
+    folder.keywise("send", "mails", '{"id": "a", "v": 1}')
+    debug = folder.keywise("run", "shop:app", "mails", "--until-empty", "--log-level", "debug").err
+    assert " DEBUG settled pipeline='mails' outcome=<Outcome.APPLIED: 'applied'> changes=1" in debug
+    quiet = folder.keywise("run", "shop:app", "mails", "--until-empty", "--log-level", "warning").err
+    assert "INFO" not in quiet and "stopped" not in quiet
+    answer = folder.keywise("run", "shop:app", "mails", "--until-empty", "--log-level", "loud")
+    assert answer.status == 2
+    assert "'loud' is not known; write one of debug, info, warning, error" in answer.err
+
+
 def test_only_the_named_pipelines_run(folder):
     for pipeline in ("pages", "mails"):
         folder.keywise("send", pipeline, '{"id": "a", "v": 1}')

@@ -22,6 +22,7 @@ from keywise.cli.output import (
     print_json,
     print_result,
     print_table,
+    print_traceback,
     refuse,
     stamp,
 )
@@ -99,7 +100,7 @@ def show(
     selection: Filter,
     json: JsonOption = False,
 ) -> None:
-    """Show one dead letter: its cause, headers and body.
+    """Show one dead letter: its cause, headers, traceback and body.
 
     Without a number, it is the newest one that matches --since, --until and --cause.
 
@@ -139,6 +140,7 @@ def _show(found: FoundLetter) -> None:
         *(("header", f"{name}: {value}") for name, value in sorted((letter.headers or {}).items())),
     ]
     print_facts(facts)
+    print_traceback("traceback", letter.traceback)
     print()
     print(plain_lines(_text(letter.body)))
 
@@ -250,6 +252,7 @@ def _whole(found: FoundLetter) -> dict[str, Any]:
         "source": letter.source,
         "sent_at": iso(letter.sent_at),
         "headers": dict(letter.headers or {}),
+        "traceback": letter.traceback,
         "body": text,
     }
     is_exact = text.encode() == letter.body

@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from keywise.app import App
 from keywise.cli.app_loader import APP_VARIABLE, JsonOption, choose_pipelines, load
 from keywise.cli.live.show import live_view
-from keywise.cli.output import plain, print_error, print_json, print_table, screen
+from keywise.cli.output import plain, print_error, print_json, print_table, refuse, screen
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.observe.log import Log
@@ -24,6 +24,8 @@ from keywise.observe.run_view import View
 
 LOOK_S = 0.1
 """After this long without an event, --until-empty checks whether the queues are empty."""
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 TOTALS = ("grade", "sources", "outcomes", "failed_attempts")
 """The figures of a pipeline that are printed at the end."""
@@ -49,6 +51,9 @@ def run(
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="Stop when all queues are empty and all work is done.")
     ] = False,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", metavar="LEVEL", help=f"{', '.join(LOG_LEVELS)}; info without it.")
+    ] = None,
     is_plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the view in a terminal.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -67,7 +72,7 @@ def run(
     """
     loaded = load(app, "keywise run shop:app")
     names, began_at = choose_pipelines(loaded, pipelines or ()), time.monotonic()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    _log(log_level)
     view = View(names)
     loaded.observers[:] = [*map(_without_starts, loaded.observers), view, _announce]
     showing = live_view(view, screen(stderr=True), logging.getLogger("keywise").info, plain=is_plain)
@@ -75,6 +80,15 @@ def run(
     if view.sources:
         _print_totals(view, json, time.monotonic() - began_at)
     leave(status)
+
+
+def _log(level: str | None) -> None:
+    """Log to stderr, unless the app has configured logging itself. A level that is given holds for keywise alone."""
+    if level is not None and level.lower() not in LOG_LEVELS:
+        refuse(f"--log-level: {level!r} is not known; write one of {', '.join(LOG_LEVELS)}")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if level is not None:
+        logging.getLogger("keywise").setLevel(level.upper())
 
 
 def leave(status: int) -> NoReturn:

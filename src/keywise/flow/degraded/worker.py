@@ -215,7 +215,7 @@ class DegradedWorker:
             await settlement.snooze(ticket, result.wait_s)
             return
         wait_s = pipeline.retry_s(ticket.delivery.count)
-        pipeline.emit(settlement.failed(ticket, result.cause, ticket.delivery.count, wait_s))
+        pipeline.emit(settlement.failed(ticket, result.cause, ticket.delivery.count, wait_s, result.traceback))
         await settlement.release([ticket], wait_s)
 
     async def _ended(self, shown: Sequence[Ticket], clean: Sequence[Ticket]) -> None:
