@@ -31,6 +31,8 @@ LEVELS = {
     events.Alarmed(pipeline="p", cause="no", advice="do"): logging.WARNING,
     events.AlarmCleared(pipeline="p", cause="fresh again"): logging.INFO,
     events.Unavailable(pipeline="p", what="ledger", cause="no", retry_s=1.0): logging.WARNING,
+    events.Unavailable(pipeline="p", what="ledger", cause="no", retry_s=1.0, calls=2): logging.DEBUG,
+    events.Available(pipeline="p", what="ledger", seconds=5.0, calls=2): logging.INFO,
     events.LedgerDown(pipeline="p", since=1.0, cause="no", mode="wait"): logging.WARNING,
     events.LedgerBack(pipeline="p", since=1.0, seconds=5.0): logging.INFO,
     events.MarkedSuspect(pipeline="p", keys=3): logging.WARNING,

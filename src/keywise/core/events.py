@@ -125,6 +125,18 @@ class Unavailable(Event, frozen=True, kw_only=True):
     what: str
     cause: str
     retry_s: float
+    calls: int = 1
+    """How many calls have failed since it was last available. Only the first one is a warning in the log."""
+
+
+class Available(Event, frozen=True, kw_only=True):
+    """A source, ledger or sink that could not be reached has answered for some seconds without another failure."""
+
+    what: str
+    seconds: float
+    """From the first failed call to the first answer."""
+    calls: int
+    """How many calls have failed."""
 
 
 class LedgerDown(Event, frozen=True, kw_only=True):

@@ -154,6 +154,7 @@ class Consumer:
             try:
                 deliveries = await source.receive(limit, pipeline.settings.poll_s)
                 unreachable = 0
+                pipeline.report_answer(name)
             except UnavailableError as error:
                 unreachable += 1
                 await pipeline.back_off(name, error, unreachable)
@@ -211,6 +212,7 @@ class Consumer:
         while True:
             await asyncio.sleep(LOOK_S)
             await self._refresh_controls()
+            self._pipeline.report_restored()
             live, bulk, busy, held = self._lanes.counts()
             name = self._pipeline.name
             self._pipeline.emit(events.Waiting(pipeline=name, live=live, bulk=bulk, busy=busy, held=held))
@@ -227,8 +229,7 @@ class Consumer:
             self._pipeline.outage.failed(str(error), at_write=False)
             if not (self._going.is_set() or self._was_paused):
                 # No worker has started yet, so no other part of the consumer would report the outage.
-                name, cause = self._pipeline.name, str(error)
-                self._pipeline.emit(events.Unavailable(pipeline=name, what=LEDGER, cause=cause, retry_s=LOOK_S))
+                self._pipeline.count_unavailable(LEDGER, error, LOOK_S)
             return
         self._pipeline.outage.answered(at_write=False)
         self._pipeline.controls = controls

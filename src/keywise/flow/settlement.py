@@ -138,6 +138,6 @@ class Settlement:
         try:
             await act(source)
         except UnavailableError as error:
-            self.pipeline.emit(
-                events.Unavailable(pipeline=self.pipeline.name, what=name, cause=str(error), retry_s=0.0)
-            )
+            self.pipeline.count_unavailable(name, error, 0.0)
+        else:
+            self.pipeline.report_answer(name)

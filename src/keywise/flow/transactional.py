@@ -101,6 +101,7 @@ class QueueTransactionWorker:
                 if (index := await self._next()) is not None and not self._stopping:
                     await self._batch(index)
                 self._unreachable = 0
+                self._pipeline.report_answer("database")
             except _AllPausedError:
                 # The messages stay in the queue. The consumer sets `going` again when the pause ends.
                 self._going.clear()

@@ -11,7 +11,7 @@ _OF_STORES = (events.Unavailable, events.LedgerDown, events.MarkedSuspect, event
 _OF_CALLS = (events.CallRefused, events.Overlapped, events.TurnLost, events.SessionLost)
 _WARNINGS = (*_OF_CHANGES, *_OF_STORES, *_OF_CALLS)
 _STATES = (events.Started, events.Paused, events.Resumed, events.Draining, events.Stopped)
-_NOTICES = (*_STATES, events.Repaired, events.LedgerBack, events.Pruned, events.AlarmCleared)
+_NOTICES = (*_STATES, events.Repaired, events.Available, events.LedgerBack, events.Pruned, events.AlarmCleared)
 
 _LEVELS = dict.fromkeys(_WARNINGS, logging.WARNING) | dict.fromkeys(_NOTICES, logging.INFO)
 
@@ -27,6 +27,8 @@ class Log:
 
     def __call__(self, event: events.Event) -> None:
         level = _LEVELS.get(type(event), logging.DEBUG)
+        if isinstance(event, events.Unavailable) and event.calls > 1:
+            level = logging.DEBUG  # The line about the first call has said it; the one about its return has the count.
         if self._logger.isEnabledFor(level):
             fields = {"event": type(event).__name__.lower(), **msgspec.structs.asdict(event)}
             self._logger.log(level, "%s%s", described(event), _indented(fields.get("traceback", "")), extra=fields)

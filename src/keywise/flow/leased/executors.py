@@ -142,6 +142,8 @@ class SinkExecutor:
             error = UnavailableError(results[0].cause)
             return self._pipeline.report_unavailable("sink", error, min(rounds, AWAY_ROUNDS_MAX))
         self._refusals = 0
+        if any(result.outcome is not Outcome.BUSY and result.certainty is not Certainty.UNKNOWN for result in results):
+            self._pipeline.report_answer("sink")
         return 0.0
 
 
