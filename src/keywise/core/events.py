@@ -119,6 +119,10 @@ class Repaired(Event, frozen=True, kw_only=True):
     key: str
 
 
+START = "start"
+"""`what` of a pipeline that cannot start yet, because its source, ledger or sink cannot be reached."""
+
+
 class Unavailable(Event, frozen=True, kw_only=True):
     """A source, ledger or sink could not be reached. Its work is kept and retried after `retry_s`."""
 
