@@ -49,7 +49,14 @@ from keywise.core.ledger_steps import WorkingSet
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
 from keywise.core.sink import AtomicSink, ReadableSink, Sink
-from keywise.core.source import AckTimeoutSource, OutboxSource, Source, TransactionalQueue, TransactionalSource
+from keywise.core.source import (
+    AckTimeoutSource,
+    HeaderSource,
+    OutboxSource,
+    Source,
+    TransactionalQueue,
+    TransactionalSource,
+)
 from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.transfer import LedgerTransfer
 
@@ -62,6 +69,7 @@ TRANSACTIONAL_QUEUE: tuple[type[TransactionalQueue], ...] = (
     PostgresTransactionalQueue,
 )
 OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
+HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource,)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
 
 # Ledgers.

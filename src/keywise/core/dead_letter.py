@@ -21,6 +21,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     source: str = ""
     traceback: str = ""
     """Of the exception of a handler or sink, if one was the cause."""
+    routing_key: str = ""
 
 
 class DeadLetterRequest(msgspec.Struct, frozen=True):

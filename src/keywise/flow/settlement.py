@@ -37,7 +37,12 @@ class Settlement:
         """Return the dead letter of a delivery that has no key, because it could not be read."""
         name, _ = self.pipeline.sources[source]
         return DeadLetter(
-            storable(cause), delivery.body, headers=delivery.headers, sent_at=delivery.sent_at, source=name
+            storable(cause),
+            delivery.body,
+            headers=delivery.headers,
+            sent_at=delivery.sent_at,
+            source=name,
+            routing_key=delivery.routing_key.replace("\0", "\\x00"),
         )
 
     def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float, traceback: str = "") -> events.Failed:

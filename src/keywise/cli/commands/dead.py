@@ -137,6 +137,7 @@ def _show(found: FoundLetter) -> None:
         ("key", repr(letter.key) if letter.key else "not readable"),
         ("version", "-" if letter.version is None else str(letter.version)),
         ("source", letter.source),
+        *([("routing key", letter.routing_key)] if letter.routing_key else []),
         *(("header", f"{name}: {value}") for name, value in sorted((letter.headers or {}).items())),
     ]
     print_facts(facts)
@@ -252,6 +253,7 @@ def _whole(found: FoundLetter) -> dict[str, Any]:
         "source": letter.source,
         "sent_at": iso(letter.sent_at),
         "headers": dict(letter.headers or {}),
+        "routing_key": letter.routing_key,
         "traceback": letter.traceback,
         "body": text,
     }

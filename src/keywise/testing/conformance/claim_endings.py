@@ -32,6 +32,7 @@ LETTER = DeadLetter(
     1234.5,
     "sqlite:///x.db?queue=q",
     'Traceback (most recent call last):\n  File "shop.py", line 3, in index\nValueError: é',
+    "pages.é.#",
 )
 
 
