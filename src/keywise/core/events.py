@@ -252,7 +252,14 @@ class TurnLost(Event, frozen=True, kw_only=True):
 
 
 class Draining(Event, frozen=True, kw_only=True):
-    """The consumer takes no more changes and finishes those that are running."""
+    """The consumer takes no more changes and finishes those that are running. Repeated while that takes long."""
+
+    changes: int = 0
+    """How many it waits for."""
+    keys: Sequence[str] = ()
+    """Some of their keys."""
+    left_s: float = 0.0
+    """How long it waits at most; then the leases of these changes expire."""
 
 
 class Stopped(Event, frozen=True, kw_only=True):

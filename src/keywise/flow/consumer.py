@@ -25,6 +25,10 @@ from keywise.flow.transactional import LedgerTransactionWorker, QueueTransaction
 LOOK_S = 1.0
 """How often the consumer reads the operator's controls."""
 
+DRAIN_LOOK_S = 5.0
+"""How often the consumer reports what a drain waits for."""
+KEYS_SHOWN = 5
+
 
 class Worker(Protocol):
     """Takes changes from the lanes, or directly from the queue, and processes them until they are settled."""
@@ -254,7 +258,7 @@ class Consumer:
     async def _drain(
         self, feeding: Sequence[asyncio.Task[None]], workers: Sequence[Worker], working: Sequence[asyncio.Task[None]]
     ) -> None:
-        self._pipeline.emit(events.Draining(pipeline=self._pipeline.name))
+        reporting = asyncio.create_task(self._report_draining())
         for worker in workers:
             worker.stop()
         try:
@@ -265,6 +269,18 @@ class Consumer:
             # The outcome of a change that still runs is unknown: do not release it, let its lease expire.
             for task in (*feeding, *working):
                 task.cancel()
+        finally:
+            reporting.cancel()
+
+    async def _report_draining(self) -> None:
+        """Emit what the drain waits for, at once and every few seconds."""
+        pipeline = self._pipeline
+        ends_at = pipeline.clock() + pipeline.settings.drain_s
+        while True:
+            keys, left_s = self._lanes.busy_keys(), max(0.0, ends_at - pipeline.clock())
+            event = events.Draining(pipeline=pipeline.name, changes=len(keys), keys=keys[:KEYS_SHOWN], left_s=left_s)
+            pipeline.emit(event)
+            await asyncio.sleep(DRAIN_LOOK_S)
 
     def _start_heartbeat_thread(self) -> HeartbeatThread | None:
         if self._pipeline.connect_heartbeat is None:

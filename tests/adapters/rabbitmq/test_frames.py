@@ -19,7 +19,7 @@ from keywise.adapters.rabbitmq.messages import HEADER
 
 CHANNELS = (1, 2)
 OURS, OTHERS = "keywise-1", "others"
-Taken = tuple[str, int, bool, dict[str, Any], bytes]
+Taken = tuple[str, int, bool, bytes, dict[str, Any], bytes]
 
 texts = st.text(max_size=8)
 values = st.recursive(

@@ -154,7 +154,9 @@ def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
     process = folder.start("run", "shop:app")
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGTERM)
-    line(process, "draining")
+    said = line(process, "draining")
+    assert said.startswith("slow is draining: it waits for 1 change that has begun ('a'), at most 10 min; ")
+    assert said.endswith("a second Ctrl-C or signal leaves at once, and its lease expires\n")
     threading.Timer(SAME_WISH_S, process.send_signal, [signal.SIGTERM]).start()
     process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 128 + signal.SIGTERM

@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 from keywise.app import App
 from keywise.cli.app_loader import APP_VARIABLE, JsonOption, choose_pipelines, load
 from keywise.cli.live.show import live_view
-from keywise.cli.output import plain, print_error, print_json, print_table, refuse, screen
+from keywise.cli.output import count, duration, plain, print_error, print_json, print_table, refuse, screen
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.flow.pipeline import OpenPipeline
@@ -181,7 +181,7 @@ def _announce(event: events.Event) -> None:
 
 
 def _announced(event: events.Event) -> str:
-    """Return the line about a start: the grade and the commit strategy of each source, or what it waits for."""
+    """Return the line about a start or an end: the grade and strategy of each source, or what a pipeline waits for."""
     match event:
         case events.Started():
             promise = PROMISES.get(event.grade, "")
@@ -189,6 +189,13 @@ def _announced(event: events.Event) -> str:
         case events.Unavailable(what=events.START, calls=1):
             advice = "keywise tries again until it can be reached (--no-wait exits instead)"
             return f"{event.pipeline} waits to start: {event.cause}; {advice}"
+        case events.Draining(changes=changes) if changes:
+            keys = ", ".join(map(repr, event.keys)) + (", …" if changes > len(event.keys) else "")
+            has, its = ("has", "its lease expires") if changes == 1 else ("have", "their leases expire")
+            waits = (
+                f"it waits for {count(changes, 'change')} that {has} begun ({keys}), at most {duration(event.left_s)}"
+            )
+            return f"{event.pipeline} is draining: {waits}; a second Ctrl-C or signal leaves at once, and {its}"
         case _:
             return ""
 
