@@ -267,3 +267,17 @@ def test_figures_tell_what_is_noted_here_and_that_a_resync_is_due(tmp_path):
         since=4.0, keys=1, journals=2, resync_due=True, unread=[f"{tmp_path / 'pages@three.journal'}: Is a directory"]
     )
     assert figures.resync_since is not None and abs(figures.resync_since - WALL) < 60
+
+
+def test_the_history_has_the_commit_of_the_current_mark():
+    """Without it, a story had only what was refused, and nobody saw by what."""
+    story = told(Entry(order_of(7), updated_at=-60.0))
+    assert [(one.what, one.version, one.at, one.detail) for one in story.history] == [
+        ("applied", 7, WALL - 60.0, "the current mark")
+    ]
+    gone = told(Entry(order_of(8), deleted=True, updated_at=-5.0))
+    assert [one.detail for one in gone.history] == ["a deletion; the current mark"]
+
+
+def test_a_commit_whose_time_is_not_known_is_not_made_up():
+    assert told(Entry(order_of(7), updated_at=-1.0, token=5, lease_until=10.0)).history == []
