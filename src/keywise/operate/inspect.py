@@ -22,6 +22,8 @@ Dated = TypeVar("Dated", Pause, HistoryRecord)
 LETTERS_MAX = 1000
 """The dead letters of a key are searched among this many of the newest ones of the pipeline."""
 LINES_SHOWN = 20
+REFUSED = ("stale", "duplicate", "superseded")
+"""Records of changes that were at or below the mark."""
 ALARM_S = 3600.0
 """How long an alarm is shown, unless it has been cleared."""
 ALARM_LINES = 1000
@@ -369,7 +371,10 @@ def _with_commit(history: list[HistoryRecord], key: str, mark: Mark | None) -> l
         return history
     detail = "a deletion; the current mark" if mark.deleted else "the current mark"
     commit = HistoryRecord(mark.at, "applied", key, mark.version, detail)
-    return sorted([*history, commit], key=lambda one: one.at, reverse=True)
+    # An idle entry has whole seconds. What the mark refused within that second came after the commit.
+    before = (one.at < (mark.at - 1.0 if one.what in REFUSED else mark.at) for one in history)
+    index = next((index for index, is_older in enumerate(before) if is_older), len(history))
+    return [*history[:index], commit, *history[index:]]
 
 
 def _on_the_wall(dated: Sequence[Dated], ahead_s: float) -> list[Dated]:
