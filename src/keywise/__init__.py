@@ -2,7 +2,7 @@
 
 from keywise.app import App
 from keywise.config import load
-from keywise.core.change import Change, Delete, Ignore, Outcome, Put, version_of
+from keywise.core.change import Change, Delete, Delivery, Ignore, Outcome, Put, version_of
 from keywise.core.entry import Claim
 from keywise.core.errors import KeywiseError, OutcomeUnknownError, PermanentError, TransientError
 from keywise.core.limits import Debounce, Rate, Snooze
@@ -22,6 +22,7 @@ __all__ = [
     "Counters",
     "Debounce",
     "Delete",
+    "Delivery",
     "Grade",
     "Ignore",
     "KeywiseError",

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import secrets
 import signal
 import socket
@@ -11,10 +12,12 @@ from typing import Any, Self, TypeVar, Unpack
 
 from keywise import adapters
 from keywise.adapters.function.sink import FunctionSink, TransactedFunctionSink, signature_of
+from keywise.core import events
+from keywise.core.backoff import backoff_s
 from keywise.core.bodies import decoder, encoded
 from keywise.core.clock import boot_time
 from keywise.core.entry import LedgerPolicy
-from keywise.core.errors import SettingsError
+from keywise.core.errors import SettingsError, UnavailableError
 from keywise.core.events import Observer
 from keywise.core.ledger import Ledger, LosesWrites, PluggedLedger
 from keywise.core.limits import Debounce, Rate
@@ -36,6 +39,9 @@ from keywise.options import PipelineOptions, Retry, check_limits, check_types, s
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
 LANES = ("live", "bulk")
+START_RETRY_MAX_S = 5.0
+"""How often at least a pipeline that waits for its start tries to reach its source, ledger and sink."""
+_RNG = random.Random()
 SAME_WISH_S = 0.2
 """Signals within this time count as one: `timeout` and some process managers signal a process and also its group."""
 
@@ -141,6 +147,8 @@ class App:
         self._senders: dict[tuple[str, str], Source] = {}
         self._consumers: list[Consumer | SerialWorker] = []
         self._is_stopping = False
+        self._starting: set[asyncio.Task[None]] = set()
+        """Tasks of pipelines that wait for their start."""
         self._address(ledger, "")
 
     def pipeline(  # noqa: PLR0913 - one parameter per option
@@ -236,13 +244,25 @@ class App:
         else:
             raise SettingsError(f"the source of pipeline {pipeline!r} cannot send within your own transaction")
 
-    async def run(self, *names: str, handle_signals: bool = True) -> None:
-        """Run pipelines until SIGTERM or SIGINT, then drain. A second signal ends the process without releasing."""
+    async def run(self, *names: str, handle_signals: bool = True, wait: bool = True) -> None:
+        """Run pipelines until SIGTERM or SIGINT, then drain. A second signal ends the process without releasing.
+
+        A pipeline whose source, ledger or sink is away waits for it, and the others go on; `wait=False` raises
+        `UnavailableError` instead.
+        """
+        if not (names or self.pipelines or self.serials):
+            raise SettingsError("this app has no pipeline; define one with app.pipeline(...)")
         self._is_stopping = False
         async with AsyncExitStack() as stack:
-            opened = [await stack.enter_async_context(self.open(name)) for name in names or self.pipelines]
-            if not opened and not self.serials:
-                raise SettingsError("this app has no pipeline; define one with app.pipeline(...)")
+            opened: list[OpenPipeline] = []
+            away: dict[str, UnavailableError] = {}
+            for name in names or self.pipelines:
+                try:
+                    opened.append(await stack.enter_async_context(self.open(name)))
+                except UnavailableError as error:
+                    if not wait:
+                        raise
+                    away[name] = error
             self._consumers = [*map(Consumer, opened), *map(SerialWorker, () if names else self.serials.values())]
             if handle_signals:
                 self._listen(stack)
@@ -252,6 +272,8 @@ class App:
                 async with asyncio.TaskGroup() as group:
                     for consumer in self._consumers:
                         group.create_task(consumer.run())
+                    for late, cause in away.items():
+                        group.create_task(self._run_late(late, cause))
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             finally:
@@ -260,8 +282,46 @@ class App:
     def stop(self) -> None:
         """Drain: take no more messages, finish the changes that have begun, and release the others."""
         self._is_stopping = True
+        for waiting in self._starting:
+            waiting.cancel()
         for consumer in self._consumers:
             consumer.stop()
+
+    async def _run_late(self, name: str, error: UnavailableError) -> None:
+        """Run a pipeline as soon as its source, ledger and sink can be reached."""
+        task = asyncio.current_task()
+        if self._is_stopping or task is None:
+            return
+        self._starting.add(task)
+        try:
+            async with AsyncExitStack() as stack:
+                pipeline = await self._wait_for_start(name, error, stack)
+                # From here on it is drained, and no longer cancelled.
+                self._starting.discard(task)
+                consumer = Consumer(pipeline)
+                self._consumers.append(consumer)
+                await consumer.run()
+        finally:
+            self._starting.discard(task)
+
+    async def _wait_for_start(self, name: str, error: UnavailableError, stack: AsyncExitStack) -> OpenPipeline:
+        settings, since, calls = self._definition(name).settings, boot_time(), 1
+        while True:
+            retry_s = backoff_s(calls, settings.backoff_s, min(settings.backoff_max_s, START_RETRY_MAX_S), _RNG)
+            cause = str(error)
+            events.notify(
+                self.observers,
+                events.Unavailable(pipeline=name, what=events.START, cause=cause, retry_s=retry_s, calls=calls),
+            )
+            await asyncio.sleep(retry_s)
+            try:
+                pipeline = await stack.enter_async_context(self.open(name))
+            except UnavailableError as again:
+                error, calls = again, calls + 1
+            else:
+                seconds = boot_time() - since
+                pipeline.emit(events.Available(pipeline=name, what=events.START, seconds=seconds, calls=calls))
+                return pipeline
 
     @asynccontextmanager
     async def open(self, name: str, *, work: bool = True) -> AsyncIterator[OpenPipeline]:

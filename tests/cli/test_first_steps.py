@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import keywise
+from causes import said
 from cli.command import LIMIT_S, Folder, command, environment
 from running import scaled
 
@@ -204,9 +205,23 @@ def test_dead_letters_are_listed_newest_first_and_shown_whole(folder):
     assert [line.split()[0] for line in listed.out.splitlines()[1:3]] == ["3", "2"]
     assert "2 of 3" in listed.out
     letter = folder.keywise("dead", "show", "2", "--json").json
-    assert (letter["key"], letter["version"], letter["cause"]) == ("key-2", 2, "ValueError: broken")
+    assert (letter["key"], letter["version"], said(letter["cause"])) == ("key-2", 2, "ValueError: broken")
     assert letter["body"] == body("key-2", 2, broken=True)
     assert body("key-2", 2, broken=True) in folder.keywise("dead", "show", "2").out
+
+
+def test_the_traceback_of_a_handler_is_in_the_log_the_dead_letter_and_why(folder):
+    folder.keywise("send", "mails", body("a", 1, broken=True))
+    log = folder.keywise("run", "--until-empty").err
+    letter = folder.keywise("dead", "show", "1", "--json").json
+    assert letter["cause"].startswith("ValueError: broken (shop.py, line ")
+    traceback = letter["traceback"]
+    assert traceback.startswith("Traceback (most recent call last):\n")
+    assert "    raise ValueError(" in traceback and traceback.endswith("\nValueError: broken")
+    assert traceback in folder.keywise("dead", "show", "1").out
+    assert traceback in folder.keywise("why", "a").out
+    assert traceback in log.replace("\n  ", "\n")
+    assert folder.keywise("why", "a", "--json").json["pipelines"][0]["letters"][0]["traceback"] == traceback
 
 
 def test_dead_letters_are_dropped(folder):

@@ -2,6 +2,7 @@
 
 import logging
 
+import msgspec
 import pytest
 
 from keywise.core import events
@@ -11,31 +12,33 @@ from keywise.observe.log import Log, described
 
 LEVELS = {
     events.Started(pipeline="p", strategy="leased", grade="plain", source="queue"): logging.INFO,
-    events.BatchOpened(pipeline="p", changes=3): None,
-    events.BatchClosed(pipeline="p", changes=3): None,
-    events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=3): None,
-    events.Ignored(pipeline="p", reason="locale", changes=1): None,
-    events.Refused(pipeline="p", key="a", reason="busy", wait_s=1.0): None,
+    events.BatchOpened(pipeline="p", changes=3): logging.DEBUG,
+    events.BatchClosed(pipeline="p", changes=3): logging.DEBUG,
+    events.Settled(pipeline="p", outcome=Outcome.APPLIED, changes=3): logging.DEBUG,
+    events.Ignored(pipeline="p", reason="locale", changes=1): logging.DEBUG,
+    events.Refused(pipeline="p", key="a", reason="busy", wait_s=1.0): logging.DEBUG,
     events.Failed(pipeline="p", key="a", cause="no", attempts=1, retry_s=1.0): logging.WARNING,
     events.DeadLettered(pipeline="p", key="a", cause="no"): logging.WARNING,
     events.TookOver(pipeline="p", key="a", crashes=0): logging.WARNING,
     events.ClaimLost(pipeline="p", key="a"): logging.WARNING,
-    events.Snoozed(pipeline="p", key="a", wait_s=1.0): None,
-    events.Handled(pipeline="p", keys=("a",), seconds=1.0): None,
+    events.Snoozed(pipeline="p", key="a", wait_s=1.0): logging.DEBUG,
+    events.Handled(pipeline="p", keys=("a",), seconds=1.0): logging.DEBUG,
     events.Repaired(pipeline="p", key="a"): logging.INFO,
-    events.Waiting(pipeline="p", live=1, bulk=2, busy=1, held=1): None,
+    events.Waiting(pipeline="p", live=1, bulk=2, busy=1, held=1): logging.DEBUG,
     events.Paused(pipeline="p"): logging.INFO,
     events.Resumed(pipeline="p"): logging.INFO,
     events.Pruned(pipeline="p", keys=3): logging.INFO,
     events.Alarmed(pipeline="p", cause="no", advice="do"): logging.WARNING,
     events.AlarmCleared(pipeline="p", cause="fresh again"): logging.INFO,
     events.Unavailable(pipeline="p", what="ledger", cause="no", retry_s=1.0): logging.WARNING,
+    events.Unavailable(pipeline="p", what="ledger", cause="no", retry_s=1.0, calls=2): logging.DEBUG,
+    events.Available(pipeline="p", what="ledger", seconds=5.0, calls=2): logging.INFO,
     events.LedgerDown(pipeline="p", since=1.0, cause="no", mode="wait"): logging.WARNING,
     events.LedgerBack(pipeline="p", since=1.0, seconds=5.0): logging.INFO,
     events.MarkedSuspect(pipeline="p", keys=3): logging.WARNING,
     events.Unrepairable(pipeline="p"): logging.WARNING,
     events.SessionLost(pipeline="p", losses=1): logging.WARNING,
-    events.CallEnded(pipeline="p", key="a", outcome="done", waited_s=1.0, ran_s=1.0): None,
+    events.CallEnded(pipeline="p", key="a", outcome="done", waited_s=1.0, ran_s=1.0): logging.DEBUG,
     events.CallRefused(pipeline="p", key="a", cause="no"): logging.WARNING,
     events.Overlapped(pipeline="p", key="a", overlaps=1): logging.WARNING,
     events.TurnLost(pipeline="p", key="a"): logging.WARNING,
@@ -49,13 +52,10 @@ def test_every_event_is_tried_here():
 
 
 @pytest.mark.parametrize(("event", "level"), LEVELS.items(), ids=lambda value: type(value).__name__)
-def test_a_log_tells_what_a_person_should_read_later(
-    event: events.Event, level: int | None, caplog: pytest.LogCaptureFixture
-):
+def test_a_log_tells_what_a_person_should_read_later(event: events.Event, level: int, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG, logger="keywise")
     Log()(event)
-    expected = [] if level is None else [("keywise", level, described(event))]
-    assert expected == caplog.record_tuples
+    assert [("keywise", level, described(event))] == caplog.record_tuples
 
 
 def test_a_log_may_go_to_a_logger_of_the_users(caplog: pytest.LogCaptureFixture):
@@ -67,6 +67,34 @@ def test_a_log_may_go_to_a_logger_of_the_users(caplog: pytest.LogCaptureFixture)
 def test_an_event_is_one_line_of_its_name_and_fields():
     event = events.Failed(pipeline="search", key="a", cause="no", attempts=2, retry_s=0.5)
     assert described(event) == "failed pipeline='search' key='a' version=None cause='no' attempts=2 retry_s=0.5"
+
+
+def test_a_traceback_follows_its_line_indented(caplog: pytest.LogCaptureFixture):
+    """A message inside of it must not look like another line of the log."""
+    caplog.set_level(logging.INFO, logger="keywise")
+    forged = "Traceback:\n2026-11-16 warning dead\x1b[31mlettered"
+    Log()(events.Failed(pipeline="p", key="a", cause="no", attempts=1, retry_s=1.0, traceback=forged))
+    assert caplog.messages == [
+        "failed pipeline='p' key='a' version=None cause='no' attempts=1 retry_s=1\n"
+        "  Traceback:\n  2026-11-16 warning dead\\x1b[31mlettered"
+    ]
+
+
+@pytest.mark.parametrize("event", LEVELS, ids=lambda event: type(event).__name__)
+def test_a_record_of_the_log_carries_the_fields_of_its_event(event: events.Event, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG, logger="keywise")
+    Log()(event)
+    for record in caplog.records:
+        fields = msgspec.structs.asdict(event) | {"event": type(event).__name__.lower()}
+        assert fields == {name: getattr(record, name) for name in fields}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0123456, "0.0123"), (1.0, "1"), (5.4321, "5.43"), (59.987, "60"), (4321.0, "4321")]
+)
+def test_a_duration_has_three_digits(seconds: float, text: str):
+    event = events.LedgerBack(pipeline="p", since=1794835428.123456, seconds=seconds)
+    assert described(event) == f"ledgerback pipeline='p' since=1794835428.123 seconds={text}"
 
 
 @pytest.mark.parametrize("evil", ["a\nfailed pipeline='x'", "\x1b[31mred", "a\0b", "\r", "\u2028", "\u202e", "\ud800"])

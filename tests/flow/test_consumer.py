@@ -2,6 +2,7 @@
 
 import pytest
 
+from causes import said
 from flow.rig import CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, LEDGER_TRANSACTION, QUEUE_TRANSACTION, WAYS, Rig
 from keywise.core import events
 from keywise.core.change import Change, Ignore, Put, order_of
@@ -113,7 +114,7 @@ def test_a_poisoned_change_becomes_a_dead_letter_and_the_next_newest_has_its_tur
     rig.sink.behaviour = refuse
     rig.run(page("a", 1), page("a", 3), page("a", 2))
     [letter] = rig.letters
-    assert (letter.key, letter.version, letter.cause) == ("a", 3, "PermanentError: no such template")
+    assert (letter.key, letter.version, said(letter.cause)) == ("a", 3, "PermanentError: no such template")
     assert (rig.written, rig.outcomes) == ([("a", 2)], {"dead": 1, "applied": 1, "superseded": 1})
     assert rig.of(events.Failed) == [], "what cannot help is not tried again"
 
@@ -131,7 +132,7 @@ def test_a_passing_error_is_tried_again_after_a_growing_pause(way: str):
     rig.sink.behaviour = fail_twice
     rig.run(page("a", 1))
     assert (rig.stored, rig.letters, rig.outcomes) == ({"a": 1}, [], {"applied": 1})
-    told = [(event.key, event.attempts, event.cause) for event in rig.of(events.Failed)]
+    told = [(event.key, event.attempts, said(event.cause)) for event in rig.of(events.Failed)]
     assert told in (
         [("a", 1, "TransientError: busy"), ("a", 2, "TransientError: still busy")],
         [("a", 1, "TransientError: still busy")],  # A transaction tries a second time at once, carefully.
@@ -151,7 +152,7 @@ def test_a_change_that_always_fails_becomes_a_dead_letter_after_the_last_attempt
 
     rig.sink.behaviour = fail
     rig.run(page("a", 1))
-    assert [(letter.key, letter.cause) for letter in rig.letters] == [("a", "TransientError: never")]
+    assert [(letter.key, said(letter.cause)) for letter in rig.letters] == [("a", "TransientError: never")]
     assert [event.attempts for event in rig.of(events.Failed)] == [1, 2]
     assert (rig.stored, rig.outcomes) == ({}, {"dead": 1})
     assert rig.entry("a") is None

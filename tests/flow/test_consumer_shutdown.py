@@ -9,6 +9,7 @@ from flow.test_consumer import every_way, page
 from keywise.core import events
 from keywise.core.change import Change
 from keywise.core.entry import Claim
+from keywise.flow.consumer import DRAIN_LOOK_S, KEYS_SHOWN
 
 waiting_ways = pytest.mark.parametrize("way", WAYS[1:])
 claiming_ways = pytest.mark.parametrize("way", [CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL])
@@ -42,6 +43,44 @@ def test_a_stop_lets_running_work_finish(way: str):
         assert (rig.stored, rig.outcomes) == ({"a": 1}, {"applied": 1})
 
     rig.play(story())
+
+
+@claiming_ways
+def test_a_drain_says_what_it_waits_for_and_for_how_long(way: str):
+    rig = Rig(way, drain_s=60.0, concurrency=2)
+
+    async def story() -> None:
+        gate = rig.sink.behaviour = Gate()
+        await rig.send(page("a", 1))
+        async with Running(rig) as running:
+            await gate.reached.wait()
+            running.consumer.stop()
+            await rig.pass_s(DRAIN_LOOK_S + 1.0)
+            gate.opened.set()
+
+    rig.play(story())
+    first, second = rig.of(events.Draining)
+    assert (first.changes, list(first.keys), first.left_s) == (1, ["a"], 60.0)
+    assert (second.changes, list(second.keys)) == (1, ["a"])
+    assert 59.0 - DRAIN_LOOK_S < second.left_s <= 60.0 - DRAIN_LOOK_S
+
+
+def test_a_drain_names_a_few_of_the_keys_that_it_waits_for():
+    rig = Rig(LEASED, concurrency=20)
+    rig.sink.batch_max = 1
+
+    async def story() -> None:
+        gate = rig.sink.behaviour = Gate()
+        await rig.send(*(page(f"k{number:02}", 1) for number in range(20)))
+        async with Running(rig) as running:
+            await rig.until(lambda: len(rig.sink.tries) == 20)
+            running.consumer.stop()
+            await rig.pass_s(0.1)
+            gate.opened.set()
+
+    rig.play(story())
+    [draining] = rig.of(events.Draining)
+    assert (draining.changes, len(draining.keys)) == (20, KEYS_SHOWN)
 
 
 @every_way

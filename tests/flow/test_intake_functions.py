@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+import keywise
+from causes import said
 from keywise.core.bodies import decoder, first_parameter_type
 from keywise.core.change import VERSION_MAX, Delete, Delivery, Ignore, Put, order_of
 from keywise.core.errors import MalformedError, SettingsError
@@ -101,7 +103,7 @@ def test_a_function_that_raises_sets_only_that_body_aside():
 
     read_batch = read_batch_of(read, b'{"id": "a"}', b'{"id": "b", "v": 2}')
     assert [ticket.change.key for ticket in read_batch.tickets] == ["b"]
-    assert [cause for _, cause in read_batch.malformed] == ["read failed: KeyError: 'v'"]
+    assert [said(cause) for _, cause in read_batch.malformed] == ["read failed: KeyError: 'v'"]
 
 
 @pytest.mark.parametrize("said", [None, "a", 5, ("a", 1), {"key": "a"}, object, Put])
@@ -199,3 +201,31 @@ def test_an_async_function_is_refused_before_anything_starts():
 def test_a_function_without_a_parameter_is_refused_before_anything_starts():
     with pytest.raises(SettingsError, match="takes no parameter; give it one, for the message"):
         FunctionRoute(lambda: Put("a"))
+
+
+def test_a_function_may_see_the_delivery():
+    def read(body: dict, delivery: keywise.Delivery) -> Put:
+        assert delivery.headers is not None
+        return Put(delivery.headers["key"], int(delivery.routing_key) + int(delivery.sent_at))
+
+    delivery = Delivery(1, 1, b"{}", 50.0, 1, {"key": "a", "trace": "t1"}, "7")
+    reader = MessageReader(FunctionRoute(read), body_max_bytes=1000)
+    [ticket] = reader.read([delivery], 0, 0.0).tickets
+    assert (ticket.change.key, ticket.change.version) == ("a", 57)
+    assert ticket.change.headers == {"key": "a", "trace": "t1"}, "a handler sees the headers too"
+    assert reader.read_one(b"{}", delivery).key == "a"
+
+
+def test_a_function_gets_an_empty_delivery_for_a_body_that_did_not_come_from_a_source():
+    def read(body: dict, delivery: keywise.Delivery) -> Put:
+        return Put((delivery.headers or {}).get("key", body["id"]), 1)
+
+    assert MessageReader(FunctionRoute(read), body_max_bytes=1000).read_one(b'{"id": "b"}').key == "b"
+
+
+def test_a_function_that_asks_for_something_else_is_refused_before_anything_starts():
+    def read(body: dict, headers: dict) -> Put:
+        return Put("a")
+
+    with pytest.raises(SettingsError, match=r"asks for 'headers'; .* a keywise.Delivery, by annotation"):
+        FunctionRoute(read)

@@ -8,6 +8,7 @@ import pydantic
 import pytest
 from msgspec.structs import replace
 
+from causes import said
 from flow.rig import LEASED, Rig, Running
 from flow.test_consumer import page
 from flow.unreachable_adapters import Unreachable
@@ -55,7 +56,7 @@ class Ward(Rig):
 
     @property
     def causes(self) -> list[str]:
-        return [event.cause for event in self.of(events.Failed)]
+        return [said(event.cause) for event in self.of(events.Failed)]
 
 
 def test_a_key_that_became_suspect_again_since_it_was_looked_for_waits_for_the_horizon():

@@ -10,6 +10,7 @@ from keywise import App, Change, Grade
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
+from keywise.core.history import HistoryRecord
 from keywise.core.ledger import Commit
 from keywise.core.rules import decide
 from keywise.operate.inspect import (
@@ -18,6 +19,7 @@ from keywise.operate.inspect import (
     KeyReport,
     PipelineFigures,
     SourceFigures,
+    _with_commit,
     figures_of,
     forecast,
     key_report_of,
@@ -267,3 +269,31 @@ def test_figures_tell_what_is_noted_here_and_that_a_resync_is_due(tmp_path):
         since=4.0, keys=1, journals=2, resync_due=True, unread=[f"{tmp_path / 'pages@three.journal'}: Is a directory"]
     )
     assert figures.resync_since is not None and abs(figures.resync_since - WALL) < 60
+
+
+def test_the_history_has_the_commit_of_the_current_mark():
+    """Without it, a story had only what was refused, and nobody saw by what."""
+    story = told(Entry(order_of(7), updated_at=-60.0))
+    assert [(one.what, one.version, one.at, one.detail) for one in story.history] == [
+        ("applied", 7, WALL - 60.0, "the current mark")
+    ]
+    gone = told(Entry(order_of(8), deleted=True, updated_at=-5.0))
+    assert [one.detail for one in gone.history] == ["a deletion; the current mark"]
+
+
+def test_a_commit_whose_time_is_not_known_is_not_made_up():
+    assert told(Entry(order_of(7), updated_at=-1.0, token=5, lease_until=10.0)).history == []
+
+
+@pytest.mark.parametrize(
+    ("what", "at", "expected"),
+    [
+        ("stale", WALL - 60.4, ["stale", "applied"]),
+        ("failed", WALL - 60.4, ["applied", "failed"]),
+        ("stale", WALL - 61.5, ["applied", "stale"]),
+        ("failed", WALL - 59.0, ["failed", "applied"]),
+    ],
+)
+def test_the_commit_stands_below_what_it_refused_although_its_time_has_whole_seconds(what, at, expected):
+    mark = told(Entry(order_of(7), updated_at=-60.0)).mark
+    assert [one.what for one in _with_commit([HistoryRecord(at, what, "a", 6)], "a", mark)] == expected

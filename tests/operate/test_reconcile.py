@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from causes import said
 from flow.rig import LEASED, QUEUE_TRANSACTION, Rig, Running
 from flow.test_consumer import page
 from keywise.core.change import Change, ChangeHeader, order_of
@@ -169,7 +170,7 @@ def test_what_cannot_be_read_is_told_and_holds_up_nothing_else():
     archive.refetch = refetch
     _, found = archive.play(archive.walk())
     assert {key: one.kind for key, one in found.items()} == {"a": Kind.FAILED, "b": Kind.FAILED}
-    assert found["a"].detail == "ValueError: no such table"
+    assert said(found["a"].detail) == "ValueError: no such table"
     assert "return the body of the key asked for" in found["b"].detail
 
 

@@ -6,6 +6,7 @@ import random
 import pytest
 
 import keywise
+from causes import said
 from keywise import Change, PermanentError, Put, Retry
 from keywise.core.errors import SettingsError
 from keywise.testing import simulate
@@ -27,7 +28,7 @@ def test_a_handler_that_raises_without_any_fault_is_reported_first(shop):
     report = shop.simulate(handler)
     assert report.seeds == 0
     [finding] = report.findings
-    assert finding.what == "the handler raises for version 1 of 'apple': KeyError: 'price'"
+    assert said(finding.what) == "the handler raises for version 1 of 'apple': KeyError: 'price'"
     assert str(report).splitlines()[-1].startswith("Without any fault: the handler raises")
 
 
@@ -48,7 +49,7 @@ def test_messages_that_are_refused_for_good_are_dead_letters_in_every_run(shop):
 
     report = shop.simulate(handler)
     expect_nothing(report)
-    assert report.set_aside[0] == "'banana' version 1: PermanentError: no bananas"
+    assert said(report.set_aside[0]) == "'banana' version 1: PermanentError: no bananas"
     assert "set aside also without any fault: 'banana' version 1" in str(report)
 
 

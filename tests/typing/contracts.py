@@ -52,6 +52,7 @@ from keywise.core.serial.steps import TurnBook
 from keywise.core.sink import AtomicSink, ReadableSink, Sink
 from keywise.core.source import (
     AckTimeoutSource,
+    HeaderSource,
     OutboxSource,
     ParkingSource,
     Source,
@@ -78,6 +79,7 @@ PARKING_SOURCE: tuple[type[ParkingSource], ...] = (
     PostgresTransactionalQueue,
 )
 OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
+HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource,)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
 
 # Ledgers.

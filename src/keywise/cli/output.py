@@ -90,6 +90,14 @@ def print_line(line: object, style: str = "") -> None:
     screen().print(cell(line, style))
 
 
+def print_traceback(title: str, traceback: str) -> None:
+    """Print the traceback of an exception below a title; nothing if there is none."""
+    if traceback:
+        print()
+        print_line(title, "bold")
+        print(plain_lines(traceback))
+
+
 def print_json(value: Any, *, moments: Collection[str] = ()) -> None:
     """Print one JSON document on stdout. It is ASCII, so any terminal and any encoding can show it.
 

@@ -26,10 +26,15 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
 
 def first_parameter_type(function: Callable[..., Any]) -> Any:
     """Return the annotation of the function's first parameter; Any if it has none."""
+    return parameter_types(function)[0][1]
+
+
+def parameter_types(function: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any]]:
+    """Return the parameters of a function, at least one, each with its annotation; Any if it has none."""
     plain = function.func if isinstance(function, functools.partial) else function
     annotated = plain if inspect.isroutine(plain) else type(plain).__call__
     try:
-        parameters = list(inspect.signature(function).parameters)
+        parameters = list(inspect.signature(function).parameters.values())
         hints = get_type_hints(annotated)
     except (NameError, TypeError, ValueError) as error:
         raise SettingsError(
@@ -38,7 +43,7 @@ def first_parameter_type(function: Callable[..., Any]) -> Any:
         ) from error
     if not parameters:
         raise SettingsError(f"{function!r} takes no parameter; give it one, for the message")
-    return hints.get(parameters[0], Any)
+    return [(parameter, hints.get(parameter.name, Any)) for parameter in parameters]
 
 
 def is_model(kind: Any) -> bool:

@@ -44,6 +44,8 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     count: int = 1
     """How often the message was delivered, including this time."""
     headers: Mapping[str, str] | None = None
+    routing_key: str = ""
+    """On RabbitMQ, the routing key that the producer published the message with; empty elsewhere."""
 
 
 class ChangeHeader(msgspec.Struct, gc=False):
@@ -67,6 +69,8 @@ class Change(ChangeHeader, Generic[T], gc=False):
     order: Order
     body: bytes = b""
     decode: Callable[[bytes], Any] | None = None
+    headers: Mapping[str, str] | None = None
+    """The headers of the message, for example with a trace id; None if its source has none."""
 
     @property
     def version(self) -> int | None:

@@ -19,6 +19,9 @@ class DeadLetter(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] | None = None
     sent_at: float = 0.0
     source: str = ""
+    traceback: str = ""
+    """Of the exception of a handler or sink, if one was the cause."""
+    routing_key: str = ""
 
 
 class DeadLetterRequest(msgspec.Struct, frozen=True):

@@ -72,6 +72,7 @@ class Failed(Event, frozen=True, kw_only=True):
     cause: str
     attempts: int
     retry_s: float
+    traceback: str = ""
 
 
 class DeadLettered(Event, frozen=True, kw_only=True):
@@ -80,6 +81,7 @@ class DeadLettered(Event, frozen=True, kw_only=True):
     key: str
     version: int | None = None
     cause: str
+    traceback: str = ""
 
 
 class TookOver(Event, frozen=True, kw_only=True):
@@ -117,12 +119,28 @@ class Repaired(Event, frozen=True, kw_only=True):
     key: str
 
 
+START = "start"
+"""`what` of a pipeline that cannot start yet, because its source, ledger or sink cannot be reached."""
+
+
 class Unavailable(Event, frozen=True, kw_only=True):
     """A source, ledger or sink could not be reached. Its work is kept and retried after `retry_s`."""
 
     what: str
     cause: str
     retry_s: float
+    calls: int = 1
+    """How many calls have failed since it was last available. Only the first one is a warning in the log."""
+
+
+class Available(Event, frozen=True, kw_only=True):
+    """A source, ledger or sink that could not be reached has answered for some seconds without another failure."""
+
+    what: str
+    seconds: float
+    """From the first failed call to the first answer."""
+    calls: int
+    """How many calls have failed."""
 
 
 class LedgerDown(Event, frozen=True, kw_only=True):
@@ -234,7 +252,14 @@ class TurnLost(Event, frozen=True, kw_only=True):
 
 
 class Draining(Event, frozen=True, kw_only=True):
-    """The consumer takes no more changes and finishes those that are running."""
+    """The consumer takes no more changes and finishes those that are running. Repeated while that takes long."""
+
+    changes: int = 0
+    """How many it waits for."""
+    keys: Sequence[str] = ()
+    """Some of their keys."""
+    left_s: float = 0.0
+    """How long it waits at most; then the leases of these changes expire."""
 
 
 class Stopped(Event, frozen=True, kw_only=True):

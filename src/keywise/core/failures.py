@@ -6,6 +6,8 @@ import msgspec
 
 from keywise.core.entry import Refusal, RefusalReason
 from keywise.core.errors import PermanentError
+from keywise.core.tracebacks import escaped, place_of
+from keywise.core.url import without_secrets
 
 BUSY_LOOK_S = 0.5
 """How long to wait for a busy key, with jitter. A holder usually finishes long before its lease expires."""
@@ -25,11 +27,14 @@ def cause_of_refusal(refusal: Refusal) -> str:
 
 
 def cause_of_error(error: BaseException) -> str:
+    """Return the name and the text of an error, with the innermost line of the user's own code that led to it."""
     try:
-        return f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
     except Exception:
         # The exception may be a class of the user's, and its __str__ may raise.
-        return type(error).__name__
+        text = type(error).__name__
+    place = place_of(error)
+    return without_secrets(text)[: CAUSE_MAX - len(place)] + place if place else without_secrets(text)
 
 
 def storable(cause: str) -> str:
@@ -37,7 +42,7 @@ def storable(cause: str) -> str:
 
     Lone surrogates come from file names that are not valid UTF-8.
     """
-    return cause[:CAUSE_MAX].encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    return escaped(cause[:CAUSE_MAX])
 
 
 def is_permanent(error: BaseException) -> bool:

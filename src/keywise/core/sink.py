@@ -35,6 +35,8 @@ class SinkResult(msgspec.Struct, frozen=True):
     """What is known about the effect of a failed or busy change."""
     wait_s: float | None = None
     """When to retry a busy change; None leaves it to the consumer."""
+    traceback: str = ""
+    """Of the exception that made the change fail, if there was one."""
 
 
 APPLIED = SinkResult(Outcome.APPLIED)

@@ -4,7 +4,7 @@ An adapter turns the errors of its client library into `UnavailableError` and ne
 `UnavailableError` means that the call may or may not have taken effect, and that the caller may repeat it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from keywise.core.change import Delivery
@@ -90,6 +90,14 @@ class OutboxSource(Protocol):
 
     async def send_within(self, connection: Any, bodies: Sequence[bytes], *, delay_s: float = 0.0) -> None:
         """Append messages on the caller's connection: they exist if its transaction commits."""
+
+
+@runtime_checkable
+class HeaderSource(Protocol):
+    """The ability of a source to send a message again with the headers and the routing key that it had."""
+
+    async def send_again(self, body: bytes, headers: Mapping[str, str], routing_key: str) -> None:
+        """Append one message. It is durable when the call returns."""
 
 
 @runtime_checkable

@@ -104,6 +104,12 @@ class Address:
         return found
 
 
+def without_secrets(text: str) -> str:
+    """Return text with the passwords and secret options of the URLs in it masked."""
+    text = re.sub(r"(://[^:/?#@\s\"']*:)[^\s\"']*@", r"\1***@", text)
+    return re.sub(HIDDEN_OPTIONS.replace("#]", "#\\s\"']"), r"\1***", text, flags=re.IGNORECASE)
+
+
 def redacted(url: str) -> str:
     """Return the URL with its password and secret options masked, for messages and logs."""
     written = url.written if isinstance(url, EnvFilledUrl) else url

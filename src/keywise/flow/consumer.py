@@ -26,6 +26,10 @@ from keywise.flow.transactional import LedgerTransactionWorker, QueueTransaction
 LOOK_S = 1.0
 """How often the consumer reads the operator's controls."""
 
+DRAIN_LOOK_S = 5.0
+"""How often the consumer reports what a drain waits for."""
+KEYS_SHOWN = 5
+
 
 class Worker(Protocol):
     """Takes changes from the lanes, or directly from the queue, and processes them until they are settled."""
@@ -157,6 +161,7 @@ class Consumer:
             try:
                 deliveries = await source.receive(limit, pipeline.settings.poll_s)
                 unreachable = 0
+                pipeline.report_answer(name)
             except UnavailableError as error:
                 unreachable += 1
                 await pipeline.back_off(name, error, unreachable)
@@ -220,6 +225,7 @@ class Consumer:
         while True:
             await asyncio.sleep(LOOK_S)
             await self._refresh_controls()
+            self._pipeline.report_restored()
             live, bulk, busy, held = self._lanes.counts()
             name = self._pipeline.name
             self._pipeline.emit(events.Waiting(pipeline=name, live=live, bulk=bulk, busy=busy, held=held))
@@ -236,8 +242,7 @@ class Consumer:
             self._pipeline.outage.failed(str(error), at_write=False)
             if not (self._going.is_set() or self._was_paused):
                 # No worker has started yet, so no other part of the consumer would report the outage.
-                name, cause = self._pipeline.name, str(error)
-                self._pipeline.emit(events.Unavailable(pipeline=name, what=LEDGER, cause=cause, retry_s=LOOK_S))
+                self._pipeline.count_unavailable(LEDGER, error, LOOK_S)
             return
         self._pipeline.outage.answered(at_write=False)
         self._pipeline.controls = controls
@@ -262,7 +267,7 @@ class Consumer:
     async def _drain(
         self, feeding: Sequence[asyncio.Task[None]], workers: Sequence[Worker], working: Sequence[asyncio.Task[None]]
     ) -> None:
-        self._pipeline.emit(events.Draining(pipeline=self._pipeline.name))
+        reporting = asyncio.create_task(self._report_draining())
         for worker in workers:
             worker.stop()
         try:
@@ -274,6 +279,18 @@ class Consumer:
             # The outcome of a change that still runs is unknown: do not release it, let its lease expire.
             for task in (*feeding, *working):
                 task.cancel()
+        finally:
+            reporting.cancel()
+
+    async def _report_draining(self) -> None:
+        """Emit what the drain waits for, at once and every few seconds."""
+        pipeline = self._pipeline
+        ends_at = pipeline.clock() + pipeline.settings.drain_s
+        while True:
+            keys, left_s = self._lanes.busy_keys(), max(0.0, ends_at - pipeline.clock())
+            event = events.Draining(pipeline=pipeline.name, changes=len(keys), keys=keys[:KEYS_SHOWN], left_s=left_s)
+            pipeline.emit(event)
+            await asyncio.sleep(DRAIN_LOOK_S)
 
     def _start_heartbeat_thread(self) -> HeartbeatThread | None:
         if self._pipeline.connect_heartbeat is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from keywise.core.bodies import decoder, first_parameter_type
+from keywise.core.bodies import decoder, parameter_types
 from keywise.core.change import (
     KEY_MAX_BYTES,
     VERSION_MAX,
@@ -22,9 +22,11 @@ from keywise.core.change import (
     order_of,
 )
 from keywise.core.errors import MalformedError, SettingsError, VersionError
+from keywise.core.failures import cause_of_error
 from keywise.flow.lanes import Ticket
 
-Read: TypeAlias = Callable[[Any], Put | Delete | Ignore]
+Read: TypeAlias = Callable[[Any], Put | Delete | Ignore] | Callable[[Any, Delivery], Put | Delete | Ignore]
+"""It gets the body, and if it asks for it by annotation, the delivery too."""
 Route: TypeAlias = tuple[str, Order, bool]
 """The key, the order, and whether the key is deleted."""
 
@@ -56,6 +58,7 @@ class MessageReader:
         decode: Callable[[bytes], Any] | None = None,
     ) -> None:
         self._route = route
+        self._wants_delivery = isinstance(route, FunctionRoute) and route.wants_delivery
         self._body_max_bytes = body_max_bytes
         self.decode = decode or route.decode
         """Decodes the body for `change.value`."""
@@ -63,14 +66,15 @@ class MessageReader:
     def read(self, deliveries: Sequence[Delivery], source: int, now: float) -> ReadBatch:
         """Make a ticket of each delivery. A bad delivery is reported in the result and does not affect the others."""
         read_batch = ReadBatch()
-        route, decode, body_max = self._route, self.decode, self._body_max_bytes
+        route: Any = self._route
+        wants_delivery, decode, body_max = self._wants_delivery, self.decode, self._body_max_bytes
         add = read_batch.tickets.append
         for delivery in deliveries:
             body = delivery.body
             try:
                 if len(body) > body_max:
                     raise MalformedError(f"body of {len(body)} bytes is over the limit of {body_max}")
-                key, order, deleted = route(body)
+                key, order, deleted = route(body, delivery) if wants_delivery else route(body)
                 if not (key.isascii() and 0 < len(key) <= KEY_MAX_BYTES and "\0" not in key):
                     check_key(key)
             except _Ignored as ignored:
@@ -84,12 +88,16 @@ class MessageReader:
                 # kept: the text may quote the body, and a __str__ of the user's may raise as well.
                 read_batch.malformed.append((delivery, f"body cannot be read: {type(error).__name__}"))
             else:
-                add(Ticket(Change(key, order, deleted, delivery.sent_at, body, decode), delivery, source, now))
+                change = Change[Any](key, order, deleted, delivery.sent_at, body, decode, delivery.headers)
+                add(Ticket(change, delivery, source, now))
         return read_batch
 
-    def read_one(self, body: bytes) -> Change[Any]:
-        """Read one body that did not come from a source; raises `MalformedError` if it is malformed or ignored."""
-        read_batch = self.read([Delivery("", "", body, float("inf"))], 0, 0.0)
+    def read_one(self, body: bytes, delivery: Delivery | None = None) -> Change[Any]:
+        """Read one body that did not come from a source; raises `MalformedError` if it is malformed or ignored.
+
+        `delivery` is what a read function sees of it; without one, it has no headers.
+        """
+        read_batch = self.read([delivery or Delivery("", "", body, float("inf"))], 0, 0.0)
         for _, cause in (*read_batch.malformed, *read_batch.ignored):
             raise MalformedError(cause or "the pipeline ignores this body")
         return read_batch.tickets[0].change
@@ -155,10 +163,18 @@ class FunctionRoute:
     def __init__(self, read: Read) -> None:
         if inspect.iscoroutinefunction(read):
             raise SettingsError(f"{read!r} is async; a read function only looks at the message, so make it a plain def")
-        self.read = read
-        self.decode: Callable[[bytes], Any] | None = decoder(first_parameter_type(read))
+        (_, kind), *others = parameter_types(read)
+        self.read: Callable[..., Any] = read
+        self.wants_delivery = bool(others) and others[0][1] is Delivery
+        for parameter, _ in others[int(self.wants_delivery) :]:
+            if parameter.default is parameter.empty and parameter.kind not in _OPTIONAL:
+                raise SettingsError(
+                    f"{read!r} asks for {parameter.name!r}; after the message, a read function may ask for "
+                    "a keywise.Delivery, by annotation"
+                )
+        self.decode: Callable[[bytes], Any] | None = decoder(kind)
 
-    def __call__(self, body: bytes) -> Route:
+    def __call__(self, body: bytes, *delivery: Delivery) -> Route:
         assert self.decode is not None
         try:
             value = self.decode(body)
@@ -167,9 +183,9 @@ class FunctionRoute:
         except Exception as error:
             raise MalformedError(f"the body's type refused it: {type(error).__name__}: {error}") from error
         try:
-            result = self.read(value)
+            result = self.read(value, *delivery)
         except Exception as error:
-            raise MalformedError(f"read failed: {type(error).__name__}: {error}") from error
+            raise MalformedError(f"read failed: {cause_of_error(error)}") from error
         match result:
             case Put() | Delete():
                 if not isinstance(result.key, str):
@@ -179,6 +195,9 @@ class FunctionRoute:
                 raise _Ignored(result.reason)
             case _:
                 raise MalformedError(f"read returned {result!r}; return Put, Delete or Ignore")
+
+
+_OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class _Ignored(Exception):

@@ -147,6 +147,10 @@ class Lanes:
         held = sum(len(lane.waiting) for lane in self._lanes.values() if lane.state is State.HELD)
         return len(self._tickets) - self._bulk_tickets, self._bulk_tickets, busy, held
 
+    def busy_keys(self) -> list[str]:
+        """Return the keys whose changes are being processed."""
+        return [key for key, lane in self._lanes.items() if lane.state is State.BUSY]
+
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Put tickets into their lanes. A redelivery of a message that is already here only updates its receipt."""
         known, lanes, is_simple = self._tickets, self._lanes, not self._bulk and self._debounce is None

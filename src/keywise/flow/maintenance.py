@@ -51,11 +51,9 @@ class Maintenance:
             try:
                 await self._trim_history()
                 await self._prune()
+                pipeline.report_answer("maintenance")
             except UnavailableError as error:
-                event = events.Unavailable(
-                    pipeline=pipeline.name, what="maintenance", cause=str(error), retry_s=every_s
-                )
-                pipeline.emit(event)
+                pipeline.count_unavailable("maintenance", error, every_s)
             await asyncio.sleep(every_s)
 
     async def _trim_history(self) -> None:

@@ -21,6 +21,7 @@ from keywise.core.limits import Debounce, Rate
 from keywise.core.settings import Settings
 from keywise.core.sink import AtomicSink, Grade, Sink, is_atomic
 from keywise.core.source import Source
+from keywise.flow.availability import Availability
 from keywise.flow.degraded.journal import JournalStore
 from keywise.flow.intake import MessageReader
 from keywise.flow.outage import Outage
@@ -67,6 +68,7 @@ class OpenPipeline:
     wall: Clock = time.time
     rng: random.Random = field(default_factory=random.Random)
     outage: Outage = field(init=False)
+    availability: Availability = field(default_factory=Availability)
     marking_ledger: MarkingLedger | None = field(init=False)
     """The ledger, if it can decide and mark in one step."""
 
@@ -153,14 +155,34 @@ class OpenPipeline:
         retry_s = self.retry_s(attempts)
         if what == LEDGER:
             self.outage.failed(str(error))
-        self.emit(events.Unavailable(pipeline=self.name, what=what, cause=str(error), retry_s=retry_s))
+        self.count_unavailable(what, error, retry_s)
         return retry_s
+
+    def count_unavailable(self, what: str, error: UnavailableError, retry_s: float) -> None:
+        """Emit that a part cannot be reached, with the number of calls that have failed."""
+        calls = self.availability.failed(what, self.clock())
+        event = events.Unavailable(pipeline=self.name, what=what, cause=str(error), retry_s=retry_s, calls=calls)
+        self.emit(event)
+
+    def report_answer(self, what: str) -> None:
+        """Note that a source, ledger or sink has answered."""
+        self.availability.answered(what, self.clock())
+
+    def report_restored(self) -> None:
+        """Emit which parts are back."""
+        if self.outage.seconds == 0.0:
+            self.report_answer(LEDGER)
+        for back in self.availability.restored(self.clock()):
+            event = events.Available(pipeline=self.name, what=back.what, seconds=back.seconds, calls=back.calls)
+            self.emit(event)
 
     def _report_ledger_down(self, seconds: float, cause: str) -> None:
         mode = self.settings.on_ledger_down
         self.emit(events.LedgerDown(pipeline=self.name, since=self.wall() - seconds, cause=cause, mode=mode))
 
     def _report_ledger_back(self, seconds: float) -> None:
+        # LedgerBack says it; a second event would say it again.
+        self.availability.forget(LEDGER)
         self.emit(events.LedgerBack(pipeline=self.name, since=self.wall() - seconds, seconds=seconds))
 
 

@@ -11,6 +11,7 @@ from keywise.core.failures import cause_of_error
 from keywise.core.ledger import Failure
 from keywise.core.rules import in_era
 from keywise.core.sink import Sink
+from keywise.core.tracebacks import traceback_of
 from keywise.flow.heartbeat import Heartbeat
 from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.refetch import is_same_version, refetched
@@ -122,14 +123,14 @@ class Repairer:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            return await self._give_up(claim, cause_of_error(error))
+            return await self._give_up(claim, cause_of_error(error), traceback_of(error))
         if self._heartbeat.left_s([claim]) <= 0:
             return await self._give_up(claim, "the claim ended before the sink had answered")
         if result.outcome is Outcome.BUSY and result.certainty is Certainty.CLEAN:
             await pipeline.ledger.release([claim])
             return result.cause or "the sink is busy"
         if result.outcome not in (Outcome.APPLIED, Outcome.SUPERSEDED):
-            self._report_failure(claim, result.cause)
+            self._report_failure(claim, result.cause, result.traceback)
             await pipeline.ledger.fail([Failure(claim, result.certainty)])
             return result.cause
         written = current if current.order != _LOWEST else None
@@ -138,12 +139,12 @@ class Repairer:
         pipeline.emit(events.Repaired(pipeline=pipeline.name, key=claim.key))
         return ""
 
-    async def _give_up(self, claim: Claim, cause: str) -> str:
+    async def _give_up(self, claim: Claim, cause: str, traceback: str = "") -> str:
         """End a repair whose outcome is unknown: the key stays suspect.
 
         If the claim has ended and another worker has repaired the key meanwhile, it becomes suspect again.
         """
-        self._report_failure(claim, cause)
+        self._report_failure(claim, cause, traceback)
         overdue = self._heartbeat.left_s([claim]) <= 0
         await self._pipeline.ledger.fail([Failure(claim, Certainty.UNKNOWN, overdue=overdue)])
         return cause
@@ -168,6 +169,8 @@ class Repairer:
         change.order = max([change.order, *forced])
         return change if all(change.order >= order for order in seen) else None
 
-    def _report_failure(self, claim: Claim, cause: str) -> None:
-        pipeline, retry_s = self._pipeline, self._pipeline.settings.repair_s
-        pipeline.emit(events.Failed(pipeline=pipeline.name, key=claim.key, cause=cause, attempts=1, retry_s=retry_s))
+    def _report_failure(self, claim: Claim, cause: str, traceback: str = "") -> None:
+        name, retry_s = self._pipeline.name, self._pipeline.settings.repair_s
+        self._pipeline.emit(
+            events.Failed(pipeline=name, key=claim.key, cause=cause, attempts=1, retry_s=retry_s, traceback=traceback)
+        )

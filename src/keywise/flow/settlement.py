@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from keywise.core import events
 from keywise.core.change import Delivery, Outcome
 from keywise.core.dead_letter import DeadLetter
@@ -28,29 +30,42 @@ class Settlement:
         self.pipeline = pipeline
         self._parking = [source if isinstance(source, ParkingSource) else None for _, source in pipeline.sources]
 
-    def letter(self, ticket: Ticket, cause: str) -> DeadLetter:
+    def letter(self, ticket: Ticket, cause: str, traceback: str = "") -> DeadLetter:
         change = ticket.change
-        return self.unread_letter(ticket.delivery, cause, ticket.source, key=change.key, version=change.version)
+        letter = self.unread_letter(ticket.delivery, cause, ticket.source)
+        return replace(letter, key=change.key, version=change.version, traceback=traceback)
 
-    def unread_letter(
-        self, delivery: Delivery, cause: str, source: int, *, key: str = "", version: int | None = None
-    ) -> DeadLetter:
+    def unread_letter(self, delivery: Delivery, cause: str, source: int) -> DeadLetter:
+        """Return the dead letter of a delivery that has no key, because it could not be read."""
         name, _ = self.pipeline.sources[source]
-        return DeadLetter(storable(cause), delivery.body, key, version, delivery.headers, delivery.sent_at, name)
+        return DeadLetter(
+            storable(cause),
+            delivery.body,
+            headers=delivery.headers,
+            sent_at=delivery.sent_at,
+            source=name,
+            routing_key=delivery.routing_key.replace("\0", "\\x00"),
+        )
 
-    def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float) -> events.Failed:
-        key, version = ticket.change.key, ticket.change.version
+    def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float, traceback: str = "") -> events.Failed:
         return events.Failed(
-            pipeline=self.pipeline.name, key=key, version=version, cause=cause, attempts=attempts, retry_s=retry_s
+            pipeline=self.pipeline.name,
+            key=ticket.change.key,
+            version=ticket.change.version,
+            cause=cause,
+            attempts=attempts,
+            retry_s=retry_s,
+            traceback=traceback,
         )
 
     def refused(self, ticket: Ticket, reason: RefusalReason, wait_s: float) -> events.Refused:
         key, version = ticket.change.key, ticket.change.version
         return events.Refused(pipeline=self.pipeline.name, key=key, version=version, reason=reason.value, wait_s=wait_s)
 
-    def dead_lettered(self, ticket: Ticket, cause: str) -> events.DeadLettered:
+    def dead_lettered(self, ticket: Ticket, cause: str, traceback: str = "") -> events.DeadLettered:
+        key, version = ticket.change.key, ticket.change.version
         return events.DeadLettered(
-            pipeline=self.pipeline.name, key=ticket.change.key, version=ticket.change.version, cause=cause
+            pipeline=self.pipeline.name, key=key, version=version, cause=cause, traceback=traceback
         )
 
     def report_settled(self, settled: SettledByOutcome) -> None:
@@ -166,6 +181,6 @@ class Settlement:
         try:
             await act(source)
         except UnavailableError as error:
-            self.pipeline.emit(
-                events.Unavailable(pipeline=self.pipeline.name, what=name, cause=str(error), retry_s=0.0)
-            )
+            self.pipeline.count_unavailable(name, error, 0.0)
+        else:
+            self.pipeline.report_answer(name)

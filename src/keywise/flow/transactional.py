@@ -10,12 +10,14 @@ import msgspec
 from keywise.core import events
 from keywise.core.backoff import shortened
 from keywise.core.change import Change, ChangeHeader, Delivery, Outcome
+from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Refusal, RefusalReason
 from keywise.core.errors import UnavailableError
 from keywise.core.failures import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
 from keywise.core.limits import Snooze
 from keywise.core.sink import AtomicSink, is_atomic
 from keywise.core.source import Source, TransactionalQueue, TransactionalSource
+from keywise.core.tracebacks import traceback_of
 from keywise.core.transaction import Transaction
 from keywise.flow.coalesce import Coalesced, coalesce
 from keywise.flow.dead_letters import identity_of, stored_since
@@ -104,6 +106,7 @@ class QueueTransactionWorker:
                 if (index := await self._next()) is not None and not self._stopping:
                     await self._batch(index)
                 self._unreachable = 0
+                self._pipeline.report_answer("database")
             except _AllPausedError:
                 # The messages stay in the queue. The consumer sets `going` again when the pause ends.
                 self._going.clear()
@@ -485,7 +488,8 @@ async def _refuse(
             result.refused.append((ticket, refusal))
         case RefusalReason.MIXED | RefusalReason.FORGOTTEN:
             # This change was never tried: keep the attempts of the other changes of the key.
-            await _dead_letter(settlement, transaction, result, ticket, cause_of_refusal(refusal), tried=False)
+            letter = settlement.letter(ticket, cause_of_refusal(refusal))
+            await _dead_letter(settlement, transaction, result, ticket, letter, tried=False)
         case _:
             result.waiting.append((ticket, look_again_s(refusal, settlement.pipeline.rng)))
             if refusal.reason is RefusalReason.PAUSED:
@@ -504,14 +508,15 @@ async def _fail(
     if isinstance(error, Snooze):
         result.waiting.append((ticket, error.delay_s))
         return
-    cause = cause_of_error(error)
+    cause, traceback = cause_of_error(error), traceback_of(error)
     [attempts] = await transaction.fail([ticket.change])
     if is_permanent(error) or attempts >= settlement.pipeline.settings.attempts_max:
-        await _dead_letter(settlement, transaction, result, ticket, cause)
+        letter = settlement.letter(ticket, cause, traceback)
+        await _dead_letter(settlement, transaction, result, ticket, letter)
         return
     retry_s = settlement.pipeline.retry_s(attempts)
     result.waiting.append((ticket, retry_s))
-    result.to_emit.append(settlement.failed(ticket, cause, attempts, retry_s))
+    result.to_emit.append(settlement.failed(ticket, cause, attempts, retry_s, traceback))
 
 
 async def _dead_letter(
@@ -519,10 +524,10 @@ async def _dead_letter(
     transaction: Transaction,
     result: BatchResult,
     ticket: Ticket,
-    cause: str,
+    letter: DeadLetter,
     *,
     tried: bool = True,
 ) -> None:
-    await transaction.dead_letter([(ticket.change if tried else None, settlement.letter(ticket, cause))])
+    await transaction.dead_letter([(ticket.change if tried else None, letter)])
     result.dead_lettered.append(ticket)
-    result.to_emit.append(settlement.dead_lettered(ticket, cause))
+    result.to_emit.append(settlement.dead_lettered(ticket, letter.cause, letter.traceback))

@@ -11,24 +11,46 @@ _OF_STORES = (events.Unavailable, events.LedgerDown, events.MarkedSuspect, event
 _OF_CALLS = (events.CallRefused, events.Overlapped, events.TurnLost, events.SessionLost)
 _WARNINGS = (*_OF_CHANGES, *_OF_STORES, *_OF_CALLS)
 _STATES = (events.Started, events.Paused, events.Resumed, events.Draining, events.Stopped)
-_NOTICES = (*_STATES, events.Repaired, events.LedgerBack, events.Pruned, events.AlarmCleared)
+_NOTICES = (*_STATES, events.Repaired, events.Available, events.LedgerBack, events.Pruned, events.AlarmCleared)
+
+_LEVELS = dict.fromkeys(_WARNINGS, logging.WARNING) | dict.fromkeys(_NOTICES, logging.INFO)
 
 
 class Log:
-    """Writes one line for each event that an operator should see. Batches that succeed are not logged."""
+    """Writes one line for each event: what an operator should see as a warning or info, and the rest for debugging.
+
+    Each record also has the name of the event as `event`, and the fields of the event under their names.
+    """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._logger = logger or logging.getLogger("keywise")
 
     def __call__(self, event: events.Event) -> None:
-        if isinstance(event, _WARNINGS):
-            self._logger.warning("%s", described(event))
-        elif isinstance(event, _NOTICES):
-            self._logger.info("%s", described(event))
+        level = _LEVELS.get(type(event), logging.DEBUG)
+        if isinstance(event, events.Unavailable) and event.calls > 1:
+            level = logging.DEBUG  # The line about the first call has said it; the one about its return has the count.
+        if self._logger.isEnabledFor(level):
+            fields = {"event": type(event).__name__.lower(), **msgspec.structs.asdict(event)}
+            self._logger.log(level, "%s%s", described(event), _indented(fields.get("traceback", "")), extra=fields)
 
 
 def described(event: events.Event) -> str:
-    """Format an event as one line: its name and its fields. Control characters in keys and causes are escaped."""
+    """Format an event as one line: its name and its fields, without a traceback.
+
+    Control characters in keys and causes are escaped, and durations have three digits.
+    """
     fields = msgspec.structs.asdict(event)
-    parts = (f"{name}={value!r}" for name, value in fields.items())
+    parts = (f"{name}={_format(name, value)}" for name, value in fields.items() if name != "traceback")
     return f"{type(event).__name__.lower()} {' '.join(parts)}"
+
+
+def _format(name: str, value: object) -> str:
+    if not isinstance(value, float):
+        return repr(value)
+    is_duration = name == "seconds" or name.endswith("_s")
+    return f"{value:.3g}" if is_duration and abs(value) < 1000 else f"{value:.0f}" if is_duration else f"{value:.3f}"
+
+
+def _indented(traceback: str) -> str:
+    """Format a traceback below its line. Indented, a text inside of it cannot pass for a line of the log."""
+    return "".join(f"\n  {repr(line)[1:-1] if not line.isprintable() else line}" for line in traceback.splitlines())

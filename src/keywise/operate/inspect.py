@@ -22,6 +22,8 @@ Dated = TypeVar("Dated", Pause, HistoryRecord)
 LETTERS_MAX = 1000
 """The dead letters of a key are searched among this many of the newest ones of the pipeline."""
 LINES_SHOWN = 20
+REFUSED = ("stale", "duplicate", "superseded")
+"""Records of changes that were at or below the mark."""
 ALARM_S = 3600.0
 """How long an alarm is shown, unless it has been cleared."""
 ALARM_LINES = 1000
@@ -150,6 +152,7 @@ class DeadLetterSummary(msgspec.Struct, frozen=True):
     at: float
     version: int | None
     cause: str
+    traceback: str = ""
 
 
 class ForecastRange(msgspec.Struct, frozen=True):
@@ -186,7 +189,7 @@ class KeyReport(msgspec.Struct, frozen=True):
     """The pauses that cover the key."""
     limit: Limit | None
     history: list[HistoryRecord]
-    """The newest records first, up to the requested number."""
+    """The newest records first, up to the requested number, and the commit of the current mark."""
 
 
 async def figures_of(pipeline: OpenPipeline, wall: float) -> PipelineFigures:
@@ -229,7 +232,7 @@ async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: in
     newest = await admin.dead_letters(LETTERS_MAX)
     ahead_s = wall - now
     letters = [
-        DeadLetterSummary(number, at + ahead_s, letter.version, letter.cause)
+        DeadLetterSummary(number, at + ahead_s, letter.version, letter.cause, letter.traceback)
         for number, at, letter in newest
         if letter.key == key
     ]
@@ -238,12 +241,13 @@ async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: in
         return None
     entry = entry or Entry()
     policy = LedgerPolicy(redelivery_s=pipeline.settings.redelivery_s, rate=pipeline.rate)
+    mark, shown = _mark(entry, pipeline, ahead_s), _on_the_wall(history[:lines], ahead_s)
     return KeyReport(
         pipeline=pipeline.name,
         grade=pipeline.grade,
         key=key,
         now=wall,
-        mark=_mark(entry, pipeline, ahead_s),
+        mark=mark,
         holder=_holder(entry, now, ahead_s),
         unknown=UnknownWrite(_version(entry.unknown), entry.unknown_until + ahead_s) if entry.unknown else None,
         tries=_tries(entry, pipeline, ahead_s),
@@ -254,7 +258,7 @@ async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: in
         era=era_of(entry, controls),
         pauses=_on_the_wall(pauses, ahead_s),
         limit=_limit(entry, pipeline, now, ahead_s),
-        history=_on_the_wall(history[:lines], ahead_s),
+        history=_with_commit(shown, key, mark) if lines else [],
     )
 
 
@@ -359,6 +363,19 @@ def _limit(entry: Entry, pipeline: OpenPipeline, now: float, ahead_s: float) -> 
         return None
     next_at = entry.rate_at - rate.burst_s
     return Limit(rate.n, float(rate.per), next_at + ahead_s if next_at > now else None)
+
+
+def _with_commit(history: list[HistoryRecord], key: str, mark: Mark | None) -> list[HistoryRecord]:
+    """Add the commit of the current mark. Workers record applied changes only if the setting `history` is "all"."""
+    is_recorded = mark is not None and any(one.what == "applied" and one.version == mark.version for one in history)
+    if mark is None or mark.at is None or is_recorded:
+        return history
+    detail = "a deletion; the current mark" if mark.deleted else "the current mark"
+    commit = HistoryRecord(mark.at, "applied", key, mark.version, detail)
+    # An idle entry has whole seconds. What the mark refused within that second came after the commit.
+    before = (one.at < (mark.at - 1.0 if one.what in REFUSED else mark.at) for one in history)
+    index = next((index for index, is_older in enumerate(before) if is_older), len(history))
+    return [*history[:index], commit, *history[index:]]
 
 
 def _on_the_wall(dated: Sequence[Dated], ahead_s: float) -> list[Dated]:

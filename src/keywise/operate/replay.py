@@ -2,11 +2,12 @@
 
 import math
 
-from keywise.core.change import ChangeHeader
+from keywise.core.change import ChangeHeader, Delivery
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import LeaseTerms, LedgerPolicy, Refusal, RefusalReason
 from keywise.core.errors import LetterError, MalformedError
 from keywise.core.rules import decide_under
+from keywise.core.source import HeaderSource
 from keywise.flow.pipeline import OpenPipeline
 
 
@@ -18,7 +19,7 @@ async def replay(pipeline: OpenPipeline, number: int, letter: DeadLetter, *, old
     refused. `older` skips that check; the operator then vouches that nothing newer was applied.
     """
     try:
-        change = pipeline.reader.read_one(letter.body)
+        change = pipeline.reader.read_one(letter.body, _delivery_of(letter))
     except MalformedError as error:
         raise LetterError(f"letter {number} cannot be read: {error}; it stays, drop it if it is of no use") from error
     header = ChangeHeader(change.key, change.order, sent_at=math.inf if older else letter.sent_at)
@@ -35,8 +36,16 @@ async def replay(pipeline: OpenPipeline, number: int, letter: DeadLetter, *, old
         raise LetterError(
             f"letter {number} stays: {pipeline.name} reads from {url}, a queue in memory that ends with this command"
         )
-    await source.send([letter.body])
+    if isinstance(source, HeaderSource) and (letter.headers or letter.routing_key):
+        await source.send_again(letter.body, letter.headers or {}, letter.routing_key)
+    else:
+        await source.send([letter.body])
     await pipeline.admin.delete_dead_letters([number])
+
+
+def _delivery_of(letter: DeadLetter) -> Delivery:
+    """Return the letter as the read function sees the message that will be sent."""
+    return Delivery("", "", letter.body, letter.sent_at, 1, letter.headers, letter.routing_key)
 
 
 async def _judge(pipeline: OpenPipeline, header: ChangeHeader) -> Refusal | None:

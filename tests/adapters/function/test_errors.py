@@ -11,7 +11,7 @@ from app.shop import Shop
 from keywise import Change, Claim, OutcomeUnknownError, PermanentError, Transaction, TransientError
 from keywise.core.clock import boot_time
 from keywise.core.entry import Entry
-from keywise.core.events import Failed, Refused, TookOver
+from keywise.core.events import DeadLettered, Failed, Refused, TookOver
 from running import run
 
 ERRORS: dict[str, Callable[[], Exception]] = {
@@ -67,9 +67,32 @@ async def handled(shop: Shop, *sent: dict) -> tuple[list[str], Entry | None]:
 def test_a_permanent_error_makes_a_dead_letter_at_once(tmp_path):
     raising = Raising(lambda: PermanentError("no such shelf"))
     causes, entry = run(handled(shop_with(raising.plain(), tmp_path), BAD, GOOD))
-    assert causes == ["PermanentError: no such shelf"]
+    line = Raising.__call__.__code__.co_firstlineno + 5
+    assert causes == [
+        f"PermanentError: no such shelf (tests/adapters/function/test_errors.py, line {line}, in __call__)"
+    ]
     assert sorted(raising.calls) == [("bad", 1), ("good", 1)]
     assert entry is None, "nothing was written, so nothing is in doubt"
+
+
+def in_a_thread(raising: Raising) -> Callable:
+    def handle(change: Change) -> None:
+        raising(change)
+
+    return handle
+
+
+@pytest.mark.parametrize("way", [Raising.plain, Raising.transacted, in_a_thread])
+def test_a_dead_letter_and_each_failed_attempt_have_the_whole_traceback(tmp_path, way):
+    raising = Raising(lambda: ValueError("what?"))
+    shop = shop_with(way(raising), tmp_path, attempts_max=2)
+    [letter] = run(handle_all(shop, BAD))
+    [failed], [dead] = shop.emitted(Failed), shop.emitted(DeadLettered)
+    assert failed.traceback == dead.traceback == letter.traceback
+    lines = letter.traceback.splitlines()
+    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", "ValueError: what?")
+    assert "in handle" in lines[1], "it begins with the handler, not with the code that calls it"
+    assert "in __call__" in letter.traceback
 
 
 @pytest.mark.parametrize("name", ["transient", "any other"])
@@ -89,7 +112,8 @@ def test_a_change_that_fails_too_often_is_a_dead_letter(tmp_path, name):
     raising = Raising(ERRORS[name])
     causes, entry = run(handled(shop_with(raising.plain(), tmp_path, attempts_max=3), BAD, GOOD))
     error = ERRORS[name]()
-    assert causes == [f"{type(error).__name__}: {error}"]
+    [cause] = causes
+    assert cause.startswith(f"{type(error).__name__}: {error} (tests/")
     assert sorted(raising.calls) == [*[("bad", 1)] * 3, ("good", 1)]
     assert entry is None if name == "transient" else entry.suspicions == 1
 
@@ -123,7 +147,8 @@ def test_in_the_transaction_every_error_is_clean(tmp_path, name):
     raising = Raising(error)
     shop = shop_with(raising.transacted(), tmp_path, attempts_max=3, lease="20s")
     causes, entry = run(handled(shop, BAD, GOOD))
-    assert causes == [f"{type(error()).__name__}: {error()}"]
+    [cause] = causes
+    assert cause.startswith(f"{type(error()).__name__}: {error()} (")
     assert raising.calls.count(("bad", 1)) == (1 if name == "permanent" else 3)
     assert logged(shop) == marked(shop) == [("good", 1)]
     assert entry is None
@@ -160,7 +185,7 @@ def test_after_a_dead_letter_the_next_older_change_has_its_turn(tmp_path, name):
     raising = Raising(error, times=1)
     shop = shop_with(raising.plain(), tmp_path, attempts_max=1)
     [cause] = run(handled(shop, BAD, {"key": "bad", "version": 2}))[0]
-    assert cause == f"{type(error()).__name__}: {error()}"
+    assert cause.startswith(f"{type(error()).__name__}: {error()} (")
     assert raising.calls == [("bad", 2), ("bad", 1)]
     assert marked(shop) == [("bad", 1)]
 
@@ -193,7 +218,7 @@ def test_a_bad_change_in_a_list_is_found_by_halving_and_the_others_are_applied(t
     shop, taken = batch_shop(tmp_path, refuse, attempts_max=1)
     letters = run(handle_all(shop, *bodies(COUNT)))
     assert sorted(letter.key for letter in letters) == ["k31", "k7"]
-    assert {letter.cause for letter in letters} == {f"{type(error).__name__}: bad"}
+    assert all(letter.cause.startswith(f"{type(error).__name__}: bad (") for letter in letters)
     assert set().union(*taken) == {key for key, _ in marked(shop)} == keys(COUNT) - {"k7", "k31"}
     assert sum(map(len, taken)) == COUNT - 2, "no good change was in two lists that went well"
 

@@ -8,6 +8,7 @@ import pytest
 
 import keywise
 from adapters.function.handler_shop import bodies, handle_all, keys, logged, marked, seen_by_others, shop_with
+from causes import said
 from keywise import Change, Claim, PermanentError, Put, Transaction
 from running import run
 
@@ -164,7 +165,7 @@ def test_an_error_rolls_back_the_writes_of_its_own_change_only(tmp_path, shape):
     handlers = (async_one, plain_one, async_many, plain_many)
     shop = shop_with(dict(zip(SHAPES, handlers, strict=True))[shape], tmp_path)
     [letter] = run(handle_all(shop, *bodies(COUNT)))
-    assert (letter.key, letter.version, letter.cause) == ("k17", 1, "PermanentError: no room for k17")
+    assert (letter.key, letter.version, said(letter.cause)) == ("k17", 1, "PermanentError: no room for k17")
     assert logged(shop) == marked(shop) == sorted((key, 1) for key in keys(COUNT) - {"k17"})
 
 

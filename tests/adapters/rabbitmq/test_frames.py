@@ -19,7 +19,7 @@ from keywise.adapters.rabbitmq.messages import HEADER
 
 CHANNELS = (1, 2)
 OURS, OTHERS = "keywise-1", "others"
-Taken = tuple[str, int, bool, dict[str, Any], bytes]
+Taken = tuple[str, int, bool, bytes, dict[str, Any], bytes]
 
 texts = st.text(max_size=8)
 values = st.recursive(
@@ -80,12 +80,14 @@ class Reader:
                 return type(error)
         return None
 
-    def _take(self, number: int, redelivered: bool, encoded: bytes, body: bytes) -> None:
-        self.taken.append((OURS, number, redelivered, vars(decoded(encoded)), body))
+    def _take(self, number: int, redelivered: bool, key: bytes, encoded: bytes, body: bytes) -> None:
+        self.taken.append((OURS, number, redelivered, key, vars(decoded(encoded)), body))
 
     def _take_by_pika(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        tag = method.consumer_tag
-        self.taken.append((tag, method.delivery_tag, method.redelivered, vars(properties), body))
+        tag, key = method.consumer_tag, method.routing_key
+        # The client library leaves as bytes what is no UTF-8.
+        key = key if isinstance(key, bytes) else key.encode()
+        self.taken.append((tag, method.delivery_tag, method.redelivered, key, vars(properties), body))
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +230,7 @@ def test_frames_that_a_broker_never_sends_are_refused_as_the_client_library_does
 
 def test_more_is_waited_for_only_where_it_can_make_a_message():
     whole, takers = b"".join(delivery()), {(1, OURS.encode()): "taker"}
-    assert handover_at(whole, 0, takers) == ("taker", 7, False, b"\x00\x00", b"body", len(whole))
+    assert handover_at(whole, 0, takers) == ("taker", 7, False, b"queue", b"\x00\x00", b"body", len(whole))
     assert {handover_at(whole[:size], 0, takers) for size in range(12, len(whole))} == {Unread.PARTIAL}
     assert handover_at(whole[:-1], 0, {}) is Unread.OTHER
     huge = b"".join(delivery(body_size=2**40))

@@ -20,6 +20,8 @@ from keywise.adapters.rabbitmq.messages import (
     MessageIdentity,
     copied_properties,
     identity_of,
+    resent_properties,
+    routing_key_of,
     sent_at,
     shown_headers,
     times_before,
@@ -34,7 +36,7 @@ DELIVERY = Delivery("id", 1, b"body", 1.5, 3)
 
 
 def copied(**properties) -> pika.BasicProperties:
-    return copied_properties(pika.BasicProperties(**properties), DELIVERY)
+    return copied_properties(pika.BasicProperties(**properties), DELIVERY, "q")
 
 
 def test_the_names_of_delay_queues_fit_and_change_with_the_period():
@@ -193,3 +195,16 @@ def test_only_headers_of_messages_may_be_unreadable():
     connection._frame_buffer = b"\x01\x00\x01\x00\x00\x00\x04\xff\xff\xff\xff\xce"
     with pytest.raises(LookupError):
         connection._read_frame()
+
+
+def test_a_message_that_is_sent_again_has_its_headers_and_acts_nowhere_else():
+    sent = resent_properties(b"body", "id", 5.0, {"CC": "['elsewhere']", "version": "7"}, "stock.lamp")
+    assert {name for name in sent.headers if name != HEADER} == {"version", "keywise-kept", "keywise-routing-key"}
+    assert shown_headers(sent.headers) == {"version": "7", "CC": "['elsewhere']"}
+    assert routing_key_of(sent.headers, "queue") == "stock.lamp"
+
+
+def test_what_a_delay_queue_of_ours_adds_is_not_shown():
+    added = {"x-first-death-queue": "keywise.delay.q.5s.1", "x-first-death-reason": "expired", "version": 7}
+    assert shown_headers(added) == {"version": "7"}
+    assert shown_headers({"x-first-death-queue": "theirs"}) == {"x-first-death-queue": "theirs"}

@@ -10,6 +10,7 @@ import pytest
 from cli.command import LIMIT_S, Folder
 from keywise.app import SAME_WISH_S
 from running import scaled
+from servers import machine
 
 HANGING = """
 import threading
@@ -52,6 +53,46 @@ def test_grade_promise_and_way_of_each_source_are_said_at_the_start(folder):
         assert said in answer.err
     assert [row.split()[0] for row in answer.out.splitlines()] == ["pipeline", "pages", "mails"]
     assert "\x1b" not in answer.out + answer.err
+
+
+def test_the_level_of_the_log_can_be_chosen(folder):
+    folder.keywise("send", "mails", '{"id": "a", "v": 1}')
+    debug = folder.keywise("run", "shop:app", "mails", "--until-empty", "--log-level", "debug").err
+    assert " DEBUG settled pipeline='mails' outcome=<Outcome.APPLIED: 'applied'> changes=1" in debug
+    quiet = folder.keywise("run", "shop:app", "mails", "--until-empty", "--log-level", "warning").err
+    assert "INFO" not in quiet and "stopped" not in quiet
+    answer = folder.keywise("run", "shop:app", "mails", "--until-empty", "--log-level", "loud")
+    assert answer.status == 2
+    assert "'loud' is not known; write one of debug, info, warning, error" in answer.err
+
+
+AWAY = """
+import keywise
+
+app = keywise.App("sqlite:///shop.db")
+pages = app.pipeline("pages", key="id", version="v", backoff="10ms")
+pages.source("amqp://shop:s3cret@127.0.0.1:{port}/?queue=pages")
+pages.apply(lambda change: None)
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("--until-empty",)])
+def test_a_broker_that_is_away_at_the_start_is_waited_for_with_one_line(folder, arguments):
+    folder.write("shop.py", AWAY.format(port=(port := machine.free_port())))
+    process = folder.start("run", "shop:app", *arguments)
+    said = line(process, "pages")
+    assert said.startswith(f"pages waits to start: amqp://shop:***@127.0.0.1:{port}/")
+    assert said.endswith("; keywise tries again until it can be reached (--no-wait exits instead)\n")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=scaled(LIMIT_S))
+    assert (process.returncode, "waits to start" in err, "s3cret" in err) == (0, False, False)
+
+
+def test_a_broker_that_is_away_ends_a_worker_that_may_not_wait(folder):
+    folder.write("shop.py", AWAY.format(port=machine.free_port()))
+    answer = folder.keywise("run", "shop:app", "--no-wait")
+    assert answer.status == 1
+    assert answer.err.startswith("Error: amqp://shop:***@127.0.0.1:")
 
 
 def test_only_the_named_pipelines_run(folder):
@@ -113,7 +154,9 @@ def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
     process = folder.start("run", "shop:app")
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGTERM)
-    line(process, "draining")
+    said = line(process, "draining")
+    assert said.startswith("slow is draining: it waits for 1 change that has begun ('a'), at most 10 min; ")
+    assert said.endswith("a second Ctrl-C or signal leaves at once, and its lease expires\n")
     threading.Timer(SAME_WISH_S, process.send_signal, [signal.SIGTERM]).start()
     process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 128 + signal.SIGTERM

@@ -17,6 +17,7 @@ from keywise.core.errors import OutcomeUnknownError, PermanentError, SettingsErr
 from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.limits import Snooze
 from keywise.core.sink import APPLIED, Grade, SinkResult
+from keywise.core.tracebacks import traceback_of
 from keywise.core.transaction import Transaction
 
 BATCH_MAX = 1000
@@ -109,9 +110,8 @@ class FunctionSink:
         except Snooze as snooze:
             return [SinkResult(Outcome.BUSY, str(snooze), wait_s=snooze.delay_s)] * len(changes)
         except Exception as error:
-            failed = SinkResult(Outcome.FAILED, cause_of_error(error), is_permanent(error), certainty_of(error))
-            if len(changes) == 1 or failed.certainty is Certainty.UNKNOWN:
-                return [failed] * len(changes)
+            if len(changes) == 1 or certainty_of(error) is Certainty.UNKNOWN:
+                return [_failed(error)] * len(changes)
             middle = len(changes) // 2
             first = await self.apply(changes[:middle], claims[:middle])
             return [*first, *await self.apply(changes[middle:], claims[middle:])]
@@ -218,6 +218,16 @@ async def _finished(running: Awaitable[object]) -> None:
         raise OutcomeUnknownError("the handler was cancelled from within") from error
     if isinstance(result, Snooze):
         raise result
+
+
+def _failed(error: Exception) -> SinkResult:
+    return SinkResult(
+        Outcome.FAILED,
+        cause_of_error(error),
+        is_permanent(error),
+        certainty_of(error),
+        traceback=traceback_of(error),
+    )
 
 
 def certainty_of(error: Exception) -> Certainty:

@@ -16,8 +16,8 @@ UNREADABLE = (AMQPError, ArithmeticError, ValueError, OSError, RecursionError, s
 FRAME_HEAD, CONTENT_HEAD = 7, 12
 """Bytes before what a frame holds, and before the properties of a message in it."""
 
-Taker: TypeAlias = Callable[[int, bool, bytes, bytes], None]
-"""Gets a message: its number, whether it came before, its properties as they came, its body."""
+Taker: TypeAlias = Callable[[int, bool, bytes, bytes, bytes], None]
+"""Gets a message: its number, whether it came before, its routing key, its properties as they came, its body."""
 
 
 class Connection(AsyncioConnection):  # type: ignore[misc]
@@ -55,8 +55,8 @@ class Connection(AsyncioConnection):  # type: ignore[misc]
         """Hand over all messages that are here, up to something else."""
         buffer, at, takers = self._frame_buffer, 0, self.takers
         while not isinstance(found := handover_at(buffer, at, takers), Unread):
-            take, number, redelivered, properties, body, at = found
-            take(number, redelivered, properties, body)
+            take, number, redelivered, routing_key, properties, body, at = found
+            take(number, redelivered, routing_key, properties, body)
         self._trim_frame_buffer(at)
         return found
 

@@ -17,8 +17,9 @@ T = TypeVar("T")
 ACK, NACK = 0x003C0050, 0x003C0078
 """What can be said of deliveries; those of a NACK go back to their queue."""
 
-Handover: TypeAlias = tuple[T, int, bool, bytes, bytes, int]
-"""Whose it is, its number, whether it came before, its properties as they came, its body; and where the next begins."""
+Handover: TypeAlias = tuple[T, int, bool, bytes, bytes, bytes, int]
+"""Whose it is, its number, whether it came before, its routing key, its properties as they came, its body; and where
+the next begins."""
 
 _METHOD, _HEADER, _BODY = 1, 2, 3
 _HEAD = 7
@@ -67,8 +68,10 @@ def handover_at(buffer: bytes, at: int, consumers: Mapping[tuple[int, bytes], T]
             return Unread.OTHER
         number, redelivered, name_size = _NUMBER.unpack_from(buffer, tag_end)
         name_end = tag_end + _NUMBER.size + name_size
-        if name_end >= end:
+        # The routing key is the last part of the frame.
+        if name_end >= end or name_end + 1 + buffer[name_end] != end:
             return Unread.OTHER
+        routing_key = buffer[name_end + 1 : end]
         start = end + 1
         kind, same, size = _FRAME.unpack_from(buffer, start)
         if kind != _HEADER or same != channel or size < _CONTENT_MIN:
@@ -88,7 +91,7 @@ def handover_at(buffer: bytes, at: int, consumers: Mapping[tuple[int, bytes], T]
     except (PackingError, IndexError):
         # A frame that is shorter than the beginning of a delivery, such as a heartbeat, may be all that comes.
         return Unread.PARTIAL if len(buffer) >= at + _BEGINNING.size else Unread.OTHER
-    return consumer, number, bool(redelivered & 1), properties, body, end + 1
+    return consumer, number, bool(redelivered & 1), routing_key, properties, body, end + 1
 
 
 def stamp_of(properties: bytes) -> tuple[str | None, int | None] | None:

@@ -19,6 +19,8 @@ HEADER = "keywise"
 """Who a message is, beside the digest of the body that this was said of."""
 DELAYS = "keywise.delay."
 """How the names of our delay queues begin."""
+ROUTED = "keywise-routing-key"
+"""The routing key that a message was published with: a copy is published with the name of its queue."""
 KEPT = "keywise-kept"
 """Headers that would act on a copy, put aside."""
 COUNTED = "x-delivery-count"
@@ -95,7 +97,12 @@ def shown_headers(headers: Mapping[Any, Any]) -> dict[str, str] | None:
     """Headers as text, for people who look at a dead letter; ours are left out."""
     kept = headers.get(KEPT)
     given = {**headers, **(kept if isinstance(kept, dict) else {})}
-    shown = {_text(name): _text(value) for name, value in given.items() if not _is_ours(name, value)}
+    own_deaths = tuple(begin for begin in _DEATHS if _text(given.get(f"{begin}queue", "")).startswith(DELAYS))
+    shown = {
+        _text(name): _text(value)
+        for name, value in given.items()
+        if not _is_ours(name, value) and not str(name).startswith(own_deaths)
+    }
     return shown or None
 
 
@@ -105,7 +112,20 @@ def fresh_properties(body: bytes, id: str, now: float, due: float = 0.0) -> Any:
     return pika.BasicProperties(delivery_mode=2, timestamp=int(now), headers=headers)
 
 
-def copied_properties(properties: Any, delivery: Delivery, due: float = 0.0) -> Any:
+def resent_properties(body: bytes, id: str, now: float, headers: Mapping[str, str], routing_key: str) -> Any:
+    """The properties of a message that is sent again, with the headers and the routing key that it had before."""
+    properties = fresh_properties(body, id, now)
+    kept = _copied_headers(headers)
+    properties.headers = {**kept, **properties.headers, **({ROUTED: routing_key} if routing_key else {})}
+    return properties
+
+
+def routing_key_of(headers: Mapping[Any, Any], published_with: Any) -> str:
+    """The routing key that the producer gave, also if this is a copy of ours."""
+    return _text(headers.get(ROUTED) or published_with or "")
+
+
+def copied_properties(properties: Any, delivery: Delivery, queue: str, due: float = 0.0) -> Any:
     """The properties of a copy: all that a reader may need, and nothing that acts on where and how long it goes."""
     identity = MessageIdentity(str(delivery.id), delivery.count, delivery.sent_at, due).encoded(delivery.body)
     headers = _copied_headers(properties.headers or {})
@@ -113,6 +133,8 @@ def copied_properties(properties: Any, delivery: Delivery, due: float = 0.0) -> 
         headers = {}
     copied = copy(properties)
     copied.headers = {**headers, HEADER: identity}
+    if delivery.routing_key not in ("", queue):
+        copied.headers[ROUTED] = delivery.routing_key
     # What was taken over is not lost by a restart, however it was sent; and it has no time to expire any more.
     copied.delivery_mode, copied.expiration = 2, None
     # The broker refuses a user other than the one that publishes.
@@ -136,7 +158,7 @@ def _is_ours(name: Any, value: Any) -> bool:
     """Whether a header comes from a delay of ours, or is a number of the queue's own."""
     if name == "x-death" and isinstance(value, list):
         return all(isinstance(death, dict) and _text(death.get("queue")).startswith(DELAYS) for death in value)
-    return name in (HEADER, KEPT, COUNTED)
+    return name in (HEADER, ROUTED, KEPT, COUNTED)
 
 
 def _encodable(value: Any) -> Any:

@@ -7,7 +7,7 @@ A message that is put off is copied to a delay queue of ours; only when that is 
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, BrokerLink, broker_at, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
-from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
+from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties, resent_properties
 from keywise.adapters.rabbitmq.publisher import Message, NoSuchQueue, Publisher
 from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES, Subscription
 from keywise.core.change import Delivery
@@ -150,6 +150,10 @@ class RabbitSource:
         ]
         await self._put(messages, delay_s)
 
+    async def send_again(self, body: bytes, headers: Mapping[str, str], routing_key: str) -> None:
+        properties = resent_properties(body, f"{secrets.token_hex(8)}.1", time.time(), headers, routing_key)
+        await self._put([(body, properties)], 0.0)
+
     async def depth(self) -> int:
         """What is ready or delayed, and what this process holds; a broker tells nobody what other processes hold."""
         for _ in range(LOOKS_MAX):
@@ -216,7 +220,7 @@ class RabbitSource:
                 others.append(one)
                 continue
             try:
-                await self._put([(one.body, copied_properties(properties, one, due))], due - now)
+                await self._put([(one.body, copied_properties(properties, one, self._queue, due))], due - now)
             except (DatabaseError, UnavailableError):
                 subscription.requeue_later([one], due - now)
             else:
@@ -268,7 +272,9 @@ class RabbitSource:
         """A copy goes to the end of the queue, perhaps after a delay, and then its original is acked."""
         due = due_after(delay_s, time.time())
         mine = subscription.unsettled(deliveries)
-        await self._put([(one.body, copied_properties(properties, one, due)) for one, properties in mine], delay_s)
+        await self._put(
+            [(one.body, copied_properties(properties, one, self._queue, due)) for one, properties in mine], delay_s
+        )
         subscription.ack(deliveries)
 
     async def _put(self, messages: Sequence[Message], delay_s: float) -> None:

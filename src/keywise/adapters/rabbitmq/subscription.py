@@ -19,6 +19,7 @@ from keywise.adapters.rabbitmq.frames import ACK, NACK, stamp_of
 from keywise.adapters.rabbitmq.messages import (
     identity_of,
     parse_identity,
+    routing_key_of,
     sent_at,
     shown_headers,
     times_before,
@@ -178,7 +179,7 @@ class Subscription:
         self._channel.hand_to(consumer.tag, partial(self._take_usual, consumer))
 
         def take(_: Any, method: Any, properties: Any, body: bytes) -> None:
-            self._take(consumer, method.delivery_tag, method.redelivered, properties, body)
+            self._take(consumer, method, properties, body)
 
         await self._channel.ask("basic_consume", queue=self.queue, on_message_callback=take, consumer_tag=consumer.tag)
 
@@ -187,7 +188,7 @@ class Subscription:
 
         def call(done: Callable[[Any], None]) -> None:
             def got(channel: Any, method: Any, properties: Any, body: bytes) -> None:
-                self._take(None, method.delivery_tag, method.redelivered, properties, body)
+                self._take(None, method, properties, body)
                 done(True)
 
             self._on_empty = lambda: done(False)
@@ -196,26 +197,28 @@ class Subscription:
         return bool(await self._channel.answered(call))
 
     def _take_usual(
-        self, consumer: BrokerConsumer, tag: int, redelivered: bool, properties: bytes, body: bytes
+        self, consumer: BrokerConsumer, tag: int, redelivered: bool, key: bytes, properties: bytes, body: bytes
     ) -> None:
         """One without headers of others: most of what comes, so this is short."""
         stamp = stamp_of(properties)
         identity = parse_identity(stamp[0], body) if stamp is not None and stamp[0] is not None else None
         if stamp is None or (identity is not None and (identity.due or identity.id in self._ids)):
-            self._take(consumer, tag, redelivered, decoded(properties), body)
+            method = Basic.Deliver(delivery_tag=tag, redelivered=redelivered, routing_key=_key_text(key))
+            self._take(consumer, method, decoded(properties), body)
             return
+        receipt, routing_key = self._first + tag, _key_text(key)
         if identity is None:
-            delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at(stamp[1]), 1 + redelivered)
+            id, moment, count = f"{self._id}.{tag}", sent_at(stamp[1]), 1 + redelivered
         else:
             self._ids.add(identity.id)
-            count = identity.count + 1 + redelivered
-            delivery = Delivery(identity.id, self._first + tag, body, identity.sent_at, count)
+            id, moment, count = identity.id, identity.sent_at, identity.count + 1 + redelivered
+        delivery = Delivery(id, receipt, body, moment, count, None, routing_key)
         self._arrived.append(delivery)
         self._keep(consumer, tag, properties, delivery)
 
-    def _take(self, consumer: BrokerConsumer | None, tag: int, redelivered: bool, properties: Any, body: bytes) -> None:
-        headers = properties.headers or {}
-        before, identity = times_before(headers, redelivered), identity_of(headers, body)
+    def _take(self, consumer: BrokerConsumer | None, method: Any, properties: Any, body: bytes) -> None:
+        headers, tag = properties.headers or {}, method.delivery_tag
+        before, identity = times_before(headers, method.redelivered), identity_of(headers, body)
         is_unfit = consumer is not None and _is_near_delivery_limit(properties)
         id, moment = f"{self._id}.{tag}", sent_at(properties.timestamp)
         if identity is not None:
@@ -225,7 +228,8 @@ class Subscription:
             if identity.id not in self._ids:
                 id = identity.id
                 self._ids.add(id)
-        delivery = Delivery(id, self._first + tag, body, moment, before + 1, shown_headers(headers))
+        receipt, routing_key = self._first + tag, routing_key_of(headers, method.routing_key)
+        delivery = Delivery(id, receipt, body, moment, before + 1, shown_headers(headers), routing_key)
         (self._unfit if is_unfit else self._arrived).append(delivery)
         self._keep(consumer, tag, properties, delivery)
 
@@ -327,6 +331,10 @@ class Subscription:
     def _cancelled(self, frame: Any) -> None:
         self._is_cancelled = True
         self._bell.set()
+
+
+def _key_text(key: bytes) -> str:
+    return key.decode("utf-8", "backslashreplace")
 
 
 def _is_near_delivery_limit(properties: Any) -> bool:

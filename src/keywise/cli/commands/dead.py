@@ -22,6 +22,7 @@ from keywise.cli.output import (
     print_json,
     print_result,
     print_table,
+    print_traceback,
     refuse,
     stamp,
 )
@@ -99,7 +100,7 @@ def show(
     selection: Filter,
     json: JsonOption = False,
 ) -> None:
-    """Show one dead letter: its cause, headers and body.
+    """Show one dead letter: its cause, headers, traceback and body.
 
     Without a number, it is the newest one that matches --since, --until and --cause.
 
@@ -136,9 +137,11 @@ def _show(found: FoundLetter) -> None:
         ("key", repr(letter.key) if letter.key else "not readable"),
         ("version", "-" if letter.version is None else str(letter.version)),
         ("source", letter.source),
+        *([("routing key", letter.routing_key)] if letter.routing_key else []),
         *(("header", f"{name}: {value}") for name, value in sorted((letter.headers or {}).items())),
     ]
     print_facts(facts)
+    print_traceback("traceback", letter.traceback)
     print()
     print(plain_lines(_text(letter.body)))
 
@@ -250,6 +253,8 @@ def _whole(found: FoundLetter) -> dict[str, Any]:
         "source": letter.source,
         "sent_at": iso(letter.sent_at),
         "headers": dict(letter.headers or {}),
+        "routing_key": letter.routing_key,
+        "traceback": letter.traceback,
         "body": text,
     }
     is_exact = text.encode() == letter.body

@@ -16,14 +16,20 @@ from msgspec.structs import asdict
 from keywise.app import App
 from keywise.cli.app_loader import APP_VARIABLE, JsonOption, choose_pipelines, load
 from keywise.cli.live.show import live_view
-from keywise.cli.output import plain, print_error, print_json, print_table, screen
+from keywise.cli.output import count, duration, plain, print_error, print_json, print_table, refuse, screen
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
+from keywise.flow.pipeline import OpenPipeline
 from keywise.observe.log import Log
 from keywise.observe.run_view import View
 
 LOOK_S = 0.1
 """After this long without an event, --until-empty checks whether the queues are empty."""
+
+RETRY_S = 1.0
+"""How often --until-empty tries to reach the queues."""
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 TOTALS = ("grade", "sources", "outcomes", "failed_attempts")
 """The figures of a pipeline that are printed at the end."""
@@ -38,7 +44,7 @@ PROMISES = {
 }
 
 
-def run(
+def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     app: Annotated[
         str | None,
         typer.Argument(metavar="APP", envvar=APP_VARIABLE, help="As shop:app, path/to/shop.py:app or pipeline.toml."),
@@ -49,6 +55,12 @@ def run(
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="Stop when all queues are empty and all work is done.")
     ] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Exit if a source, ledger or sink cannot be reached at the start.")
+    ] = False,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", metavar="LEVEL", help=f"{', '.join(LOG_LEVELS)}; info without it.")
+    ] = None,
     is_plain: Annotated[bool, typer.Option("--plain", help="Print lines instead of the view in a terminal.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -56,6 +68,9 @@ def run(
 
     After the first signal, keywise finishes the changes that have begun and releases the others to their queues.
     A second signal ends it at once.
+
+    A pipeline whose source, ledger or sink cannot be reached at the start waits for it, and the others run.
+    A wrong password or a missing right ends keywise at once.
 
     In a terminal, it draws a view of the figures; elsewhere it logs them as lines.
 
@@ -67,14 +82,23 @@ def run(
     """
     loaded = load(app, "keywise run shop:app")
     names, began_at = choose_pipelines(loaded, pipelines or ()), time.monotonic()
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    _log(log_level)
     view = View(names)
     loaded.observers[:] = [*map(_without_starts, loaded.observers), view, _announce]
     showing = live_view(view, screen(stderr=True), logging.getLogger("keywise").info, plain=is_plain)
-    status = _finish(_work(loaded, names, view, until_empty), showing)
+    status = _finish(_work(loaded, names, view, until_empty, wait=not no_wait), showing)
     if view.sources:
         _print_totals(view, json, time.monotonic() - began_at)
     leave(status)
+
+
+def _log(level: str | None) -> None:
+    """Log to stderr, unless the app has configured logging itself. A level that is given holds for keywise alone."""
+    if level is not None and level.lower() not in LOG_LEVELS:
+        refuse(f"--log-level: {level!r} is not known; write one of {', '.join(LOG_LEVELS)}")
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if level is not None:
+        logging.getLogger("keywise").setLevel(level.upper())
 
 
 def leave(status: int) -> NoReturn:
@@ -88,11 +112,11 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-async def _work(app: App, names: Sequence[str], view: View, until_empty: bool) -> None:
+async def _work(app: App, names: Sequence[str], view: View, until_empty: bool, *, wait: bool) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(_stop_when_empty(app, names, view)) if until_empty else None
-            await app.run(*names)
+            await app.run(*names, wait=wait)
             if watching is not None:
                 watching.cancel()
     except BaseExceptionGroup as errors:
@@ -101,7 +125,7 @@ async def _work(app: App, names: Sequence[str], view: View, until_empty: bool) -
 
 async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
     async with AsyncExitStack() as stack:
-        opened = [await stack.enter_async_context(app.open(name, work=False)) for name in names]
+        opened = [await _open_when_reachable(app, name, stack) for name in names]
         sources = [source for pipeline in opened for _, source in pipeline.sources]
         wait_s = LOOK_S
         while True:
@@ -117,6 +141,15 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
                     return
             # Counting a long queue takes a while; spend at most a tenth of the time on it.
             wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
+
+
+async def _open_when_reachable(app: App, name: str, stack: AsyncExitStack) -> OpenPipeline:
+    while True:
+        try:
+            return await stack.enter_async_context(app.open(name, work=False))
+        except UnavailableError:
+            # The worker reports it, and waits for it too.
+            await asyncio.sleep(RETRY_S)
 
 
 def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[None]) -> int:
@@ -136,18 +169,35 @@ def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[Non
 
 
 def _without_starts(observer: events.Observer) -> events.Observer:
-    """Keep `Started` from the log, because `_announce` prints it already."""
+    """Keep from the log what `_announce` prints already."""
     if not isinstance(observer, Log):
         return observer
-    return lambda event: None if isinstance(event, events.Started) else observer(event)
+    return lambda event: None if _announced(event) else observer(event)
 
 
 def _announce(event: events.Event) -> None:
-    """Print the grade and the commit strategy of each source at start."""
-    if isinstance(event, events.Started):
-        promise = PROMISES.get(event.grade, "")
-        line = f"{event.pipeline}: {event.grade} ({promise}), {event.strategy}, from {event.source}"
+    if line := _announced(event):
         print(plain(line), file=sys.stderr, flush=True)
+
+
+def _announced(event: events.Event) -> str:
+    """Return the line about a start or an end: the grade and strategy of each source, or what a pipeline waits for."""
+    match event:
+        case events.Started():
+            promise = PROMISES.get(event.grade, "")
+            return f"{event.pipeline}: {event.grade} ({promise}), {event.strategy}, from {event.source}"
+        case events.Unavailable(what=events.START, calls=1):
+            advice = "keywise tries again until it can be reached (--no-wait exits instead)"
+            return f"{event.pipeline} waits to start: {event.cause}; {advice}"
+        case events.Draining(changes=changes) if changes:
+            keys = ", ".join(map(repr, event.keys)) + (", …" if changes > len(event.keys) else "")
+            has, its = ("has", "its lease expires") if changes == 1 else ("have", "their leases expire")
+            waits = (
+                f"it waits for {count(changes, 'change')} that {has} begun ({keys}), at most {duration(event.left_s)}"
+            )
+            return f"{event.pipeline} is draining: {waits}; a second Ctrl-C or signal leaves at once, and {its}"
+        case _:
+            return ""
 
 
 def _print_totals(view: View, json: bool, seconds: float) -> None:

@@ -18,6 +18,7 @@ from keywise.cli.output import (
     print_json,
     print_line,
     print_table,
+    print_traceback,
     stamp,
 )
 from keywise.core.history import HistoryRecord
@@ -93,6 +94,8 @@ def why(
 def _print_story(report: KeyReport) -> None:
     print_line(f"{report.key!r} in {report.pipeline} ({report.grade})", "bold")
     print_facts(_facts(report))
+    for letter in report.letters[:1]:
+        print_traceback(f"traceback of letter {letter.number}", letter.traceback)
     if report.history:
         print()
         columns = ("history", "what", "version", "by", "detail")

@@ -130,6 +130,7 @@ class DegradedWorker:
             self._put_back(ready)
             await self._pipeline.back_off("journal", error, 1)
             return []
+        self._pipeline.report_answer("journal")
         if not self._goes_on:
             # The ledger came back meanwhile: the changes are claimed as usual, and the journal entries withdrawn.
             self._put_back(ready)
@@ -215,7 +216,7 @@ class DegradedWorker:
             await settlement.snooze(ticket, result.wait_s)
             return
         wait_s = pipeline.retry_s(ticket.delivery.count)
-        pipeline.emit(settlement.failed(ticket, result.cause, ticket.delivery.count, wait_s))
+        pipeline.emit(settlement.failed(ticket, result.cause, ticket.delivery.count, wait_s, result.traceback))
         await settlement.release([ticket], wait_s)
 
     async def _ended(self, shown: Sequence[Ticket], clean: Sequence[Ticket]) -> None:
@@ -256,8 +257,7 @@ class DegradedWorker:
         now, retry_s = self._pipeline.clock(), self._pipeline.settings.maintenance_s
         if now >= self._trouble_due:
             self._trouble_due = now + retry_s
-            name = self._pipeline.name
-            self._pipeline.emit(events.Unavailable(pipeline=name, what="journal", cause=str(error), retry_s=retry_s))
+            self._pipeline.count_unavailable("journal", error, retry_s)
 
     async def _hand_over(self) -> bool:
         """Mark the journaled keys as suspect in the ledger, and only then forget the journals."""

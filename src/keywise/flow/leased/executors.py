@@ -15,6 +15,7 @@ from keywise.core.errors import TransactionFailedError, UnavailableError
 from keywise.core.failures import cause_of_error, is_permanent
 from keywise.core.limits import Snooze
 from keywise.core.sink import APPLIED, AtomicSink, Sink, SinkResult
+from keywise.core.tracebacks import traceback_of
 from keywise.core.transaction import Transaction
 from keywise.core.transaction_context import transaction_of
 from keywise.flow.heartbeat import Heartbeat
@@ -143,6 +144,8 @@ class SinkExecutor:
             error = UnavailableError(results[0].cause)
             return self._pipeline.report_unavailable("sink", error, min(rounds, AWAY_ROUNDS_MAX))
         self._refusals = 0
+        if any(result.outcome is not Outcome.BUSY and result.certainty is not Certainty.UNKNOWN for result in results):
+            self._pipeline.report_answer("sink")
         return 0.0
 
 
@@ -182,8 +185,9 @@ def report_handled(pipeline: OpenPipeline, jobs: Sequence[Job], started: float) 
 
 def unknown_result(error: Exception) -> SinkResult:
     """Return the result of a call that raised or was cancelled: its outcome is unknown."""
-    cause = "the claim ended before the sink answered" if isinstance(error, TimeoutError) else cause_of_error(error)
-    return SinkResult(Outcome.FAILED, cause, certainty=Certainty.UNKNOWN)
+    if isinstance(error, TimeoutError):
+        return SinkResult(Outcome.FAILED, "the claim ended before the sink answered", certainty=Certainty.UNKNOWN)
+    return SinkResult(Outcome.FAILED, cause_of_error(error), certainty=Certainty.UNKNOWN, traceback=traceback_of(error))
 
 
 class TransactionExecutor:
@@ -276,7 +280,9 @@ def _all(jobs: Sequence[Job], execution: Execution) -> dict[int, Execution]:
 def _result_of_error(error: BaseException) -> SinkResult:
     if isinstance(error, Snooze):
         return SinkResult(Outcome.BUSY, str(error), wait_s=error.delay_s)
-    return SinkResult(Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error))
+    return SinkResult(
+        Outcome.FAILED, cause_of_error(error), permanent=is_permanent(error), traceback=traceback_of(error)
+    )
 
 
 class _CommitsRefusedError(Exception):

@@ -510,7 +510,11 @@ class LeasedWorker:
                 return lambda: ledger.commit(commits) if commits else _nothing_lost()
             case Disposition.DEAD_LETTER:
                 requests = [
-                    DeadLetterRequest(self._settlement.letter(one.ticket, one.cause), one.claim, one.result.certainty)
+                    DeadLetterRequest(
+                        self._settlement.letter(one.ticket, one.cause, one.result.traceback),
+                        one.claim,
+                        one.result.certainty,
+                    )
                     for one in finished
                 ]
                 return DeadLetterStep(self._pipeline, requests)
@@ -549,12 +553,13 @@ class LeasedWorker:
             case Disposition.COMMIT | Disposition.ACK_ONLY:
                 return lanes.finish(ticket, one.result.outcome, ticket.change.order)
             case Disposition.DEAD_LETTER:
-                pipeline.emit(self._settlement.dead_lettered(ticket, one.cause))
+                pipeline.emit(self._settlement.dead_lettered(ticket, one.cause, one.result.traceback))
                 return lanes.dead_letter(ticket)
             case Disposition.RETRY:
                 retry_s = retries[one.claim.token]
                 lanes.hold(ticket, pipeline.clock() + retry_s)
-                pipeline.emit(self._settlement.failed(ticket, one.cause, one.claim.attempts + 1, retry_s))
+                attempts = one.claim.attempts + 1
+                pipeline.emit(self._settlement.failed(ticket, one.cause, attempts, retry_s, one.result.traceback))
             case Disposition.INTERRUPTED:
                 lanes.hold(ticket, pipeline.clock() + pipeline.retry_s(1))
             case Disposition.RELEASE:

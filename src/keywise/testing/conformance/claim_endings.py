@@ -24,7 +24,15 @@ from keywise.testing.conformance.promise import Promises, near, same
 ENDING_PROMISES: Promises[LedgerBench] = Promises()
 
 LETTER = DeadLetter(
-    "it is bad", b"\x00\xff body", "a", -(2**63), {"h": "é", "empty": ""}, 1234.5, "sqlite:///x.db?queue=q"
+    "it is bad",
+    b"\x00\xff body",
+    "a",
+    -(2**63),
+    {"h": "é", "empty": ""},
+    1234.5,
+    "sqlite:///x.db?queue=q",
+    'Traceback (most recent call last):\n  File "shop.py", line 3, in index\nValueError: é',
+    "pages.é.#",
 )
 
 

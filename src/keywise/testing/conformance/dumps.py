@@ -30,7 +30,7 @@ TRANSFER_PROMISES: Promises[LedgerBench] = Promises()
 LETTERS = [
     DeadLetter('it\'s "bad"\n🦉', b"\x00\xff{}", "a", VERSIONS[0], {"x-é": 'say "hi"\n\0'}, 12.25, "sqlite:///a.db"),
     DeadLetter("cause", b"", "", None),
-    DeadLetter("cause", b"x" * 70_000, "🦉", VERSIONS[-1], None, 0.0, ""),
+    DeadLetter("cause", b"x" * 70_000, "🦉", VERSIONS[-1], None, 0.0, "", "Traceback\n  🦉 'line'\n" * 1000, "🦉"),
 ]
 RETRY_S = 500.0
 

@@ -23,7 +23,7 @@ left join lateral (select * from keywise_rates where scope = $1 and key = wanted
 order by wanted.key;
 
 -- name: letters
-select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters
+select id, buried_at, cause, body, key, version, headers, sent_at, source, traceback, routing_key from keywise_letters
 where scope = $1 and id > $2 order by id limit $3;
 
 -- name: lines

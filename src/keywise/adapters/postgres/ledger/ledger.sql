@@ -30,7 +30,7 @@ where scope = $1 and suspect_since <= $2
 order by suspect_since limit $3;
 
 -- name: dead_letters
-select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters
+select id, buried_at, cause, body, key, version, headers, sent_at, source, traceback, routing_key from keywise_letters
 where scope = $1 and buried_at >= $2 and buried_at < $3 and position($4::text in cause) > 0
 order by buried_at desc, id desc limit $5;
 

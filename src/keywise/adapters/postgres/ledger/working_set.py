@@ -126,7 +126,8 @@ class PostgresWorkingSet:
         headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
         at, cause = self.now if buried_at is None else buried_at, letter.cause.replace("\0", "\ufffd")
         row = (self._scope, at, encoded(letter.key), letter.version, cause, letter.body, headers, letter.sent_at)
-        self._letters.append((*row, letter.source))
+        traceback = letter.traceback.replace("\0", "\ufffd")
+        self._letters.append((*row, letter.source, traceback, letter.routing_key))
 
     async def tokens(self, count: int) -> list[int]:
         """Sequence numbers with nonces: not reused even if the sequence is set back by a restore."""
@@ -200,9 +201,9 @@ def mark_of(row: Sequence[Any]) -> Order | None:
 
 def letter_of(row: Sequence[Any]) -> DeadLetter:
     """What a row of letters keeps, without its number and its moment."""
-    cause, body, code, version, headers, sent_at, source = row
+    cause, body, code, version, headers, sent_at, source, traceback, routing_key = row
     kept = msgspec.json.decode(headers, type=dict[str, str]) if headers else None
-    return DeadLetter(cause, body, decoded(code), version, kept, sent_at, source)
+    return DeadLetter(cause, body, decoded(code), version, kept, sent_at, source, traceback, routing_key)
 
 
 def record_columns(records: Sequence[HistoryRecord]) -> tuple[Sequence[Any], ...]:

@@ -82,8 +82,8 @@ delete from keywise_rates where scope = $1 and key = any(array(
 select nextval('keywise_tokens') from generate_series(1, $1::int);
 
 -- name: keep_letter
-insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9);
+insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source, traceback, routing_key)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- name: store_controls
 update keywise_scopes set controls = $2 where id = $1;

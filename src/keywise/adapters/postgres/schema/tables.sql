@@ -31,7 +31,7 @@ create table keywise_periodic_locks (
 create table keywise_letters (
     id bigint generated always as identity primary key, scope integer not null, buried_at double precision not null,
     key bytea not null, version bigint, cause text not null, body bytea not null, headers text,
-    sent_at double precision not null, source text not null
+    sent_at double precision not null, source text not null, traceback text not null, routing_key text not null
 );
 create index keywise_letters_by_time on keywise_letters (scope, buried_at, id);
 

@@ -23,7 +23,7 @@ left join keywise_rates as rates on rates.scope = ? and rates.key = wanted.key
 order by wanted.key;
 
 -- name: letters
-select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters
+select id, buried_at, cause, body, key, version, headers, sent_at, source, traceback, routing_key from keywise_letters
 where scope = ? and id > ? order by id limit ?;
 
 -- name: lines

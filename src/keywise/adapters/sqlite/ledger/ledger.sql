@@ -16,7 +16,7 @@ select
 select key from keywise_active where scope = ? and suspect_since <= ? order by suspect_since limit ?;
 
 -- name: dead_letters
-select id, buried_at, cause, body, key, version, headers, sent_at, source from keywise_letters
+select id, buried_at, cause, body, key, version, headers, sent_at, source, traceback, routing_key from keywise_letters
 where scope = ? and buried_at >= ? and buried_at < ? and instr(cause, ?)
 order by buried_at desc, id desc limit ?;
 

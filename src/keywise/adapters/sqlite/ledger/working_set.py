@@ -136,7 +136,7 @@ class SqliteWorkingSet:
         headers = msgspec.json.encode(letter.headers).decode() if letter.headers else None
         at = self.now if buried_at is None else buried_at
         row = (self._scope, at, letter.key, letter.version, letter.cause, letter.body, headers, letter.sent_at)
-        self._connection.execute(_SQL["keep_letter"], (*row, letter.source))
+        self._connection.execute(_SQL["keep_letter"], (*row, letter.source, letter.traceback, letter.routing_key))
 
     def prune(self, retention_s: float) -> int:
         """Forget those of the keys that may be; return how many."""
@@ -160,9 +160,9 @@ def load_active(connection: sqlite3.Connection, scope: int, keys: str) -> dict[s
 
 def letter_of(row: Sequence[Any]) -> DeadLetter:
     """What a row of letters keeps, without its number and its moment."""
-    cause, body, key, version, headers, sent_at, source = row
+    cause, body, key, version, headers, sent_at, source, traceback, routing_key = row
     kept = msgspec.json.decode(headers, type=dict[str, str]) if headers else None
-    return DeadLetter(cause, body, key, version, kept, sent_at, source)
+    return DeadLetter(cause, body, key, version, kept, sent_at, source, traceback, routing_key)
 
 
 def entry_of(row: Sequence[Any], text: str | None, rate_at: float | None) -> Entry:

@@ -60,8 +60,8 @@ delete from keywise_rates where scope = ? and key in (
 update keywise_meta set value = value + ? where name = 'tokens' returning value;
 
 -- name: keep_letter
-insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source)
-values (?, ?, ?, ?, ?, ?, ?, ?, ?);
+insert into keywise_letters (scope, buried_at, key, version, cause, body, headers, sent_at, source, traceback, routing_key)
+values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: add_record
 insert into keywise_lines (scope, at, what, key, version, detail, by) values (?, ?, ?, ?, ?, ?, ?);

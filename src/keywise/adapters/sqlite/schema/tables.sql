@@ -28,7 +28,8 @@ create table keywise_periodic_locks (
 
 create table keywise_letters (
     id integer primary key autoincrement, scope integer not null, buried_at real not null, key text not null,
-    version integer, cause text not null, body blob not null, headers text, sent_at real not null, source text not null
+    version integer, cause text not null, body blob not null, headers text, sent_at real not null, source text not null,
+    traceback text not null, routing_key text not null
 );
 create index keywise_letters_by_scope on keywise_letters (scope, id);
 create index keywise_letters_by_time on keywise_letters (scope, buried_at);
