@@ -49,7 +49,14 @@ from keywise.core.ledger_steps import WorkingSet
 from keywise.core.serial.contract import CountsLostSessions, TransactedTurns, Turns, TurnsOperator, TurnsTransaction
 from keywise.core.serial.steps import TurnBook
 from keywise.core.sink import AtomicSink, ReadableSink, Sink
-from keywise.core.source import AckTimeoutSource, OutboxSource, Source, TransactionalQueue, TransactionalSource
+from keywise.core.source import (
+    AckTimeoutSource,
+    HeartbeatSource,
+    OutboxSource,
+    Source,
+    TransactionalQueue,
+    TransactionalSource,
+)
 from keywise.core.transaction import MarkingTransaction, Transaction
 from keywise.core.transfer import LedgerTransfer
 
@@ -63,6 +70,7 @@ TRANSACTIONAL_QUEUE: tuple[type[TransactionalQueue], ...] = (
 )
 OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
+HEARTBEAT_SOURCE: tuple[type[HeartbeatSource], ...] = (RabbitSource,)
 
 # Ledgers.
 LEDGER: tuple[type[Ledger], ...] = (MemoryLedger, SqliteLedger, PostgresLedger, RedisLedger)

@@ -84,3 +84,14 @@ class AckTimeoutSource(Protocol):
     @property
     def ack_timeout_s(self) -> float:
         """How long the broker lets a consumer hold a delivery."""
+
+
+@runtime_checkable
+class HeartbeatSource(Protocol):
+    """A source whose broker takes deliveries back from a consumer whose heartbeats stop."""
+
+    def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
+        """Let the broker notice within a lease that this process is dead; called before the source is opened.
+
+        Heartbeats go on while the event loop is blocked, but at most for `runtime_max_s`.
+        """

@@ -75,7 +75,7 @@ class Publisher:
     """A connection for publishing alone: a broker that is short of memory stops reading it, and acks have to go on."""
 
     def __init__(self, broker: Broker) -> None:
-        self._link = BrokerLink(broker, "publishing")
+        self.link = BrokerLink(broker, "publishing")
         self._opening = asyncio.Lock()
         self._confirm_channel: ConfirmChannel | None = None
 
@@ -83,21 +83,21 @@ class Publisher:
         """Put messages into a queue by its name; raises `NoSuchQueue` if there is none."""
         for part in _batches(messages):
             confirms = await self._opened()
-            with rabbit_errors(self._link.name):
+            with rabbit_errors(self.link.name):
                 async with asyncio.timeout(ANSWER_S):
                     await asyncio.gather(*confirms.publish(queue, part))
 
     async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
         """Make a queue of ours."""
-        await self._link.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
+        await self.link.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
 
     async def close(self) -> None:
-        await self._link.close()
+        await self.link.close()
 
     async def _opened(self) -> ConfirmChannel:
         async with self._opening:
             if self._confirm_channel is None or not self._confirm_channel.channel.is_open:
-                confirms = ConfirmChannel(await self._link.channel())
+                confirms = ConfirmChannel(await self.link.channel())
                 await confirms.channel.ask("confirm_delivery", ack_nack_callback=confirms.confirm)
                 self._confirm_channel = confirms
             return self._confirm_channel

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, BrokerLink, broker_at, refusal_code
+from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, BrokerLink, Liveness, broker_at, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
@@ -78,6 +78,9 @@ class RabbitSource:
         """What is done beside; it never raises."""
         self._leaving: set[str | int] = set()
         """Receipts of what is about to be put off; it is copied for that anyway."""
+
+    def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
+        self._link.liveness = self._publisher.link.liveness = Liveness(lease_s, runtime_max_s)
 
     async def __aenter__(self) -> Self:
         try:
