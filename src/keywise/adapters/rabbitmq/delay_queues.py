@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from keywise.adapters.rabbitmq.broker import NOT_FOUND, BrokerLink, refusal_code
+from keywise.adapters.rabbitmq.broker import NOT_FOUND, PRECONDITION, BrokerLink, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import Wait, wait_of, waits_of
 from keywise.adapters.rabbitmq.publisher import Message, NoSuchQueue, Publisher
 from keywise.core.errors import DatabaseError, UnavailableError
@@ -60,12 +60,26 @@ class DelayQueues:
         """Make a delay queue if it is not there; return in how many seconds it can be trusted."""
         clock = asyncio.get_running_loop().time
         if wait.queue not in self._usable_at:
-            if await self._ready(wait.queue) is None:
-                await self._publisher.declare(wait.queue, wait.arguments(self._queue))
+            # Also one that is there: the broker then compares its arguments with ours. Not by the publisher, whose
+            # connection the broker may not read for a while.
+            await self._compare_or_make(wait)
             # One that was found may have been made by somebody else a moment ago.
             self._usable_at[wait.queue] = clock() + self._fresh_s
             self._absent.pop(wait.queue, None)
         return self._usable_at[wait.queue] - clock()
+
+    async def _compare_or_make(self, wait: Wait) -> None:
+        arguments = wait.arguments(self._queue)
+        try:
+            await self._link.ask("queue_declare", queue=wait.queue, durable=True, arguments=arguments)
+        except DatabaseError as error:
+            if refusal_code(error) != PRECONDITION:
+                raise
+            raise DatabaseError(
+                f"{self._link.name}: the delay queue {wait.queue!r} exists with other arguments than keywise needs, so "
+                f"messages would wait there for another time, or never come back: {error}; move its messages to "
+                f"{self._queue!r} and delete it"
+            ) from error
 
     async def _ready(self, queue: str) -> int | None:
         """How many messages of a queue are ready; None if it is not there."""

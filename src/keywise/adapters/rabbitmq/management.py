@@ -27,9 +27,11 @@ class QueueLimits(msgspec.Struct, frozen=True):
     """How often a message may come back from lost channels; None: as often as it has to, or nobody knows."""
     ack_timeout_s: float | None = None
     """How long a message may be held, if that is set for this queue."""
+    is_stream: bool = False
 
 
 class _Queue(msgspec.Struct):
+    type: str = ""
     arguments: dict[str, Any] = {}
     effective_policy_definition: dict[str, Any] | list[Any] | None = None
 
@@ -76,7 +78,8 @@ class ManagementApi:
             raise DatabaseError(f"{self._name}: no queue is called {queue!r} in the virtual host {vhost!r}")
         found = self._decoded(status, answer, _Queue)
         timeout_ms = found.limit("consumer-timeout")
-        return QueueLimits(found.limit("delivery-limit"), timeout_ms / 1000 if timeout_ms is not None else None)
+        ack_timeout_s = timeout_ms / 1000 if timeout_ms is not None else None
+        return QueueLimits(found.limit("delivery-limit"), ack_timeout_s, is_stream=found.type == "stream")
 
     def policies_for(self, queue: str) -> list[BrokerPolicy]:
         """Those that a quorum queue of this name has or would have, as far as this user may see them."""

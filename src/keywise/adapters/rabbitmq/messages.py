@@ -23,6 +23,8 @@ KEPT = "keywise-kept"
 """Headers that would act on a copy, put aside."""
 COUNTED = "x-delivery-count"
 """Where a quorum queue says how often it has handed a message over before."""
+OFFSET = "x-stream-offset"
+"""Where a stream says which of its messages this is."""
 HEADERS_MAX_BYTES = 100_000
 """A header of a message has to fit into one frame; with more than this, a copy has none but ours."""
 TEXT_MAX = 2_000

@@ -87,10 +87,6 @@ class Publisher:
                 async with asyncio.timeout(ANSWER_S):
                     await asyncio.gather(*confirms.publish(queue, part))
 
-    async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
-        """Make a queue of ours."""
-        await self.link.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
-
     async def close(self) -> None:
         await self.link.close()
 

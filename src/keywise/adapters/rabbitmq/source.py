@@ -12,7 +12,17 @@ from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, BrokerLink, Liveness, broker_at, refusal_code
+from keywise.adapters.rabbitmq.broker import (
+    LOCKED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    OPTIONS,
+    Broker,
+    BrokerLink,
+    Liveness,
+    broker_at,
+    refusal_code,
+)
 from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
@@ -76,6 +86,8 @@ class RabbitSource:
         self._delay_queues = DelayQueues(self._link, self._publisher, queue)
         self._errands: set[asyncio.Task[None]] = set()
         """What is done beside; it never raises."""
+        self._is_queue = False
+        """Whether it is certain that the queue is no stream."""
         self._leaving: set[str | int] = set()
         """Receipts of what is about to be put off; it is copied for that anyway."""
 
@@ -110,6 +122,7 @@ class RabbitSource:
         try:
             if wait_s > 0:
                 await subscription.wait(limit, wait_s)
+                subscription = await self._without_streams(subscription)
             else:
                 await subscription.pull(limit)
         except DatabaseError as error:
@@ -172,6 +185,8 @@ class RabbitSource:
     async def _learn_limits(self) -> None:
         management = self._broker.management(self._management)
         limits = await asyncio.to_thread(management.limits_of, self._queue)
+        if limits.is_stream:
+            raise self._refused_stream()
         if limits.ack_timeout_s is not None:
             self.ack_timeout_s = limits.ack_timeout_s
         if limits.delivery_limit is not None and limits.delivery_limit < DELIVERY_LIMIT_MIN:
@@ -202,6 +217,21 @@ class RabbitSource:
                 self._subscription = Subscription(channel, self._queue, self._prefetch)
                 self._broker.subscriptions.add(self._subscription)
             return self._subscription
+
+    async def _without_streams(self, subscription: Subscription) -> Subscription:
+        """Refuse a stream, which would hand messages over for ever: it alone allows nobody to pull one."""
+        if self._is_queue or subscription.is_over:
+            return subscription
+        if subscription.is_stream_like or not subscription.has_arrived:
+            try:
+                await subscription.probe()
+            except DatabaseError as error:
+                if refusal_code(error) != LOCKED:
+                    raise
+                # A queue with a single active consumer refuses that too, and ends the channel.
+                subscription = await self._opened()
+        self._is_queue = True
+        return subscription
 
     async def _renew(self, subscription: Subscription, unfit: Sequence[Delivery]) -> None:
         """A fresh copy at the end of the queue has all its lives before it; what came too early waits again."""
@@ -304,8 +334,16 @@ class RabbitSource:
         """What this process takes from the queue, by this source or another."""
         return (subscription for subscription in self._broker.subscriptions if subscription.queue == self._queue)
 
+    def _refused_stream(self) -> DatabaseError:
+        return DatabaseError(
+            f"{self._broker.name}: the queue {self._queue!r} is a stream, which has offsets and no acks; consume from a "
+            "classic or a quorum queue, for example one that is bound to the same exchange"
+        )
+
     def _while_running(self, error: DatabaseError | UnavailableError) -> DatabaseError | UnavailableError:
         """A queue that vanished may be declared again, and everything else goes on meanwhile."""
+        if refusal_code(error) == NOT_IMPLEMENTED:
+            return self._refused_stream()
         if isinstance(error, DatabaseError) and refusal_code(error) in (0, NOT_FOUND):
             return UnavailableError(str(error))
         return error

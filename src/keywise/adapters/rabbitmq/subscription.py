@@ -17,6 +17,7 @@ from keywise.adapters.rabbitmq.broker import PRECONDITION, Channel, refusal_code
 from keywise.adapters.rabbitmq.connection import decoded
 from keywise.adapters.rabbitmq.frames import ACK, NACK, stamp_of
 from keywise.adapters.rabbitmq.messages import (
+    OFFSET,
     identity_of,
     parse_identity,
     sent_at,
@@ -80,6 +81,8 @@ class Subscription:
         self._pulling = asyncio.Lock()
         self._on_empty: Callable[[], None] = lambda: None
         self._is_cancelled = False
+        self.is_stream_like = False
+        """Whether a message brought an offset along, as those of streams do."""
         channel.on_end = self._bell.set
         channel.raw.add_on_cancel_callback(self._cancelled)
         channel.raw.add_callback(lambda _: self._on_empty(), [Basic.GetEmpty], one_shot=False)
@@ -115,12 +118,12 @@ class Subscription:
 
     async def wait(self, limit: int, wait_s: float) -> None:
         """Let messages come, and return when one is here or the time is over."""
-        if self._arrived or self._unfit:
+        if self.has_arrived:
             return
         if not any(consumer.left > 0 for consumer in self._consumers):
             await self._consume(min(self._prefetch, PREFETCH_FACTOR * limit))
         self._bell.clear()
-        if self._arrived or self._unfit or self.is_over:
+        if self.has_arrived or self.is_over:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -131,6 +134,16 @@ class Subscription:
         async with self._pulling:
             while len(self._arrived) < limit and await self._pull_one():
                 pass
+
+    async def probe(self) -> None:
+        """Fetch one message more, if there is one; a stream refuses that."""
+        async with self._pulling:
+            await self._pull_one()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._arrived or self._unfit)
 
     def take(self, limit: int) -> list[Delivery]:
         arrived = self._arrived
@@ -154,7 +167,7 @@ class Subscription:
     def stop_consuming(self) -> None:
         """Let nothing more come, and give back what nobody has taken: others may be waiting for it."""
         self.flush_acks()
-        if self.is_over or not self._consumers:
+        if self.is_over or not (self._consumers or self._arrived):
             return
         self._channel.hand_to_nobody()
         for consumer in self._consumers:
@@ -215,6 +228,7 @@ class Subscription:
 
     def _take(self, consumer: BrokerConsumer | None, tag: int, redelivered: bool, properties: Any, body: bytes) -> None:
         headers = properties.headers or {}
+        self.is_stream_like = self.is_stream_like or OFFSET in headers
         before, identity = times_before(headers, redelivered), identity_of(headers, body)
         is_unfit = consumer is not None and _is_near_delivery_limit(properties)
         id, moment = f"{self._id}.{tag}", sent_at(properties.timestamp)
