@@ -1,4 +1,4 @@
-"""A broker notices a dead or hung worker within its lease, and a worker with a blocked event loop keeps its messages."""
+"""A broker notices a dead or hung worker within its lease, and one with a blocked event loop keeps its messages."""
 
 import asyncio
 import os

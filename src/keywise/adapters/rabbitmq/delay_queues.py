@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from keywise.adapters.rabbitmq.broker import NOT_FOUND, PRECONDITION, BrokerLink, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import Wait, wait_of, waits_of
@@ -31,14 +31,17 @@ class DelayQueues:
         """How long a message that is put off for so long has to be kept before; makes its queue if it is not there."""
         return await self._declare(wait_of(self._queue, delay_s, time.time()))
 
-    async def publish(self, messages: Sequence[Message], delay_s: float) -> None:
+    async def publish(
+        self, messages: Sequence[Message], delay_s: float, on_confirmed: Callable[[int], None] | None = None
+    ) -> None:
         """Let messages come to the queue after a delay."""
         wait = wait_of(self._queue, delay_s, time.time())
         for _, properties in messages:
             properties.expiration = str(max(1, round(wait.delay_s * 1000)))
-        await asyncio.sleep(await self._declare(wait))
+        if (usable_in_s := await self._declare(wait)) > 0:
+            await asyncio.sleep(usable_in_s)
         try:
-            await self._publisher.publish(wait.queue, messages)
+            await self._publisher.publish(wait.queue, messages, on_confirmed)
         except NoSuchQueue as error:
             # Somebody has deleted it; whoever puts something off next makes it anew.
             self._usable_at.pop(wait.queue, None)

@@ -1,7 +1,7 @@
 """Publishing to RabbitMQ: a message counts as sent once the broker has confirmed it and a queue has it."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keywise.adapters.rabbitmq.broker import ANSWER_S, Broker, BrokerLink, Channel, rabbit_errors, resolve
@@ -79,13 +79,24 @@ class Publisher:
         self._opening = asyncio.Lock()
         self._confirm_channel: ConfirmChannel | None = None
 
-    async def publish(self, queue: str, messages: Sequence[Message]) -> None:
-        """Put messages into a queue by its name; raises `NoSuchQueue` if there is none."""
+    async def publish(
+        self, queue: str, messages: Sequence[Message], on_confirmed: Callable[[int], None] | None = None
+    ) -> None:
+        """Put messages into a queue by its name; raises `NoSuchQueue` if there is none.
+
+        `on_confirmed` gets the place of each message that was confirmed, also if others were not.
+        """
+        first = 0
         for part in _batches(messages):
             confirms = await self._opened()
             with rabbit_errors(self.link.name):
                 async with asyncio.timeout(ANSWER_S):
-                    await asyncio.gather(*confirms.publish(queue, part))
+                    await _confirmed(confirms.publish(queue, part), first, on_confirmed)
+            first += len(part)
+
+    async def open(self) -> None:
+        """Connect now if there is no connection."""
+        await self._opened()
 
     async def close(self) -> None:
         await self.link.close()
@@ -97,6 +108,25 @@ class Publisher:
                 await confirms.channel.ask("confirm_delivery", ack_nack_callback=confirms.confirm)
                 self._confirm_channel = confirms
             return self._confirm_channel
+
+
+async def _confirmed(
+    confirmations: list[asyncio.Future[None]], first: int, on_confirmed: Callable[[int], None] | None
+) -> None:
+    """Wait for all confirmations, and raise the first error."""
+    try:
+        await asyncio.wait(confirmations)
+    finally:
+        errors = []
+        for place, one in enumerate(confirmations, start=first):
+            if one.cancel() or one.cancelled():
+                continue  # Nobody waits for it any more.
+            if (error := one.exception()) is not None:
+                errors.append(error)
+            elif on_confirmed is not None:
+                on_confirmed(place)
+    if errors:
+        raise errors[0]
 
 
 def _batches(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

@@ -7,7 +7,7 @@ A message that is put off is copied to a delay queue of ours; only when that is 
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -23,10 +23,18 @@ from keywise.adapters.rabbitmq.broker import (
     broker_at,
     refusal_code,
 )
+from keywise.adapters.rabbitmq.copies import CopyLog
 from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
-from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties
-from keywise.adapters.rabbitmq.publisher import Message, NoSuchQueue, Publisher
+from keywise.adapters.rabbitmq.messages import (
+    MessageIdentity,
+    content_of,
+    copied_properties,
+    due_of,
+    fresh_properties,
+    identity_of,
+)
+from keywise.adapters.rabbitmq.publisher import MESSAGES_IN_FLIGHT_MAX, Message, NoSuchQueue, Publisher
 from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES, Subscription
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
@@ -98,6 +106,7 @@ class RabbitSource:
         try:
             await self._link.ready(self._queue)
             if self._management:
+        self._copies = CopyLog()
                 await self._learn_limits()
         except BaseException:
             await self._link.close()
@@ -214,7 +223,7 @@ class RabbitSource:
                     for delay_s in PREPARED_DELAYS_S:
                         await self._delay_queues.usable_in_s(delay_s)
                 channel = await self._link.channel()
-                self._subscription = Subscription(channel, self._queue, self._prefetch)
+                self._subscription = Subscription(channel, self._queue, self._prefetch, self._copies)
                 self._broker.subscriptions.add(self._subscription)
             return self._subscription
 
@@ -222,7 +231,7 @@ class RabbitSource:
         """Refuse a stream, which would hand messages over for ever: it alone allows nobody to pull one."""
         if self._is_queue or subscription.is_over:
             return subscription
-        if subscription.is_stream_like or not subscription.has_arrived:
+        if subscription.is_stream_like or not subscription.has_arrived():
             try:
                 await subscription.probe()
             except DatabaseError as error:
@@ -249,7 +258,7 @@ class RabbitSource:
                 others.append(one)
                 continue
             try:
-                await self._put([(one.body, copied_properties(properties, one, due))], due - now)
+                await self._copy(subscription, [one], due - now, due)
             except (DatabaseError, UnavailableError):
                 subscription.requeue_later([one], due - now)
             else:
@@ -297,22 +306,56 @@ class RabbitSource:
 
     # Putting.
 
-    async def _copy(self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float) -> None:
+    async def _copy(
+        self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float, due: float = 0.0
+    ) -> None:
         """A copy goes to the end of the queue, perhaps after a delay, and then its original is acked."""
-        due = due_after(delay_s, time.time())
-        mine = subscription.unsettled(deliveries)
-        await self._put([(one.body, copied_properties(properties, one, due)) for one, properties in mine], delay_s)
-        subscription.ack(deliveries)
+        due = due or due_after(delay_s, time.time())
+        for start in range(0, len(deliveries), MESSAGES_IN_FLIGHT_MAX):
+            if delay_s > 0 and (usable_in_s := await self._delay_queues.usable_in_s(delay_s)) > 0:
+                await asyncio.sleep(usable_in_s)
+            await self._publisher.open()
+            # Not before all that waiting: what its channel has lost meanwhile comes again, and needs no copy.
+            mine = subscription.unsettled(deliveries[start : start + MESSAGES_IN_FLIGHT_MAX])
+            await self._copy_now(subscription, mine, delay_s, due)
 
-    async def _put(self, messages: Sequence[Message], delay_s: float) -> None:
+    async def _copy_now(
+        self, subscription: Subscription, mine: Sequence[tuple[Delivery, Any]], delay_s: float, due: float
+    ) -> None:
+        messages, identities, contents = list[Message](), list[MessageIdentity](), list[bytes]()
+        for one, properties in mine:
+            given, content = identity_of(properties.headers or {}, one.body), content_of(properties, one.body)
+            id = given.id if given is not None else str(one.id)
+            number = self._copies.begin(id, content, one.count, is_original=given is None)
+            identity = MessageIdentity(id, number, one.sent_at, due)
+            messages.append((one.body, copied_properties(properties, one.body, identity)))
+            identities.append(identity)
+            contents.append(content)
+        confirmed: list[Delivery] = []
+
+        def on_confirmed(place: int) -> None:
+            self._copies.confirm(identities[place].id, contents[place], identities[place].count)
+            confirmed.append(mine[place][0])
+
+        try:
+            await self._put(messages, delay_s, on_confirmed)
+        finally:
+            # Also if others failed: the broker has these.
+            subscription.ack(confirmed)
+            for identity, content in zip(identities, contents, strict=True):
+                self._copies.end(identity.id, content)
+
+    async def _put(
+        self, messages: Sequence[Message], delay_s: float, on_confirmed: Callable[[int], None] | None = None
+    ) -> None:
         """Into the queue, or into a delay queue first."""
         if not messages:
             return
         try:
             if delay_s <= 0:
-                await self._publisher.publish(self._queue, messages)
+                await self._publisher.publish(self._queue, messages, on_confirmed)
             else:
-                await self._delay_queues.publish(messages, delay_s)
+                await self._delay_queues.publish(messages, delay_s, on_confirmed)
         except NoSuchQueue as error:
             raise DatabaseError(
                 f"{self._broker.name}: no queue is called {self._queue!r}; declare it first: keywise consumes queues "
@@ -336,8 +379,8 @@ class RabbitSource:
 
     def _refused_stream(self) -> DatabaseError:
         return DatabaseError(
-            f"{self._broker.name}: the queue {self._queue!r} is a stream, which has offsets and no acks; consume from a "
-            "classic or a quorum queue, for example one that is bound to the same exchange"
+            f"{self._broker.name}: the queue {self._queue!r} is a stream, which has offsets and no acks; consume from "
+            "a classic or a quorum queue, for example one that is bound to the same exchange"
         )
 
     def _while_running(self, error: DatabaseError | UnavailableError) -> DatabaseError | UnavailableError:

@@ -15,9 +15,12 @@ from pika.spec import Basic
 
 from keywise.adapters.rabbitmq.broker import PRECONDITION, Channel, refusal_code
 from keywise.adapters.rabbitmq.connection import decoded
+from keywise.adapters.rabbitmq.copies import ORIGINAL, CopyLog
 from keywise.adapters.rabbitmq.frames import ACK, NACK, stamp_of
 from keywise.adapters.rabbitmq.messages import (
     OFFSET,
+    MessageIdentity,
+    content_of,
     identity_of,
     parse_identity,
     sent_at,
@@ -53,16 +56,17 @@ class BrokerConsumer:
 class Subscription:
     """One channel. Receipts belong to it: when it is over they say nothing any more, and its messages come again."""
 
-    def __init__(self, channel: Channel, queue: str, prefetch: int) -> None:
+    def __init__(self, channel: Channel, queue: str, prefetch: int, copies: CopyLog) -> None:
         self.queue = queue
+        self._copies = copies
         self._channel = channel
         self._prefetch = prefetch
         self._id = secrets.token_hex(8)
         self._first = secrets.randbits(64) << TAG_BITS
         self._held: dict[int, tuple[BrokerConsumer | None, Any, Delivery]] = {}
         """What is not settled, by its number; in the order of numbers, as it came. Usual properties are still bytes."""
-        self._ids: set[str | int] = set()
-        """Ids of those that brought them along."""
+        self._ids: dict[str | int, tuple[int, int]] = {}
+        """Of those that brought an id along, by this id: their numbers on this channel, and among the copies."""
         self._arrived: deque[Delivery] = deque()
         self._unfit: list[Delivery] = []
         """What has to be copied instead of being handed over: worn, or too early."""
@@ -118,12 +122,12 @@ class Subscription:
 
     async def wait(self, limit: int, wait_s: float) -> None:
         """Let messages come, and return when one is here or the time is over."""
-        if self.has_arrived:
+        if self.has_arrived():
             return
         if not any(consumer.left > 0 for consumer in self._consumers):
             await self._consume(min(self._prefetch, PREFETCH_FACTOR * limit))
         self._bell.clear()
-        if self.has_arrived or self.is_over:
+        if self.has_arrived() or self.is_over:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -140,7 +144,6 @@ class Subscription:
         async with self._pulling:
             await self._pull_one()
 
-    @property
     def has_arrived(self) -> bool:
         """Whether there is something to take."""
         return bool(self._arrived or self._unfit)
@@ -214,13 +217,17 @@ class Subscription:
         """One without headers of others: most of what comes, so this is short."""
         stamp = stamp_of(properties)
         identity = parse_identity(stamp[0], body) if stamp is not None and stamp[0] is not None else None
-        if stamp is None or (identity is not None and (identity.due or identity.id in self._ids)):
+        if identity is not None:
+            is_unusual = bool(identity.due) or identity.id in self._ids or identity.id in self._copies
+        else:
+            is_unusual = redelivered and self._copies.knows_originals
+        if stamp is None or is_unusual:
             self._take(consumer, tag, redelivered, decoded(properties), body)
             return
         if identity is None:
             delivery = Delivery(f"{self._id}.{tag}", self._first + tag, body, sent_at(stamp[1]), 1 + redelivered)
         else:
-            self._ids.add(identity.id)
+            self._ids[identity.id] = tag, identity.count
             count = identity.count + 1 + redelivered
             delivery = Delivery(identity.id, self._first + tag, body, identity.sent_at, count)
         self._arrived.append(delivery)
@@ -232,16 +239,57 @@ class Subscription:
         before, identity = times_before(headers, redelivered), identity_of(headers, body)
         is_unfit = consumer is not None and _is_near_delivery_limit(properties)
         id, moment = f"{self._id}.{tag}", sent_at(properties.timestamp)
+        known = self._known_id(identity, redelivered, properties, body)
+        number = identity.count if identity is not None else ORIGINAL
+        if known is not None and self._is_needless(known, number, properties, body):
+            self._held[tag] = (consumer, properties, Delivery(id, self._first + tag, body, moment, before + 1))
+            self._last = tag
+            if consumer is not None:
+                consumer.left -= 1
+            self.ack([self._held[tag][2]])
+            return
         if identity is not None:
             before, moment = before + identity.count, identity.sent_at
             is_unfit = is_unfit or identity.due > time.time()
-            # A copy may have come before its original was acked: both are here, and each has to be settled.
-            if identity.id not in self._ids:
-                id = identity.id
-                self._ids.add(id)
+        # The copy may have come before its original was acked: both are here, and each has to be settled.
+        if known is not None and known not in self._ids:
+            id = known
+            self._ids[id] = tag, number
         delivery = Delivery(id, self._first + tag, body, moment, before + 1, shown_headers(headers))
         (self._unfit if is_unfit else self._arrived).append(delivery)
         self._keep(consumer, tag, properties, delivery)
+
+    def _known_id(
+        self, identity: MessageIdentity | None, redelivered: bool, properties: Any, body: bytes
+    ) -> str | None:
+        """The id that a message had before, here or in one of its copies."""
+        if identity is not None:
+            return identity.id
+        if redelivered and self._copies.knows_originals:
+            return self._copies.id_of_original(content_of(properties, body))
+        return None
+
+    def _is_needless(self, id: str, number: int, properties: Any, body: bytes) -> bool:
+        """Whether the same message is here or in a queue under a number that is at least as high.
+
+        If it is here under a lower number, that one is acked: of two copies, all workers have to keep the same one.
+        """
+        if id not in self._ids and id not in self._copies:
+            return False
+        content = content_of(properties, body)
+        if self._copies.is_outdated(id, content, number):
+            return True
+        tag, held_number = self._ids.get(id, (0, 0))
+        # One that is being copied now is acked after that, so it cannot stand for another.
+        if tag not in self._held or self._copies.is_under_way(id):
+            return False
+        held = self._held[tag][2]
+        if content_of(self._properties(tag), held.body) != content:
+            return False
+        if number > held_number:
+            self.withdraw([held])
+            return False
+        return True
 
     def _keep(self, consumer: BrokerConsumer | None, tag: int, properties: Any, delivery: Delivery) -> None:
         self._held[tag] = (consumer, properties, delivery)
@@ -321,7 +369,8 @@ class Subscription:
         self._settlements += len(tags)
         for tag in tags:
             consumer, _, delivery = self._held.pop(tag)
-            self._ids.discard(delivery.id)
+            if self._ids.get(delivery.id, (0, 0))[0] == tag:
+                del self._ids[delivery.id]
             if consumer is not None:
                 consumer.left += 1
         return tags
