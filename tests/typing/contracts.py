@@ -51,6 +51,7 @@ from keywise.core.serial.steps import TurnBook
 from keywise.core.sink import AtomicSink, ReadableSink, Sink
 from keywise.core.source import (
     AckTimeoutSource,
+    BacklogSource,
     HeartbeatSource,
     OutboxSource,
     Source,
@@ -70,6 +71,7 @@ TRANSACTIONAL_QUEUE: tuple[type[TransactionalQueue], ...] = (
 )
 OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
+BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource,)
 HEARTBEAT_SOURCE: tuple[type[HeartbeatSource], ...] = (RabbitSource,)
 
 # Ledgers.

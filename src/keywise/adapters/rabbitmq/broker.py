@@ -69,6 +69,8 @@ class Broker:
         self.name = redacted(url)
         self.subscriptions: set[Any] = set()
         """What this process takes from; nobody else can tell what it holds."""
+        self.made: set[str] = set()
+        """Delay queues that this process has made."""
         self._url = url
         self._options = dict(options)
 
@@ -121,6 +123,10 @@ class BrokerLink:
         self.name = broker.name
         self.liveness: Liveness | None = None
         """What the interval of heartbeats follows; None: as the broker says."""
+        self.connected_at = 0.0
+        """When the connection was made, by the clock of the event loop."""
+        self.connections = 0
+        """How often one was made."""
         self._broker = broker
         self._purpose = purpose
         self._connection: Any = None
@@ -131,6 +137,8 @@ class BrokerLink:
         async with self._opening:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
+                self.connected_at = asyncio.get_running_loop().time()
+                self.connections += 1
             connection = self._connection
         return await Channel(self.name).opened(connection)
 

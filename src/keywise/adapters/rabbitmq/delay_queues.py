@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from keywise.adapters.rabbitmq.broker import NOT_FOUND, PRECONDITION, BrokerLink, refusal_code
+from keywise.adapters.rabbitmq.broker import NOT_FOUND, PRECONDITION, Broker, BrokerLink, refusal_code
 from keywise.adapters.rabbitmq.delay_classes import Wait, wait_of, waits_of
 from keywise.adapters.rabbitmq.publisher import Message, NoSuchQueue, Publisher
 from keywise.core.errors import DatabaseError, UnavailableError
@@ -18,7 +18,8 @@ class DelayQueues:
     _absent_s = _fresh_s / 2
     """So long a queue that was not there is taken to be empty: whoever makes one puts nothing into it before that."""
 
-    def __init__(self, link: BrokerLink, publisher: Publisher, queue: str) -> None:
+    def __init__(self, broker: Broker, link: BrokerLink, publisher: Publisher, queue: str) -> None:
+        self._broker = broker
         self._link = link
         self._publisher = publisher
         self._queue = queue
@@ -26,6 +27,8 @@ class DelayQueues:
         """Delay queues that are there, and from when on they can be trusted."""
         self._absent: dict[str, float] = {}
         """Delay queues that were not there, and until when that is believed."""
+        self.found: set[str] = set()
+        """Delay queues that were there when messages were counted last."""
 
     async def usable_in_s(self, delay_s: float) -> float:
         """How long a message that is put off for so long has to be kept before; makes its queue if it is not there."""
@@ -50,12 +53,15 @@ class DelayQueues:
     async def count(self) -> int:
         """How many messages wait."""
         clock, counted = asyncio.get_running_loop().time, 0
+        self.found = set()
         for wait in waits_of(self._queue, time.time()):
             if self._absent.get(wait.queue, 0.0) > clock():
                 continue
             ready = await self._ready(wait.queue)
             if ready is None:
                 self._absent[wait.queue] = clock() + self._absent_s
+            else:
+                self.found.add(wait.queue)
             counted += ready or 0
         return counted
 
@@ -65,7 +71,10 @@ class DelayQueues:
         if wait.queue not in self._usable_at:
             # Also one that is there: the broker then compares its arguments with ours. Not by the publisher, whose
             # connection the broker may not read for a while.
+            is_new = await self._ready(wait.queue) is None
             await self._compare_or_make(wait)
+            if is_new:
+                self._broker.made.add(wait.queue)
             # One that was found may have been made by somebody else a moment ago.
             self._usable_at[wait.queue] = clock() + self._fresh_s
             self._absent.pop(wait.queue, None)

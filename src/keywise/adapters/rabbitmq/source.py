@@ -24,7 +24,7 @@ from keywise.adapters.rabbitmq.broker import (
     refusal_code,
 )
 from keywise.adapters.rabbitmq.copies import CopyLog
-from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
+from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, names_of, wait_of
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import (
     MessageIdentity,
@@ -39,7 +39,7 @@ from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES, Subscr
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.core.settings import seconds
-from keywise.core.source import Source
+from keywise.core.source import Backlog, Source
 from keywise.core.url import Address, redacted
 
 ACK_TIMEOUT_S = 1_800.0
@@ -59,6 +59,13 @@ AGES = 4
 """Into so many parts the broker's patience is divided; what is held for two or three of them is copied."""
 PREPARED_DELAYS_S = (1.0, 5.0)
 """The delays that are needed most: what finds no room behind a blocked key waits for five seconds by default."""
+DEAD_LETTER_TIMEOUT_S = 180.0
+"""What a broker is set to by default: after so long it tries again to move a message from a delay queue."""
+DEAD_LETTER_MARGIN, MOVING_LATE_S = 1.1, 5.0
+"""So much longer that may take."""
+STATISTICS_S = 11.0
+"""A broker collects its statistics every five seconds, and those of quorum queues from figures that are as old."""
+UNCOUNTED = "name the management API with management= in the URL of the source, to count what other consumers hold"
 ERRANDS_MAX = 100
 """So much is done beside, at the most: whoever releases more waits for a new delay queue itself."""
 RENEWED_S = 1.0
@@ -79,10 +86,14 @@ class RabbitSource:
         prefetch: int = PREFETCH,
         ack_timeout_s: float = ACK_TIMEOUT_S,
         management: str = "",
+        dead_letter_timeout_s: float = DEAD_LETTER_TIMEOUT_S,
     ) -> None:
         self.ack_timeout_s = ack_timeout_s
         """How long the broker lets a delivery be held."""
         self._management = management
+        self._dead_letter_timeout_s = dead_letter_timeout_s
+        self._empty_since: float | None = None
+        """Since when nothing was counted."""
         self._broker = broker
         self._queue = queue
         self._prefetch = prefetch
@@ -91,9 +102,10 @@ class RabbitSource:
         self._opening = asyncio.Lock()
         self._subscription: Subscription | None = None
         self._resting: asyncio.TimerHandle | None = None
-        self._delay_queues = DelayQueues(self._link, self._publisher, queue)
+        self._delay_queues = DelayQueues(broker, self._link, self._publisher, queue)
         self._errands: set[asyncio.Task[None]] = set()
         """What is done beside; it never raises."""
+        self._copies = CopyLog()
         self._is_queue = False
         """Whether it is certain that the queue is no stream."""
         self._leaving: set[str | int] = set()
@@ -106,7 +118,6 @@ class RabbitSource:
         try:
             await self._link.ready(self._queue)
             if self._management:
-        self._copies = CopyLog()
                 await self._learn_limits()
         except BaseException:
             await self._link.close()
@@ -188,6 +199,33 @@ class RabbitSource:
                 return 0
         # Something went through it each time, so it is not empty, and nobody can say more.
         return 1
+
+    async def backlog(self) -> Backlog:
+        """With the management API, everything is counted; without it, what other processes hold is unknown."""
+        counted, now = await self.depth(), asyncio.get_running_loop().time()
+        if not self._management:
+            return Backlog(counted, is_all=False, unsure_s=self._returning_s(now), advice=UNCOUNTED)
+        management = self._broker.management(self._management)
+        totals = await asyncio.to_thread(management.totals_of, self._queue, names_of(self._queue))
+        seen = max(counted, totals.messages)
+        if seen or not totals.is_all:
+            self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = now
+        unsure_s = STATISTICS_S - (now - self._empty_since) if self._empty_since is not None else STATISTICS_S
+        return Backlog(seen, totals.is_all, totals.held if totals.is_all else None, max(0.0, unsure_s))
+
+    def _returning_s(self, now: float) -> float:
+        """For how long messages may be on their way back from a delay queue, where nobody can count them.
+
+        A broker that has been restarted may move what had expired only after its time limit for that. It does not say
+        when it was started, so the time since the connection was made counts. Delay queues that are younger are safe.
+        """
+        found = self._delay_queues.found
+        if self._link.connections <= 1 and found <= self._broker.made:
+            return 0.0
+        longest_s = DEAD_LETTER_MARGIN * self._dead_letter_timeout_s + MOVING_LATE_S
+        return max(0.0, longest_s - (now - self._link.connected_at)) if found else 0.0
 
     # Taking.
 
@@ -394,7 +432,7 @@ class RabbitSource:
 
 def connect(address: Address) -> Source:
     """`amqp://user:password@host:5672/vhost?queue=NAME`; the queue is named like the pipeline by default."""
-    options = address.take("queue", "prefetch", "ack_timeout", "management", *OPTIONS)
+    options = address.take("queue", "prefetch", "ack_timeout", "dead_letter_timeout", "management", *OPTIONS)
     url, broker = redacted(address.url), broker_at(address, options)
     prefetch = options.get("prefetch", str(PREFETCH))
     if not prefetch.isdecimal() or not 1 <= int(prefetch) <= PREFETCH_MAX:
@@ -409,7 +447,14 @@ def connect(address: Address) -> Source:
             "management=http://localhost:15672"
         )
     ack_timeout_s = seconds(options.get("ack_timeout", ACK_TIMEOUT_S))
-    return RabbitSource(broker, queue, prefetch=int(prefetch), ack_timeout_s=ack_timeout_s, management=management)
+    return RabbitSource(
+        broker,
+        queue,
+        prefetch=int(prefetch),
+        ack_timeout_s=ack_timeout_s,
+        management=management,
+        dead_letter_timeout_s=seconds(options.get("dead_letter_timeout", DEAD_LETTER_TIMEOUT_S)),
+    )
 
 
 def _is_api(management: str) -> bool:
