@@ -52,7 +52,9 @@ from keywise.core.serial.steps import TurnBook
 from keywise.core.sink import AtomicSink, ReadableSink, Sink
 from keywise.core.source import (
     AckTimeoutSource,
+    BacklogSource,
     HeaderSource,
+    HeartbeatSource,
     OutboxSource,
     ParkingSource,
     Source,
@@ -81,6 +83,8 @@ PARKING_SOURCE: tuple[type[ParkingSource], ...] = (
 OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
 HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource,)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
+BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource,)
+HEARTBEAT_SOURCE: tuple[type[HeartbeatSource], ...] = (RabbitSource,)
 
 # Ledgers.
 LEDGER: tuple[type[Ledger], ...] = (MemoryLedger, SqliteLedger, PostgresLedger, RedisLedger)

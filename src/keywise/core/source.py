@@ -7,6 +7,8 @@ An adapter turns the errors of its client library into `UnavailableError` and ne
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
+
 from keywise.core.change import Delivery
 from keywise.core.resource import AsyncResource
 
@@ -39,6 +41,26 @@ class Source(AsyncResource, Protocol):
 
     async def depth(self) -> int:
         """Count the messages that are not acked yet, including delayed and delivered ones."""
+
+
+class Backlog(msgspec.Struct, frozen=True):
+    """What a source knows about the messages that are not acked yet."""
+
+    seen: int
+    """How many it can count."""
+    is_all: bool = True
+    """False if there may be more: other consumers may hold some, or the broker may be moving some."""
+    held: int | None = None
+    """How many of them are delivered, to consumers in any process; None if the source does not know."""
+    unsure_s: float = 0.0
+    """For how long messages may still appear that cannot be counted now."""
+    advice: str = ""
+    """What makes it possible to count all messages; empty if nothing has to be done."""
+
+    @property
+    def depth(self) -> int | None:
+        """How many messages are not acked; None if that is unknown."""
+        return self.seen if self.is_all else None
 
 
 @runtime_checkable
@@ -107,3 +129,27 @@ class AckTimeoutSource(Protocol):
     @property
     def ack_timeout_s(self) -> float:
         """How long the broker lets a consumer hold a delivery."""
+
+
+@runtime_checkable
+class HeartbeatSource(Protocol):
+    """A source whose broker takes deliveries back from a consumer whose heartbeats stop."""
+
+    def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
+        """Let the broker notice within a lease that this process is dead; called before the source is opened.
+
+        Heartbeats go on while the event loop is blocked, but at most for `runtime_max_s`.
+        """
+
+
+@runtime_checkable
+class BacklogSource(Protocol):
+    """A source that may be unable to count all of its messages, and says so."""
+
+    async def backlog(self) -> Backlog:
+        """Count the messages that are not acked, and say whether these are all."""
+
+
+async def backlog_of(source: Source) -> Backlog:
+    """Return the backlog of any source; the depth of most is exact."""
+    return await source.backlog() if isinstance(source, BacklogSource) else Backlog(await source.depth())

@@ -13,6 +13,7 @@ from keywise.core.history import ALARM, ENDS_ALARM, HistoryRecord
 from keywise.core.rules import decide_under, era_of
 from keywise.core.settings import Settings
 from keywise.core.sink import Grade, is_atomic
+from keywise.core.source import BacklogSource, Source, backlog_of
 from keywise.flow.degraded.journal_files import contents_in
 from keywise.flow.pipeline import OpenPipeline
 from keywise.flow.strategy import choose_strategy
@@ -30,12 +31,19 @@ ALARM_LINES = 1000
 """An alarm is searched among this many of the newest history records that concern the whole pipeline."""
 
 
-class SourceFigures(msgspec.Struct, frozen=True):
+class SourceFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     """One source of a pipeline: its commit strategy, and how many messages it holds."""
 
     source: str
     strategy: str
-    depth: int
+    depth: int | None
+    """None if the source cannot count all of its messages."""
+    seen: int | None = None
+    """How many it can count, if these are not all."""
+    held: int | None = None
+    """How many messages consumers hold, in any process; None if the source does not know."""
+    advice: str = ""
+    """What makes it possible to count all messages."""
 
 
 class JournalSummary(msgspec.Struct, frozen=True):
@@ -190,14 +198,13 @@ class KeyReport(msgspec.Struct, frozen=True):
     limit: Limit | None
     history: list[HistoryRecord]
     """The newest records first, up to the requested number, and the commit of the current mark."""
+    brokers: list[SourceFigures] = []
+    """The sources whose consumers hold messages that the ledger knows nothing of, perhaps some of this key."""
 
 
 async def figures_of(pipeline: OpenPipeline, wall: float) -> PipelineFigures:
     """Count messages, keys, claims and dead letters. `wall` is the current time."""
-    sources = [
-        SourceFigures(name, choose_strategy(pipeline, source).value, await source.depth())
-        for name, source in pipeline.sources
-    ]
+    sources = [await _source_figures(pipeline, name, source) for name, source in pipeline.sources]
     counts, controls = await pipeline.admin.counts(), await pipeline.control_store.controls()
     now = await pipeline.admin.now()
     alarm = active_alarm(await pipeline.history_store.history("", ALARM_LINES), now - ALARM_S)
@@ -212,6 +219,13 @@ async def figures_of(pipeline: OpenPipeline, wall: float) -> PipelineFigures:
         journal=journal_summary_of(pipeline.settings, pipeline.name),
         resync_since=controls.resync_at + wall - now if controls.resync_at else None,
     )
+
+
+async def _source_figures(pipeline: OpenPipeline, name: str, source: Source) -> SourceFigures:
+    backlog = await backlog_of(source)
+    strategy = choose_strategy(pipeline, source).value
+    seen = None if backlog.is_all else backlog.seen
+    return SourceFigures(name, strategy, backlog.depth, seen, backlog.held, backlog.advice)
 
 
 def journal_summary_of(settings: Settings, pipeline: str) -> JournalSummary | None:
@@ -259,6 +273,11 @@ async def key_report_of(pipeline: OpenPipeline, key: str, wall: float, lines: in
         pauses=_on_the_wall(pauses, ahead_s),
         limit=_limit(entry, pipeline, now, ahead_s),
         history=_with_commit(shown, key, mark) if lines else [],
+        brokers=[
+            await _source_figures(pipeline, name, source)
+            for name, source in pipeline.sources
+            if isinstance(source, BacklogSource)
+        ],
     )
 
 

@@ -85,6 +85,15 @@ async def test_limits_of_a_queue_are_learned_from_the_management_api(place: Plac
 
 
 @awaited
+async def test_a_stream_is_refused_at_the_start(place: Place):
+    async with owner(place.server.url) as they:
+        stream = await they.declare(fresh("stream"), queue_type="stream")
+    with pytest.raises(DatabaseError, match="is a stream"):
+        async with place.source(stream, management=place.management):
+            pass
+
+
+@awaited
 async def test_a_management_api_that_cannot_be_asked_is_told(place: Place):
     async with owner(place.server.url) as they:
         queue = await they.declare(fresh("asked"))

@@ -126,6 +126,65 @@ async def test_a_delay_queue_that_somebody_deletes_is_made_anew():
             assert bodies_of(await received(source, 1)) == [b"three"]
 
 
+OTHER_ARGUMENTS = {
+    "another way back": {"queue_type": "quorum", "dead_letter_exchange": "", "dead_letter_routing_key": "elsewhere"},
+    "no way back": {},
+}
+
+
+@pytest.mark.parametrize("given", OTHER_ARGUMENTS)
+@awaited
+async def test_a_delay_queue_with_other_arguments_is_refused(given: str):
+    """Messages would wait there for another time, or never come back."""
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("others"))
+        delay_queue = wait_of(queue, 1.0, time.time()).queue
+        await they.declare(delay_queue, **OTHER_ARGUMENTS[given])
+        await they.publish(queue, b"one")
+        async with opened(queue) as source:
+            with pytest.raises(DatabaseError, match=r"exists with other arguments.*delete it") as error:
+                await source.receive(1, 5.0)
+            assert delay_queue in str(error.value) and "inequivalent arg" in str(error.value)
+            with pytest.raises(DatabaseError, match="exists with other arguments"):
+                await source.send([b"two"], delay_s=1.0)
+            await they.delete(delay_queue)
+            assert bodies_of(await received(source, 1)) == [b"one"]
+
+
+@awaited
+async def test_a_stream_is_refused():
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("stream"), queue_type="stream")
+        await they.publish(queue, b"one")
+        for wait_s in (0.0, 5.0):
+            async with opened(queue) as source:
+                with pytest.raises(DatabaseError, match=r"is a stream.*classic or a quorum queue"):
+                    await source.receive(1, wait_s)
+
+
+@awaited
+async def test_a_stream_that_messages_come_from_is_refused():
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("stream"), queue_type="stream")
+        async with opened(queue) as source:
+            receiving = asyncio.create_task(source.receive(1, 20.0))
+            while not receiving.done():
+                await they.publish(queue, b"one")
+                await asyncio.wait([receiving], timeout=0.05)
+            with pytest.raises(DatabaseError, match="is a stream"):
+                await receiving
+
+
+@awaited
+async def test_a_queue_with_a_single_active_consumer_is_consumed():
+    """It refuses to be pulled from, which is no sign of a stream."""
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("single"), single_active_consumer=True)
+        await they.publish(queue, b"one", b"two")
+        async with opened(queue) as source:
+            assert bodies_of(await received(source, 2)) == [b"one", b"two"]
+
+
 @awaited
 async def test_a_user_without_the_right_to_make_delay_queues_finds_out_at_the_start():
     broker, user = shared.rabbitmq(), fresh("user")

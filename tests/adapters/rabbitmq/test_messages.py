@@ -27,16 +27,15 @@ from keywise.adapters.rabbitmq.messages import (
     times_before,
 )
 from keywise.adapters.rabbitmq.publisher import BYTES_IN_FLIGHT_MAX, _batches
-from keywise.core.change import Delivery
 from keywise.core.errors import DatabaseError, SettingsError, UnavailableError
 from keywise.core.url import Address
 from running import run
 
-DELIVERY = Delivery("id", 1, b"body", 1.5, 3)
+IDENTITY = MessageIdentity("id", 3, 1.5)
 
 
 def copied(**properties) -> pika.BasicProperties:
-    return copied_properties(pika.BasicProperties(**properties), DELIVERY, "q")
+    return copied_properties(pika.BasicProperties(**properties), b"body", IDENTITY)
 
 
 def test_the_names_of_delay_queues_fit_and_change_with_the_period():

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pika
 from pika.exceptions import (
     AMQPError,
@@ -20,6 +21,7 @@ from pika.exceptions import (
 
 from keywise.adapters.rabbitmq.connection import Connection, Taker
 from keywise.adapters.rabbitmq.frames import settlement
+from keywise.adapters.rabbitmq.heartbeat import HeartbeatThread
 from keywise.adapters.rabbitmq.management import ManagementApi
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
 from keywise.core.settings import seconds
@@ -36,12 +38,28 @@ TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 OPTIONS = ("heartbeat", *TLS_OPTIONS)
 """What a URL may say about the connection."""
 HEARTBEAT_MAX_S = 65_535
-REFUSED, NOT_FOUND, LOCKED, PRECONDITION, NOT_ALLOWED = 403, 404, 405, 406, 530
+HEARTBEATS_PER_LEASE = 3
+"""A broker gives up a connection after one to two intervals of silence, so before a lease is over."""
+HEARTBEAT_MIN_S = 2
+"""A shorter interval is not derived from a lease: a machine that is busy for a moment would lose its connections."""
+REFUSED, NOT_FOUND, LOCKED, PRECONDITION, NOT_ALLOWED, NOT_IMPLEMENTED = 403, 404, 405, 406, 530, 540
 """What a broker says when it does not do something; a client's own mistakes aside."""
 
 # What it says is told by our errors and events. Whoever wants to read it sets a level.
 if (_log := logging.getLogger("pika")).level == logging.NOTSET:
     _log.setLevel(logging.CRITICAL)
+
+
+class Liveness(msgspec.Struct, frozen=True):
+    """How soon a broker should notice that a consumer is dead or hung."""
+
+    lease_s: float
+    runtime_max_s: float
+
+    @property
+    def heartbeat_s(self) -> int:
+        """The longest interval of heartbeats."""
+        return min(HEARTBEAT_MAX_S, max(HEARTBEAT_MIN_S, int(self.lease_s / HEARTBEATS_PER_LEASE)))
 
 
 class Broker:
@@ -51,14 +69,15 @@ class Broker:
         self.name = redacted(url)
         self.subscriptions: set[Any] = set()
         """What this process takes from; nobody else can tell what it holds."""
+        self.made: set[str] = set()
+        """Delay queues that this process has made."""
         self._url = url
         self._options = dict(options)
 
-    def parameters(self, purpose: str) -> Any:
+    def parameters(self, purpose: str, liveness: Liveness | None = None) -> Any:
         """How a connection is made; files of certificates are read now."""
         parts = urlsplit(self._url)
         is_encrypted = parts.scheme == "amqps"
-        heartbeat = self._options.get("heartbeat")
         user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
         return pika.ConnectionParameters(
             host=parts.hostname,
@@ -70,7 +89,7 @@ class Broker:
             stack_timeout=CONNECT_S,
             blocked_connection_timeout=BLOCKED_S,
             client_properties={"connection_name": f"keywise, {purpose}"},
-            heartbeat=int(seconds(heartbeat)) if heartbeat else None,
+            heartbeat=self._heartbeat_s(liveness),
             ssl_options=pika.SSLOptions(self._tls(), parts.hostname) if is_encrypted else None,
         )
 
@@ -78,6 +97,13 @@ class Broker:
         """The management API at a URL, asked as the user of the broker."""
         context = self._tls() if url.startswith("https:") else None
         return ManagementApi(url, self.name, self.parameters("managing"), context)
+
+    def _heartbeat_s(self, liveness: Liveness | None) -> int | None:
+        """The interval that the client asks for; None: the broker decides."""
+        given = self._options.get("heartbeat")
+        limits = [int(seconds(given))] if given else []
+        limits += [liveness.heartbeat_s] if liveness is not None else []
+        return min(limits, default=None)
 
     def _tls(self) -> ssl.SSLContext:
         """The broker has to show a certificate that is trusted, for its own name."""
@@ -95,6 +121,12 @@ class BrokerLink:
 
     def __init__(self, broker: Broker, purpose: str) -> None:
         self.name = broker.name
+        self.liveness: Liveness | None = None
+        """What the interval of heartbeats follows; None: as the broker says."""
+        self.connected_at = 0.0
+        """When the connection was made, by the clock of the event loop."""
+        self.connections = 0
+        """How often one was made."""
         self._broker = broker
         self._purpose = purpose
         self._connection: Any = None
@@ -105,6 +137,8 @@ class BrokerLink:
         async with self._opening:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
+                self.connected_at = asyncio.get_running_loop().time()
+                self.connections += 1
             connection = self._connection
         return await Channel(self.name).opened(connection)
 
@@ -138,11 +172,12 @@ class BrokerLink:
         opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with rabbit_errors(self.name):
             connection = Connection(
-                self._broker.parameters(self._purpose),
+                self._broker.parameters(self._purpose, self.liveness),
                 on_open_callback=lambda one: resolve(opened, one),
                 on_open_error_callback=lambda _, error: resolve(opened, error),
                 on_close_callback=lambda _, error: resolve(opened, error),
                 custom_ioloop=asyncio.get_running_loop(),
+                heartbeat_thread=HeartbeatThread(self.liveness.runtime_max_s) if self.liveness is not None else None,
             )
             try:
                 async with asyncio.timeout(2 * CONNECT_S):
@@ -313,6 +348,7 @@ def broker_at(address: Address, options: dict[str, str]) -> Broker:
 _CONNECTION_ADVICE = {
     REFUSED: "check user and password, and that this user may log in from here",
     NOT_ALLOWED: "check the virtual host in the path of the URL, and that this user may use it",
+    NOT_IMPLEMENTED: "consume from a classic or a quorum queue",
 }
 _CHANNEL_ADVICE = {
     REFUSED: "give this user the right to do so",

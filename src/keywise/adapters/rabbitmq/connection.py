@@ -10,6 +10,7 @@ from pika.exceptions import AMQPError
 from pika.spec import FRAME_END, FRAME_HEADER
 
 from keywise.adapters.rabbitmq.frames import Unread, handover_at
+from keywise.adapters.rabbitmq.heartbeat import HeartbeatThread
 
 UNREADABLE = (AMQPError, ArithmeticError, ValueError, OSError, RecursionError, struct.error, LookupError, TypeError)
 """What the client library raises at headers with times outside of any calendar, or tables in tables in tables."""
@@ -26,16 +27,33 @@ class Connection(AsyncioConnection):  # type: ignore[misc]
     It is not lost by one message whose headers cannot be read: that is taken without them.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, heartbeat_thread: HeartbeatThread | None = None, **options: Any) -> None:
         self.takers: dict[tuple[int, bytes], Taker] = {}
         """By the number of their channel, and the tag of their consumer."""
         self._is_amid = False
         """Whether the client library has the beginning of a message, so the rest of it is its own."""
+        self._heartbeat_thread = heartbeat_thread
         super().__init__(*arguments, **options)
 
     def write(self, frames: bytes) -> None:
         """Send frames in one go."""
         self._output_marshaled_frames([frames])
+
+    def _proto_connection_made(self, transport: Any) -> None:
+        if self._heartbeat_thread is not None:
+            self._heartbeat_thread.guard(transport)
+        super()._proto_connection_made(transport)
+
+    def _create_heartbeat_checker(self) -> Any:
+        """Once both sides have agreed on the interval."""
+        if self._heartbeat_thread is not None:
+            self._heartbeat_thread.start(self.params.heartbeat or 0)
+        return super()._create_heartbeat_checker()
+
+    def _proto_connection_lost(self, error: BaseException | None) -> None:
+        if self._heartbeat_thread is not None:
+            self._heartbeat_thread.stop()
+        super()._proto_connection_lost(error)
 
     def _on_data_available(self, data_in: bytes) -> None:
         self._frame_buffer += data_in

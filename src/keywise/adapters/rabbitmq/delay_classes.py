@@ -75,7 +75,12 @@ def waits_of(queue: str, now: float) -> Iterator[Wait]:
         yield _wait(queue, longest_s, longest_s, now - last.period_s)
 
 
+def names_of(queue: str) -> str:
+    """How the names of all delay queues of a queue begin."""
+    name = queue if len(queue.encode()) <= NAME_MAX_BYTES else hashlib.sha256(queue.encode()).hexdigest()
+    return f"{DELAYS}{name}."
+
+
 def _wait(queue: str, longest_s: int, delay_s: float, now: float) -> Wait:
     period_s = max(DAY_S, longest_s)
-    name = queue if len(queue.encode()) <= NAME_MAX_BYTES else hashlib.sha256(queue.encode()).hexdigest()
-    return Wait(f"{DELAYS}{name}.{longest_s}s.{int(now) // period_s}", longest_s, period_s, delay_s)
+    return Wait(f"{names_of(queue)}{longest_s}s.{int(now) // period_s}", longest_s, period_s, delay_s)

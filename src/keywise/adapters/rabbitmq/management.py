@@ -5,7 +5,7 @@ import http.client
 import re
 import ssl
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
@@ -14,6 +14,7 @@ from keywise.core.url import redacted
 
 ANSWER_S = 10.0
 ANSWER_MAX_BYTES = 10_000_000
+PAGE_MAX = 500
 FORBIDDEN, MISSING = (401, 403), 404
 QUORUM_QUEUES = ("all", "queues", "quorum_queues")
 
@@ -27,9 +28,30 @@ class QueueLimits(msgspec.Struct, frozen=True):
     """How often a message may come back from lost channels; None: as often as it has to, or nobody knows."""
     ack_timeout_s: float | None = None
     """How long a message may be held, if that is set for this queue."""
+    is_stream: bool = False
+
+
+class QueueTotals(msgspec.Struct, frozen=True):
+    """How many messages some queues have, by the broker's own statistics of the last seconds."""
+
+    messages: int
+    held: int
+    is_all: bool
+    """False if there are no statistics of one of the queues, as after a restart of the broker."""
+
+
+class _QueueCounts(msgspec.Struct):
+    name: str
+    messages: int | None = None
+    messages_unacknowledged: int | None = None
+
+
+class _QueuePage(msgspec.Struct):
+    items: list[_QueueCounts]
 
 
 class _Queue(msgspec.Struct):
+    type: str = ""
     arguments: dict[str, Any] = {}
     effective_policy_definition: dict[str, Any] | list[Any] | None = None
 
@@ -70,13 +92,31 @@ class ManagementApi:
     def limits_of(self, queue: str) -> QueueLimits:
         status, answer = self._get("queues", queue)
         if status in FORBIDDEN:
-            raise DatabaseError(f"{self._name}: the user of {self._broker} may not ask; give it the tag monitoring")
+            raise self._not_allowed()
         if status == MISSING:
             vhost = self._parameters.virtual_host
             raise DatabaseError(f"{self._name}: no queue is called {queue!r} in the virtual host {vhost!r}")
         found = self._decoded(status, answer, _Queue)
         timeout_ms = found.limit("consumer-timeout")
-        return QueueLimits(found.limit("delivery-limit"), timeout_ms / 1000 if timeout_ms is not None else None)
+        ack_timeout_s = timeout_ms / 1000 if timeout_ms is not None else None
+        return QueueLimits(found.limit("delivery-limit"), ack_timeout_s, is_stream=found.type == "stream")
+
+    def totals_of(self, queue: str, prefix: str) -> QueueTotals:
+        """Count the messages of a queue, and of all queues whose names begin with a prefix."""
+        names = f"^({re.escape(queue)}$|{re.escape(prefix)})"
+        columns = "name,messages,messages_unacknowledged"
+        query = urlencode(
+            {"page": 1, "page_size": PAGE_MAX, "use_regex": "true", "name": names, "columns": columns}, quote_via=quote
+        )
+        status, answer = self._get("queues", query=query)
+        if status in FORBIDDEN:
+            raise self._not_allowed()
+        counts = self._decoded(status, answer, _QueuePage).items
+        return QueueTotals(
+            messages=sum(one.messages or 0 for one in counts),
+            held=sum(one.messages_unacknowledged or 0 for one in counts if one.name == queue),
+            is_all=all(one.messages is not None for one in counts) and any(one.name == queue for one in counts),
+        )
 
     def policies_for(self, queue: str) -> list[BrokerPolicy]:
         """Those that a quorum queue of this name has or would have, as far as this user may see them."""
@@ -90,6 +130,9 @@ class ManagementApi:
             found += sorted(matching, key=lambda one: one.priority)[-1:]
         return found
 
+    def _not_allowed(self) -> DatabaseError:
+        return DatabaseError(f"{self._name}: the user of {self._broker} may not ask; give it the tag monitoring")
+
     def _decoded(self, status: int, answer: bytes, type: type[T]) -> T:
         if status != http.client.OK:
             raise UnavailableError(f"{self._name}: the management API answered with status {status}")
@@ -98,10 +141,10 @@ class ManagementApi:
         except msgspec.MsgspecError as error:
             raise DatabaseError(f"{self._name} is no management API of RabbitMQ: {error}") from error
 
-    def _get(self, kind: str, *names: str) -> tuple[int, bytes]:
+    def _get(self, kind: str, *names: str, query: str = "") -> tuple[int, bytes]:
         """Status and body; redirects are not followed, because the password would go with them."""
         quoted = (quote(one, safe="") for one in (self._parameters.virtual_host, *names))
-        path = "/".join([self._url.path.rstrip("/"), "api", kind, *quoted])
+        path = "/".join([self._url.path.rstrip("/"), "api", kind, *quoted]) + (f"?{query}" if query else "")
         user = self._parameters.credentials
         authorization = f"Basic {base64.b64encode(f'{user.username}:{user.password}'.encode()).decode()}"
         host, port = self._url.hostname or "", self._url.port

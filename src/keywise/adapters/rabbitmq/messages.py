@@ -1,5 +1,6 @@
 """What is read from a message of RabbitMQ and written into its copies: id, time, count; the body is never touched."""
 
+import hashlib
 import time
 import zlib
 from collections.abc import Mapping
@@ -13,8 +14,6 @@ import pika
 from pika.data import encode_table, encode_value
 from pika.exceptions import AMQPError
 
-from keywise.core.change import Delivery
-
 HEADER = "keywise"
 """Who a message is, beside the digest of the body that this was said of."""
 DELAYS = "keywise.delay."
@@ -25,6 +24,8 @@ KEPT = "keywise-kept"
 """Headers that would act on a copy, put aside."""
 COUNTED = "x-delivery-count"
 """Where a quorum queue says how often it has handed a message over before."""
+OFFSET = "x-stream-offset"
+"""Where a stream says which of its messages this is."""
 HEADERS_MAX_BYTES = 100_000
 """A header of a message has to fit into one frame; with more than this, a copy has none but ours."""
 TEXT_MAX = 2_000
@@ -36,6 +37,7 @@ SECONDS_MAX = 253_402_300_800
 
 # They would route a copy to other queues as well, or make the broker believe that it goes round in a circle.
 _ACTING = ("CC", "BCC", "x-death")
+_NOT_COPIED = ("headers", "delivery_mode", "expiration", "user_id", "cluster_id")
 _DEATHS = ("x-first-death-", "x-last-death-")
 
 
@@ -44,7 +46,7 @@ class MessageIdentity(msgspec.Struct, frozen=True):
 
     id: str
     count: int
-    """How often it was handed over before it was copied."""
+    """How often it was handed over before it was copied; each further copy of a message has a higher number."""
     sent_at: float
     due: float = 0.0
     """If it comes before this moment, it has to wait again."""
@@ -125,21 +127,29 @@ def routing_key_of(headers: Mapping[Any, Any], published_with: Any) -> str:
     return _text(headers.get(ROUTED) or published_with or "")
 
 
-def copied_properties(properties: Any, delivery: Delivery, queue: str, due: float = 0.0) -> Any:
+def copied_properties(properties: Any, body: bytes, identity: MessageIdentity, routing_key: str = "") -> Any:
     """The properties of a copy: all that a reader may need, and nothing that acts on where and how long it goes."""
-    identity = MessageIdentity(str(delivery.id), delivery.count, delivery.sent_at, due).encoded(delivery.body)
     headers = _copied_headers(properties.headers or {})
     if encode_table([], headers) > HEADERS_MAX_BYTES:
         headers = {}
     copied = copy(properties)
-    copied.headers = {**headers, HEADER: identity}
-    if delivery.routing_key not in ("", queue):
-        copied.headers[ROUTED] = delivery.routing_key
+    copied.headers = {**headers, HEADER: identity.encoded(body)}
+    if routing_key:
+        copied.headers[ROUTED] = routing_key
     # What was taken over is not lost by a restart, however it was sent; and it has no time to expire any more.
     copied.delivery_mode, copied.expiration = 2, None
     # The broker refuses a user other than the one that publishes.
     copied.user_id = copied.cluster_id = None
     return copied
+
+
+def content_of(properties: Any, body: bytes) -> bytes:
+    """A digest of all that a message and its copies have in common."""
+    headers = sorted(_copied_headers(properties.headers or {}).items(), key=repr)
+    given = sorted((name, value) for name, value in vars(properties).items() if name not in _NOT_COPIED)
+    digest = hashlib.blake2b(repr((headers, given)).encode("utf-8", "backslashreplace"), digest_size=16)
+    digest.update(body)
+    return digest.digest()
 
 
 def _copied_headers(headers: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -1,7 +1,7 @@
 """Publishing to RabbitMQ: a message counts as sent once the broker has confirmed it and a queue has it."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keywise.adapters.rabbitmq.broker import ANSWER_S, Broker, BrokerLink, Channel, rabbit_errors, resolve
@@ -75,32 +75,58 @@ class Publisher:
     """A connection for publishing alone: a broker that is short of memory stops reading it, and acks have to go on."""
 
     def __init__(self, broker: Broker) -> None:
-        self._link = BrokerLink(broker, "publishing")
+        self.link = BrokerLink(broker, "publishing")
         self._opening = asyncio.Lock()
         self._confirm_channel: ConfirmChannel | None = None
 
-    async def publish(self, queue: str, messages: Sequence[Message]) -> None:
-        """Put messages into a queue by its name; raises `NoSuchQueue` if there is none."""
+    async def publish(
+        self, queue: str, messages: Sequence[Message], on_confirmed: Callable[[int], None] | None = None
+    ) -> None:
+        """Put messages into a queue by its name; raises `NoSuchQueue` if there is none.
+
+        `on_confirmed` gets the place of each message that was confirmed, also if others were not.
+        """
+        first = 0
         for part in _batches(messages):
             confirms = await self._opened()
-            with rabbit_errors(self._link.name):
+            with rabbit_errors(self.link.name):
                 async with asyncio.timeout(ANSWER_S):
-                    await asyncio.gather(*confirms.publish(queue, part))
+                    await _confirmed(confirms.publish(queue, part), first, on_confirmed)
+            first += len(part)
 
-    async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
-        """Make a queue of ours."""
-        await self._link.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
+    async def open(self) -> None:
+        """Connect now if there is no connection."""
+        await self._opened()
 
     async def close(self) -> None:
-        await self._link.close()
+        await self.link.close()
 
     async def _opened(self) -> ConfirmChannel:
         async with self._opening:
             if self._confirm_channel is None or not self._confirm_channel.channel.is_open:
-                confirms = ConfirmChannel(await self._link.channel())
+                confirms = ConfirmChannel(await self.link.channel())
                 await confirms.channel.ask("confirm_delivery", ack_nack_callback=confirms.confirm)
                 self._confirm_channel = confirms
             return self._confirm_channel
+
+
+async def _confirmed(
+    confirmations: list[asyncio.Future[None]], first: int, on_confirmed: Callable[[int], None] | None
+) -> None:
+    """Wait for all confirmations, and raise the first error."""
+    try:
+        await asyncio.wait(confirmations)
+    finally:
+        errors = []
+        for place, one in enumerate(confirmations, start=first):
+            if one.cancel() or one.cancelled():
+                continue  # Nobody waits for it any more.
+            if (error := one.exception()) is not None:
+                errors.append(error)
+            elif on_confirmed is not None:
+                on_confirmed(place)
+    if errors:
+        raise errors[0]
 
 
 def _batches(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

@@ -7,21 +7,40 @@ A message that is put off is copied to a delay queue of ours; only when that is 
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from keywise.adapters.rabbitmq.broker import NOT_FOUND, OPTIONS, Broker, BrokerLink, broker_at, refusal_code
-from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, wait_of
+from keywise.adapters.rabbitmq.broker import (
+    LOCKED,
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    OPTIONS,
+    Broker,
+    BrokerLink,
+    Liveness,
+    broker_at,
+    refusal_code,
+)
+from keywise.adapters.rabbitmq.copies import CopyLog
+from keywise.adapters.rabbitmq.delay_classes import CLASSES_S, due_after, names_of, wait_of
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
-from keywise.adapters.rabbitmq.messages import copied_properties, due_of, fresh_properties, resent_properties
-from keywise.adapters.rabbitmq.publisher import Message, NoSuchQueue, Publisher
+from keywise.adapters.rabbitmq.messages import (
+    MessageIdentity,
+    content_of,
+    copied_properties,
+    due_of,
+    fresh_properties,
+    identity_of,
+    resent_properties,
+)
+from keywise.adapters.rabbitmq.publisher import MESSAGES_IN_FLIGHT_MAX, Message, NoSuchQueue, Publisher
 from keywise.adapters.rabbitmq.subscription import COPY_AFTER_DELIVERIES, Subscription
 from keywise.core.change import Delivery
 from keywise.core.errors import AddressError, DatabaseError, UnavailableError
 from keywise.core.settings import seconds
-from keywise.core.source import Source
+from keywise.core.source import Backlog, Source
 from keywise.core.url import Address, redacted
 
 ACK_TIMEOUT_S = 1_800.0
@@ -41,6 +60,13 @@ AGES = 4
 """Into so many parts the broker's patience is divided; what is held for two or three of them is copied."""
 PREPARED_DELAYS_S = (1.0, 5.0)
 """The delays that are needed first: what finds no room behind a blocked key waits for half a second, then longer."""
+DEAD_LETTER_TIMEOUT_S = 180.0
+"""What a broker is set to by default: after so long it tries again to move a message from a delay queue."""
+DEAD_LETTER_MARGIN, MOVING_LATE_S = 1.1, 5.0
+"""So much longer that may take."""
+STATISTICS_S = 11.0
+"""A broker collects its statistics every five seconds, and those of quorum queues from figures that are as old."""
+UNCOUNTED = "name the management API with management= in the URL of the source, to count what other consumers hold"
 ERRANDS_MAX = 100
 """So much is done beside, at the most: whoever releases more waits for a new delay queue itself."""
 RENEWED_S = 1.0
@@ -61,10 +87,14 @@ class RabbitSource:
         prefetch: int = PREFETCH,
         ack_timeout_s: float = ACK_TIMEOUT_S,
         management: str = "",
+        dead_letter_timeout_s: float = DEAD_LETTER_TIMEOUT_S,
     ) -> None:
         self.ack_timeout_s = ack_timeout_s
         """How long the broker lets a delivery be held."""
         self._management = management
+        self._dead_letter_timeout_s = dead_letter_timeout_s
+        self._empty_since: float | None = None
+        """Since when nothing was counted."""
         self._broker = broker
         self._queue = queue
         self._prefetch = prefetch
@@ -73,11 +103,17 @@ class RabbitSource:
         self._opening = asyncio.Lock()
         self._subscription: Subscription | None = None
         self._resting: asyncio.TimerHandle | None = None
-        self._delay_queues = DelayQueues(self._link, self._publisher, queue)
+        self._delay_queues = DelayQueues(broker, self._link, self._publisher, queue)
         self._errands: set[asyncio.Task[None]] = set()
         """What is done beside; it never raises."""
+        self._copies = CopyLog()
+        self._is_queue = False
+        """Whether it is certain that the queue is no stream."""
         self._leaving: set[str | int] = set()
         """Receipts of what is about to be put off; it is copied for that anyway."""
+
+    def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
+        self._link.liveness = self._publisher.link.liveness = Liveness(lease_s, runtime_max_s)
 
     async def __aenter__(self) -> Self:
         try:
@@ -107,6 +143,7 @@ class RabbitSource:
         try:
             if wait_s > 0:
                 await subscription.wait(limit, wait_s)
+                subscription = await self._without_streams(subscription)
             else:
                 await subscription.pull(limit)
         except DatabaseError as error:
@@ -168,11 +205,40 @@ class RabbitSource:
         # Something went through it each time, so it is not empty, and nobody can say more.
         return 1
 
+    async def backlog(self) -> Backlog:
+        """With the management API, everything is counted; without it, what other processes hold is unknown."""
+        counted, now = await self.depth(), asyncio.get_running_loop().time()
+        if not self._management:
+            return Backlog(counted, is_all=False, unsure_s=self._returning_s(now), advice=UNCOUNTED)
+        management = self._broker.management(self._management)
+        totals = await asyncio.to_thread(management.totals_of, self._queue, names_of(self._queue))
+        seen = max(counted, totals.messages)
+        if seen or not totals.is_all:
+            self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = now
+        unsure_s = STATISTICS_S - (now - self._empty_since) if self._empty_since is not None else STATISTICS_S
+        return Backlog(seen, totals.is_all, totals.held if totals.is_all else None, max(0.0, unsure_s))
+
+    def _returning_s(self, now: float) -> float:
+        """For how long messages may be on their way back from a delay queue, where nobody can count them.
+
+        A broker that has been restarted may move what had expired only after its time limit for that. It does not say
+        when it was started, so the time since the connection was made counts. Delay queues that are younger are safe.
+        """
+        found = self._delay_queues.found
+        if self._link.connections <= 1 and found <= self._broker.made:
+            return 0.0
+        longest_s = DEAD_LETTER_MARGIN * self._dead_letter_timeout_s + MOVING_LATE_S
+        return max(0.0, longest_s - (now - self._link.connected_at)) if found else 0.0
+
     # Taking.
 
     async def _learn_limits(self) -> None:
         management = self._broker.management(self._management)
         limits = await asyncio.to_thread(management.limits_of, self._queue)
+        if limits.is_stream:
+            raise self._refused_stream()
         if limits.ack_timeout_s is not None:
             self.ack_timeout_s = limits.ack_timeout_s
         if limits.delivery_limit is not None and limits.delivery_limit < DELIVERY_LIMIT_MIN:
@@ -200,9 +266,24 @@ class RabbitSource:
                     for delay_s in PREPARED_DELAYS_S:
                         await self._delay_queues.usable_in_s(delay_s)
                 channel = await self._link.channel()
-                self._subscription = Subscription(channel, self._queue, self._prefetch)
+                self._subscription = Subscription(channel, self._queue, self._prefetch, self._copies)
                 self._broker.subscriptions.add(self._subscription)
             return self._subscription
+
+    async def _without_streams(self, subscription: Subscription) -> Subscription:
+        """Refuse a stream, which would hand messages over for ever: it alone allows nobody to pull one."""
+        if self._is_queue or subscription.is_over:
+            return subscription
+        if subscription.is_stream_like or not subscription.has_arrived():
+            try:
+                await subscription.probe()
+            except DatabaseError as error:
+                if refusal_code(error) != LOCKED:
+                    raise
+                # A queue with a single active consumer refuses that too, and ends the channel.
+                subscription = await self._opened()
+        self._is_queue = True
+        return subscription
 
     async def _renew(self, subscription: Subscription, unfit: Sequence[Delivery]) -> None:
         """A fresh copy at the end of the queue has all its lives before it; what came too early waits again."""
@@ -220,7 +301,7 @@ class RabbitSource:
                 others.append(one)
                 continue
             try:
-                await self._put([(one.body, copied_properties(properties, one, self._queue, due))], due - now)
+                await self._copy(subscription, [one], due - now, due)
             except (DatabaseError, UnavailableError):
                 subscription.requeue_later([one], due - now)
             else:
@@ -268,24 +349,57 @@ class RabbitSource:
 
     # Putting.
 
-    async def _copy(self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float) -> None:
+    async def _copy(
+        self, subscription: Subscription, deliveries: Sequence[Delivery], delay_s: float, due: float = 0.0
+    ) -> None:
         """A copy goes to the end of the queue, perhaps after a delay, and then its original is acked."""
-        due = due_after(delay_s, time.time())
-        mine = subscription.unsettled(deliveries)
-        await self._put(
-            [(one.body, copied_properties(properties, one, self._queue, due)) for one, properties in mine], delay_s
-        )
-        subscription.ack(deliveries)
+        due = due or due_after(delay_s, time.time())
+        for start in range(0, len(deliveries), MESSAGES_IN_FLIGHT_MAX):
+            if delay_s > 0 and (usable_in_s := await self._delay_queues.usable_in_s(delay_s)) > 0:
+                await asyncio.sleep(usable_in_s)
+            await self._publisher.open()
+            # Not before all that waiting: what its channel has lost meanwhile comes again, and needs no copy.
+            mine = subscription.unsettled(deliveries[start : start + MESSAGES_IN_FLIGHT_MAX])
+            await self._copy_now(subscription, mine, delay_s, due)
 
-    async def _put(self, messages: Sequence[Message], delay_s: float) -> None:
+    async def _copy_now(
+        self, subscription: Subscription, mine: Sequence[tuple[Delivery, Any]], delay_s: float, due: float
+    ) -> None:
+        messages, identities, contents = list[Message](), list[MessageIdentity](), list[bytes]()
+        for one, properties in mine:
+            given, content = identity_of(properties.headers or {}, one.body), content_of(properties, one.body)
+            id = given.id if given is not None else str(one.id)
+            number = self._copies.begin(id, content, one.count, is_original=given is None)
+            identity = MessageIdentity(id, number, one.sent_at, due)
+            routing_key = one.routing_key if one.routing_key != self._queue else ""
+            messages.append((one.body, copied_properties(properties, one.body, identity, routing_key)))
+            identities.append(identity)
+            contents.append(content)
+        confirmed: list[Delivery] = []
+
+        def on_confirmed(place: int) -> None:
+            self._copies.confirm(identities[place].id, contents[place], identities[place].count)
+            confirmed.append(mine[place][0])
+
+        try:
+            await self._put(messages, delay_s, on_confirmed)
+        finally:
+            # Also if others failed: the broker has these.
+            subscription.ack(confirmed)
+            for identity, content in zip(identities, contents, strict=True):
+                self._copies.end(identity.id, content)
+
+    async def _put(
+        self, messages: Sequence[Message], delay_s: float, on_confirmed: Callable[[int], None] | None = None
+    ) -> None:
         """Into the queue, or into a delay queue first."""
         if not messages:
             return
         try:
             if delay_s <= 0:
-                await self._publisher.publish(self._queue, messages)
+                await self._publisher.publish(self._queue, messages, on_confirmed)
             else:
-                await self._delay_queues.publish(messages, delay_s)
+                await self._delay_queues.publish(messages, delay_s, on_confirmed)
         except NoSuchQueue as error:
             raise DatabaseError(
                 f"{self._broker.name}: no queue is called {self._queue!r}; declare it first: keywise consumes queues "
@@ -307,8 +421,16 @@ class RabbitSource:
         """What this process takes from the queue, by this source or another."""
         return (subscription for subscription in self._broker.subscriptions if subscription.queue == self._queue)
 
+    def _refused_stream(self) -> DatabaseError:
+        return DatabaseError(
+            f"{self._broker.name}: the queue {self._queue!r} is a stream, which has offsets and no acks; consume from "
+            "a classic or a quorum queue, for example one that is bound to the same exchange"
+        )
+
     def _while_running(self, error: DatabaseError | UnavailableError) -> DatabaseError | UnavailableError:
         """A queue that vanished may be declared again, and everything else goes on meanwhile."""
+        if refusal_code(error) == NOT_IMPLEMENTED:
+            return self._refused_stream()
         if isinstance(error, DatabaseError) and refusal_code(error) in (0, NOT_FOUND):
             return UnavailableError(str(error))
         return error
@@ -316,7 +438,7 @@ class RabbitSource:
 
 def connect(address: Address) -> Source:
     """`amqp://user:password@host:5672/vhost?queue=NAME`; the queue is named like the pipeline by default."""
-    options = address.take("queue", "prefetch", "ack_timeout", "management", *OPTIONS)
+    options = address.take("queue", "prefetch", "ack_timeout", "dead_letter_timeout", "management", *OPTIONS)
     url, broker = redacted(address.url), broker_at(address, options)
     prefetch = options.get("prefetch", str(PREFETCH))
     if not prefetch.isdecimal() or not 1 <= int(prefetch) <= PREFETCH_MAX:
@@ -331,7 +453,14 @@ def connect(address: Address) -> Source:
             "management=http://localhost:15672"
         )
     ack_timeout_s = seconds(options.get("ack_timeout", ACK_TIMEOUT_S))
-    return RabbitSource(broker, queue, prefetch=int(prefetch), ack_timeout_s=ack_timeout_s, management=management)
+    return RabbitSource(
+        broker,
+        queue,
+        prefetch=int(prefetch),
+        ack_timeout_s=ack_timeout_s,
+        management=management,
+        dead_letter_timeout_s=seconds(options.get("dead_letter_timeout", DEAD_LETTER_TIMEOUT_S)),
+    )
 
 
 def _is_api(management: str) -> bool:

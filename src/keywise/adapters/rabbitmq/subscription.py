@@ -15,8 +15,12 @@ from pika.spec import Basic
 
 from keywise.adapters.rabbitmq.broker import PRECONDITION, Channel, refusal_code
 from keywise.adapters.rabbitmq.connection import decoded
+from keywise.adapters.rabbitmq.copies import ORIGINAL, CopyLog
 from keywise.adapters.rabbitmq.frames import ACK, NACK, stamp_of
 from keywise.adapters.rabbitmq.messages import (
+    OFFSET,
+    MessageIdentity,
+    content_of,
     identity_of,
     parse_identity,
     routing_key_of,
@@ -53,16 +57,17 @@ class BrokerConsumer:
 class Subscription:
     """One channel. Receipts belong to it: when it is over they say nothing any more, and its messages come again."""
 
-    def __init__(self, channel: Channel, queue: str, prefetch: int) -> None:
+    def __init__(self, channel: Channel, queue: str, prefetch: int, copies: CopyLog) -> None:
         self.queue = queue
+        self._copies = copies
         self._channel = channel
         self._prefetch = prefetch
         self._id = secrets.token_hex(8)
         self._first = secrets.randbits(64) << TAG_BITS
         self._held: dict[int, tuple[BrokerConsumer | None, Any, Delivery]] = {}
         """What is not settled, by its number; in the order of numbers, as it came. Usual properties are still bytes."""
-        self._ids: set[str | int] = set()
-        """Ids of those that brought them along."""
+        self._ids: dict[str | int, tuple[int, int]] = {}
+        """Of those that brought an id along, by this id: their numbers on this channel, and among the copies."""
         self._arrived: deque[Delivery] = deque()
         self._unfit: list[Delivery] = []
         """What has to be copied instead of being handed over: worn, or too early."""
@@ -81,6 +86,8 @@ class Subscription:
         self._pulling = asyncio.Lock()
         self._on_empty: Callable[[], None] = lambda: None
         self._is_cancelled = False
+        self.is_stream_like = False
+        """Whether a message brought an offset along, as those of streams do."""
         channel.on_end = self._bell.set
         channel.raw.add_on_cancel_callback(self._cancelled)
         channel.raw.add_callback(lambda _: self._on_empty(), [Basic.GetEmpty], one_shot=False)
@@ -116,12 +123,12 @@ class Subscription:
 
     async def wait(self, limit: int, wait_s: float) -> None:
         """Let messages come, and return when one is here or the time is over."""
-        if self._arrived or self._unfit:
+        if self.has_arrived():
             return
         if not any(consumer.left > 0 for consumer in self._consumers):
             await self._consume(min(self._prefetch, PREFETCH_FACTOR * limit))
         self._bell.clear()
-        if self._arrived or self._unfit or self.is_over:
+        if self.has_arrived() or self.is_over:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -132,6 +139,15 @@ class Subscription:
         async with self._pulling:
             while len(self._arrived) < limit and await self._pull_one():
                 pass
+
+    async def probe(self) -> None:
+        """Fetch one message more, if there is one; a stream refuses that."""
+        async with self._pulling:
+            await self._pull_one()
+
+    def has_arrived(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._arrived or self._unfit)
 
     def take(self, limit: int) -> list[Delivery]:
         arrived = self._arrived
@@ -155,7 +171,7 @@ class Subscription:
     def stop_consuming(self) -> None:
         """Let nothing more come, and give back what nobody has taken: others may be waiting for it."""
         self.flush_acks()
-        if self.is_over or not self._consumers:
+        if self.is_over or not (self._consumers or self._arrived):
             return
         self._channel.hand_to_nobody()
         for consumer in self._consumers:
@@ -202,7 +218,11 @@ class Subscription:
         """One without headers of others: most of what comes, so this is short."""
         stamp = stamp_of(properties)
         identity = parse_identity(stamp[0], body) if stamp is not None and stamp[0] is not None else None
-        if stamp is None or (identity is not None and (identity.due or identity.id in self._ids)):
+        if identity is not None:
+            is_unusual = bool(identity.due) or identity.id in self._ids or identity.id in self._copies
+        else:
+            is_unusual = redelivered and self._copies.knows_originals
+        if stamp is None or is_unusual:
             method = Basic.Deliver(delivery_tag=tag, redelivered=redelivered, routing_key=_key_text(key))
             self._take(consumer, method, decoded(properties), body)
             return
@@ -210,28 +230,70 @@ class Subscription:
         if identity is None:
             id, moment, count = f"{self._id}.{tag}", sent_at(stamp[1]), 1 + redelivered
         else:
-            self._ids.add(identity.id)
+            self._ids[identity.id] = tag, identity.count
             id, moment, count = identity.id, identity.sent_at, identity.count + 1 + redelivered
         delivery = Delivery(id, receipt, body, moment, count, None, routing_key)
         self._arrived.append(delivery)
         self._keep(consumer, tag, properties, delivery)
 
     def _take(self, consumer: BrokerConsumer | None, method: Any, properties: Any, body: bytes) -> None:
-        headers, tag = properties.headers or {}, method.delivery_tag
-        before, identity = times_before(headers, method.redelivered), identity_of(headers, body)
+        headers, tag, redelivered = properties.headers or {}, method.delivery_tag, method.redelivered
+        self.is_stream_like = self.is_stream_like or OFFSET in headers
+        before, identity = times_before(headers, redelivered), identity_of(headers, body)
         is_unfit = consumer is not None and _is_near_delivery_limit(properties)
         id, moment = f"{self._id}.{tag}", sent_at(properties.timestamp)
+        known = self._known_id(identity, redelivered, properties, body)
+        number = identity.count if identity is not None else ORIGINAL
+        if known is not None and self._is_needless(known, number, properties, body):
+            self._held[tag] = (consumer, properties, Delivery(id, self._first + tag, body, moment, before + 1))
+            self._last = tag
+            if consumer is not None:
+                consumer.left -= 1
+            self.ack([self._held[tag][2]])
+            return
         if identity is not None:
             before, moment = before + identity.count, identity.sent_at
             is_unfit = is_unfit or identity.due > time.time()
-            # A copy may have come before its original was acked: both are here, and each has to be settled.
-            if identity.id not in self._ids:
-                id = identity.id
-                self._ids.add(id)
+        # The copy may have come before its original was acked: both are here, and each has to be settled.
+        if known is not None and known not in self._ids:
+            id = known
+            self._ids[id] = tag, number
         receipt, routing_key = self._first + tag, routing_key_of(headers, method.routing_key)
         delivery = Delivery(id, receipt, body, moment, before + 1, shown_headers(headers), routing_key)
         (self._unfit if is_unfit else self._arrived).append(delivery)
         self._keep(consumer, tag, properties, delivery)
+
+    def _known_id(
+        self, identity: MessageIdentity | None, redelivered: bool, properties: Any, body: bytes
+    ) -> str | None:
+        """The id that a message had before, here or in one of its copies."""
+        if identity is not None:
+            return identity.id
+        if redelivered and self._copies.knows_originals:
+            return self._copies.id_of_original(content_of(properties, body))
+        return None
+
+    def _is_needless(self, id: str, number: int, properties: Any, body: bytes) -> bool:
+        """Whether the same message is here or in a queue under a number that is at least as high.
+
+        If it is here under a lower number, that one is acked: of two copies, all workers have to keep the same one.
+        """
+        if id not in self._ids and id not in self._copies:
+            return False
+        content = content_of(properties, body)
+        if self._copies.is_outdated(id, content, number):
+            return True
+        tag, held_number = self._ids.get(id, (0, 0))
+        # One that is being copied now is acked after that, so it cannot stand for another.
+        if tag not in self._held or self._copies.is_under_way(id):
+            return False
+        held = self._held[tag][2]
+        if content_of(self._properties(tag), held.body) != content:
+            return False
+        if number > held_number:
+            self.withdraw([held])
+            return False
+        return True
 
     def _keep(self, consumer: BrokerConsumer | None, tag: int, properties: Any, delivery: Delivery) -> None:
         self._held[tag] = (consumer, properties, delivery)
@@ -311,7 +373,8 @@ class Subscription:
         self._settlements += len(tags)
         for tag in tags:
             consumer, _, delivery = self._held.pop(tag)
-            self._ids.discard(delivery.id)
+            if self._ids.get(delivery.id, (0, 0))[0] == tag:
+                del self._ids[delivery.id]
             if consumer is not None:
                 consumer.left += 1
         return tags

@@ -7,6 +7,7 @@ import typer
 from keywise.cli.admin_options import WAIT_DEFAULT, AdminOptions, WaitOption, YesOption, confirm, perform
 from keywise.cli.options import grouped, require_valid_key
 from keywise.cli.output import count, print_result, refuse
+from keywise.core.source import backlog_of
 from keywise.operate.admin import PipelineAdmin
 
 
@@ -40,7 +41,9 @@ def reset(
         opened = admin.pipeline
         await admin.check_pause()
         known = count((await opened.admin.counts()).keys, "known key")
-        queued = count(sum([await source.depth() for _, source in opened.sources]), "queued message")
+        backlogs = [await backlog_of(source) for _, source in opened.sources]
+        queued = count(sum(one.seen for one in backlogs), "queued message")
+        queued += "" if all(one.is_all for one in backlogs) else " or more"
         confirm(f"Begin a new era of {opened.name}, with {known}? The new numbering begins with {queued}.", yes=yes)
         return await admin.raise_era()
 

@@ -19,9 +19,12 @@ from keywise.cli.live.show import live_view
 from keywise.cli.output import count, duration, plain, print_error, print_json, print_table, refuse, screen
 from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
+from keywise.core.source import Backlog, backlog_of
 from keywise.flow.pipeline import OpenPipeline
 from keywise.observe.log import Log
 from keywise.observe.run_view import View
+
+_log = logging.getLogger("keywise")
 
 LOOK_S = 0.1
 """After this long without an event, --until-empty checks whether the queues are empty."""
@@ -127,7 +130,7 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
     async with AsyncExitStack() as stack:
         opened = [await _open_when_reachable(app, name, stack) for name in names]
         sources = [source for pipeline in opened for _, source in pipeline.sources]
-        wait_s = LOOK_S
+        wait_s, said = LOOK_S, set[str]()
         while True:
             view.stirred = False
             await asyncio.sleep(wait_s)
@@ -136,9 +139,12 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
             looked_at = time.monotonic()
             with suppress(UnavailableError):
                 # A message that is being processed or retried is not acked, so it counts.
-                if not any([await source.depth() for source in sources]):
-                    app.stop()
-                    return
+                backlogs = [await backlog_of(source) for source in sources]
+                if not any(one.seen for one in backlogs):
+                    _say_what_is_unknown(backlogs, said)
+                    if not any(one.unsure_s for one in backlogs):
+                        app.stop()
+                        return
             # Counting a long queue takes a while; spend at most a tenth of the time on it.
             wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
 
@@ -150,6 +156,21 @@ async def _open_when_reachable(app: App, name: str, stack: AsyncExitStack) -> Op
         except UnavailableError:
             # The worker reports it, and waits for it too.
             await asyncio.sleep(RETRY_S)
+
+
+def _say_what_is_unknown(backlogs: Sequence[Backlog], said: set[str]) -> None:
+    """Say once why empty queues may not be all, and for how long to wait for more."""
+    unsure_s = max(one.unsure_s for one in backlogs)
+    advice = "; ".join({one.advice: None for one in backlogs if one.advice})
+    if unsure_s and "wait" not in said:
+        said.add("wait")
+        hint = f"; {advice}" if advice else ""
+        _log.warning(
+            "--until-empty waits up to %d s more, because the broker may still be moving messages%s", unsure_s + 1, hint
+        )
+    if advice and not unsure_s and "unknown" not in said:
+        said.add("unknown")
+        _log.warning("--until-empty ends, though the depth is unknown: other consumers may hold messages; %s", advice)
 
 
 def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[None]) -> int:

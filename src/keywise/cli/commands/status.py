@@ -14,7 +14,14 @@ from keywise.cli.output import count, moment, print_error, print_json, print_lin
 from keywise.core.controls import Pause
 from keywise.core.errors import DatabaseError, KeywiseError, UnavailableError
 from keywise.core.url import redacted
-from keywise.operate.inspect import JournalSummary, PipelineFigures, Unreached, figures_of, journal_summary_of
+from keywise.operate.inspect import (
+    JournalSummary,
+    PipelineFigures,
+    SourceFigures,
+    Unreached,
+    figures_of,
+    journal_summary_of,
+)
 
 PAUSES_SHOWN = 5
 MOMENTS = {"at", "since", "resync_since"}
@@ -96,8 +103,24 @@ def _print_figures(found: list[PipelineFigures]) -> None:
     ]
     print_table(("pipeline", "grade", *NUMBERS), counts, numbers=NUMBERS)
     print()
-    queues = [(one.pipeline, source.depth, source.strategy, source.source) for one in found for source in one.sources]
+    queues = [
+        (one.pipeline, format_depth(source), source.strategy, source.source) for one in found for source in one.sources
+    ]
     print_table(("pipeline", "depth", "strategy", "source"), queues, numbers=("depth",), fold=("source",))
+
+
+def format_depth(source: SourceFigures) -> str:
+    """Return the depth of a source, or as much as is known of it."""
+    if source.depth is not None:
+        return str(source.depth)
+    return f"{source.seen} or more" if source.seen else "unknown"
+
+
+def format_held(source: SourceFigures) -> str:
+    """Say how many messages consumers hold, or how to find out."""
+    if source.held is not None:
+        return f"consumers hold {count(source.held, 'message')} of {source.source}"
+    return f"how many messages consumers hold of {source.source} is unknown; {source.advice or 'ask again in a moment'}"
 
 
 def format_journals(journal: JournalSummary | None, now: float, advice: str = "") -> Iterator[str]:
@@ -136,5 +159,8 @@ def _notes(figures: PipelineFigures, now: float) -> Iterator[str]:
             f"A FULL RESYNC IS DUE, since {moment(figures.resync_since, now)}: more keys are suspect than the "
             "ledger knows; write everything again, then run keywise repair --resynced"
         )
+    for source in figures.sources:
+        if source.held or source.depth is None:
+            yield format_held(source)
     for alarm in figures.alarms:
         yield f"ALARM, {moment(alarm.at, now)}: {alarm.detail}"

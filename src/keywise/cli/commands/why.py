@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from keywise.cli.app_loader import AppOption, JsonOption, PipelineOption, with_pipelines
-from keywise.cli.commands.status import format_pause
+from keywise.cli.commands.status import format_held, format_pause
 from keywise.cli.options import require_valid_key
 from keywise.cli.output import (
     count,
@@ -112,6 +112,9 @@ def _facts(report: KeyReport) -> Iterator[tuple[str, str]]:
     """Yield what is known as pairs of a name and a text. Absent facts are left out, unless the absence matters."""
     for about in (_about_mark, _about_orders, _about_claim, _about_attempts, _about_suspicion, _about_letters):
         yield from about(report)
+    for broker in report.brokers:
+        if broker.held or broker.depth is None:
+            yield "queue", f"{format_held(broker)}; changes to this key may be among them"
     yield "", ""
     yield "next", "a change that arrives now:"
     for forecast_range in report.next:
