@@ -10,7 +10,6 @@ from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Outcome
 from keywise.core.entry import Certainty, Claim, Entry, Level
 from keywise.core.errors import UnavailableError
-from keywise.core.ledger import Failure
 from keywise.core.settings import Settings
 from keywise.core.sink import AtomicSink, Grade
 from keywise.core.transaction import Transaction

@@ -243,7 +243,7 @@ class PostgresTransactionalQueue:
 
     async def recall(self, keys: Sequence[str] | None) -> None:
         statement, arguments = self._source._recalling(keys)
-        with self._errors():
+        async with self._answered():
             await self._connection.execute(statement, *arguments)
 
     async def _hold(

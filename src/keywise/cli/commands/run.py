@@ -85,7 +85,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     """
     loaded = load(app, "keywise run shop:app")
     names, began_at = choose_pipelines(loaded, pipelines or ()), time.monotonic()
-    _log(log_level)
+    _configure_log(log_level)
     view = View(names)
     loaded.observers[:] = [*map(_without_starts, loaded.observers), view, _announce]
     showing = live_view(view, screen(stderr=True), logging.getLogger("keywise").info, plain=is_plain)
@@ -95,7 +95,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     leave(status)
 
 
-def _log(level: str | None) -> None:
+def _configure_log(level: str | None) -> None:
     """Log to stderr, unless the app has configured logging itself. A level that is given holds for keywise alone."""
     if level is not None and level.lower() not in LOG_LEVELS:
         refuse(f"--log-level: {level!r} is not known; write one of {', '.join(LOG_LEVELS)}")
