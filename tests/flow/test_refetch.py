@@ -46,6 +46,16 @@ def test_a_function_that_hangs_keeps_its_thread_until_it_ends():
     run(story())
 
 
+def test_a_call_waits_for_a_thread_that_another_one_still_uses():
+    """`keywise reconcile` reads many keys at a time."""
+    refetch = beside_the_loop(lambda key: key)
+
+    async def story() -> list[str]:
+        return await asyncio.gather(*(refetch(str(number)) for number in range(3 * THREADS)))
+
+    assert run(story()) == [str(number) for number in range(3 * THREADS)]
+
+
 def test_what_it_raises_is_passed_on():
     def refetch(key: str) -> None:
         raise LookupError(key)

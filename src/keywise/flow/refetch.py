@@ -59,14 +59,18 @@ class _ThreadedRefetch:
 
     def __init__(self, refetch: Callable[[str], Any]) -> None:
         self._refetch = refetch
-        self._running = 0
+        self._running: set[asyncio.Future[Any]] = set()
 
     async def __call__(self, key: str) -> Any:
-        if self._running >= THREADS:
-            raise KeywiseError("every thread runs a refetch that hangs; give the calls in refetch a time limit")
-        self._running += 1
+        while len(self._running) >= THREADS:
+            # A call whose caller has gone has outlasted its time limit, and may never end.
+            awaited = [answer for answer in self._running if not answer.done()]
+            if not awaited:
+                raise KeywiseError("every thread runs a refetch that hangs; give the calls in refetch a time limit")
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
+        self._running.add(answer)
         arguments = (self._run, key, loop, answer)
         # A daemon: a call that hangs must not keep the process from ending.
         threading.Thread(
@@ -84,7 +88,7 @@ class _ThreadedRefetch:
             loop.call_soon_threadsafe(self._ended, answer, result, error)
 
     def _ended(self, answer: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-        self._running -= 1
+        self._running.discard(answer)
         if answer.done():
             return
         if error is not None:
