@@ -30,11 +30,11 @@ def read_statements(module: str) -> dict[str, str]:
 
 
 def check_schema(found: object, known: int, name: str, kind: str) -> None:
-    """Refuse tables of another version of keywise in a database, or in another kind of place."""
+    """Refuse what another version of keywise wrote to a database, or to another kind of place."""
     if str(found) in map(str, range(1, known)):
         raise DatabaseError(
-            f"{name} has tables of keywise 0.1 (schema {found}), which this version cannot read; finish the work there "
-            f"with keywise 0.1, then name another {kind} and send everything once more"
+            f"{name} was written by an older keywise (schema {found}), and this one knows only schema {known}; finish "
+            f"the work there with the older keywise, then name another {kind} and send everything once more"
         )
     if str(found) != str(known):
         raise DatabaseError(

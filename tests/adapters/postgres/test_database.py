@@ -56,8 +56,8 @@ def test_openings_at_once_make_the_schema_together(url):
     run(main())
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_schema_of_keywise_0_1_is_refused_with_what_to_do(url, version):
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_schema_of_an_older_keywise_is_refused_with_what_to_do(url, version):
     async def main() -> None:
         await executed(
             url,
@@ -65,7 +65,7 @@ def test_a_schema_of_keywise_0_1_is_refused_with_what_to_do(url, version):
             f"insert into keywise_meta values ('schema', '{version}')",
         )
         with pytest.raises(
-            DatabaseError, match=r"tables of keywise 0\.1 .*; finish the work there .* name another database"
+            DatabaseError, match=r"written by an older keywise .*; finish the work there .* name another database"
         ):
             async with PostgresDatabase(url):
                 pass

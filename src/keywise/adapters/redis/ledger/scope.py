@@ -15,8 +15,9 @@ from keywise.adapters.redis.ledger.scripts import OPEN
 from keywise.adapters.redis.ledger.witness import Testimony, Witness
 from keywise.adapters.redis.script import Script
 from keywise.core.errors import DatabaseError, UnavailableError
+from keywise.core.statements import check_schema
 
-FORMAT = "1"
+FORMAT = 2
 BUCKETS = 16_384
 """About a hundred keys of a bucket lie close together, so that much is good for a million and a half."""
 BUCKETS_MAX = 1 << 24
@@ -145,11 +146,7 @@ class RedisScope:
 
     def _learn(self, found: list[Any], *, lost: bool) -> None:
         form, nonce, buckets, seq = found
-        if form != FORMAT.encode():
-            raise DatabaseError(
-                f"{self.database.name} was written by a newer keywise: the format of {self.name!r} is "
-                f"{(form or b'?').decode()}, this one knows {FORMAT}; upgrade keywise"
-            )
+        check_schema((form or b"?").decode(), FORMAT, f"the ledger {self.name!r} in {self.database.name}", "database")
         if self._wanted is not None and self._wanted != int(buckets):
             raise DatabaseError(
                 f"{self.database.name}: the keys of {self.name!r} lie in {int(buckets)} buckets, not in "
