@@ -90,7 +90,7 @@ class PostgresLedger:
     async def prune(self, retention_s: float) -> int:
         total, after = 0, b""
         oldest = math.ceil(await self.database.now() - retention_s)
-        while rows := await self._read_slowly("old_keys", self.scope.number, after, oldest, PRUNE_AT_ONCE):
+        while rows := await self._read_slowly(_SQL["old_keys"], self.scope.number, after, oldest, PRUNE_AT_ONCE):
             async with self.scope.working_set([decoded(code) for (code,) in rows]) as working_set:
                 total += await working_set.prune(retention_s)
             after = rows[-1][0]
@@ -131,12 +131,12 @@ class PostgresLedger:
         return entry_of(row, *row[5:])
 
     async def counts(self) -> LedgerCounts:
-        [row] = await self._read_slowly("counts", self.scope.number, await self.database.now())
+        [row] = await self._read_slowly(_SQL["counts"], self.scope.number, await self.database.now())
         return LedgerCounts(*row)
 
     async def suspects(self, limit: int, quiet_s: float) -> list[str]:
         since = await self.database.now() - quiet_s
-        rows = await self._read_slowly("suspects", self.scope.number, since, limit)
+        rows = await self._read_slowly(_SQL["suspects"], self.scope.number, since, limit)
         return [decoded(code) for (code,) in rows]
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
@@ -154,7 +154,9 @@ class PostgresLedger:
         self, limit: int, matching: DeadLetterFilter = EVERY_DEAD_LETTER
     ) -> list[tuple[int, float, DeadLetter]]:
         cause = matching.cause.replace("\0", "\ufffd")
-        rows = await self._read_slowly("dead_letters", self.scope.number, matching.since, matching.until, cause, limit)
+        rows = await self._read_slowly(
+            _SQL["dead_letters"], self.scope.number, matching.since, matching.until, cause, limit
+        )
         return [(number, buried_at, letter_of(letter)) for number, buried_at, *letter in rows]
 
     async def delete_dead_letters(self, numbers: Sequence[int]) -> int:
@@ -190,12 +192,12 @@ class PostgresLedger:
         return raised.era
 
     async def keys(self, after: str, limit: int) -> list[str]:
-        rows = await self._read_slowly("keys", self.scope.number, encoded(after), limit)
+        rows = await self._read_slowly(_SQL["keys"], self.scope.number, encoded(after), limit)
         return [decoded(code) for (code,) in rows]
 
     async def held(self, after: str, limit: int) -> list[str]:
         now = await self.database.now()
-        rows = await self._read_slowly("held_keys", self.scope.number, encoded(after), now, limit)
+        rows = await self._read_slowly(_SQL["held_keys"], self.scope.number, encoded(after), now, limit)
         return [decoded(code) for (code,) in rows]
 
     async def acquire(self, task: str, every_s: float) -> bool:
@@ -209,9 +211,9 @@ class PostgresLedger:
 
     async def history(self, key: str | None, limit: int) -> list[HistoryRecord]:
         if key is None:
-            rows = await self._read_slowly("history", self.scope.number, limit)
+            rows = await self._read_slowly(_SQL["history"], self.scope.number, limit)
         else:
-            rows = await self._read_slowly("history_of_key", self.scope.number, limit, encoded(key))
+            rows = await self._read_slowly(_SQL["history_of_key"], self.scope.number, limit, encoded(key))
         return [record_of(row) for row in rows]
 
     async def trim(self, age_s: float, records_max: int) -> int:
@@ -223,7 +225,7 @@ class PostgresLedger:
 
     async def _read_slowly(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Read what may take long in a large ledger; no claim waits for it."""
-        return await self.database.read(_SQL[statement], *arguments, limit_s=SLOW_S)
+        return await self.database.read(statement, *arguments, limit_s=SLOW_S)
 
     async def _change(self, change: Callable[[Controls], Controls]) -> bool:
         """Set the controls anew, while nobody decides about a key; return whether they differ from before."""
