@@ -293,6 +293,7 @@ class Lanes:
         leaving += _shed(every, sum(map(_held_back, every)) - half)
         self._evicted.update(ticket.change.key for ticket in leaving)
         for key, lane in blocked if leaving else ():
+            lane.is_bulk = self._is_all_bulk(lane)  # The live ones may have left.
             self._drop_if_empty(key, lane)
         return self._left(leaving)
 
