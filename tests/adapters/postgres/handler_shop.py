@@ -80,7 +80,7 @@ class HandlerShop:
         return [event.cause for event in self.of(events.Unavailable)]
 
 
-LETTERS = "select cause, body, key, version, headers, sent_at, source from keywise_letters"
+LETTERS = "select cause, body, key, version, headers, sent_at, source, traceback, routing_key from keywise_letters"
 WAITING = "select exists (select 1 from keywise_ready) or exists (select 1 from keywise_held)"
 
 
