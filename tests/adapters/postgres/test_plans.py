@@ -112,8 +112,8 @@ async def crowd(parts: Parts) -> None:
         f"insert into keywise_held (id, queue, visible_at, receipt, count, sent_at, body) "
         f"select nextval('keywise_messages'), {queue}, 1e12, 1, 1, 1, '' from generate_series(1, {CROWD})",
         f"insert into {parts.sink._table} select 'k' || n, 0, '' from generate_series(1, {CROWD}) n",
-        f"insert into keywise_letters (scope, buried_at, key, cause, body, sent_at, source) "
-        f"select {scope}, n, '', '', '', 0, '' from generate_series(1, {CROWD}) n",
+        f"insert into keywise_letters (scope, buried_at, key, cause, body, sent_at, source, traceback, routing_key) "
+        f"select {scope}, n, '', '', '', 0, '', '', '' from generate_series(1, {CROWD}) n",
     ):
         await parts.database.write(statement)
     for table in ("marks", "active", "held", "ready", "letters"):

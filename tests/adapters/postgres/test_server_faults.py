@@ -170,12 +170,13 @@ def test_a_database_that_may_only_be_read_for_a_while_is_waited_for(store, start
     assert (verdict.faults, verdict.writes) == ([], 30)
 
 
-def test_a_worker_on_a_database_that_may_only_be_read_says_so_at_its_start(store, start, user):
+def test_a_worker_on_a_database_that_may_only_be_read_says_so_at_its_start_and_waits(store, start, user):
     start()
     set_for(store, user, default_transaction_read_only="on")
     worker = start(wait=False)
-    assert worker.end() == 1
-    assert "name the primary" in worker.errors
+    until(lambda: "name the primary" in worker.notes, "the worker to notice", worker.check)
+    set_for(store, user, default_transaction_read_only="off")
+    until(lambda: worker.is_started, "the worker to start", worker.check)
 
 
 @pytest.mark.parametrize("way", ["queue_transaction", "transacted", "leased"])
