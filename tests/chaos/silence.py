@@ -29,11 +29,13 @@ from chaos.rabbitmq_backend import RabbitShelf
 from chaos.sqlite_backend import SqliteShelf
 from chaos.store import Shelf, Store
 from chaos.time_line import (
+    Effect,
     Limits,
     NothingMeasuredError,
     Record,
     Sent,
     Silence,
+    Wait,
     effects,
     judge,
     longest_before,
@@ -223,10 +225,10 @@ class Run:
             pause(STEP_S * 5)
         drained(*(worker for worker in self._workers if worker is not killed))
 
-    def _waits(self) -> list:
+    def _waits(self) -> list[Wait]:
         return waits(self._stream.sent, self._effects())
 
-    def _effects(self) -> list:
+    def _effects(self) -> list[Effect]:
         return [one for worker in self._workers for one in effects(worker.notes)]
 
 
@@ -255,10 +257,10 @@ def main() -> int:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode({"setup": setup, "trials": trials})))
     failures += [
-        f"{trial.on}, {trial.fault}: keys {silence.keys}: silent for {silence.longest_s:.1f} s, limit {silence.limit_s:.1f} s"
+        f"{trial.on}, {trial.fault}, {one.keys}: MISSED, silent for {one.longest_s:.1f} s, limit {one.limit_s:.1f} s"
         for trial in trials
-        for silence in trial.silences
-        if silence.verdict == "MISSED"
+        for one in trial.silences
+        if one.longest_s is not None and one.verdict == "MISSED"
     ]
     for failure in failures:
         console.print(failure, markup=False)
