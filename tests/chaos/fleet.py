@@ -74,6 +74,12 @@ class Worker:
         """All that it said, over all its lives."""
         return self._notes.read_text() if self._notes.exists() else ""
 
+    @property
+    def cpu_wait_s(self) -> float | None:
+        """How long its event loop could have run so far, but other processes had the CPU; None if Linux is not here."""
+        statistics = Path(f"/proc/{self.process.pid}/schedstat")
+        return int(statistics.read_text().split()[1]) / 1e9 if statistics.exists() else None
+
     def said(self, text: str) -> int:
         """How many notes begin with a text."""
         return sum(note.startswith(text) for note in self.notes.splitlines())

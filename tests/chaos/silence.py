@@ -8,7 +8,6 @@ one is written. A limit that is not kept is reported as MISSED, and the exit sta
 
 import argparse
 import itertools
-import os
 import random
 import signal
 import sys
@@ -93,8 +92,20 @@ class Trial(msgspec.Struct):
     """Changes sent during the fault."""
     before_s: float
     """The longest silence before the burst and the fault."""
-    load_per_core: float
+    starved: float | None
+    """The share of the time during the fault in which the other worker waited for a CPU; None where it is unknown.
+
+    A limit that is missed with much of this says more about the machine than about keywise."""
     silences: list[Silence]
+
+    @property
+    def line(self) -> str:
+        longest = (f"{one.keys} {_told(one)} ({one.verdict})" for one in self.silences)
+        return f"  {self.claims} claims, {self.sent} sent; longest silence: {', '.join(longest)}"
+
+
+def _told(silence: Silence) -> str:
+    return "none" if silence.longest_s is None else f"{silence.longest_s:.1f} s"
 
 
 @contextmanager
@@ -172,7 +183,8 @@ class Run:
         stream.run_until(boot_time() + WARM_UP_S)
         burst_at = boot_time()
         victim = self._harm(fault)
-        began = boot_time()
+        began, survivor = boot_time(), next(worker for worker in self._workers if worker is not victim)
+        waited_s = survivor.cpu_wait_s
         stream.step()
         claimed = self._store.held_by(victim.process.pid)
         if fault == "stop":
@@ -181,7 +193,8 @@ class Run:
         else:
             stream.run_until(began + setup.lease_s)
         stream.run_until(boot_time() + AFTER_S)
-        ended, load_per_core = boot_time(), os.getloadavg()[0] / (os.cpu_count() or 1)
+        ended = boot_time()
+        starved = None if waited_s is None else ((survivor.cpu_wait_s or 0.0) - waited_s) / (ended - began)
         limits = Limits(setup.lease_s, _redelivery_s(on, fault, setup), setup.call_s, setup.concurrency)
         self._finish(victim if fault == "kill" else None, began + max(setup.lease_s, limits.redelivery_s) + LATE_S)
         record = Record(victim=victim.name, claimed=claimed, began=began, ended=ended, judged_at=boot_time())
@@ -190,7 +203,7 @@ class Run:
         record.readings = [one for worker in self._workers for one in readings(worker.name, worker.notes)]
         sent = sum(began <= one.at for one in record.sent)
         silences = judge(record, limits)
-        return Trial(on, fault, len(claimed), sent, longest_before(record, burst_at), load_per_core, silences)
+        return Trial(on, fault, len(claimed), sent, longest_before(record, burst_at), starved, silences)
 
     def _harm(self, fault: str) -> Worker:
         """Kill or stop the first worker that holds enough claims."""
@@ -250,6 +263,7 @@ def main() -> int:
         console.print(f"{on}, {fault} …")
         try:
             trials.append(_run(on, fault, setup))
+            console.print(trials[-1].line, soft_wrap=True)
         except NothingMeasuredError as error:
             failures.append(f"{on}, {fault}: nothing was measured: {error}")
     _show(trials, setup)
@@ -280,14 +294,19 @@ def _show(trials: list[Trial], setup: Setup) -> None:
         "RabbitMQ with its own defaults",
         soft_wrap=True,
     )
-    table = Table("ledger, queue", "fault", "claims", "sent", "load per core", "before", "keys", "changes")
+    table = Table("ledger, queue", "fault", "claims", "sent", "starved", "before", "keys", "changes")
     for column in ("longest silence", "limit", "verdict"):
         table.add_column(column, justify="right")
     for trial in trials:
-        told = (trial.on, trial.fault, str(trial.claims), str(trial.sent), f"{trial.load_per_core:.1f}")
+        told = (
+            trial.on,
+            trial.fault,
+            str(trial.claims),
+            str(trial.sent),
+            "?" if trial.starved is None else f"{trial.starved:.0%}",
+        )
         for silence in trial.silences:
-            longest = "none" if silence.longest_s is None else f"{silence.longest_s:.1f} s"
-            figures = (longest, f"{silence.limit_s:.1f} s", silence.verdict)
+            figures = (_told(silence), f"{silence.limit_s:.1f} s", silence.verdict)
             table.add_row(*told, f"{trial.before_s:.1f} s", silence.keys, str(silence.changes), *figures)
     console.print(table)
 
