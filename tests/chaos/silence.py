@@ -63,7 +63,8 @@ class Setup(msgspec.Struct, frozen=True):
     """The settings of the workers, and the load."""
 
     lease_s: float = 30.0
-    visibility_s: float = 60.0
+    visibility_s: float | None = None
+    """Of SQLite and Postgres queues; None: one lease, as keywise sets it."""
     call_s: float = 0.2
     concurrency: int = 200
     live: int = 40
@@ -162,7 +163,7 @@ class Run:
     def __init__(self, folder: Path, shelf: Shelf, setup: Setup) -> None:
         self._setup = setup
         self._store = Store(folder, shelf)
-        visibility = f"{setup.visibility_s:g}s"
+        visibility = "" if setup.visibility_s is None else f"{setup.visibility_s:g}s"
         self._workers = [
             Worker(self._store, "slow", name, visibility=visibility, **setup.options) for name in ("one", "two")
         ]
@@ -247,7 +248,7 @@ class Run:
 
 def _redelivery_s(on: str, fault: str, setup: Setup) -> float:
     if on != "rabbitmq":
-        return setup.visibility_s
+        return setup.visibility_s or setup.lease_s
     # The broker redelivers when a connection ends. It gives up a silent one after two intervals of its heartbeat.
     return 0.0 if fault == "kill" else 2 * max(HEARTBEAT_MIN_S, setup.lease_s / 3)
 
@@ -256,7 +257,7 @@ def main() -> int:
     options = _options()
     console = Console(stderr=True)
     lease_s = seconds(options.lease)
-    visibility_s = seconds(options.visibility) if options.visibility else max(Setup().visibility_s, lease_s)
+    visibility_s = seconds(options.visibility) if options.visibility else None
     setup = Setup(lease_s=lease_s, visibility_s=visibility_s, live=options.live, call_s=seconds(options.call))
     trials, failures = list[Trial](), list[str]()
     for on, fault in itertools.product(options.on or SILENCE_SHELVES, options.fault or FAULTS):
@@ -289,7 +290,7 @@ def _run(on: str, fault: str, setup: Setup) -> Trial:
 def _show(trials: list[Trial], setup: Setup) -> None:
     console = Console(width=130)
     console.print(
-        f"lease {setup.lease_s:g} s, visibility of SQLite and Postgres queues {setup.visibility_s:g} s, "
+        f"lease {setup.lease_s:g} s; visibility of SQLite and Postgres {setup.visibility_s or setup.lease_s:g} s; "
         f"calls of {setup.call_s:g} s, concurrency {setup.concurrency}, {setup.live} changes a second; "
         "RabbitMQ with its own defaults",
         soft_wrap=True,
@@ -316,7 +317,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--on", action="append", choices=SILENCE_SHELVES, help="only there; may be given several times")
     parser.add_argument("--fault", action="append", choices=FAULTS, help="only this one")
     parser.add_argument("--lease", default="30s", help="of the workers (default: 30s, as keywise has it)")
-    parser.add_argument("--visibility", help="of SQLite and Postgres queues (default: 60s, or the lease if longer)")
+    parser.add_argument("--visibility", help="of SQLite and Postgres queues (default: the lease, as keywise has it)")
     parser.add_argument("--call", default="200ms", help="how long each call of the handler takes (default: 200ms)")
     parser.add_argument("--live", type=int, default=Setup().live, help="changes a second in the live stream")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there, too")

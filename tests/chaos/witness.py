@@ -41,6 +41,7 @@ class Assignment(msgspec.Struct):
     notes: str
     options: dict[str, Any] = {}
     visibility: str = "60s"
+    """Of a queue beside the table; empty: as keywise sets it."""
     queue: str = ""
     """The URL of the queue, if it is not beside the table."""
     gate: str = ""

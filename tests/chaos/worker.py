@@ -51,7 +51,8 @@ def slow_app_of(assignment: Assignment, witness: Witness) -> keywise.App:
 
 
 def queue_of(assignment: Assignment) -> str:
-    return assignment.queue or f"{assignment.url}?visibility={assignment.visibility}"
+    visibility = f"?visibility={assignment.visibility}" if assignment.visibility else ""
+    return assignment.queue or assignment.url + visibility
 
 
 def main() -> None:
