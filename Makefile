@@ -79,8 +79,9 @@ $(PEERS): benchmarks/peers/requirements.txt
 bench-peers: $(READY) $(PEERS) ## Measure the product beside its peers, and renew docs/benchmarks.md
 	$(BIN)/python benchmarks/peers/run.py --write docs/benchmarks.md
 
-chaos: $(READY) ## Kill and stop real workers and restart their servers, a hundred times each, then check the store
+chaos: $(READY) ## Kill and stop real workers and restart their servers, a hundred times each; check the store, and how long keys wait
 	$(BIN)/python tests/chaos/kill.py
+	$(BIN)/python tests/chaos/silence.py
 	$(BIN)/python tests/chaos/serial_kill.py
 
 # In an environment of its own, so that the tool is no dependency of the project.

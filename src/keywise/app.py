@@ -24,7 +24,7 @@ from keywise.core.limits import Debounce, Rate
 from keywise.core.serial.contract import TurnPolicy, Turns
 from keywise.core.settings import Settings, seconds
 from keywise.core.sink import AtomicSink, Sink, is_atomic
-from keywise.core.source import AckTimeoutSource, HeartbeatSource, OutboxSource, Source
+from keywise.core.source import AckTimeoutSource, LeaseFollowingSource, OutboxSource, Source
 from keywise.core.url import Address, redacted
 from keywise.flow.consumer import Consumer
 from keywise.flow.degraded.journal_files import JournalDirectory
@@ -342,7 +342,7 @@ class App:
             sources = []
             for url in definition._lanes:
                 source = adapters.connect_source(self._address(url, name))
-                if isinstance(source, HeartbeatSource):
+                if isinstance(source, LeaseFollowingSource):
                     source.follow_lease(definition.settings.lease_s, definition.settings.runtime_max_s)
                 await stack.enter_async_context(source)
                 definition.settings.check_visibility(source.visibility_s, redacted(url))

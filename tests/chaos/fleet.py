@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from chaos.store import Store
-from chaos.witness import INSIDE, STARTED, Assignment
+from chaos.witness import FLAGS_BYTES, INSIDE, OPEN, OPEN_AT, STARTED, Assignment
 from keywise.core.clock import boot_time
 from running import scaled
 
@@ -25,7 +25,7 @@ class Worker:
     """One place for a worker: a process, and after its death another one."""
 
     def __init__(self, store: Store, way: str, name: str, *, gate: str = "", **options: Any) -> None:
-        self._folder, self._name = store.folder, name
+        self._folder, self.name = store.folder, name
         visibility, more = options.pop("visibility", "60s"), options.pop("environment", {})
         self._flags, self._notes = self._path("flags"), self._path("notes")
         shelf, files = store.shelf, (str(self._flags), str(self._notes))
@@ -38,21 +38,21 @@ class Worker:
 
     @property
     def process(self) -> subprocess.Popen:
-        assert self._process is not None, f"worker {self._name} was never started"
+        assert self._process is not None, f"worker {self.name} was never started"
         return self._process
 
     def start(self, *, wait: bool = True) -> "Worker":
         """Start a process; with `wait`, return once its pipeline runs."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
-        self._flags.write_bytes(bytes(2))
+        self._flags.write_bytes(bytes(FLAGS_BYTES))
         told = self._path("assignment")
         told.write_bytes(msgspec.json.encode(self._assignment))
         with self._path("errors").open("wb") as errors:
             command = [sys.executable, str(SCRIPT), str(told)]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, env=self._environment)
         if wait:
-            until(lambda: self.is_started, f"worker {self._name} to start", self.check)
+            until(lambda: self.is_started, f"worker {self.name} to start", self.check)
         return self
 
     @property
@@ -65,9 +65,20 @@ class Worker:
         return self._flags.read_bytes()[INSIDE] == 1
 
     @property
+    def open_changes(self) -> int:
+        """How many changes it has claimed and not concluded."""
+        return int(OPEN.unpack_from(self._flags.read_bytes(), OPEN_AT)[0])
+
+    @property
     def notes(self) -> str:
         """All that it said, over all its lives."""
         return self._notes.read_text() if self._notes.exists() else ""
+
+    @property
+    def cpu_wait_s(self) -> float | None:
+        """How long its event loop could have run so far, but other processes had the CPU; None if Linux is not here."""
+        statistics = Path(f"/proc/{self.process.pid}/schedstat")
+        return int(statistics.read_text().split()[1]) / 1e9 if statistics.exists() else None
 
     def said(self, text: str) -> int:
         """How many notes begin with a text."""
@@ -76,7 +87,7 @@ class Worker:
     def check(self) -> None:
         """Raise if it has died though nobody killed it."""
         status = self.process.poll()
-        assert status is None, f"worker {self._name} ended with {status}: {self.errors}"
+        assert status is None, f"worker {self.name} ended with {status}: {self.errors}"
 
     def start_again_if_it_could_not(self) -> None:
         """As a supervisor does: without a server, a worker that starts ends with an error."""
@@ -127,7 +138,7 @@ class Worker:
         return self._path("errors").read_text()[-2000:]
 
     def _path(self, what: str) -> Path:
-        return self._folder / f"{self._name}.{what}"
+        return self._folder / f"{self.name}.{what}"
 
 
 def until(

@@ -27,7 +27,7 @@ class RabbitShelf:
     on = "rabbitmq"
     logs_marks = True
 
-    def __init__(self, server: RabbitServer, beside: SqliteShelf) -> None:
+    def __init__(self, server: RabbitServer, beside: SqliteShelf, arguments: dict[str, Any] | None = None) -> None:
         self._server = server
         self._beside = beside
         self.ledger, self.url = beside.ledger, beside.url
@@ -35,7 +35,7 @@ class RabbitShelf:
         self._runner = asyncio.Runner()
         self._link: BrokerLink | None = None
         self._runner.run(self._declare(GRAVEYARD, {"x-queue-type": "quorum"}))
-        self._runner.run(self._declare(QUEUE, ARGUMENTS))
+        self._runner.run(self._declare(QUEUE, ARGUMENTS if arguments is None else arguments))
 
     def create(self, *, is_heavy: bool) -> None:
         self._beside.create(is_heavy=is_heavy)

@@ -17,6 +17,8 @@ from keywise.core.errors import UnavailableError
 
 T = TypeVar("T")
 
+MANY = 100_000
+
 
 class Shelf(Protocol):
     """What a technology keeps: tables `stock` and `truth`, and what its triggers wrote down."""
@@ -125,7 +127,7 @@ class Store:
 
     def visible(self) -> int:
         """How many messages a new worker would get at once."""
-        return len(self._look(lambda pipeline: pipeline.sources[0][1].receive(100_000, 0.0)))
+        return len(self._look(lambda pipeline: pipeline.sources[0][1].receive(MANY, 0.0)))
 
     def counts(self) -> LedgerCounts:
         return self._look(lambda pipeline: pipeline.admin.counts())
@@ -136,6 +138,16 @@ class Store:
     def held(self) -> list[str]:
         """Keys under a claim, whether its lease lasts or not."""
         return [key for (key,) in self.rows("select key from held")]
+
+    def held_by(self, pid: int) -> set[str]:
+        """Keys under a claim of one process."""
+
+        async def claimed(pipeline: Any) -> set[str]:
+            keys = await pipeline.control_store.held("", MANY)
+            entries = {key: await pipeline.admin.inspect(key) for key in keys}
+            return {key for key, entry in entries.items() if entry is not None and f"-{pid}-" in entry.owner}
+
+        return self._look(claimed)
 
     def letters(self) -> dict[str, str]:
         """The cause of each dead letter by its key."""

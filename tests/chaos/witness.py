@@ -6,6 +6,7 @@ writing (`do`).
 
 import mmap
 import os
+import struct
 import threading
 from typing import Any
 
@@ -17,6 +18,10 @@ from keywise.observe.log import described
 
 INSIDE, STARTED = 0, 1
 """The bytes of the flags file."""
+OPEN = struct.Struct("<I")
+OPEN_AT = 4
+"""How many changes it has claimed and not concluded follows them."""
+FLAGS_BYTES = OPEN_AT + OPEN.size
 EXIT_OF_POISON = 77
 QUIET = (events.BatchOpened, events.BatchClosed, events.Settled, events.Refused)
 
@@ -30,11 +35,13 @@ class Assignment(msgspec.Struct):
     url: str
     """Of queue and table."""
     way: str
-    """`one transaction`, `transacted`, `leased` or `blocking`; the last is leased, on the event loop."""
+    """`one transaction`, `transacted`, `leased`, `blocking` (leased, on the event loop) or `slow` (leased, without a
+    table: see `SlowHandler`)."""
     flags: str
     notes: str
     options: dict[str, Any] = {}
     visibility: str = "60s"
+    """Of a queue beside the table; empty: as keywise sets it."""
     queue: str = ""
     """The URL of the queue, if it is not beside the table."""
     gate: str = ""
@@ -46,7 +53,7 @@ class Witness:
 
     def __init__(self, assignment: Assignment) -> None:
         with open(assignment.flags, "r+b") as file:
-            self._flags = mmap.mmap(file.fileno(), 2)
+            self._flags = mmap.mmap(file.fileno(), FLAGS_BYTES)
         self._notes = os.open(assignment.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._gate = assignment.gate
         self._batches = 0
@@ -80,6 +87,7 @@ class Witness:
             case events.Started():
                 self._flags[STARTED] = 1
         self._flags[INSIDE] = self._open > 0
+        OPEN.pack_into(self._flags, OPEN_AT, max(0, self._open))
         if not isinstance(event, QUIET):
             self.note(described(event))
         if isinstance(event, events.BatchOpened):

@@ -13,6 +13,7 @@ import keywise
 from chaos import postgres_backend as on_postgres
 from chaos import redis_backend as on_redis
 from chaos import sqlite_backend as on_sqlite
+from chaos.time_line import SlowHandler
 from chaos.witness import Assignment, Witness
 
 
@@ -26,10 +27,12 @@ def handlers_of(assignment: Assignment, witness: Witness) -> Any:
 
 
 def app_of(assignment: Assignment, witness: Witness) -> keywise.App:
+    if assignment.way == "slow":
+        return slow_app_of(assignment, witness)
     handlers = handlers_of(assignment, witness)
     app = keywise.App(assignment.ledger, observers=[witness, *handlers.observers])
     pipeline = app.pipeline("stock", key="key", version="version", deleted={"gone": [True]}, **assignment.options)
-    pipeline.source(assignment.queue or f"{assignment.url}?visibility={assignment.visibility}")
+    pipeline.source(queue_of(assignment))
     if assignment.way == "queue_transaction":
         pipeline.sink(f"{assignment.url}?table=stock")
     elif assignment.way == "transacted":
@@ -38,6 +41,18 @@ def app_of(assignment: Assignment, witness: Witness) -> keywise.App:
         pipeline.apply(getattr(handlers, assignment.way))
         pipeline.refetch(handlers.refetch)
     return app
+
+
+def slow_app_of(assignment: Assignment, witness: Witness) -> keywise.App:
+    app, handler = keywise.App(assignment.ledger, observers=[witness]), SlowHandler(witness)
+    pipeline = app.pipeline("stock", read=handler.read, **assignment.options)
+    pipeline.source(queue_of(assignment)).apply(handler.apply)
+    return app
+
+
+def queue_of(assignment: Assignment) -> str:
+    visibility = f"?visibility={assignment.visibility}" if assignment.visibility else ""
+    return assignment.queue or assignment.url + visibility
 
 
 def main() -> None:

@@ -67,12 +67,13 @@ HASTY = """[{rabbit, [
 """
 """Whoever holds a message for too long is found out soon. What has expired and finds its queue away, because the broker
 has just been restarted, is tried again soon too, and not after three minutes."""
+DEFAULT = "[].\n"
 
 
 class RabbitServer:
     """One broker; it can be stopped and started again on the same data and the same port."""
 
-    def __init__(self, programs: Path, folder: Path, settings: str, plugins: str) -> None:
+    def __init__(self, programs: Path, folder: Path, settings: str, plugins: str, advanced: str = HASTY) -> None:
         self.port, self._distribution_port, self._names_port = (machine.free_port() for _ in range(3))
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
         self.node = f"keywise{self.port}@localhost"
@@ -80,6 +81,7 @@ class RabbitServer:
         self._folder = folder
         self._settings = settings
         self._plugins = plugins
+        self._advanced = advanced
         self._names: subprocess.Popen[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._asking: subprocess.Popen[str] | None = None
@@ -88,7 +90,7 @@ class RabbitServer:
     def create(self) -> None:
         (self._folder / "rabbitmq.conf").write_text(SETTINGS.format(port=self.port) + self._settings)
         (self._folder / "enabled_plugins").write_text(f"[{self._plugins}].\n")
-        (self._folder / "advanced.config").write_text(HASTY)
+        (self._folder / "advanced.config").write_text(self._advanced)
         cookie = self._folder / ".erlang.cookie"
         cookie.write_text(self._cookie)
         cookie.chmod(0o400)
@@ -241,12 +243,15 @@ class RabbitServer:
 
 @contextmanager
 def rabbit_server(
-    settings: str = "", plugins: str = "", scratch: str | None = machine.IN_MEMORY
+    settings: str = "", plugins: str = "", scratch: str | None = machine.IN_MEMORY, *, advanced: str = HASTY
 ) -> Iterator[RabbitServer]:
-    """A new broker that ends with the context; `settings` are further lines of its file."""
+    """A new broker that ends with the context; `settings` are further lines of its file.
+
+    With `advanced=DEFAULT`, it waits as long as a broker that is not run for tests.
+    """
     programs = find_programs()
     folder = Path(tempfile.mkdtemp(prefix="keywise-rabbitmq-", dir=scratch))
-    server = RabbitServer(programs, folder, settings, plugins)
+    server = RabbitServer(programs, folder, settings, plugins, advanced)
     try:
         server.create()
         server.start()

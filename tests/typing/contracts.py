@@ -54,7 +54,7 @@ from keywise.core.source import (
     AckTimeoutSource,
     BacklogSource,
     HeaderSource,
-    HeartbeatSource,
+    LeaseFollowingSource,
     OutboxSource,
     ParkingSource,
     Source,
@@ -84,7 +84,12 @@ OUTBOX_SOURCE: tuple[type[OutboxSource], ...] = (PostgresSource,)
 HEADER_SOURCE: tuple[type[HeaderSource], ...] = (RabbitSource,)
 ACK_TIMEOUT_SOURCE: tuple[type[AckTimeoutSource], ...] = (RabbitSource,)
 BACKLOG_SOURCE: tuple[type[BacklogSource], ...] = (RabbitSource,)
-HEARTBEAT_SOURCE: tuple[type[HeartbeatSource], ...] = (RabbitSource,)
+LEASE_FOLLOWING_SOURCE: tuple[type[LeaseFollowingSource], ...] = (
+    MemorySource,
+    SqliteSource,
+    PostgresSource,
+    RabbitSource,
+)
 
 # Ledgers.
 LEDGER: tuple[type[Ledger], ...] = (MemoryLedger, SqliteLedger, PostgresLedger, RedisLedger)

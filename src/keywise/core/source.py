@@ -11,6 +11,10 @@ import msgspec
 
 from keywise.core.change import Delivery
 from keywise.core.resource import AsyncResource
+from keywise.core.settings import seconds
+
+VISIBILITY_S = 60.0
+"""How long a queue with a visibility timeout hides a delivery, if neither its URL nor a pipeline's lease says."""
 
 
 class Source(AsyncResource, Protocol):
@@ -132,13 +136,13 @@ class AckTimeoutSource(Protocol):
 
 
 @runtime_checkable
-class HeartbeatSource(Protocol):
-    """A source whose broker takes deliveries back from a consumer whose heartbeats stop."""
+class LeaseFollowingSource(Protocol):
+    """A source that redelivers the messages of a dead consumer about when its leases expire, unless its URL differs."""
 
     def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
-        """Let the broker notice within a lease that this process is dead; called before the source is opened.
+        """Take deliveries back from a process that was dead for a lease; called before the source is opened.
 
-        Heartbeats go on while the event loop is blocked, but at most for `runtime_max_s`.
+        A source with heartbeats sends them also while the event loop is blocked, but at most for `runtime_max_s`.
         """
 
 
@@ -153,3 +157,8 @@ class BacklogSource(Protocol):
 async def backlog_of(source: Source) -> Backlog:
     """Return the backlog of any source; the depth of most is exact."""
     return await source.backlog() if isinstance(source, BacklogSource) else Backlog(await source.depth())
+
+
+def visibility_of(options: Mapping[str, str]) -> float | None:
+    """Return the visibility timeout that the URL of a queue gives; None if it gives none."""
+    return seconds(options["visibility"]) if "visibility" in options else None

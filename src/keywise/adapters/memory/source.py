@@ -8,21 +8,25 @@ from msgspec.structs import replace
 
 from keywise.adapters.memory.database import MemoryDatabase, Message
 from keywise.core.change import Delivery
-from keywise.core.settings import seconds
-from keywise.core.source import Source
+from keywise.core.source import VISIBILITY_S, Source, visibility_of
 from keywise.core.url import Address
 
 
 class MemorySource:
     """One queue of a memory database."""
 
-    def __init__(self, database: MemoryDatabase, name: str, visibility_s: float = 60.0) -> None:
+    def __init__(self, database: MemoryDatabase, name: str, visibility_s: float | None = None) -> None:
         self.database = database
-        self.visibility_s = visibility_s
+        self.visibility_s = VISIBILITY_S if visibility_s is None else visibility_s
+        self._follows_lease = visibility_s is None
         self._queue = database.queue(name)
         self._sent = database.bells.setdefault(name, asyncio.Event())
         self._odd_one = 0
         """1 if the odd one of a limit goes to what is due again, 0 if to what is fresh; they take turns."""
+
+    def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
+        if self._follows_lease:
+            self.visibility_s = lease_s
 
     async def __aenter__(self) -> Self:
         return self
@@ -184,10 +188,10 @@ class MemoryTransactionalQueue:
 
 
 def connect(address: Address) -> Source:
-    """`memory://?queue=NAME&visibility=60s`: lives and dies with the process."""
+    """`memory://?queue=NAME&visibility=30s`: lives and dies with the process."""
     options = address.take("queue", "visibility")
     database = address.shared(MemoryDatabase)
-    return MemorySource(database, options.get("queue", address.name), seconds(options.get("visibility", "60s")))
+    return MemorySource(database, options.get("queue", address.name), visibility_of(options))
 
 
 def _delivery(number: int, message: Message) -> Delivery:

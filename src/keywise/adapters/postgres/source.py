@@ -25,8 +25,7 @@ from keywise.adapters.postgres.database import (
 from keywise.core.change import Delivery
 from keywise.core.key_encoding import encoded
 from keywise.core.resource import opening
-from keywise.core.settings import seconds
-from keywise.core.source import Source
+from keywise.core.source import VISIBILITY_S, Source, visibility_of
 from keywise.core.statements import read_statements
 from keywise.core.url import Address
 
@@ -43,9 +42,10 @@ _SQL = read_statements(__name__)
 class PostgresSource:
     """One queue of a Postgres database."""
 
-    def __init__(self, database: PostgresDatabase, name: str, visibility_s: float = 60.0) -> None:
+    def __init__(self, database: PostgresDatabase, name: str, visibility_s: float | None = None) -> None:
         self.database = database
-        self.visibility_s = visibility_s
+        self.visibility_s = VISIBILITY_S if visibility_s is None else visibility_s
+        self._follows_lease = visibility_s is None
         self._name = name
         self._queue = 0
         self._expects_more = False
@@ -53,6 +53,10 @@ class PostgresSource:
         self.peek_heuristic = PeekHeuristic()
         self._odd_one = 0
         """1 if the odd one of a limit goes to what is due again, 0 if to what is fresh; they take turns."""
+
+    def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
+        if self._follows_lease:
+            self.visibility_s = lease_s
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -271,10 +275,10 @@ class PostgresTransactionalQueue:
 
 
 def connect(address: Address) -> Source:
-    """`postgresql://user@host/database?queue=NAME&visibility=60s`; the queue is named like the pipeline by default."""
+    """`postgresql://user@host/database?queue=NAME&visibility=30s`; the queue is named like the pipeline by default."""
     options = address.take("queue", "visibility", *OPTIONS)
     database = database_at(address, options)
-    return PostgresSource(database, options.get("queue", address.name), seconds(options.get("visibility", "60s")))
+    return PostgresSource(database, options.get("queue", address.name), visibility_of(options))
 
 
 def _columns(deliveries: Sequence[Delivery]) -> tuple[list[Any], ...]:

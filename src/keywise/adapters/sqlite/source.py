@@ -15,8 +15,7 @@ from typing import Any, Self
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.core.change import Delivery
 from keywise.core.resource import opening
-from keywise.core.settings import seconds
-from keywise.core.source import Source
+from keywise.core.source import VISIBILITY_S, Source, visibility_of
 from keywise.core.statements import read_statements
 from keywise.core.url import Address
 
@@ -31,14 +30,19 @@ _SQL = read_statements(__name__)
 class SqliteSource:
     """One queue of a SQLite database."""
 
-    def __init__(self, database: SqliteDatabase, name: str, visibility_s: float = 60.0) -> None:
+    def __init__(self, database: SqliteDatabase, name: str, visibility_s: float | None = None) -> None:
         self.database = database
-        self.visibility_s = visibility_s
+        self.visibility_s = VISIBILITY_S if visibility_s is None else visibility_s
+        self._follows_lease = visibility_s is None
         self._name = name
         self._queue = self._first = self._last = 0
         self._sent = asyncio.Event()
         self._odd_one = 0
         """1 if the odd one of a limit goes to what is due again, 0 if to what is fresh; they take turns."""
+
+    def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
+        if self._follows_lease:
+            self.visibility_s = lease_s
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -221,7 +225,7 @@ class SqliteTransactionalQueue:
 
 
 def connect(address: Address) -> Source:
-    """`sqlite:///file.db?queue=NAME&visibility=60s`; the queue is named like the pipeline unless told otherwise."""
+    """`sqlite:///file.db?queue=NAME&visibility=30s`; the queue is named like the pipeline unless told otherwise."""
     options = address.take("queue", "visibility")
     database = address.shared(SqliteDatabase, address.file())
-    return SqliteSource(database, options.get("queue", address.name), seconds(options.get("visibility", "60s")))
+    return SqliteSource(database, options.get("queue", address.name), visibility_of(options))
