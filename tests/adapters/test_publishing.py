@@ -130,4 +130,5 @@ def is_calm(figures: dict) -> bool:
     """Everything is handed over, repaired and acked."""
     if not figures or figures["journal"] is not None or figures["suspects"] or figures["claims"]:
         return False
-    return figures["sources"][0]["depth"] == 0
+    source = figures["sources"][0]
+    return source.get("seen", source["depth"]) == 0

@@ -267,7 +267,7 @@ def test_settings_that_cannot_work_are_refused_with_the_fix(case):
 def test_a_lease_longer_than_the_visibility_is_refused_at_start(tmp_path):
     shop = Shop(tmp_path)
     pipeline = shop.app.pipeline("shop", key="key", version="version", lease="90s")
-    pipeline.source(shop.url).sink(f"{shop.url}?table=stock")
+    pipeline.source(f"{shop.url}?visibility=60s").sink(f"{shop.url}?table=stock")
     with pytest.raises(SettingsError, match="set visibility=180s on the source, or a shorter lease"):
         run(shop.app.run(handle_signals=False))
 

@@ -118,8 +118,8 @@ class Settlement:
         by_source: dict[int, list[Ticket]] = {}
         for ticket in tickets:
             by_source.setdefault(ticket.source, []).append(ticket)
-        # At the same time: one source may take long to answer.
-        await asyncio.gather(*(self._at(index, partial(self._park, some)) for index, some in by_source.items()))
+        for index, some in by_source.items():
+            await self._at(index, partial(self._park, some))
 
     async def recall(self, keys: Sequence[str]) -> None:
         """Bring back the messages of these keys that were given back, from sources that can park them."""
