@@ -9,7 +9,6 @@ import msgspec
 from keywise.core import events
 from keywise.core.change import Change, Order, Outcome
 from keywise.testing.handlers.messages import label_of
-from keywise.testing.simulator.links import Session
 from keywise.testing.virtual_loop import Process
 
 
@@ -32,7 +31,6 @@ class SimulatedWorker:
     """Keys whose handler is running."""
     handed: dict[str, None] = field(default_factory=dict)
     """Keys whose messages it holds and has not settled."""
-    sessions: list[Session] = field(default_factory=list)
     effects: list[Change[Any]] = field(default_factory=list)
     """What handlers have written in the open transaction."""
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from keywise.testing.fault_injector import FaultInjector
 from keywise.testing.handlers.call_log import SimulatedWorker
 
 if TYPE_CHECKING:
@@ -29,55 +30,56 @@ ALIVE = 0.4
 DEATHS_MAX, PAUSES_MAX, NO_ANSWERS_MAX = 6, 4, 2
 
 
-class HandlerFaults:
-    """Draws faults until `is_over` is set. It spares a change that one more fault would make a dead letter."""
+class HandlerFaults(FaultInjector):
+    """The faults of a handler simulation. They spare a change that one more fault would make a dead letter."""
+
+    usual_s = silent_s = (0.001, 0.02)
 
     def __init__(self, world: "HandlerWorld", rng: random.Random, *, is_ideal: bool) -> None:
+        super().__init__(rng)
         self._world = world
-        self._rng = rng
         self._rates = {
             kind: most * rng.uniform(0.3, 1.0) if not is_ideal and rng.random() < ALIVE else 0.0
             for kind, most in KINDS.items()
         }
-        self.injected: Counter[str] = Counter()
         self.is_over = is_ideal
         self._falls: Counter[str] = Counter()
         """Deaths and pauses of workers that held a key in isolation; too many make its change a dead letter."""
         self._errors: Counter[str] = Counter()
         """Injected faults that cost a key an attempt."""
 
-    def happens(self, kind: str) -> bool:
-        if self.is_over or self._rng.random() >= self._rates[kind]:
-            return False
-        self.injected[kind] += 1
-        return True
+    def occurs(self, kind: str) -> bool:
+        return self.happens(kind, self._rates[kind])
+
+    def loses(self, kind: str) -> bool:
+        return self.occurs(kind)
 
     def latency_s(self) -> float:
-        return self._rng.uniform(0.001, 0.02)
+        return self.rng.uniform(*self.usual_s)
 
     def meanwhile(self, worker: SimulatedWorker) -> None:
         """Perhaps kill a worker that waits for the answer to a call, or stop it for longer than its lease."""
         if worker.process.is_dead or worker.process.is_paused or not worker.handed:
             return
-        if self._may_die(worker) and self.happens("death in a call"):
+        if self._may_die(worker) and self.occurs("death in a call"):
             self._world.kill(worker, [], "dies")
-        elif self._may_pause(worker, worker.inside) and self.happens("pause"):
+        elif self._may_pause(worker, worker.inside) and self.occurs("pause"):
             self._world.pause(worker)
 
     def dies(self, worker: SimulatedWorker, when: str) -> bool:
-        return self._may_die(worker) and self.happens(f"death {when} the handler")
+        return self._may_die(worker) and self.occurs(f"death {when} the handler")
 
     def pauses_after(self, worker: SimulatedWorker, keys: Sequence[str]) -> bool:
         """Whether to pause; not while another handler of the worker runs, which would resume with a late write."""
         others = [key for key in worker.inside if key not in keys]
-        return self._may_pause(worker, others) and self.happens("pause")
+        return self._may_pause(worker, others) and self.occurs("pause")
 
     def pauses_before(self, worker: SimulatedWorker) -> bool:
         """Whether to stop a worker just before its write, until long after its claim has expired."""
-        return self._world.zombies and self._may_pause(worker, ()) and self.happens("pause")
+        return self._world.zombies and self._may_pause(worker, ()) and self.occurs("pause")
 
     def answer_is_lost(self, keys: Sequence[str]) -> bool:
-        if not self._may_err(keys, NO_ANSWERS_MAX) or not self.happens("no answer"):
+        if not self._may_err(keys, NO_ANSWERS_MAX) or not self.occurs("no answer"):
             return False
         self._errors.update(keys)
         return True

@@ -23,8 +23,9 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.pipeline import OpenPipeline
 from keywise.testing.handlers.call_log import SimulatedWorker, Watch
 from keywise.testing.handlers.faults import HandlerFaults
-from keywise.testing.handlers.links import ScratchDatabase, Wire, WiredLedger, WiredSource
+from keywise.testing.handlers.links import ScratchDatabase, WiredLedger, WiredSource
 from keywise.testing.handlers.messages import Sample, Samples
+from keywise.testing.lossy_link import Session
 from keywise.testing.virtual_loop import Process, VirtualLoop
 
 WORKERS = 3
@@ -100,7 +101,8 @@ class HandlerWorld:
         self.faults = HandlerFaults(self, random.Random(self.rng.random()), is_ideal=self.is_ideal)
         self.watch = Watch(self.loop.time, is_atomic=self.is_atomic, zombies=self.zombies)
         self.is_drained = True
-        self._workers: list[SimulatedWorker] = []
+        self.sessions: dict[Process, list[Session]] = {}
+        self._workers: dict[Process, SimulatedWorker] = {}
         self._fallen: list[SimulatedWorker] = []
         """Kept until the end, because the cleanup of a killed task runs when the task is garbage-collected."""
         self._started = 0
@@ -149,14 +151,14 @@ class HandlerWorld:
     async def _send_all(self) -> None:
         for at, sample in self._schedule():
             await asyncio.sleep(max(0.0, at - self.loop.time()))
-            copies = 2 if self.faults.happens("sent twice") else 1
-            delay_s = self.rng.uniform(1.0, self.settings.lease_s) if self.faults.happens("late") else 0.0
+            copies = 2 if self.faults.occurs("sent twice") else 1
+            delay_s = self.rng.uniform(1.0, self.settings.lease_s) if self.faults.occurs("late") else 0.0
             await self.source.send([sample.body] * copies, delay_s=delay_s)
 
     def _schedule(self) -> list[tuple[float, Sample]]:
         planned = []
         for number, sample in enumerate(self.trial.samples.ordered):
-            late_s = self.rng.uniform(0.0, 2.0) if self.faults.happens("out of order") else 0.0
+            late_s = self.rng.uniform(0.0, 2.0) if self.faults.occurs("out of order") else 0.0
             planned.append((number * SENDING_S + late_s, sample))
         return sorted(planned, key=lambda one: one[0])
 
@@ -171,7 +173,7 @@ class HandlerWorld:
             await asyncio.sleep(TICK_S if not self.is_ideal else TICK_S / 10)
 
     def _is_at_rest(self) -> bool:
-        is_paused = any(worker.process.is_paused for worker in self._workers)
+        is_paused = any(worker.process.is_paused for worker in self._workers.values())
         return not self._messages and not is_paused and not self.watch.is_at_work()
 
     def waiting(self) -> list[str]:
@@ -184,14 +186,13 @@ class HandlerWorld:
     def _start(self) -> None:
         self._started += 1
         worker = SimulatedWorker(Process(self.loop, f"worker {self._started}"))
-        self._workers.append(worker)
+        self._workers[worker.process] = worker
         worker.process.spawn(self._work(worker))
 
     async def _work(self, worker: SimulatedWorker) -> None:
-        wire = Wire(self, worker)
         definition = self.trial.definition()
-        ledger: Any = WiredLedger(wire, self.ledger)
-        source: Any = WiredSource(wire, self.source)
+        ledger: Any = WiredLedger(self, worker)
+        source: Any = WiredSource(self, worker)
         handler = self._handler(worker, definition)
         sink: Any = FunctionSink(handler, threads=1)
         if self.is_atomic:
@@ -281,12 +282,19 @@ class HandlerWorld:
         self.faults.fell(worker)
         worker.process.kill()
         self._fallen.append(worker)
-        self._workers.remove(worker)
+        del self._workers[worker.process]
         self.watch.note(keys, f"{worker.name} {how}")
         self.watch.note([key for key in worker.handed if key not in keys], f"{worker.name} dies")
-        for session in worker.sessions:
+        for session in self.sessions.pop(worker.process, []):
             session.end()
         self.loop.call_later(self.rng.uniform(0.1, 5.0), self._start, context=self._outside)
+
+    def meanwhile(self, process: Process) -> None:
+        if (worker := self._workers.get(process)) is not None:
+            self.faults.meanwhile(worker)
+
+    def served(self) -> None:
+        pass
 
     def pause(self, worker: SimulatedWorker) -> None:
         """Stop a worker as SIGSTOP or a long garbage collection does: its lease expires meanwhile."""

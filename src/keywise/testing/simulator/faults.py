@@ -1,9 +1,11 @@
 """What can go wrong in a simulated run: each seed draws its own rates, and what was really injected is counted."""
 
+import functools
 import random
-from collections import Counter
 
 import msgspec
+
+from keywise.testing.fault_injector import FaultInjector, draw_rate
 
 KINDS = (
     "duplicate",
@@ -67,26 +69,13 @@ class FaultRates(msgspec.Struct, frozen=True):
     """Pauses are longer than the horizon: nothing else may then hide a late write."""
 
 
-class Faults:
-    """Draws faults from one seeded generator until told to stop."""
+class Faults(FaultInjector):
+    """The faults of a flow."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
+        super().__init__(rng)
         self.rates = _draw(rng)
-        self.injected: Counter[str] = Counter()
-        self.is_over = False
-
-    def happens(self, kind: str, rate: float) -> bool:
-        if self.is_over or self.rng.random() >= rate:
-            return False
-        self.injected[kind] += 1
-        return True
-
-    def latency_s(self) -> float:
-        """Most calls take milliseconds, some take longer than a lease."""
-        if self.happens("slow call", self.rates.slow):
-            return self.rng.uniform(1.0, 20.0)
-        return self.rng.uniform(0.0005, 0.02)
+        self.slow_rate, self.lost_rate = self.rates.slow, self.rates.lost / 2
 
     def begin_s(self) -> float:
         """How long a transaction waits for others before it begins."""
@@ -94,11 +83,8 @@ class Faults:
 
 
 def _draw(rng: random.Random) -> FaultRates:
-    def often(most: float, never: float = 0.3) -> float:
-        return 0.0 if rng.random() < never else rng.random() * most
-
+    often = functools.partial(draw_rate, rng)
     zombies = rng.random() < 0.15
-
     return FaultRates(
         duplicate=often(0.4),
         reorder=often(1.0),

@@ -11,7 +11,7 @@ from keywise.core.errors import PermanentError, TransientError
 from keywise.core.sink import Grade, SinkResult
 from keywise.core.transaction import Transaction
 from keywise.testing.simulator.gateway import Blame
-from keywise.testing.simulator.links import Link
+from keywise.testing.simulator.links import FlowLink
 
 
 class LinkedSink:
@@ -19,7 +19,7 @@ class LinkedSink:
 
     forgets_deletions: bool
 
-    def __init__(self, link: Link, sink: MemorySink) -> None:
+    def __init__(self, link: FlowLink, sink: MemorySink) -> None:
         self._link = link
         self._sink = sink
         self.grade = sink.grade
@@ -91,7 +91,7 @@ class LinkedTable:
 
     grade = Grade.ATOMIC
 
-    def __init__(self, link: Link, table: MemoryTable, *, runs_user_code: bool) -> None:
+    def __init__(self, link: FlowLink, table: MemoryTable, *, runs_user_code: bool) -> None:
         self._link = link
         self._table = table
         self.database = table.database

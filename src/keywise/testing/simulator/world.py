@@ -21,10 +21,10 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.intake import FunctionRoute, MessageReader
 from keywise.flow.lanes import Lanes
 from keywise.flow.pipeline import OpenPipeline
+from keywise.testing.lossy_link import Session
 from keywise.testing.simulator import workload
 from keywise.testing.simulator.auditor import TICK_S, Auditor
 from keywise.testing.simulator.backlogs import Backlog
-from keywise.testing.simulator.control_link import LinkedControls
 from keywise.testing.simulator.delivery_audit import DeliveryAudit
 from keywise.testing.simulator.disturbances import Disturbances
 from keywise.testing.simulator.faults import Faults
@@ -32,7 +32,7 @@ from keywise.testing.simulator.final_checks import FinalChecks
 from keywise.testing.simulator.flow_control import Flow
 from keywise.testing.simulator.gateway import Gateway
 from keywise.testing.simulator.ledger_outages import Blackout
-from keywise.testing.simulator.links import LedgerLink, Link, LinkedLedger, LinkedSource, Session, WatchedDatabase
+from keywise.testing.simulator.links import FlowLink, LinkedLedger, LinkedSource, WatchedDatabase
 from keywise.testing.simulator.replays import Replays
 from keywise.testing.simulator.sinks import LinkedSink, LinkedTable
 from keywise.testing.virtual_loop import Process, VirtualLoop
@@ -80,7 +80,7 @@ class World:
         self.changes = sorted([*workload.draw(self.faults), *self.backlog.changes()], key=lambda sent: sent.at)
         self.sent_by_body = {sent.body: sent for sent in self.changes}
         self.bodies: dict[int, bytes] = {}
-        self.sessions: dict[str, list[Session]] = {}
+        self.sessions: dict[Process, list[Session]] = {}
         self.sent: dict[str, workload.Sent] = {}
         self.workers: dict[Process, Consumer | None] = {}
         self.paused_at: dict[Process, float] = {}
@@ -230,10 +230,8 @@ class World:
 
     def pipeline(self, process: Process) -> OpenPipeline:
         """Everything as one process sees it."""
-        link = Link(self, process)
-        ledger_link = LedgerLink(self, process)
-        ledger = LinkedLedger(ledger_link, self.ledger)
-        controls = LinkedControls(ledger_link, self.ledger)
+        link = FlowLink(self, process)
+        ledger: Any = LinkedLedger(FlowLink(self, process, lambda: self.blackout.cuts(process)), self.ledger)
         sink: Any = LinkedSink(link, self.sink)
         if self.grade is Grade.ATOMIC:
             sink = LinkedTable(link, self.table, runs_user_code=self.runs_user_code)
@@ -246,8 +244,8 @@ class World:
             sources=sources,
             ledger=ledger,
             admin=ledger,
-            control_store=controls,
-            history_store=controls,
+            control_store=ledger,
+            history_store=ledger,
             sink=sink,
             reader=MessageReader(FunctionRoute(_read), body_max_bytes=1000),
             settings=self.settings,
@@ -269,10 +267,16 @@ class World:
         self.auditor.process_fell(process)
         self.blackout.disk.crashed(process)
         self.workers.pop(process, None)
-        for session in self.sessions.pop(process.name, []):
+        for session in self.sessions.pop(process, []):
             session.end()
         self.auditor.look()
         self._restart_later()
+
+    def meanwhile(self, process: Process) -> None:
+        self.disturbances.meanwhile(process)
+
+    def served(self) -> None:
+        self.auditor.look()
 
     def _restart_later(self) -> None:
         self._restarts += 1

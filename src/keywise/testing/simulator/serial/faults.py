@@ -1,12 +1,14 @@
 """What can go wrong in a simulated merge queue: each seed draws its own rates, and what was injected is counted."""
 
 import asyncio
+import functools
 import random
 from collections import Counter
 
 import msgspec
 
 from keywise.core.errors import OutcomeUnknownError, TransientError
+from keywise.testing.fault_injector import FaultInjector, draw_rate
 
 SLOW_MAX_S = 14.0
 """So long a call may be on its way, each way."""
@@ -69,31 +71,21 @@ def meet(kind: str, id: str, tries: Counter[str]) -> None:
         raise TransientError(id)
 
 
-class SerialFaults:
-    """Draws faults from one seeded generator until told to stop."""
+class SerialFaults(FaultInjector):
+    """The faults of serial functions."""
+
+    usual_s = (0.0005, 0.01)
+    slow_s = (0.5, SLOW_MAX_S)
+    silent_s = (0.05, 2.0)
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
+        super().__init__(rng)
         self.rates = _draw(rng)
-        self.injected: Counter[str] = Counter()
-        self.is_over = False
-
-    def happens(self, kind: str, rate: float) -> bool:
-        if self.is_over or self.rng.random() >= rate:
-            return False
-        self.injected[kind] += 1
-        return True
-
-    def latency_s(self) -> float:
-        if self.happens("slow call", self.rates.slow):
-            return self.rng.uniform(0.5, SLOW_MAX_S)
-        return self.rng.uniform(0.0005, 0.01)
+        self.slow_rate, self.lost_rate = self.rates.slow, self.rates.lost / 2
 
 
 def _draw(rng: random.Random) -> SerialFaultRates:
-    def often(most: float, never: float = 0.3) -> float:
-        return 0.0 if rng.random() < never else rng.random() * most
-
+    often = functools.partial(draw_rate, rng)
     return SerialFaultRates(
         crash=often(0.04),
         pause=often(0.06),

@@ -18,7 +18,7 @@ from keywise.core.serial.contract import Ending, Mode, Record, Switch, TurnPolic
 from keywise.core.sink import Grade
 from keywise.core.transaction import Transaction
 from keywise.serial.function import SerialFunction, Wiring, define
-from keywise.testing.simulator.links import Session
+from keywise.testing.lossy_link import Session
 from keywise.testing.simulator.serial.auditor import SerialAuditor
 from keywise.testing.simulator.serial.faults import SLOW_MAX_S, SerialFaults, meet
 from keywise.testing.simulator.serial.links import BROKEN, LinkedTurns
@@ -284,6 +284,9 @@ class SerialWorld:
         elif faults.happens("crash", rates.crash * 0.2):
             self.loop.call_soon(self._kill, process, context=self.outside)
 
+    def served(self) -> None:
+        pass
+
     def _disturb(self) -> None:
         rates, faults = self.faults.rates, self.faults
         for process in list(self.functions):
@@ -353,7 +356,7 @@ class SerialWorld:
         self.auditor.note(f"{process.name} is killed")
         self.functions.pop(process, None)
         for session in self.sessions.pop(process, []):
-            session.give_up()
+            session.end()
         self.loop.call_later(self.rng.uniform(0.1, 5.0), self._start, context=self.outside)
 
     # Callers.
