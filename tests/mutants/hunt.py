@@ -13,7 +13,7 @@ from mutants import MUTANTS
 from mutants.mutant import Mutant
 from mutants.serial import SERIAL_MUTANTS
 
-ERRORS = ("the run ended with ", "an error that nobody handles: ", " died of ")
+ERRORS = ("the run ended with ", "an unhandled error: ", " died of ")
 """What a world says that was ended by an error, and not by the auditor."""
 
 

@@ -38,12 +38,11 @@ CATCHES = {
     ("testing/conformance/report.py", "_checked"): "runs the adapter of a user",
     ("testing/conformance/sinks.py", "a_bad_change_raises_and_its_savepoint_takes_it_back"): "runs the sink of a user",
     ("testing/handlers/world.py", "HandlerLoop.run_in_executor"): "runs a handler",
-    ("testing/handlers/world.py", "HandlerWorld._work"): "the outermost call of a simulated process",
     ("testing/lossy_link.py", "LossyLink._serve"): "passes the error of a server on to its client",
+    ("testing/simulated_world.py", "ConsumerWorld._work"): "the outermost call of a simulated process",
     ("testing/simulator/crowd.py", "CrowdWorld._work"): "the outermost call of a simulated process",
     ("testing/simulator/seeds.py", "_crowd_violations"): "the outermost call of a simulated world",
     ("testing/simulator/seeds.py", "run_seed"): "the outermost call of a simulated world",
-    ("testing/simulator/world.py", "World._work"): "the outermost call of a simulated process",
 }
 
 # Where something is looked up by a name: in what is not ours, or in fields of our own values that are listed elsewhere.

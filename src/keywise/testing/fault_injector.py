@@ -18,7 +18,7 @@ class FaultInjector:
         self.rng = rng
         self.injected: Counter[str] = Counter()
         self.is_over = False
-        self.slow_rate = self.lost_rate = 0.0
+        self.slow_rate = self.lost_rate = self.pause_rate = self.crash_rate = 0.0
 
     def happens(self, kind: str, rate: float) -> bool:
         if self.is_over or self.rng.random() >= rate:

@@ -5,39 +5,24 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from keywise.adapters.memory.database import MemoryDatabase
 from keywise.core.errors import UnavailableError
 from keywise.core.resource import AsyncResource
-from keywise.testing.fault_injector import FaultInjector
 from keywise.testing.virtual_loop import Process, outside
+
+if TYPE_CHECKING:
+    from keywise.testing.simulated_world import SimulatedWorld
 
 T = TypeVar("T")
 ServerT = TypeVar("ServerT", bound=AsyncResource)
 
 
-class Network(Protocol):
-    """What links ask of the simulated world that they belong to."""
-
-    @property
-    def faults(self) -> FaultInjector: ...
-
-    @property
-    def sessions(self) -> dict[Process, list["Session"]]:
-        """The transactions of each process; they end when it is killed."""
-
-    def meanwhile(self, process: Process) -> None:
-        """Perhaps stop or kill a process that waits for an answer."""
-
-    def served(self) -> None:
-        """Look at what a server has just done."""
-
-
 class LossyLink:
     """The connections of one process."""
 
-    def __init__(self, world: Network, process: Process, is_cut: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, world: "SimulatedWorld", process: Process, is_cut: Callable[[], bool] = lambda: False) -> None:
         self.world = world
         self.process = process
         self.is_cut = is_cut

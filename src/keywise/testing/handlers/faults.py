@@ -62,9 +62,9 @@ class HandlerFaults(FaultInjector):
         if worker.process.is_dead or worker.process.is_paused or not worker.handed:
             return
         if self._may_die(worker) and self.occurs("death in a call"):
-            self._world.kill(worker, [], "dies")
+            self._world.kill_worker(worker, [], "dies")
         elif self._may_pause(worker, worker.inside) and self.occurs("pause"):
-            self._world.pause(worker)
+            self._world.pause(worker.process)
 
     def dies(self, worker: SimulatedWorker, when: str) -> bool:
         return self._may_die(worker) and self.occurs(f"death {when} the handler")

@@ -1,7 +1,6 @@
 """One simulated run of a handler: real consumers on virtual time, with a simulated queue and ledger."""
 
 import asyncio
-import contextvars
 import copy
 import functools
 import inspect
@@ -19,13 +18,12 @@ from keywise.core.change import Change, Delivery
 from keywise.core.entry import LedgerPolicy
 from keywise.core.errors import SettingsError
 from keywise.core.limits import Snooze
-from keywise.flow.consumer import Consumer
 from keywise.flow.pipeline import OpenPipeline
 from keywise.testing.handlers.call_log import SimulatedWorker, Watch
 from keywise.testing.handlers.faults import HandlerFaults
 from keywise.testing.handlers.links import ScratchDatabase, WiredLedger, WiredSource
 from keywise.testing.handlers.messages import Sample, Samples
-from keywise.testing.lossy_link import Session
+from keywise.testing.simulated_world import ConsumerWorld
 from keywise.testing.virtual_loop import Process, VirtualLoop
 
 WORKERS = 3
@@ -72,14 +70,19 @@ class HandlerLoop(VirtualLoop):
         return future
 
 
-class HandlerWorld:
-    """Everything that exists in one run. All randomness comes from its seed; without a seed there are no faults."""
+class HandlerWorld(ConsumerWorld):
+    """Workers that run a user's handler; without a seed there are no faults."""
+
+    process_name = "worker {}"
+    restart_max_s = 5.0
+    faults: HandlerFaults
 
     def __init__(self, trial: Trial, seed: int | None) -> None:
+        super().__init__(f"own {seed}", HandlerLoop())
         self.trial = trial
         self.is_ideal = seed is None
-        self.rng = random.Random(f"own {seed}")
-        self.loop = HandlerLoop()
+        self.processes = (1, 1) if self.is_ideal else (WORKERS, WORKERS)
+        self.tick_s = TICK_S / 10 if self.is_ideal else TICK_S
         definition = trial.definition()
         assert definition._handler is not None, "only pipelines with a handler are simulated"
         self.is_atomic = signature_of(definition._handler).wants_transaction
@@ -92,8 +95,8 @@ class HandlerWorld:
             history="all",
         )
         kind = ScratchDatabase if self.is_atomic else MemoryDatabase
-        self.database = kind(clock=self._store_now, rng=random.Random(self.rng.random()))
-        queue = MemoryDatabase(clock=self._store_now)
+        self.database = kind(clock=self.store_now, rng=random.Random(self.rng.random()))
+        queue = MemoryDatabase(clock=self.store_now)
         self.source = MemorySource(queue, "queue", visibility_s=2 * self.settings.lease_s)
         self._messages = queue.queue("queue")
         policy = LedgerPolicy(not self.is_atomic, self.settings.redelivery_s, None, definition.rate)
@@ -101,34 +104,21 @@ class HandlerWorld:
         self.faults = HandlerFaults(self, random.Random(self.rng.random()), is_ideal=self.is_ideal)
         self.watch = Watch(self.loop.time, is_atomic=self.is_atomic, zombies=self.zombies)
         self.is_drained = True
-        self.sessions: dict[Process, list[Session]] = {}
         self._workers: dict[Process, SimulatedWorker] = {}
-        self._fallen: list[SimulatedWorker] = []
-        """Kept until the end, because the cleanup of a killed task runs when the task is garbage-collected."""
-        self._started = 0
-        self._outside = contextvars.copy_context()
-
-    def _store_now(self) -> float:
-        return 1000.0 + self.loop.time()
-
-    def run(self) -> Any:
-        """Empty the store, run the simulation, and return what the store then holds."""
-        self.loop.set_exception_handler(self._surprise)
-        try:
-            return self.loop.run_until_complete(self._run())
-        finally:
-            self.loop.end()
+        self._calm_at = 0.0
 
     async def _run(self) -> Any:
+        """Empty the store, run the simulation, and return what the store then holds."""
         await self._ask(self.trial.reset)
-        for _ in range(1 if self.is_ideal else WORKERS):
-            self._start()
+        schedule = [] if self.is_ideal else self._schedule()
+        for _ in range(self.processes[0]):
+            self.start()
         if self.is_ideal:
             for sample in self.trial.samples.ordered:
                 await self.source.send([sample.body])
                 await self._come_to_rest()
         else:
-            await self._send_all()
+            await self._send_all(schedule)
             await self._come_to_rest()
         return copy.deepcopy(await self._ask(self.trial.state))
 
@@ -148,9 +138,9 @@ class HandlerWorld:
 
     # Messages.
 
-    async def _send_all(self) -> None:
-        for at, sample in self._schedule():
-            await asyncio.sleep(max(0.0, at - self.loop.time()))
+    async def _send_all(self, schedule: Sequence[tuple[float, Sample]]) -> None:
+        for at, sample in schedule:
+            await asyncio.sleep(max(0.0, at - self.now()))
             copies = 2 if self.faults.occurs("sent twice") else 1
             delay_s = self.rng.uniform(1.0, self.settings.lease_s) if self.faults.occurs("late") else 0.0
             await self.source.send([sample.body] * copies, delay_s=delay_s)
@@ -164,16 +154,15 @@ class HandlerWorld:
 
     async def _come_to_rest(self) -> None:
         """Let faults happen for a while, then wait until every message is settled."""
-        calm_at, limit = self.loop.time() + 3 * self.settings.lease_s, self.loop.time() + REST_MAX_S
-        while not self._is_at_rest():
-            if self.loop.time() > limit or self.loop.steps > STEPS_MAX:
-                self.is_drained = False
-                return
-            self.faults.is_over = self.is_ideal or self.loop.time() > calm_at
-            await asyncio.sleep(TICK_S if not self.is_ideal else TICK_S / 10)
+        self._calm_at = self.now() + 3 * self.settings.lease_s
+        await self.tick_until(lambda: self.is_at_rest() or self.loop.steps > STEPS_MAX, REST_MAX_S)
+        self.is_drained = self.is_drained and self.is_at_rest()
 
-    def _is_at_rest(self) -> bool:
-        is_paused = any(worker.process.is_paused for worker in self._workers.values())
+    def tick(self) -> None:
+        self.faults.is_over = self.is_ideal or self.now() > self._calm_at
+
+    def is_at_rest(self) -> bool:
+        is_paused = any(process.is_paused for process in self.workers)
         return not self._messages and not is_paused and not self.watch.is_at_work()
 
     def waiting(self) -> list[str]:
@@ -183,13 +172,8 @@ class HandlerWorld:
 
     # Workers.
 
-    def _start(self) -> None:
-        self._started += 1
-        worker = SimulatedWorker(Process(self.loop, f"worker {self._started}"))
-        self._workers[worker.process] = worker
-        worker.process.spawn(self._work(worker))
-
-    async def _work(self, worker: SimulatedWorker) -> None:
+    def pipeline(self, process: Process) -> OpenPipeline:
+        worker = self._workers[process] = SimulatedWorker(process)
         definition = self.trial.definition()
         ledger: Any = WiredLedger(self, worker)
         source: Any = WiredSource(self, worker)
@@ -197,29 +181,23 @@ class HandlerWorld:
         sink: Any = FunctionSink(handler, threads=1)
         if self.is_atomic:
             sink = TransactedFunctionSink(handler, self.database)
-        consumer = Consumer(
-            OpenPipeline(
-                name=definition.name,
-                sources=[("queue", source)],
-                ledger=ledger,
-                admin=ledger,
-                control_store=ledger,
-                history_store=ledger,
-                sink=sink,
-                reader=definition._reader(),
-                settings=self.settings,
-                owner=worker.name,
-                observers=[self.watch.observer(worker)],
-                debounce=definition.debounce,
-                rate=definition.rate,
-                clock=self.loop.time,
-                rng=random.Random(self.rng.random()),
-            )
+        return OpenPipeline(
+            name=definition.name,
+            sources=[("queue", source)],
+            ledger=ledger,
+            admin=ledger,
+            control_store=ledger,
+            history_store=ledger,
+            sink=sink,
+            reader=definition._reader(),
+            settings=self.settings,
+            owner=worker.name,
+            observers=[self.watch.observer(worker)],
+            debounce=definition.debounce,
+            rate=definition.rate,
+            clock=self.loop.time,
+            rng=random.Random(self.rng.random()),
         )
-        try:
-            await consumer.run()
-        except Exception as error:
-            self.watch.broken.append(("", f"{worker.name} ended with {error!r}"))
 
     def _handler(self, worker: SimulatedWorker, definition: PipelineDefinition) -> Callable[..., Any]:
         """Wrap the real handler, with faults before and after it."""
@@ -247,7 +225,7 @@ class HandlerWorld:
             result = call()
             result = await result if inspect.isawaitable(result) else result
         except SystemExit:
-            self.kill(worker, [change.key for change in changes], "dies: the handler has ended its process")
+            self.kill_worker(worker, [change.key for change in changes], "dies: the handler has ended its process")
             await asyncio.Event().wait()
         except BaseException as error:
             if not worker.process.is_dead:
@@ -259,56 +237,46 @@ class HandlerWorld:
     async def _before(self, worker: SimulatedWorker, keys: list[str]) -> None:
         await asyncio.sleep(self.faults.latency_s())
         if self.faults.dies(worker, "before"):
-            self.kill(worker, keys, "dies before the handler runs")
+            self.kill_worker(worker, keys, "dies before the handler runs")
             await asyncio.Event().wait()
         if self.faults.pauses_before(worker):
-            self.pause(worker)
+            self.pause(worker.process)
             await asyncio.sleep(0)
 
     async def _after(self, worker: SimulatedWorker, keys: list[str]) -> None:
         if self.faults.dies(worker, "after"):
             moment = "before the transaction is committed" if self.is_atomic else "before it is committed"
-            self.kill(worker, keys, f"dies after the handler has run, {moment}")
+            self.kill_worker(worker, keys, f"dies after the handler has run, {moment}")
             await asyncio.Event().wait()
         if self.faults.pauses_after(worker, keys):
-            self.pause(worker)
+            self.pause(worker.process)
             await asyncio.sleep(0)
         if self.faults.answer_is_lost(keys):
             self.watch.note(keys, f"the handler of {worker.name} has run, but the answer of its last call is lost")
             raise TimeoutError("no answer")
 
-    def kill(self, worker: SimulatedWorker, keys: Sequence[str], how: str) -> None:
-        """Kill a worker as `kill -9` does: its connections end, its leases do not."""
+    def kill_worker(self, worker: SimulatedWorker, keys: Sequence[str], how: str) -> None:
         self.faults.fell(worker)
-        worker.process.kill()
-        self._fallen.append(worker)
-        del self._workers[worker.process]
         self.watch.note(keys, f"{worker.name} {how}")
         self.watch.note([key for key in worker.handed if key not in keys], f"{worker.name} dies")
-        for session in self.sessions.pop(worker.process, []):
-            session.end()
-        self.loop.call_later(self.rng.uniform(0.1, 5.0), self._start, context=self._outside)
+        self.kill(worker.process)
 
     def meanwhile(self, process: Process) -> None:
-        if (worker := self._workers.get(process)) is not None:
-            self.faults.meanwhile(worker)
+        self.faults.meanwhile(self._workers[process])
 
-    def served(self) -> None:
-        pass
+    def pause_s(self) -> float:
+        """Longer than a lease, which expires meanwhile."""
+        return self.settings.lease_s * self.rng.uniform(1.2, 3.0)
 
-    def pause(self, worker: SimulatedWorker) -> None:
-        """Stop a worker as SIGSTOP or a long garbage collection does: its lease expires meanwhile."""
+    def paused(self, process: Process, pause_s: float) -> None:
+        worker = self._workers[process]
         self.faults.fell(worker)
-        keys = list(worker.handed)
-        pause_s = self.settings.lease_s * self.rng.uniform(1.2, 3.0)
-        worker.process.pause()
-        self.watch.note(keys, f"{worker.name} stops for {pause_s:.0f} s, which is longer than its lease")
+        text = f"{worker.name} stops for {pause_s:.0f} s, which is longer than its lease"
+        self.watch.note(list(worker.handed), text)
 
-        def resume() -> None:
-            self.watch.note(keys, f"{worker.name} goes on")
-            worker.process.resume()
-
-        self.loop.call_later(pause_s, resume, context=self._outside)
+    def resuming(self, process: Process) -> None:
+        worker = self._workers[process]
+        self.watch.note(list(worker.handed), f"{worker.name} goes on")
 
     # Reports about messages.
 
@@ -336,6 +304,5 @@ class HandlerWorld:
                 line = text.format(worker=worker.name, label=sample.label)
                 self.watch.note([sample.change.key], f"{line}{again}")
 
-    def _surprise(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception") or context["message"]
-        self.watch.broken.append(("", f"an unhandled error: {error!r}"))
+    def violate(self, what: str) -> None:
+        self.watch.broken.append(("", what))

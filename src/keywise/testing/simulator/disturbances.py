@@ -1,16 +1,16 @@
-"""What happens to a simulated world from outside: processes are stopped, clocks jump, people meddle."""
+"""What happens to the servers of a simulated flow: clocks jump, messages are purged, the ledger is restored."""
 
 from typing import TYPE_CHECKING
 
 from keywise.core.entry import Entry
 from keywise.core.sink import Grade
+from keywise.testing.simulated_world import PAUSE_MAX_S
 from keywise.testing.simulator import workload
 from keywise.testing.virtual_loop import Process
 
 if TYPE_CHECKING:
     from keywise.testing.simulator.world import World
 
-PAUSE_MAX_S = 25.0
 JUMP_MAX_S = 20.0
 
 
@@ -22,29 +22,8 @@ class Disturbances:
         self._snapshot: tuple[dict[str, Entry], int] | None = None
         self._deaf_until: dict[Process, float] = {}
 
-    def meanwhile(self, process: Process) -> None:
-        """A process has sent a call: the worst moment to be stopped, so it happens more often than by chance."""
-        rates, faults = self._world.faults.rates, self._world.faults
-        if process.is_dead or process.is_paused:
-            return
-        if faults.happens("pause", rates.pause * 0.2):
-            self.pause(process)
-        elif faults.happens("crash", rates.crash * 0.1):
-            self._world.kill(process)
-
     def disturb(self) -> None:
         rates, faults = self._world.faults.rates, self._world.faults
-        for process, consumer in list(self._world.workers.items()):
-            if process.is_paused or consumer is None:
-                continue
-            if faults.happens("crash", rates.crash):
-                self._world.kill(process)
-            elif faults.happens("pause", rates.pause):
-                self.pause(process)
-            elif faults.happens("drain", rates.drain):
-                self._world.auditor.note(f"{process.name} drains")
-                self._world.stopped_at.setdefault(process, self._world.now())
-                consumer.stop()
         if faults.happens("purge", rates.purge):
             self._purge()
         if faults.happens("clock jump", rates.jump):
@@ -109,21 +88,3 @@ class Disturbances:
             coroutine.send(None)
         except StopIteration:
             self._world.auditor.pruned(before, self._world.entries(), retention_s)
-
-    def pause(self, process: Process) -> None:
-        process.pause()
-        self._world.paused_at[process] = float("inf")
-        self._world.auditor.note(f"{process.name} pauses")
-        self._world.auditor.process_fell(process)
-
-        def resume() -> None:
-            if not process.is_dead:
-                self._world.auditor.note(f"{process.name} goes on")
-                self._world.paused_at[process] = self._world.store_now()
-                self._world.delivery_audit.awake(process)
-                process.resume()
-
-        # Most of what goes wrong needs a pause that is longer than a lease, and than messages stay hidden.
-        shortest_s = self._world.rng.choice((0.5, 14.0))
-        pause_s = self._world.rng.uniform(shortest_s, PAUSE_MAX_S)
-        self._world.loop.call_later(pause_s, resume, context=self._world.outside)

@@ -76,6 +76,7 @@ class Faults(FaultInjector):
         super().__init__(rng)
         self.rates = _draw(rng)
         self.slow_rate, self.lost_rate = self.rates.slow, self.rates.lost / 2
+        self.pause_rate, self.crash_rate = self.rates.pause, self.rates.crash
 
     def begin_s(self) -> float:
         """How long a transaction waits for others before it begins."""

@@ -61,7 +61,7 @@ class LinkedSink:
     async def _run(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         """A handler thinks for a while before it writes."""
         await asyncio.sleep(self._link.world.rng.choice((0.0, 0.001, 0.5)))
-        self._link.world.disturbances.meanwhile(self._link.process)
+        self._link.world.meanwhile(self._link.process)
         return await self._link.call(lambda: self._apply(changes, claims))
 
     async def _apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:

@@ -1,9 +1,9 @@
 """One simulated run: a few worker processes, a source, a ledger and a sink, and everything that can go wrong."""
 
 import asyncio
-import contextvars
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.intake import FunctionRoute, MessageReader
 from keywise.flow.lanes import Lanes
 from keywise.flow.pipeline import OpenPipeline
-from keywise.testing.lossy_link import Session
+from keywise.testing.simulated_world import EPOCH_S, ConsumerWorld
 from keywise.testing.simulator import workload
 from keywise.testing.simulator.auditor import TICK_S, Auditor
 from keywise.testing.simulator.backlogs import Backlog
@@ -35,19 +35,23 @@ from keywise.testing.simulator.ledger_outages import Blackout
 from keywise.testing.simulator.links import FlowLink, LinkedLedger, LinkedSource, WatchedDatabase
 from keywise.testing.simulator.replays import Replays
 from keywise.testing.simulator.sinks import LinkedSink, LinkedTable
-from keywise.testing.virtual_loop import Process, VirtualLoop
+from keywise.testing.virtual_loop import Process
 
 SAFETY_S = 110.0
 LIVENESS_MAX_S = 3000.0
 FORGET_DELETIONS_S = 30.0
 
 
-class World:
-    """All that exists in one run; everything random comes from its seed."""
+class World(ConsumerWorld):
+    """A flow: a few workers, a source, a ledger and a sink, and everything that can go wrong."""
+
+    faults_s = SAFETY_S
+    rest_max_s = LIVENESS_MAX_S
+    tick_s = TICK_S
+    faults: Faults
 
     def __init__(self, seed: int, grade: Grade) -> None:
-        self.rng = random.Random(f"{grade.value} {seed}")
-        self.loop = VirtualLoop()
+        super().__init__(f"{grade.value} {seed}")
         self.grade = grade
         self.faults = Faults(self.rng)
         self.blackout = Blackout(self, seed)
@@ -80,30 +84,13 @@ class World:
         self.changes = sorted([*workload.draw(self.faults), *self.backlog.changes()], key=lambda sent: sent.at)
         self.sent_by_body = {sent.body: sent for sent in self.changes}
         self.bodies: dict[int, bytes] = {}
-        self.sessions: dict[Process, list[Session]] = {}
         self.sent: dict[str, workload.Sent] = {}
-        self.workers: dict[Process, Consumer | None] = {}
         self.paused_at: dict[Process, float] = {}
-        self.stopped_at: dict[Process, float] = {}
-        """When processes were told to stop, by the clock of the loop."""
         self._deadly = {f"key-{i}" for i in range(workload.KEYS) if self.rng.random() < self.faults.rates.deadly_repair}
         """Keys whose repair takes its process with it."""
         self._table_writes = 0
-        self.store_ahead_s = 0.0
-        self._restarts = 0
-        self.outside = contextvars.copy_context()
-        """Belongs to no process, so that it outlives them."""
-        self._fallen: list[Process] = []
-        """Kept until the end: collecting the tasks of a killed process would run their cleanup."""
 
     # What the run looks like from outside.
-
-    def now(self) -> float:
-        return self.loop.time()
-
-    def store_now(self) -> float:
-        """The store's clock: it may jump ahead of the processes' clocks."""
-        return 1000.0 + self.loop.time() + self.store_ahead_s
 
     def entries(self) -> dict[str, Entry]:
         return self.database.scope("sim").entries
@@ -116,8 +103,7 @@ class World:
 
     def consumers(self) -> list[tuple[str, Consumer]]:
         """Those that run, by the names of their processes."""
-        running = [(p, consumer) for p, consumer in self.workers.items() if consumer is not None and not p.is_paused]
-        return [(process.name, consumer) for process, consumer in running]
+        return [(process.name, consumer) for process, consumer in self.workers.items() if not process.is_paused]
 
     def lanes(self) -> list[tuple[str, Lanes]]:
         return [(name, consumer._lanes) for name, consumer in self.consumers()]
@@ -128,7 +114,7 @@ class World:
     def was_told_to_stop(self, process: Process) -> bool:
         """Long enough ago to know it."""
         stopped_at = self.stopped_at.get(process, self.now())
-        return stopped_at < self.now() and not self.paused_since(process, 1000.0 + stopped_at)
+        return stopped_at < self.now() and not self.paused_since(process, EPOCH_S + stopped_at)
 
     @property
     def is_queue_transaction(self) -> bool:
@@ -146,54 +132,34 @@ class World:
 
     # The run.
 
-    def run(self) -> None:
-        """A phase with faults, then one without, in which everything has to come to rest."""
-        self.loop.set_exception_handler(self._surprise)
-        try:
-            self.loop.run_until_complete(self._run())
-        finally:
-            self.loop.end()
+    def violate(self, what: str) -> None:
+        self.auditor.violate(what)
 
-    def _surprise(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        self.auditor.violate(f"an error that nobody handles: {context.get('exception') or context['message']!r}")
+    def senders(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._send_all()]
 
-    async def _run(self) -> None:
-        for number in range(self.rng.randint(3, 4)):
-            self._start(f"w{number}")
-        sending = asyncio.get_running_loop().create_task(self._send_all())
-        operating = asyncio.get_running_loop().create_task(self.flow.operate(self))
-        replaying = asyncio.get_running_loop().create_task(self.replays.operate())
-        backing_up = asyncio.get_running_loop().create_task(self.backlog.operate())
-        while self.now() < SAFETY_S:
-            await asyncio.sleep(TICK_S)
-            self.disturbances.disturb()
-            self._tick()
-        await sending
-        self.faults.is_over = True
-        await operating
-        await replaying
-        await backing_up
-        for process in [p for p in self.workers if p.is_paused]:
-            self.delivery_audit.awake(process)
-            process.resume()
-        await self._come_to_rest()
+    def operators(self) -> list[Coroutine[Any, Any, None]]:
+        return [self.flow.operate(self), self.replays.operate(), self.backlog.operate()]
 
-    def _tick(self) -> None:
+    def disturb(self) -> None:
+        self.disturb_processes("drain", self.faults.rates.drain, self.stop)
+        self.disturbances.disturb()
+
+    def tick(self) -> None:
         self.auditor.tick()
         self.delivery_audit.tick()
 
-    async def _come_to_rest(self) -> None:
-        deadline = self.now() + LIVENESS_MAX_S
-        while self.now() < deadline and not self._is_at_rest():
-            await asyncio.sleep(TICK_S)
-            self._tick()
-        if not self._is_at_rest():
+    def served(self) -> None:
+        self.auditor.look()
+
+    async def check_end(self) -> None:
+        if not self.is_at_rest():
             waiting = sorted(self.sent_by_body[m.body].key for m in self.messages().values())
             journals = [file.name for file in self.blackout.disk.files]
-            self.auditor.violate(f"not drained: messages {waiting}, entries {self._unrest()}, journals {journals}")
+            self.violate(f"not drained: messages {waiting}, entries {self._unrest()}, journals {journals}")
         self.final_checks.check_content()
 
-    def _is_at_rest(self) -> bool:
+    def is_at_rest(self) -> bool:
         if self.messages() or self.blackout.disk.files:
             return False
         return not self._unrest() and not any(len(lanes) for _, lanes in self.lanes())
@@ -209,24 +175,28 @@ class World:
 
     # Processes.
 
-    def _start(self, name: str) -> None:
-        process = Process(self.loop, name)
-        self.workers[process] = None
-        process.spawn(self._work(process))
+    def stop(self, process: Process) -> None:
+        self.auditor.note(f"{process.name} drains")
+        super().stop(process)
 
-    async def _work(self, process: Process) -> None:
-        pipeline = self.pipeline(process)
-        pipeline.refetch = self.refetch if self.has_suspects else None
-        consumer = Consumer(pipeline)
-        self.workers[process] = consumer
-        try:
-            await consumer.run()
-        except Exception as error:
-            self.auditor.violate(f"{process.name} died of {error!r}")
-        self.workers.pop(process, None)
+    def left(self, process: Process) -> None:
         if self.now() - self.stopped_at.get(process, 0.0) < self.settings.drain_s - 0.1:
             self.delivery_audit.left(process)
-        self._restart_later()
+
+    def fell(self, process: Process) -> None:
+        self.auditor.note(f"{process.name} killed")
+        self.auditor.process_fell(process)
+        self.blackout.disk.crashed(process)
+
+    def paused(self, process: Process, pause_s: float) -> None:
+        self.paused_at[process] = math.inf
+        self.auditor.note(f"{process.name} pauses")
+        self.auditor.process_fell(process)
+
+    def resuming(self, process: Process) -> None:
+        self.auditor.note(f"{process.name} goes on")
+        self.paused_at[process] = self.store_now()
+        self.delivery_audit.awake(process)
 
     def pipeline(self, process: Process) -> OpenPipeline:
         """Everything as one process sees it."""
@@ -253,36 +223,12 @@ class World:
             bulk=frozenset({1}) if self.flow.has_bulk else frozenset(),
             debounce=self.flow.debounce,
             rate=self.flow.rate,
+            refetch=self.refetch if self.has_suspects else None,
             journal_store=self.blackout.disk.journal_store(process) if self.blackout.is_write_anyway else None,
             clock=lambda: self.loop.time() + skew_s,
             wall=self.store_now,
             rng=random.Random(self.rng.random()),
         )
-
-    def kill(self, process: Process) -> None:
-        """As `kill -9`: its connections end, its leases do not."""
-        process.kill()
-        self._fallen.append(process)
-        self.auditor.note(f"{process.name} killed")
-        self.auditor.process_fell(process)
-        self.blackout.disk.crashed(process)
-        self.workers.pop(process, None)
-        for session in self.sessions.pop(process, []):
-            session.end()
-        self.auditor.look()
-        self._restart_later()
-
-    def meanwhile(self, process: Process) -> None:
-        self.disturbances.meanwhile(process)
-
-    def served(self) -> None:
-        self.auditor.look()
-
-    def _restart_later(self) -> None:
-        self._restarts += 1
-        name = f"r{self._restarts}"
-        if len(self.workers) < 4:
-            self.loop.call_later(self.rng.uniform(0.1, 10.0), self._start, name, context=self.outside)
 
     # The workload and its handler.
 
@@ -334,16 +280,14 @@ class World:
                 self.auditor.kills[change.key, change.order] += 1
                 if self.auditor.kills[change.key, change.order] > self.final_checks.kills_max(sent):
                     self.auditor.violate(f"{change.key} v{sent.version} kills one worker after another")
-                self.loop.call_soon(self.kill, process, context=self.outside)
-                await asyncio.Event().wait()
+                await self.die(process)
 
     async def meet_deadly_repairs(self, process: Process, claims: Sequence[Claim]) -> None:
         for claim in claims:
             if claim.order is None and claim.key in self._deadly:
                 self.faults.injected["deadly repair"] += 1
                 self.auditor.repair_kills(claim.key)
-                self.loop.call_soon(self.kill, process, context=self.outside)
-                await asyncio.Event().wait()
+                await self.die(process)
 
     def write(self, sink: MemorySink, change: Change[Any], token: int) -> SinkResult:
         accepted = len(sink.writes)

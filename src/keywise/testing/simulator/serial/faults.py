@@ -82,6 +82,7 @@ class SerialFaults(FaultInjector):
         super().__init__(rng)
         self.rates = _draw(rng)
         self.slow_rate, self.lost_rate = self.rates.slow, self.rates.lost / 2
+        self.pause_rate, self.crash_rate = self.rates.pause, self.rates.crash
 
 
 def _draw(rng: random.Random) -> SerialFaultRates:

@@ -20,7 +20,7 @@ class LinkedTurns(Linked[MemoryTurns], over=MemoryTurns):
     """The turns of one process behind a link, whose store refuses some calls."""
 
     def __init__(self, world: "SerialWorld", process: Process, turns: MemoryTurns) -> None:
-        super().__init__(LossyLink(world, process, lambda: world.is_down), turns)
+        super().__init__(LossyLink(world, process, world.is_down), turns)
         self.database = turns.database
         self.operator = self
         self._faults = world.faults
