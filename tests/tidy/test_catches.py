@@ -40,9 +40,7 @@ CATCHES = {
     ("testing/handlers/world.py", "HandlerLoop.run_in_executor"): "runs a handler",
     ("testing/lossy_link.py", "LossyLink._serve"): "passes the error of a server on to its client",
     ("testing/simulated_world.py", "ConsumerWorld._work"): "the outermost call of a simulated process",
-    ("testing/simulator/crowd.py", "CrowdWorld._work"): "the outermost call of a simulated process",
-    ("testing/simulator/seeds.py", "_crowd_violations"): "the outermost call of a simulated world",
-    ("testing/simulator/seeds.py", "run_seed"): "the outermost call of a simulated world",
+    ("testing/simulator/seeds.py", "run_world"): "the outermost call of a simulated world",
 }
 
 # Where something is looked up by a name: in what is not ours, or in fields of our own values that are listed elsewhere.

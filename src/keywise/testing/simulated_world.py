@@ -11,6 +11,7 @@ from keywise.flow.consumer import Consumer
 from keywise.flow.pipeline import OpenPipeline
 from keywise.testing.fault_injector import FaultInjector
 from keywise.testing.lossy_link import Session
+from keywise.testing.run_log import RunLog
 from keywise.testing.virtual_loop import Process, VirtualLoop
 
 PAUSE_MAX_S = 25.0
@@ -39,6 +40,7 @@ class SimulatedWorld:
     tick_s = 1.0
 
     faults: FaultInjector
+    auditor: RunLog
     workers: dict[Process, Any]
     """What runs in each process."""
 
@@ -69,7 +71,7 @@ class SimulatedWorld:
 
     def violate(self, what: str) -> None:
         """Record that a promise was broken."""
-        raise NotImplementedError
+        self.auditor.violate(what)
 
     def senders(self) -> list[Coroutine[Any, Any, None]]:
         """What sends the workload; faults last until it is done."""

@@ -8,6 +8,7 @@ import msgspec
 from keywise.core.change import VERSION_MIN, Change, Order, is_unversioned
 from keywise.core.entry import Claim, Entry, Level, Phase
 from keywise.core.sink import Grade
+from keywise.testing.run_log import RunLog
 from keywise.testing.simulator.dead_letter_audit import Letters
 from keywise.testing.virtual_loop import Process
 
@@ -29,14 +30,13 @@ class RunningCall(msgspec.Struct, eq=False):
     started: float
 
 
-class Auditor:
+class Auditor(RunLog):
     """Knows what was sent, granted, written, committed and acked, and judges each step when it happens."""
 
     def __init__(self, world: "World") -> None:
+        super().__init__(world.now)
         self._world = world
         self.letters = Letters(world, self)
-        self.violations: list[str] = []
-        self.trace: list[str] = []
         self.committed: dict[str, Order] = {}
         """The highest mark that a key ever had."""
         self._committed_at: dict[str, float] = {}
@@ -70,14 +70,6 @@ class Auditor:
         """Deaths at the repair of a key, since a change of it was claimed last."""
         self._calls: list[RunningCall] = []
         self._blocked_ticks: Counter[str] = Counter()
-
-    def note(self, what: str) -> None:
-        """A line of the trace that is shown if the run fails."""
-        self.trace.append(f"{self._world.now():8.3f} {what}")
-
-    def violate(self, what: str) -> None:
-        self.note(f"VIOLATION {what}")
-        self.violations.append(what)
 
     # The ledger.
 

@@ -4,11 +4,10 @@ Its servers always answer, so its limits are narrow: what takes long here is the
 """
 
 import asyncio
-import contextvars
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -23,12 +22,14 @@ from keywise.core.entry import EMPTY, Claim, Entry, LeaseTerms, LedgerPolicy, Le
 from keywise.core.ledger import ClaimResults, Commit
 from keywise.core.settings import Settings
 from keywise.core.sink import Grade, SinkResult
-from keywise.flow.consumer import Consumer
 from keywise.flow.intake import FieldRoute, Fields, MessageReader
 from keywise.flow.lanes import Lanes
 from keywise.flow.leased.probation import ON_PROBATION
 from keywise.flow.pipeline import OpenPipeline
-from keywise.testing.virtual_loop import Process, VirtualLoop
+from keywise.testing.fault_injector import FaultInjector
+from keywise.testing.run_log import RunLog
+from keywise.testing.simulated_world import ConsumerWorld
+from keywise.testing.virtual_loop import Process
 
 TICK_S = 0.25
 FAULTS_S = 150.0
@@ -82,31 +83,29 @@ class Probe(msgspec.Struct):
     """A worker that died had received it."""
 
 
-class CrowdWorld:
+class CrowdWorld(ConsumerWorld):
     """A few workers, hundreds of keys, killers, and probes that arrive once a second."""
 
+    processes = (1, 3)
+    restart_max_s = 2.0
+    faults_s = FAULTS_S
+    rest_max_s = REST_MAX_S
+    tick_s = TICK_S
+    auditor: "CrowdAudit"
+
     def __init__(self, seed: int, grade: Grade) -> None:
-        self.rng = random.Random(f"crowd {grade.value} {seed}")
-        self.loop = VirtualLoop()
+        super().__init__(f"crowd {grade.value} {seed}")
+        self.faults = FaultInjector(self.rng)
         self.grade = grade
-        self.is_over = False
         self.database = MemoryDatabase(clock=self.now, rng=random.Random(self.rng.random()))
         self.source = MemorySource(MemoryDatabase(clock=self.now), "queue", visibility_s=20.0)
         self.queue = self.source.database.queue("queue")
         self.policy = LedgerPolicy(intents=grade is Grade.PLAIN, redelivery_s=SETTINGS.redelivery_s)
         self.sink = MemorySink(grade, clock=self.now)
-        self.audit = CrowdAudit(self)
+        self.auditor = CrowdAudit(self)
         self.plans: dict[tuple[str, int], Plan] = {}
-        self.workers: dict[Process, Consumer] = {}
-        self.stopped: set[Process] = set()
-        self._names = 0
-        self._fallen: list[Process] = []
-        self._outside = contextvars.copy_context()
         self._refetch_s = self.rng.uniform(0.1, 9.0)
         self._kills_max_s = self.rng.choice((0.05, 0.05, 30.0))
-
-    def now(self) -> float:
-        return self.loop.time()
 
     def entry(self, key: str) -> Entry:
         return self.database.scope("sim").entries.get(key, EMPTY)
@@ -118,26 +117,20 @@ class CrowdWorld:
 
     # The run.
 
-    def run(self) -> None:
-        self.loop.set_exception_handler(lambda _, context: self.audit.violate(f"nobody handles {context!r}"))
-        try:
-            self.loop.run_until_complete(self._run())
-        finally:
-            self.loop.end()
+    def senders(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._send_crowd(), self._send_probes(), self._kill_some()]
 
-    async def _run(self) -> None:
-        for _ in range(self.rng.randint(1, 3)):
-            self._start()
-        tasks = [asyncio.ensure_future(act()) for act in (self._send_crowd, self._send_probes, self._disturb)]
-        while self.now() < FAULTS_S or not all(task.done() for task in tasks):
-            await asyncio.sleep(TICK_S)
-            self.audit.tick()
-        self.is_over = True
-        deadline = self.now() + REST_MAX_S
-        while self.queue and self.now() < deadline:
-            await asyncio.sleep(TICK_S)
-            self.audit.tick()
-        self.audit.check_end()
+    def tick(self) -> None:
+        self.auditor.tick()
+
+    def is_at_rest(self) -> bool:
+        return not self.queue
+
+    async def check_end(self) -> None:
+        self.auditor.check_end()
+
+    def fell(self, process: Process) -> None:
+        self.auditor.process_fell(process)
 
     async def _send_crowd(self) -> None:
         rng = self.rng
@@ -156,14 +149,14 @@ class CrowdWorld:
         while self.now() < FAULTS_S:
             await asyncio.sleep(self.rng.uniform(0.2, 1.0))
             number += 1
-            self.audit.probes[f"probe-{number}"] = Probe(f"probe-{number}")
+            self.auditor.probes[f"probe-{number}"] = Probe(f"probe-{number}")
             await self._send([Plan(f"probe-{number}", 1, self.rng.uniform(0.0, 0.05))])
 
     async def _send(self, plans: Sequence[Plan]) -> None:
         self.plans |= {(plan.key, plan.version): plan for plan in plans}
         await self.source.send([json.dumps({"id": plan.key, "v": plan.version}).encode() for plan in plans])
 
-    async def _disturb(self) -> None:
+    async def _kill_some(self) -> None:
         """Kill workers, the first while it holds many claims; drain some."""
         rng = self.rng
         await asyncio.sleep(rng.uniform(0.05, 1.0))
@@ -172,20 +165,13 @@ class CrowdWorld:
                 self.kill(busiest)
             await asyncio.sleep(rng.uniform(1.0, 40.0))
             if self.workers and rng.random() < 0.3:
-                process = rng.choice(list(self.workers))
-                self.stopped.add(process)
-                self.workers[process].stop()
+                self.stop(rng.choice(list(self.workers)))
 
     # Processes.
 
-    def _start(self) -> None:
-        self._names += 1
-        process = Process(self.loop, f"w{self._names}")
-        process.spawn(self._work(process))
-
-    async def _work(self, process: Process) -> None:
+    def pipeline(self, process: Process) -> OpenPipeline:
         ledger = CrowdLedger(self, process)
-        pipeline = OpenPipeline(
+        return OpenPipeline(
             name="sim",
             sources=[("queue", self.source)],
             ledger=ledger,
@@ -201,31 +187,11 @@ class CrowdWorld:
             wall=self.now,
             rng=random.Random(self.rng.random()),
         )
-        self.workers[process] = consumer = Consumer(pipeline)
-        try:
-            await consumer.run()
-        except Exception as error:
-            self.audit.violate(f"{process.name} died of {error!r}")
-        self.workers.pop(process, None)
-        self._restart_later()
 
     async def _refetch(self, key: str) -> dict[str, Any]:
         """A slow source of truth."""
-        await asyncio.sleep(0.0 if self.is_over else self._refetch_s)
+        await asyncio.sleep(0.0 if self.faults.is_over else self._refetch_s)
         return {"id": key, "v": max(version for one, version in self.plans if one == key)}
-
-    def kill(self, process: Process) -> None:
-        """As `kill -9`."""
-        if process.is_dead:
-            return
-        self.audit.process_fell(process)
-        process.kill()
-        self._fallen.append(process)
-        self.workers.pop(process, None)
-        self._restart_later()
-
-    def _restart_later(self) -> None:
-        self.loop.call_later(self.rng.uniform(0.1, 2.0), self._start, context=self._outside)
 
 
 class CrowdLedger(MemoryLedger):
@@ -233,33 +199,33 @@ class CrowdLedger(MemoryLedger):
 
     def __init__(self, world: CrowdWorld, process: Process) -> None:
         super().__init__(world.database, "sim", world.policy)
-        self._audit = world.audit
+        self._auditor = world.auditor
         self._process = process
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
-        self._audit.asked(self._process, terms)
+        self._auditor.asked(self._process, terms)
         results = await super().claim(headers, terms)
         for claim in results.granted:
-            self._audit.granted(self._process, claim, terms)
-        self._audit.check_window(self._process, results.granted)
+            self._auditor.granted(self._process, claim, terms)
+        self._auditor.check_window(self._process, results.granted)
         return results
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         refused = await super().commit(commits)
-        self._audit.ended(commit.claim.key for commit in commits)
+        self._auditor.ended(commit.claim.key for commit in commits)
         return refused
 
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         lost = await super().dead_letter(requests)
         for request in requests:
             if request.claim is not None and request.claim not in lost:
-                self._audit.dead(request.claim, request.letter.cause)
-        self._audit.ended(request.letter.key for request in requests)
+                self._auditor.dead(request.claim, request.letter.cause)
+        self._auditor.ended(request.letter.key for request in requests)
         return lost
 
     async def finish_repair(self, claim: Claim, written: ChangeHeader | None) -> None:
         await super().finish_repair(claim, written)
-        self._audit.ended([claim.key])
+        self._auditor.ended([claim.key])
 
 
 class CrowdSink:
@@ -282,24 +248,23 @@ class CrowdSink:
     async def apply(self, changes: Sequence[Change[Any]], claims: Sequence[Claim]) -> Sequence[SinkResult]:
         world, [change], [claim] = self._world, changes, claims
         plan = world.plans[change.key, change.version or 0]
-        call = world.audit.call_started(self._process, claim)
+        call = world.auditor.call_started(self._process, claim)
         try:
             await asyncio.sleep(plan.call_s)
             if plan.kills:
-                world.audit.kills(plan, is_repair=claim.order is None)
-                world.loop.call_soon(world.kill, self._process, context=world._outside)
-                await asyncio.Event().wait()
+                world.auditor.kills(plan, is_repair=claim.order is None)
+                await world.die(self._process)
             return [world.sink.write(change, claim.token)]
         finally:
-            world.audit.call_ended(call)
+            world.auditor.call_ended(call)
 
 
-class CrowdAudit:
+class CrowdAudit(RunLog):
     """Judges every step of a `CrowdWorld`."""
 
     def __init__(self, world: CrowdWorld) -> None:
+        super().__init__(world.now)
         self._world = world
-        self.violations: list[str] = []
         self.probes: dict[str, Probe] = {}
         """Probes that are not written yet."""
         self._calls: list[Call] = []
@@ -315,9 +280,6 @@ class CrowdAudit:
         self._begun: set[str] = set()
         """Processes in which something has begun since they last drained."""
         self._drained_since: dict[str, float] = {}
-
-    def violate(self, what: str) -> None:
-        self.violations.append(f"{self._world.now():.2f} s: {what}")
 
     # The ledger.
 
@@ -422,7 +384,7 @@ class CrowdAudit:
                 if entry.deaths is Level.ALONE and entry.phase is not Phase.ACCOMPANIED:
                     draining.add(process)
                     self._check_time_alone(process, key, entry)
-        draining |= self._world.stopped  # It gives back what waits when its last call has ended.
+        draining |= self._world.stopped_at.keys()  # It gives back what waits when its last call has ended.
         excused = {ticket.change.key for process in draining for ticket in self._tickets(process)}
         has_worker = any(process not in draining for process in self._world.workers)
         received = {ticket.change.key for process in self._world.workers for ticket in self._tickets(process)}
@@ -436,7 +398,7 @@ class CrowdAudit:
     def _check_time_alone(self, process: Process, key: str, entry: Entry) -> None:
         alone_s = min(LEASE_S * 2**entry.late_deaths, SETTINGS.runtime_max_s)
         held_s = self._world.now() - self._drained_since.get(process.name, self._world.now())
-        if held_s > LEASE_S + alone_s + 2.0 and not process.is_dead and process not in self._world.stopped:
+        if held_s > LEASE_S + alone_s + 2.0 and not process.is_dead and process not in self._world.stopped_at:
             self.violate(f"{process.name} lets everything wait for {key} for {held_s} s")
 
     def check_end(self) -> None:
@@ -463,7 +425,7 @@ class CrowdAudit:
 
 
 class Window(msgspec.Struct):
-    """How many changes on probation a process may run, counted by somebody who does not trust it."""
+    """How many changes on probation a process may run, counted without asking it."""
 
     limit: int = 1
     clean: int = 0

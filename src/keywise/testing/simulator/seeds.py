@@ -18,6 +18,7 @@ import msgspec
 
 from keywise.core.sink import Grade
 from keywise.flow.strategy import CommitStrategy
+from keywise.testing.simulated_world import SimulatedWorld
 from keywise.testing.simulator.crowd import CrowdWorld
 from keywise.testing.simulator.world import World
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 T = TypeVar("T")
+W = TypeVar("W", bound=SimulatedWorld)
 
 SEEDS_A_CHUNK = 25
 SEEDS_A_COLLECTION = 50
@@ -81,31 +83,28 @@ class Tally(msgspec.Struct):
 
 
 def run_seed(seed: int, grade: Grade) -> Run:
-    """One world. Whatever it raises is a violation too."""
-    world: World | None = None
-    violations: list[str] = []
-    try:
-        world = World(seed, grade)
-        world.run()
-    except Exception as error:
-        violations.append(f"the run ended with {type(error).__name__}: {error}")
+    """Run one flow, and with some seeds also a crowd."""
+    world, violations = run_world(World, seed, grade)
     if world is None:
         return Run(seed, grade, "not built", violations, {}, [])
+    run = Run(seed, grade, _variant(world), violations, dict(world.faults.injected), list(world.auditor.trace))
     if grade is not Grade.ATOMIC and seed % SEEDS_A_CROWD == 0:
-        violations += _crowd_violations(seed, grade)
-    # Copies, because what is left of killed processes may still speak when it is collected.
-    auditor, faults = world.auditor, dict(world.faults.injected)
-    return Run(seed, grade, _variant(world), auditor.violations + violations, faults, list(auditor.trace))
+        crowd, violations = run_world(CrowdWorld, seed, grade)
+        run.violations.extend(f"in a crowd: {violation}" for violation in violations)
+        run.trace.extend(f"in a crowd: {line}" for line in (crowd.auditor.trace if crowd is not None else ()))
+    return run
 
 
-def _crowd_violations(seed: int, grade: Grade) -> list[str]:
-    """What a second world of the same seed shows, in which workers die with many claims."""
+def run_world(kind: Callable[[int, Grade], W], seed: int, grade: Grade) -> tuple[W | None, list[str]]:
+    """Build and run a world; return it, if it could be built, and all violations. An error that it raises is one."""
+    world, raised = None, []
     try:
-        crowd = CrowdWorld(seed, grade)
-        crowd.run()
+        world = kind(seed, grade)
+        world.run()
     except Exception as error:
-        return [f"the crowd ended with {type(error).__name__}: {error}"]
-    return [f"in a crowd, at {violation}" for violation in crowd.audit.violations]
+        raised.append(f"the run ended with {type(error).__name__}: {error}")
+    # A copy, because what is left of killed processes may still speak when it is collected.
+    return world, [*(world.auditor.violations if world is not None else ()), *raised]
 
 
 def run_seeds(grade: Grade, seeds: Sequence[int], run: Callable[[int, Grade], Run] = run_seed) -> Tally:

@@ -49,6 +49,7 @@ class World(ConsumerWorld):
     rest_max_s = LIVENESS_MAX_S
     tick_s = TICK_S
     faults: Faults
+    auditor: Auditor
 
     def __init__(self, seed: int, grade: Grade) -> None:
         super().__init__(f"{grade.value} {seed}")
@@ -131,9 +132,6 @@ class World(ConsumerWorld):
         return self.faults.rates.zombies and self.has_suspects
 
     # The run.
-
-    def violate(self, what: str) -> None:
-        self.auditor.violate(what)
 
     def senders(self) -> list[Coroutine[Any, Any, None]]:
         return [self._send_all()]

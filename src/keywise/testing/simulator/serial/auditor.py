@@ -11,13 +11,13 @@ from keywise.core.serial.contract import Ending, Mode, TurnPolicy
 from keywise.core.serial.rules import circle
 from keywise.core.sink import Grade
 from keywise.serial.pending import NOT_ASKED, NOT_ASKED_ANY_MORE
+from keywise.testing.run_log import RunLog
 from keywise.testing.virtual_loop import Process
 
 if TYPE_CHECKING:
     from keywise.testing.simulator.serial.world import Ask, SerialWorld
 
 LATE_S = 0.01
-TRACE_MAX = 2000
 
 
 class Active(msgspec.Struct):
@@ -29,12 +29,11 @@ class Active(msgspec.Struct):
     mode: Mode
 
 
-class SerialAuditor:
+class SerialAuditor(RunLog):
     """What was seen from outside: what began, what was accepted, and what callers were told."""
 
     def __init__(self, world: "SerialWorld") -> None:
-        self.violations: list[str] = []
-        self.trace: list[str] = []
+        super().__init__(world.now)
         self.accepted: dict[str, list[str]] = {}
         """Of the plain grade: ids by key, in the order in which their writes were accepted."""
         self.excused_until = 0.0
@@ -54,19 +53,11 @@ class SerialAuditor:
         self._told: dict[str, Any] = {}
         self._paused_at: dict[Process, float] = {}
 
-    def note(self, what: str) -> None:
-        if len(self.trace) < TRACE_MAX:
-            self.trace.append(f"{self._world.loop.time():8.3f}  {what}")
-
-    def violate(self, what: str) -> None:
-        self.violations.append(f"at {self._world.loop.time():.3f}: {what}")
-        self.note(f"VIOLATION {what}")
-
     def paused(self, process: Process) -> None:
         self._paused_at[process] = float("inf")
 
     def resumed(self, process: Process) -> None:
-        self._paused_at[process] = self._world.loop.time()
+        self._paused_at[process] = self._world.now()
 
     # The function.
 
@@ -86,7 +77,7 @@ class SerialAuditor:
         if claim.token in unknown or len(unknown) >= TurnPolicy().attempts_max:
             self.violate(f"{id} is run again, and it does not know what it did under {unknown}")
         self._begun[id].add(claim.token)
-        self._begun_by[process, id] = self._world.loop.time()
+        self._begun_by[process, id] = self._world.now()
         if not is_again and not world.waits(process, id):
             self.violate(f"{id} runs, and nobody waits for it any more")
         if not is_again and world.deadline(process, id) <= world.loop.time():
@@ -113,11 +104,11 @@ class SerialAuditor:
     def _is_gone(self, other: Active) -> bool:
         """Whether it cannot notice that it has lost its turn: it is dead, stopped, or just woke up."""
         process = other.process
-        just_now = self._paused_at.get(process, -1.0) >= self._world.loop.time() - LATE_S
+        just_now = self._paused_at.get(process, -1.0) >= self._world.now() - LATE_S
         return process.is_dead or process.is_paused or just_now or self._is_excused()
 
     def _is_excused(self) -> bool:
-        return self._world.loop.time() < self.excused_until
+        return self._world.now() < self.excused_until
 
     def ends(self, process: Process, claim: Claim, id: str, result: Any) -> None:
         """It has returned, raised (`result` is the error), or was broken off."""
@@ -151,7 +142,7 @@ class SerialAuditor:
 
     def answered(self, process: Process, ask: "Ask", answer: Any, deadline: float) -> None:
         """A caller has its result, or an error."""
-        now, id = self._world.loop.time(), ask.id
+        now, id = self._world.now(), ask.id
         self.note(f"{process.name} is told {id}: {answer!r}")
         was_stopped = self._paused_at.get(process, -1.0) >= now - LATE_S
         if now > deadline + LATE_S and not was_stopped:

@@ -72,6 +72,7 @@ class SerialWorld(SimulatedWorld):
     rest_max_s = LIVENESS_MAX_S
     tick_s = 0.5
     faults: SerialFaults
+    auditor: SerialAuditor
     workers: dict[Process, SerialFunction]
 
     def __init__(self, seed: int, grade: Grade) -> None:
@@ -113,9 +114,6 @@ class SerialWorld(SimulatedWorld):
         return is_waiting and is_its_own and len(self._waiting.get((process, id), [])) == 1
 
     # The run.
-
-    def violate(self, what: str) -> None:
-        self.auditor.violate(what)
 
     def senders(self) -> list[Coroutine[Any, Any, None]]:
         return [self._ask_all()]
