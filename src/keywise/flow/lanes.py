@@ -285,17 +285,23 @@ class Lanes:
         half, quarter = self.capacity // 2, self.capacity // 4
         if len(self._tickets) <= (quarter if self._bulk_tickets else half):
             return []
-        blocked, leaving = self._blocked(now), list[Ticket]()
-        if self._bulk_tickets:
-            bulk = [lane for _, lane in blocked if lane.is_bulk]
-            leaving += _shed(bulk, sum(map(_held_back, bulk)) - quarter)
+        blocked = self._blocked(now)
         every = [lane for _, lane in blocked]
+        leaving = self._shed_bulk(every, quarter)
         leaving += _shed(every, sum(map(_held_back, every)) - half)
+        leaving += self._shed_bulk(every, quarter)  # A lane whose live changes have left is a bulk lane now.
         self._evicted.update(ticket.change.key for ticket in leaving)
         for key, lane in blocked if leaving else ():
-            lane.is_bulk = self._is_all_bulk(lane)  # The live ones may have left.
             self._drop_if_empty(key, lane)
         return self._left(leaving)
+
+    def _shed_bulk(self, lanes: Sequence[Lane], room: int) -> list[Ticket]:
+        if not self._bulk_tickets:
+            return []
+        for lane in lanes:
+            lane.is_bulk = self._is_all_bulk(lane)
+        bulk = [lane for lane in lanes if lane.is_bulk]
+        return _shed(bulk, sum(map(_held_back, bulk)) - room)
 
     def take_freed(self) -> list[str]:
         """Return the keys of which a change has ended since the last call, and of which changes were evicted before."""
