@@ -12,6 +12,7 @@ from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Entry
 from keywise.core.events import Event
 from keywise.flow.pipeline import Pipeline
+from running import scaled
 
 WAYS = ("queue_transaction", "ledger_transaction", "claimed_transaction", "leased")
 QUICK = {"poll": "50ms", "backoff": "10ms", "backoff_max": "50ms"}
@@ -74,7 +75,7 @@ class Shop:
         """Run the app until a condition holds, then let it drain."""
         running = asyncio.create_task(self.app.run(handle_signals=False))
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(scaled(limit_s)):
                 while not running.done() and not await done():
                     await asyncio.wait([running], timeout=0.01)
         finally:

@@ -2,6 +2,7 @@
 
 from flow.tickets import names, ticket
 from keywise.core.change import Outcome
+from keywise.core.limits import Debounce
 from keywise.flow.lanes import LIVE_BEFORE_BULK, Lanes, Ticket
 
 LIVE, BULK = 0, 1
@@ -85,6 +86,14 @@ def test_a_lane_is_bulk_again_when_its_live_changes_have_left_while_a_bulk_one_w
     lanes.hold(taken, 0.0)
     assert lanes.take(1, 0.0, bulk_limit=0) == []
     assert names(lanes.take(1, 0.0, bulk_limit=1)) == [("a", 2)]
+
+
+def test_a_lane_is_bulk_again_when_its_live_changes_were_evicted():
+    lanes = Lanes(1, bulk={BULK}, debounce=Debounce(quiet=1.0, max_wait=3.0))
+    lanes.add([change("a", 1, source=LIVE), change("a", 2)])
+    assert names(lanes.evict_blocked()) == [("a", 1)]
+    assert lanes.take(1, 1.0, bulk_limit=0) == []
+    assert names(lanes.take(1, 1.0, bulk_limit=1)) == [("a", 2)]
 
 
 def test_a_bulk_lane_that_waits_becomes_live_with_a_live_change_even_if_that_is_older():

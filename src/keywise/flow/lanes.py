@@ -246,6 +246,7 @@ class Lanes:
             while self._held_back(lane) and (excess > 0 or (lane.is_bulk and bulk_excess > 0)):
                 leaving.append(lane.waiting.pop())
                 excess, bulk_excess = excess - 1, bulk_excess - lane.is_bulk
+            lane.is_bulk = self._is_all_bulk(lane)  # The live ones may have left.
             self._drop_if_empty(key, lane)
         return self._left(leaving)
 

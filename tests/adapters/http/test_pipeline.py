@@ -266,7 +266,14 @@ def test_a_write_that_lands_late_is_refused_or_repaired(tmp_path, grade):
     """The service works on a request long after its claim has ended, when something newer is there already."""
     rules = {"conditional": 409} if grade == "conditional" else {}
     space = shared.http().space(fault="late", times=1, **rules)
-    shop = shop_to(f"{space.url}?grade={grade}", tmp_path, **SHORT, runtime_max="500ms", horizon="300ms", repair="50ms")
+    shop = shop_to(
+        f"{space.url}?grade={grade}",
+        tmp_path,
+        **(SHORT | {"attempts_max": 9}),
+        runtime_max="500ms",
+        horizon="300ms",
+        repair="50ms",
+    )
     landed: list[bool] = []
 
     @shop.definition.refetch
