@@ -232,6 +232,13 @@ class Lanes:
         Bulk lanes may use only a quarter. Without this, a few blocked keys could fill the lanes, and healthy keys
         would wait for them.
         """
+        leaving: list[Ticket] = []
+        # A lane that has lost its live changes is a bulk lane: then there may be too many of those.
+        while excess := self._excess_of_blocked():
+            leaving += excess
+        return self._left(leaving)
+
+    def _excess_of_blocked(self) -> list[Ticket]:
         excess, bulk_excess = self._blocked() - self.capacity // 2, 0
         if self._bulk_tickets:
             bulk_excess = self._blocked(bulk_only=True) - self.capacity // 4
@@ -246,9 +253,9 @@ class Lanes:
             while self._held_back(lane) and (excess > 0 or (lane.is_bulk and bulk_excess > 0)):
                 leaving.append(lane.waiting.pop())
                 excess, bulk_excess = excess - 1, bulk_excess - lane.is_bulk
-            lane.is_bulk = self._is_all_bulk(lane)  # The live ones may have left.
+            lane.is_bulk = self._is_all_bulk(lane)
             self._drop_if_empty(key, lane)
-        return self._left(leaving)
+        return leaving
 
     def drain(self) -> list[Ticket]:
         """Remove all waiting changes and return them; those being processed stay."""
