@@ -234,11 +234,11 @@ class Lanes:
         """
         leaving: list[Ticket] = []
         # A lane that has lost its live changes is a bulk lane: then there may be too many of those.
-        while excess := self._excess_of_blocked():
-            leaving += excess
+        while some := self._evict_excess():
+            leaving += some
         return self._left(leaving)
 
-    def _excess_of_blocked(self) -> list[Ticket]:
+    def _evict_excess(self) -> list[Ticket]:
         excess, bulk_excess = self._blocked() - self.capacity // 2, 0
         if self._bulk_tickets:
             bulk_excess = self._blocked(bulk_only=True) - self.capacity // 4
