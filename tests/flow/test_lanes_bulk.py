@@ -96,6 +96,15 @@ def test_a_lane_is_bulk_again_when_its_live_changes_were_evicted():
     assert names(lanes.take(1, 1.0, bulk_limit=1)) == [("a", 2)]
 
 
+def test_what_is_bulk_only_after_an_eviction_keeps_to_the_room_of_bulk_too():
+    """The live change of a lane leaves, so its others are bulk, and then there is more bulk than its quarter."""
+    lanes = Lanes(4, bulk={BULK}, debounce=Debounce(quiet=1.0, max_wait=3.0))
+    numbered = [("c", 1, LIVE), ("a", 1, BULK), ("a", 1, BULK), ("c", 2, BULK), ("c", 2, BULK)]
+    lanes.add([ticket(key, version, number, source=source) for number, (key, version, source) in enumerate(numbered)])
+    assert lanes.evict_blocked(0.0)
+    assert lanes.evict_blocked(0.0) == []
+
+
 def test_a_bulk_lane_that_waits_becomes_live_with_a_live_change_even_if_that_is_older():
     lanes = both()
     lanes.add([change("k", 5), *bulk("b")])

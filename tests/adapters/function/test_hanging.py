@@ -69,7 +69,7 @@ def test_a_batch_with_one_that_hangs_costs_its_neighbours_no_more_than_that_try(
     cause, suspect, others = run(work_beside_a_hung_change(shop, applied))
     assert cause == "the outcome of the last of 2 attempts is unknown"
     assert (suspect > 0, others) == (True, 0)
-    assert sorted(applied) == sorted(keys(COUNT))
+    assert set(applied) == keys(COUNT), "a busy machine may make a call twice"
 
 
 def test_a_key_whose_earlier_call_still_runs_fails_alone(never):

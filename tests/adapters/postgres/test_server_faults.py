@@ -261,16 +261,17 @@ def test_without_a_free_connection_a_worker_says_what_to_do_and_others_wait(narr
 
 
 def test_a_process_that_has_all_its_connections_in_use_says_so_and_goes_on(monkeypatch):
-    monkeypatch.setattr("keywise.adapters.postgres.database.CONNECT_S", 0.2)
-
     async def main() -> None:
         async with PostgresDatabase(shared.postgres().url) as database:
             async with AsyncExitStack() as transactions:
                 for _ in range(WRITERS_MAX):
                     await transactions.enter_async_context(database.transaction())
                 assert await database.now() > 0, "there are others to read with"
+                # Not earlier: on a busy machine, each of these connections may take longer than this.
+                monkeypatch.setattr("keywise.adapters.postgres.database.CONNECT_S", 0.2)
                 with pytest.raises(UnavailableError, match=f"all {WRITERS_MAX} connections of this process are in use"):
                     await database.write("select 1")
+                monkeypatch.undo()
             assert len(await database.write("select 1")) == 1
 
     run(main())
