@@ -79,7 +79,7 @@ def test_a_port_that_is_no_number_is_refused_as_an_address(scheme: str, hosts: s
 
 
 def test_several_hosts_with_ports_are_no_mistake():
-    adapters.connect_ledger(Address("postgresql://u:p@one:5432,[::1]:5433,other/shop", "shop", {}), LedgerPolicy())
+    adapters.connect_ledger(Address("postgresql://u:p@[::1]:5433,one:5432,other/shop", "shop", {}), LedgerPolicy())
 
 
 def test_a_file_may_have_an_at_in_its_name():

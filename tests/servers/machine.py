@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import os
-import random
 import shutil
 import socket
 import subprocess
@@ -11,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import SystemRandom
 from typing import TypeVar
 
 Found = TypeVar("Found")
@@ -113,25 +113,27 @@ def scratch_folder(server: str, parent: str | None = IN_MEMORY) -> Iterator[Path
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def free_port_pair(apart: int) -> int:
-    """A free port, for a server that opens a second one `apart` above it."""
+def free_port(also: int = 0) -> int:
+    """A free port for a server that starts within a minute, and again later; with `also`, one so far above it too."""
     while True:
-        port = random.choice(FIXED_PORTS)
-        if _is_free(port) and _is_free(port + apart):
+        port = SystemRandom().choice(FIXED_PORTS)  # Hypothesis seeds `random` alike in all processes.
+        if all(_reserve(one) for one in {port, port + also}):
             return port
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
+def _reserve(port: int) -> bool:
+    """Whether a port is free: then it stays so for a minute, except for a server that reuses its address, as all do.
+
+    A connection that its server closed first leaves the port in TIME_WAIT: nobody else who looks finds it free.
+    """
+    with socket.socket() as listener, socket.socket() as client:
         try:
-            probe.bind(("127.0.0.1", port))
+            listener.bind(("127.0.0.1", port))
         except OSError:
             return False
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.listen()
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+        accepted.close()
         return True

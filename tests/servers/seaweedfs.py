@@ -21,7 +21,7 @@ class SeaweedServer:
     """One server; it can be stopped and started again on the same data and the same ports."""
 
     def __init__(self, program: Path, folder: Path) -> None:
-        self.port, *self._inner_ports = (machine.free_port_pair(RPC_APART) for _ in range(4))
+        self.port, *self._inner_ports = (machine.free_port(also=RPC_APART) for _ in range(4))
         self.url = f"http://127.0.0.1:{self.port}"
         self._program = program
         self._folder = folder
