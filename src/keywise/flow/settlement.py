@@ -104,22 +104,18 @@ class Settlement:
     async def settle(self, settled: Sequence[SettledTicket]) -> None:
         """Ack changes that have ended. A lost ack does no harm: the message comes back as a duplicate."""
         self.report_settled(group_by_outcome(settled))
-        await self._each_source((ticket for ticket, _ in settled), lambda source, some: source.ack(some))
+        await self._each_source((ticket for ticket, _ in settled), lambda source, some: source.ack(_deliveries(some)))
 
     async def release(self, tickets: Iterable[Ticket], delay_s: float) -> None:
         """Release deliveries; the source redelivers them after the delay, to this or to another worker."""
-        await self._each_source(tickets, lambda source, some: source.release(some, delay_s))
+        await self._each_source(tickets, lambda source, some: source.release(_deliveries(some), delay_s))
 
     async def give_back(self, tickets: Iterable[Ticket]) -> None:
         """Release waiting changes of blocked keys. Each time a message comes again, it stays away for longer.
 
         A source that can park them gets their keys, for `recall`.
         """
-        by_source: dict[int, list[Ticket]] = {}
-        for ticket in tickets:
-            by_source.setdefault(ticket.source, []).append(ticket)
-        for index, some in by_source.items():
-            await self._at(index, partial(self._park, some))
+        await self._each_source(tickets, self._park)
 
     async def recall(self, keys: Sequence[str]) -> None:
         """Bring back the messages of these keys that were given back, from sources that can park them."""
@@ -127,12 +123,12 @@ class Settlement:
             if parking is not None and keys:
                 await self._at(index, partial(self._recall, keys, parking))
 
-    async def _park(self, tickets: Sequence[Ticket], source: Source) -> None:
-        deliveries, keys = [ticket.delivery for ticket in tickets], [ticket.change.key for ticket in tickets]
-        parking = self._parking[tickets[0].source]
+    async def _park(self, source: Source, tickets: Sequence[Ticket]) -> None:
+        deliveries, parking = _deliveries(tickets), self._parking[tickets[0].source]
         if parking is None:
             await self._release_for_longer(source, deliveries)
         else:
+            keys = [ticket.change.key for ticket in tickets]
             await parking.park(deliveries, keys, [self.pipeline.settings.evict_s(one.count) for one in deliveries])
 
     async def _recall(self, keys: Sequence[str], parking: ParkingSource, _: Source) -> None:
@@ -158,15 +154,15 @@ class Settlement:
         due = [t for t in tickets if (s := limits[t.source]) is not None and now - t.extended_at >= s * age]
         for ticket in due:
             ticket.extended_at = now
-        await self._each_source(due, lambda source, some: source.extend(some, source.visibility_s or 0.0))
+        await self._each_source(due, lambda source, some: source.extend(_deliveries(some), source.visibility_s or 0.0))
 
     async def _each_source(
-        self, tickets: Iterable[Ticket], act: Callable[[Source, list[Delivery]], Awaitable[None]]
+        self, tickets: Iterable[Ticket], act: Callable[[Source, list[Ticket]], Awaitable[None]]
     ) -> None:
-        """Call `act` once per source, with its deliveries. A source that cannot be reached redelivers them itself."""
-        by_source: dict[int, list[Delivery]] = {}
+        """Call `act` once per source, with its tickets. A source that cannot be reached redelivers them itself."""
+        by_source: dict[int, list[Ticket]] = {}
         for ticket in tickets:
-            by_source.setdefault(ticket.source, []).append(ticket.delivery)
+            by_source.setdefault(ticket.source, []).append(ticket)
         if len(by_source) == 1:
             [(index, some)] = by_source.items()
             await self._at(index, lambda source: act(source, some))
@@ -184,3 +180,7 @@ class Settlement:
             self.pipeline.count_unavailable(name, error, 0.0)
         else:
             self.pipeline.report_answer(name)
+
+
+def _deliveries(tickets: Iterable[Ticket]) -> list[Delivery]:
+    return [ticket.delivery for ticket in tickets]

@@ -1,10 +1,12 @@
 """Lost connections do not multiply messages of RabbitMQ: of several copies, the newest one that is known is enough."""
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pika
 import pytest
+from msgspec.structs import replace
 
 from adapters.rabbitmq.benches import fresh
 from adapters.rabbitmq.queue_owner import owner
@@ -15,7 +17,9 @@ from keywise.adapters.rabbitmq.copies import ORIGINAL, CopyLog
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
 from keywise.adapters.rabbitmq.messages import MessageIdentity, content_of, copied_properties, identity_of
 from keywise.adapters.rabbitmq.publisher import Publisher
+from keywise.adapters.rabbitmq.source import RabbitSource
 from keywise.adapters.rabbitmq.subscription import Subscription
+from keywise.core.change import Delivery
 from keywise.core.controls import Pause
 from keywise.core.errors import UnavailableError
 from running import awaited, run
@@ -120,13 +124,22 @@ async def test_an_original_whose_copy_is_uncertain_keeps_its_id(monkeypatch):
             await asyncio.to_thread(shared.rabbitmq().cut_connections)
             [again] = await received(source, 1)
             assert again.id == original.id
-            await source.release([again], 0.0)
+            await _release_after_cut(source, again)
             async with owner(shared.rabbitmq().url) as later:
                 await later.publish_as(queue, [b"one"], _numbered(str(original.id), 1))
             [copy] = await received(source, 1)
             await until(lambda: left_in(queue, 1))
             [(_, properties)] = source._subscription.unsettled([copy])
-            assert identity_of(properties.headers, b"one") == MessageIdentity(str(original.id), 2, copy.sent_at)
+            identity = identity_of(properties.headers, b"one")
+            assert identity.count > 1
+            assert replace(identity, count=1) == MessageIdentity(str(original.id), 1, copy.sent_at)
+
+
+async def _release_after_cut(source: RabbitSource, delivery: Delivery) -> None:
+    """The connection that publishes may not have noticed yet that it was cut."""
+    while True:
+        with suppress(UnavailableError):
+            return await source.release([delivery], 0.0)
 
 
 async def _lost(*_: object) -> None:
