@@ -59,6 +59,11 @@ MESSAGES = """
         lists:member(Names(Queue), EXACT) orelse string:prefix(Names(Queue), <<"PREFIX">>) =/= nomatch])
 """
 
+OVERVIEW = """
+    Call = fun(Module, Function, Given) -> rpc:call(NODE, Module, Function, Given) end,
+    [Call(ra, leader_query, [Call(amqqueue, get_pid, [Queue]), fun rabbit_fifo:overview/1])
+        || Queue <- Call(rabbit_amqqueue, list, []), Call(amqqueue, get_type, [Queue]) =:= rabbit_quorum_queue]
+"""
 
 HASTY = """[{rabbit, [
   {channel_tick_interval, 500},
@@ -181,6 +186,11 @@ class RabbitServer:
         """How many messages of a queue are ready, held, delayed, or on their way back from a delay."""
         # One that moves while the queues are asked, one after another, is met in none of them or twice; but not again.
         return max(self._messages(f"keywise.delay.{queue}.", queue) for _ in range(2))
+
+    def overview(self) -> str:
+        """What each quorum queue knows of itself, for a message about one that is never empty."""
+        asked = OVERVIEW.replace("NODE", f"'{self.node}'")
+        return f"{self.ask(asked.replace(chr(10), ' '))}\n{self.log}"
 
     def _messages(self, prefix: str, *names: str) -> int:
         exact = ", ".join(f'<<"{name}">>' for name in names)
