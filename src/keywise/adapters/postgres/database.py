@@ -63,6 +63,7 @@ class PostgresDatabase:
         self._handlers: Any = None
         """Apart as well: statements of a handler may take as long as the handler."""
         self._connections: WeakSet[Any] = WeakSet()
+        """Of the pools and the listener. Not those of `connected`: their callers may hold locks on them."""
         self._in_use: set[int] = set()
         """The sessions of connections that are not idle."""
         self._left_behind: list[int] = []
@@ -162,7 +163,7 @@ class PostgresDatabase:
             if self._listener is None or self._listener.is_closed():
                 # Who waits looks by himself now and then, so this may fail.
                 with suppress(*LOST):
-                    self._listener = await self._connect(self._url)
+                    self._listener = await self._connect_shared(self._url)
                     async with closed_after_error(self._listener):
                         await self._listener.add_listener(CHANNEL, self._ring)
                     # Whatever was told before is not heard any more.
@@ -189,6 +190,11 @@ class PostgresDatabase:
         async with closed_after_error(connection):
             # Not with the other settings of a connection: poolers refuse those that they do not know.
             await connection.execute(_SESSION)
+        return connection
+
+    async def _connect_shared(self, url: str, **options: Any) -> Any:
+        """Open a connection that holds nothing while it is idle, so that `_give_up` may close it."""
+        connection = await self._connect(url, **options)
         self._connections.add(connection)
         return connection
 
@@ -266,7 +272,7 @@ class PostgresDatabase:
 
     async def _pool(self, size: int, **options: Any) -> Any:
         sizes = {"min_size": 0, "max_size": size}
-        return await asyncpg.create_pool(self._url, connect=self._connect, reset=_reset, **sizes, **options)
+        return await asyncpg.create_pool(self._url, connect=self._connect_shared, reset=_reset, **sizes, **options)
 
     async def _close(self) -> None:
         for part in (self._listener, self._readers, self._writers, self._steppers, self._handlers):
