@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
 import pytest
 
 from adapters.redis.benches import fresh
@@ -270,5 +271,31 @@ def test_a_witness_that_cannot_be_used_is_named_with_what_to_do(server, tmp_path
         with pytest.raises(DatabaseError, match=r"cannot be read.*remove it"):
             async with ledger_on(server, witness=str(tmp_path)):
                 pass
+
+    run(story())
+
+
+def test_a_write_of_another_worker_during_the_start_is_not_a_loss(server, tmp_path):
+    """The file may run ahead of what the server answered before, and keeps the higher number."""
+
+    async def story() -> None:
+        async with ledger_on(server, witness=str(tmp_path)) as other:
+            await committed(other, "a", 1)
+            starting = RedisLedger(RedisDatabase(server.url), "shop", LedgerPolicy(), witness=str(tmp_path))
+            real = starting._server._ask
+
+            async def ask(*command):
+                answer = await real(*command)
+                if "shop" in command:
+                    starting._server._ask = real
+                    await committed(other, "a", 2)
+                    other._scope.close()
+                return answer
+
+            starting._server._ask = ask
+            async with starting:
+                assert (starting.losses, await is_due(other)) == (0, False)
+                [file] = tmp_path.iterdir()
+                assert msgspec.json.decode(file.read_bytes())["seq"] == other._scope._seen
 
     run(story())

@@ -67,12 +67,14 @@ class RedisScope:
         return self.prefix + name
 
     async def open(self) -> None:
-        """Look at what is there, or begin. A witness that knows of more writes has found a loss."""
+        """Open the scope, or create it. If the witness knows of more writes than the server, some were lost."""
         self._own = 0
+        # Before the server is asked: another worker may write, and note it, while this one waits for the answer.
+        known = self._witness.read() if self._witness is not None else None
         self._learn(await self._open(0, b"", b"", lost=False), lost=False)
         if self._witness is None:
             return
-        known, seen = self._witness.read(), self._testimony()
+        seen = self._testimony()
         if known is not None and (known.nonce != seen.nonce or known.seq > seen.seq):
             if known.nonce == seen.nonce:
                 # Numbers are not used twice, or a write after the loss could hide it from another worker.

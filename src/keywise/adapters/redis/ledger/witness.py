@@ -49,6 +49,9 @@ class Witness:
         """Note what is there, as every worker does at its start. Raises DatabaseError if the file cannot be written."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            known = self.read()
+            if known is not None and known.nonce == seen.nonce and known.seq > seen.seq:
+                seen = known  # Another worker has noted more since the server was asked.
             self._write(seen)
         except OSError as error:
             raise DatabaseError(f"{self._path} cannot be written: {error}; name a folder of this user") from error
