@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
 import msgspec
@@ -11,6 +12,8 @@ from adapters.redis.benches import fresh
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.adapters.redis.ledger.witness import Testimony as Progress
+from keywise.adapters.redis.ledger.witness import Witness as ProgressFile
 from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
@@ -299,3 +302,25 @@ def test_a_write_of_another_worker_during_the_start_is_not_a_loss(server, tmp_pa
                 assert msgspec.json.decode(file.read_bytes())["seq"] == other._scope._seen
 
     run(story())
+
+
+def test_workers_of_one_process_write_the_file_at_once_and_leave_nothing_else(tmp_path):
+    def write() -> None:
+        for seq in range(300):
+            ProgressFile(str(tmp_path), "server", "shop").open(Progress("nonce", seq))
+
+    with ThreadPoolExecutor() as threads:
+        for writing in [threads.submit(write) for _ in range(4)]:
+            writing.result()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_draft(tmp_path):
+    progress_file = ProgressFile(str(tmp_path), "server", "shop")
+    progress_file.open(Progress("nonce", 1))
+    [file] = tmp_path.iterdir()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(OSError):
+        progress_file._write(Progress("nonce", 2))
+    assert list(tmp_path.iterdir()) == [file]

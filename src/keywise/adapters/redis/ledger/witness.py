@@ -1,7 +1,7 @@
 """A file outside of Redis that says how far a ledger had come, so that a loss is found though no worker was left."""
 
 import hashlib
-import os
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -72,6 +72,10 @@ class Witness:
             self._noted = seen
 
     def _write(self, seen: Testimony) -> None:
-        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        draft.write_bytes(msgspec.json.encode(seen))
-        draft.replace(self._path)
+        # One process may write from several threads. Not by `tempfile`: other users may have to read the file.
+        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
+        try:
+            draft.write_bytes(msgspec.json.encode(seen))
+            draft.replace(self._path)
+        finally:
+            draft.unlink(missing_ok=True)
