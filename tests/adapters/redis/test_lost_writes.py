@@ -12,8 +12,7 @@ from adapters.redis.benches import fresh
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
-from keywise.adapters.redis.ledger.witness import Testimony as Progress
-from keywise.adapters.redis.ledger.witness import Witness as ProgressFile
+from keywise.adapters.redis.ledger.progress_file import Progress, ProgressFile
 from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause

@@ -33,13 +33,13 @@ Limit: TypeAlias = Callable[[], asyncio.Timeout]
 """Limits statements: each of them, or several together."""
 
 
-def each(limit_s: float) -> Limit:
-    """As long for each use of the limit."""
+def limit_each(limit_s: float) -> Limit:
+    """A limit per statement."""
     return lambda: asyncio.timeout(limit_s)
 
 
-def together(limit_s: float) -> Limit:
-    """As long for all uses of the limit together, from now on."""
+def limit_total(limit_s: float) -> Limit:
+    """One deadline for all statements."""
     until = asyncio.get_running_loop().time() + limit_s
     return lambda: asyncio.timeout_at(until)
 
@@ -61,7 +61,7 @@ class PostgresDatabase:
         self._steppers: Any = None
         """Apart too, so that requests get their turns however many handlers have a transaction."""
         self._handlers: Any = None
-        """Apart as well: statements of a handler may take as long as the handler."""
+        """A pool of its own: handler statements have no time limit."""
         self._connections: WeakSet[Any] = WeakSet()
         """Of the pools and the listener. Not those of `connected`: their callers may hold locks on them."""
         self._in_use: set[int] = set()
@@ -124,11 +124,11 @@ class PostgresDatabase:
     ) -> AsyncIterator[Any]:
         """A transaction over several steps. What an operator has set for a scope does not change meanwhile.
 
-        Whoever changes it is alone: nobody else has a transaction of that scope then. The limit holds for the begin
+        With `exclusive`, no other transaction of the scope runs. The limit holds for the begin
         and the end, and for whatever else the caller applies it to.
         """
         is_own = limit is not None and not runs_user_code
-        limit = limit or each(SLOW_S)
+        limit = limit or limit_each(SLOW_S)
         if scope:
             begin += f"; {controls_lock(scope, exclusive=exclusive)}"
         async with self._acquired(self._handlers if runs_user_code else None, limit) as connection:
@@ -204,7 +204,7 @@ class PostgresDatabase:
         pool = pool or self._writers
         with postgres_errors(self.name):
             try:
-                async with (limit or each(CONNECT_S))():
+                async with (limit or limit_each(CONNECT_S))():
                     connection = await pool.acquire(timeout=CONNECT_S)
             except TimeoutError as error:
                 cause = (
@@ -242,7 +242,7 @@ class PostgresDatabase:
     async def _end_left_behind(self, connection: Any) -> None:
         """End sessions whose connections were given up: the server would keep their locks until it notices."""
         sessions, self._left_behind = self._left_behind, []
-        async with self.answered(each(COMMAND_S)):
+        async with self.answered(limit_each(COMMAND_S)):
             await connection.fetch(_END_SESSIONS, sessions, timeout=COMMAND_S)
 
     async def _open(self) -> None:
@@ -264,7 +264,7 @@ class PostgresDatabase:
         async with _bare(self._url) as one, _bare(self._url) as other:
             async with one.transaction(), other.transaction():
                 # Nothing of either of them is shared as long as it has a transaction.
-                mine, theirs = [await each.fetchval("select pg_backend_pid()") for each in (one, other)]
+                mine, theirs = [await session.fetchval("select pg_backend_pid()") for session in (one, other)]
             # A pooler that hands out what was used last gives `mine` to both; one that takes turns, first `theirs`.
             still = [await _is_in(one, mine), await _is_in(other, theirs)]
         if not all(still):

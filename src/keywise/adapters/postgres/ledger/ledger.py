@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import asyncpg
 
-from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, database_at, each, is_conflict
+from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, database_at, is_conflict, limit_each
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import (
@@ -101,7 +101,7 @@ class PostgresLedger:
         """Handlers may run in it for long, so that it takes the lock of the controls only when it decides."""
         transaction: PostgresTransaction | None = None
         try:
-            limit = each(self.scope.policy.command_s)
+            limit = limit_each(self.scope.policy.command_s)
             with _refused_commits():
                 async with self.database.transaction(limit=limit, runs_user_code=True) as connection:
                     transaction = PostgresTransaction(self.scope, connection)
@@ -116,7 +116,7 @@ class PostgresLedger:
     @asynccontextmanager
     async def marking_transaction(self) -> AsyncIterator[PostgresTransaction]:
         """As `transaction`, for sinks of keywise: no handler runs in it."""
-        limit = each(self.scope.policy.command_s)
+        limit = limit_each(self.scope.policy.command_s)
         with _refused_commits():
             async with self.database.transaction(scope=self.scope.number, limit=limit) as connection:
                 transaction = PostgresTransaction(self.scope, connection, has_controls=True)

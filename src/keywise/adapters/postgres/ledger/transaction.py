@@ -11,10 +11,10 @@ from keywise.adapters.postgres.database import (
     FOR_HANDLERS,
     SLOW_S,
     controls_lock,
-    each,
     is_conflict,
     is_gone,
     is_trouble_of_server,
+    limit_each,
     numbers,
     postgres_errors,
 )
@@ -50,7 +50,7 @@ class PostgresTransaction:
         """The transaction has the lock of the controls: nobody changes them before it ends."""
         self._scope = scope
         self._policy = scope.policy
-        self._limit = each(scope.policy.command_s)
+        self._limit = limit_each(scope.policy.command_s)
         self._now = 0.0
         self._active: set[str] = set()
         """Of the keys that were decided: those with something going on."""
