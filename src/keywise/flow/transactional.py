@@ -12,7 +12,7 @@ from keywise.core.backoff import shortened
 from keywise.core.change import Change, ChangeHeader, Delivery, Outcome
 from keywise.core.dead_letter import DeadLetter
 from keywise.core.entry import Refusal, RefusalReason
-from keywise.core.errors import UnavailableError
+from keywise.core.errors import TransactionFailedError, UnavailableError
 from keywise.core.failures import cause_of_error, cause_of_refusal, concerns_key, is_permanent, look_again_s
 from keywise.core.limits import Snooze
 from keywise.core.sink import AtomicSink, is_atomic
@@ -399,8 +399,11 @@ async def _open_transaction(pipeline: OpenPipeline, *, careful: bool) -> AsyncIt
         async with pipeline.ledger.transaction() as transaction:
             yield transaction, transaction.decide
     else:
-        async with pipeline.marking_ledger.marking_transaction() as marking:
-            yield marking, marking.decide_and_mark
+        try:
+            async with pipeline.marking_ledger.marking_transaction() as marking:
+                yield marking, marking.decide_and_mark
+        except TransactionFailedError as error:
+            raise BadBatchError from error
 
 
 async def transact(

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
 import pytest
 
 from adapters.redis.benches import fresh
 from keywise.adapters.redis.database import RedisDatabase
 from keywise.adapters.redis.ledger import scope as redis_scope
 from keywise.adapters.redis.ledger.ledger import RedisLedger
+from keywise.adapters.redis.ledger.progress_file import Progress, ProgressFile
 from keywise.adapters.redis.ledger.working_set import TOKEN_NONCE_BITS
 from keywise.core.change import ChangeHeader, order_of
 from keywise.core.controls import EVERYTHING, Pause
@@ -272,3 +275,51 @@ def test_a_witness_that_cannot_be_used_is_named_with_what_to_do(server, tmp_path
                 pass
 
     run(story())
+
+
+def test_a_write_of_another_worker_during_the_start_is_not_a_loss(server, tmp_path):
+    """The file may run ahead of what the server answered before, and keeps the higher number."""
+
+    async def story() -> None:
+        async with ledger_on(server, witness=str(tmp_path)) as other:
+            await committed(other, "a", 1)
+            starting = RedisLedger(RedisDatabase(server.url), "shop", LedgerPolicy(), witness=str(tmp_path))
+            real = starting._server._ask
+
+            async def ask(*command):
+                answer = await real(*command)
+                if "shop" in command:
+                    starting._server._ask = real
+                    await committed(other, "a", 2)
+                    other._scope.close()
+                return answer
+
+            starting._server._ask = ask
+            async with starting:
+                assert (starting.losses, await is_due(other)) == (0, False)
+                [file] = tmp_path.iterdir()
+                assert msgspec.json.decode(file.read_bytes())["seq"] == other._scope._seen
+
+    run(story())
+
+
+def test_workers_of_one_process_write_the_file_at_once_and_leave_nothing_else(tmp_path):
+    def write() -> None:
+        for seq in range(300):
+            ProgressFile(str(tmp_path), "server", "shop").open(Progress("nonce", seq))
+
+    with ThreadPoolExecutor() as threads:
+        for writing in [threads.submit(write) for _ in range(4)]:
+            writing.result()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_draft(tmp_path):
+    progress_file = ProgressFile(str(tmp_path), "server", "shop")
+    progress_file.open(Progress("nonce", 1))
+    [file] = tmp_path.iterdir()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(OSError):
+        progress_file._write(Progress("nonce", 2))
+    assert list(tmp_path.iterdir()) == [file]

@@ -33,13 +33,13 @@ Limit: TypeAlias = Callable[[], asyncio.Timeout]
 """Limits statements: each of them, or several together."""
 
 
-def each(limit_s: float) -> Limit:
-    """As long for each use of the limit."""
+def limit_each(limit_s: float) -> Limit:
+    """A limit per statement."""
     return lambda: asyncio.timeout(limit_s)
 
 
-def together(limit_s: float) -> Limit:
-    """As long for all uses of the limit together, from now on."""
+def limit_total(limit_s: float) -> Limit:
+    """One deadline for all statements."""
     until = asyncio.get_running_loop().time() + limit_s
     return lambda: asyncio.timeout_at(until)
 
@@ -61,8 +61,9 @@ class PostgresDatabase:
         self._steppers: Any = None
         """Apart too, so that requests get their turns however many handlers have a transaction."""
         self._handlers: Any = None
-        """Apart as well: statements of a handler may take as long as the handler."""
+        """A pool of its own: handler statements have no time limit."""
         self._connections: WeakSet[Any] = WeakSet()
+        """Of the pools and the listener. Not those of `connected`: their callers may hold locks on them."""
         self._in_use: set[int] = set()
         """The sessions of connections that are not idle."""
         self._left_behind: list[int] = []
@@ -123,11 +124,11 @@ class PostgresDatabase:
     ) -> AsyncIterator[Any]:
         """A transaction over several steps. What an operator has set for a scope does not change meanwhile.
 
-        Whoever changes it is alone: nobody else has a transaction of that scope then. The limit holds for the begin
+        With `exclusive`, no other transaction of the scope runs. The limit holds for the begin
         and the end, and for whatever else the caller applies it to.
         """
         is_own = limit is not None and not runs_user_code
-        limit = limit or each(SLOW_S)
+        limit = limit or limit_each(SLOW_S)
         if scope:
             begin += f"; {controls_lock(scope, exclusive=exclusive)}"
         async with self._acquired(self._handlers if runs_user_code else None, limit) as connection:
@@ -162,7 +163,7 @@ class PostgresDatabase:
             if self._listener is None or self._listener.is_closed():
                 # Who waits looks by himself now and then, so this may fail.
                 with suppress(*LOST):
-                    self._listener = await self._connect(self._url)
+                    self._listener = await self._connect_shared(self._url)
                     async with closed_after_error(self._listener):
                         await self._listener.add_listener(CHANNEL, self._ring)
                     # Whatever was told before is not heard any more.
@@ -189,6 +190,11 @@ class PostgresDatabase:
         async with closed_after_error(connection):
             # Not with the other settings of a connection: poolers refuse those that they do not know.
             await connection.execute(_SESSION)
+        return connection
+
+    async def _connect_shared(self, url: str, **options: Any) -> Any:
+        """Open a connection that holds nothing while it is idle, so that `_give_up` may close it."""
+        connection = await self._connect(url, **options)
         self._connections.add(connection)
         return connection
 
@@ -198,7 +204,7 @@ class PostgresDatabase:
         pool = pool or self._writers
         with postgres_errors(self.name):
             try:
-                async with (limit or each(CONNECT_S))():
+                async with (limit or limit_each(CONNECT_S))():
                     connection = await pool.acquire(timeout=CONNECT_S)
             except TimeoutError as error:
                 cause = (
@@ -236,7 +242,7 @@ class PostgresDatabase:
     async def _end_left_behind(self, connection: Any) -> None:
         """End sessions whose connections were given up: the server would keep their locks until it notices."""
         sessions, self._left_behind = self._left_behind, []
-        async with self.answered(each(COMMAND_S)):
+        async with self.answered(limit_each(COMMAND_S)):
             await connection.fetch(_END_SESSIONS, sessions, timeout=COMMAND_S)
 
     async def _open(self) -> None:
@@ -258,7 +264,7 @@ class PostgresDatabase:
         async with _bare(self._url) as one, _bare(self._url) as other:
             async with one.transaction(), other.transaction():
                 # Nothing of either of them is shared as long as it has a transaction.
-                mine, theirs = [await each.fetchval("select pg_backend_pid()") for each in (one, other)]
+                mine, theirs = [await session.fetchval("select pg_backend_pid()") for session in (one, other)]
             # A pooler that hands out what was used last gives `mine` to both; one that takes turns, first `theirs`.
             still = [await _is_in(one, mine), await _is_in(other, theirs)]
         if not all(still):
@@ -266,7 +272,7 @@ class PostgresDatabase:
 
     async def _pool(self, size: int, **options: Any) -> Any:
         sizes = {"min_size": 0, "max_size": size}
-        return await asyncpg.create_pool(self._url, connect=self._connect, reset=_reset, **sizes, **options)
+        return await asyncpg.create_pool(self._url, connect=self._connect_shared, reset=_reset, **sizes, **options)
 
     async def _close(self) -> None:
         for part in (self._listener, self._readers, self._writers, self._steppers, self._handlers):

@@ -2,7 +2,7 @@
 
 Messages that nobody touched lie in `ready`, in the order of sending; those that are handed over, delayed
 or released lie in `held` until they are visible. So a drain reads and deletes one stretch of one table.
-Those that were released because their key is blocked have its name.
+Those that were released because their key is blocked carry that key in the column `key`.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from keywise.adapters.postgres.database import (
     SLOW_S,
     PostgresDatabase,
     database_at,
-    each,
+    limit_each,
     numbers,
     postgres_errors,
 )
@@ -271,7 +271,7 @@ class PostgresTransactionalQueue:
             await self._connection.execute(_SQL["put_back"], self._source._queue, *_columns([*self._fresh.values()]))
 
     def _answered(self) -> AbstractAsyncContextManager[None]:
-        return self._source.database.answered(each(COMMAND_S))
+        return self._source.database.answered(limit_each(COMMAND_S))
 
 
 def connect(address: Address) -> Source:

@@ -2,7 +2,7 @@
 
 Messages that nobody touched lie in `ready`, in the order of sending; those that are handed over, delayed
 or released lie in `held` until they are visible. So a drain reads and deletes one stretch of one table.
-Those that were released because their key is blocked have its name.
+Those that were released because their key is blocked carry that key in the column `key`.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ import pytest
 
 from adapters.postgres.benches import fresh
 from keywise.adapters.postgres.serial.lock_backend import PostgresLockTurns
-from keywise.core.errors import KeywiseError
+from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.serial.contract import Ending, Reply, TurnPolicy
 from keywise.testing.conformance.benches.postgres import PostgresBenchDatabase
 from keywise.testing.conformance.serial.ordering import asked, done, modes
@@ -116,5 +116,17 @@ def test_a_key_that_is_taken_again_before_its_loss_is_known_keeps_one_lock():
             assert await locks(one) == 1
             await one.answer([done(answered.turns[0])])
             assert await locks(one) == 0
+
+    run(main())
+
+
+def test_a_statement_of_the_ledger_that_is_not_answered_ends_nothing_that_runs():
+    async def main() -> None:
+        async with two_owners() as (one, _):
+            [running] = (await one.answer([], 1, 1, [asked("runs", "runs", runner="one")])).turns
+            with pytest.raises(UnavailableError):
+                await one.database.write("select pg_sleep(60)", limit_s=0.1)
+            assert await one.renew([running.token]) == []
+            assert (one.sessions_lost, await locks(one)) == (0, 1)
 
     run(main())

@@ -4,13 +4,13 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 """
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self
 
 import asyncpg
 
-from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, database_at, each, is_conflict
+from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, database_at, is_conflict, limit_each
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import (
@@ -101,29 +101,27 @@ class PostgresLedger:
         """Handlers may run in it for long, so that it takes the lock of the controls only when it decides."""
         transaction: PostgresTransaction | None = None
         try:
-            limit = each(self.scope.policy.command_s)
-            async with self.database.transaction(limit=limit, runs_user_code=True) as connection:
-                transaction = PostgresTransaction(self.scope, connection)
-                yield transaction
-                await transaction.tidy()
+            limit = limit_each(self.scope.policy.command_s)
+            with _refused_commits():
+                async with self.database.transaction(limit=limit, runs_user_code=True) as connection:
+                    transaction = PostgresTransaction(self.scope, connection)
+                    yield transaction
+                    await transaction.tidy()
         except (UnavailableError, DatabaseError) as error:
-            # What handlers have done may also be refused by the commit, as serializable transactions are, and those
-            # that break a deferred constraint.
-            is_refused = is_conflict(error.__cause__) or isinstance(
-                error.__cause__, asyncpg.IntegrityConstraintViolationError
-            )
-            if transaction is not None and transaction.commits_claims and is_refused:
+            # What handlers have done may also be refused by the commit, as serializable transactions are.
+            if transaction is not None and transaction.commits_claims and is_conflict(error.__cause__):
                 raise TransactionFailedError(str(error)) from error.__cause__
             raise
 
     @asynccontextmanager
     async def marking_transaction(self) -> AsyncIterator[PostgresTransaction]:
         """As `transaction`, for sinks of keywise: no handler runs in it."""
-        limit = each(self.scope.policy.command_s)
-        async with self.database.transaction(scope=self.scope.number, limit=limit) as connection:
-            transaction = PostgresTransaction(self.scope, connection, has_controls=True)
-            yield transaction
-            await transaction.tidy()
+        limit = limit_each(self.scope.policy.command_s)
+        with _refused_commits():
+            async with self.database.transaction(scope=self.scope.number, limit=limit) as connection:
+                transaction = PostgresTransaction(self.scope, connection, has_controls=True)
+                yield transaction
+                await transaction.tidy()
 
     async def inspect(self, key: str) -> Entry | None:
         is_limited = self.scope.policy.rate is not None
@@ -239,6 +237,17 @@ class PostgresLedger:
 def connect(address: Address, policy: LedgerPolicy) -> PluggedLedger:
     """`postgresql://user@host/database`; the scope is the pipeline's name."""
     return PostgresLedger(database_at(address, address.take(*OPTIONS)), address.name, policy)
+
+
+@contextmanager
+def _refused_commits() -> Iterator[None]:
+    """Turn the errors of deferred constraints and constraint triggers, which come with the commit, into ours."""
+    try:
+        yield
+    except DatabaseError as error:
+        if isinstance(error.__cause__, asyncpg.IntegrityConstraintViolationError | asyncpg.PLPGSQLError):
+            raise TransactionFailedError(str(error)) from error.__cause__
+        raise
 
 
 def _keys(claims: Sequence[Claim]) -> list[str]:

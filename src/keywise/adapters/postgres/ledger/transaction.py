@@ -9,12 +9,14 @@ import asyncpg
 
 from keywise.adapters.postgres.database import (
     FOR_HANDLERS,
+    SLOW_S,
     controls_lock,
-    each,
     is_conflict,
     is_gone,
     is_trouble_of_server,
+    limit_each,
     numbers,
+    postgres_errors,
 )
 from keywise.adapters.postgres.ledger.working_set import (
     MARK,
@@ -33,6 +35,11 @@ from keywise.core.errors import DatabaseError, TransactionFailedError, Unavailab
 from keywise.core.key_encoding import encoded
 from keywise.core.ledger import Commit
 
+# The rollback makes the constraints deferred again, and forgets that they were checked.
+_CHECK_DEFERRED = (
+    "savepoint keywise_check; set constraints all immediate; rollback to keywise_check; release keywise_check"
+)
+
 
 class PostgresTransaction:
     """A transaction of the database, seen by the consumer."""
@@ -43,7 +50,7 @@ class PostgresTransaction:
         """The transaction has the lock of the controls: nobody changes them before it ends."""
         self._scope = scope
         self._policy = scope.policy
-        self._limit = each(scope.policy.command_s)
+        self._limit = limit_each(scope.policy.command_s)
         self._now = 0.0
         self._active: set[str] = set()
         """Of the keys that were decided: those with something going on."""
@@ -55,11 +62,13 @@ class PostgresTransaction:
         """Keys that nobody had seen before, and whose rows hold nothing yet."""
         self.commits_claims = False
         """The changes were claimed, and handlers have run in the transaction."""
+        self._has_decided = False
+        """The changes are not claimed: one that the commit would refuse has to be found in its savepoint."""
         self._begin_savepoint = f"{FOR_HANDLERS}; savepoint keywise"
         """The first one of a transaction may be a handler's."""
 
     async def decide(self, headers: Sequence[ChangeHeader]) -> dict[str, Refusal]:
-        self._marked = set()
+        self._marked, self._has_decided = set(), True
         async with self._answered():
             await self._lock_controls()
             working_set = PostgresWorkingSet(self._scope, self.connection)
@@ -153,6 +162,8 @@ class PostgresTransaction:
         self._begin_savepoint = "savepoint keywise"
         try:
             yield
+            if self._has_decided:
+                await self._check_deferred()
         except BaseException as error:
             self._placed |= placed
             self._has_controls = had_controls  # A lock that was taken inside goes with the savepoint.
@@ -176,6 +187,17 @@ class PostgresTransaction:
         if self._placed:
             async with self._answered():
                 await PostgresWorkingSet(self._scope, self.connection).remove_empty(self._placed)
+
+    async def _check_deferred(self) -> None:
+        """Raise what the commit would raise now because of deferred constraints; they are checked again by the commit.
+
+        As an error of a handler: another change of the batch may bring what is missing, so it is tried again.
+        """
+        try:
+            with postgres_errors(self._scope.database.name, of_handler=True):
+                await self.connection.execute(_CHECK_DEFERRED, timeout=SLOW_S)
+        except TimeoutError as error:
+            raise UnavailableError(f"{self._scope.database.name}: no answer in time") from error
 
     async def _end_savepoint(self, statement: str, reason: BaseException | None = None) -> None:
         """End the savepoint; `reason` is the error for which it is rolled back."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from keywise.adapters.postgres.database import PostgresDatabase, together
+from keywise.adapters.postgres.database import PostgresDatabase, limit_total
 from keywise.core import rules
 from keywise.core.change import Order
 from keywise.core.controls import PLAIN, controls_of
@@ -46,7 +46,7 @@ class PostgresScope:
 
         If all of it takes longer than a command may, or than `limit_s`, the database counts as unreachable.
         """
-        limit, database = together(limit_s or self.policy.command_s), self.database
+        limit, database = limit_total(limit_s or self.policy.command_s), self.database
         transaction = database.transaction(scope=self.number, exclusive=exclusive, limit=limit)
         async with transaction as connection, database.answered(limit):
             yield connection

@@ -17,9 +17,9 @@ from keywise.adapters.redis.ledger.dump import LETTER, RedisLedgerTransfer
 from keywise.adapters.redis.ledger.entry_encoding import IDLE, entry_of, state_of
 from keywise.adapters.redis.ledger.history import RedisHistoryStore
 from keywise.adapters.redis.ledger.listing import active_entries, codes_after
+from keywise.adapters.redis.ledger.progress_file import ProgressFile
 from keywise.adapters.redis.ledger.scope import BUCKETS_MAX, RedisScope
 from keywise.adapters.redis.ledger.scripts import COUNT, DROP, PERIODIC_LOCK, PROBE, SET_CONTROLS, WALK
-from keywise.adapters.redis.ledger.witness import Witness
 from keywise.adapters.redis.ledger.working_set import (
     TRIES_MAX,
     WAIT_S,
@@ -68,8 +68,8 @@ class RedisLedger:
         self._server = server
         server.limit_commands(policy.command_s)
         self._policy = policy
-        folder = Witness(witness, server.name, scope) if witness is not None else None
-        self._scope = RedisScope(server, scope, buckets, folder)
+        progress_file = ProgressFile(witness, server.name, scope) if witness is not None else None
+        self._scope = RedisScope(server, scope, buckets, progress_file)
         self._entries = RedisEntries(self._scope, policy)
         self._known: OrderedDict[int, Entry] = OrderedDict()
         """By token, what this worker wrote when it was granted the claim."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from keywise.adapters.redis.database import RedisDatabase
+from keywise.adapters.redis.ledger.progress_file import Progress, ProgressFile
 from keywise.adapters.redis.ledger.scripts import OPEN
-from keywise.adapters.redis.ledger.witness import Testimony, Witness
 from keywise.adapters.redis.script import Script
 from keywise.core.errors import DatabaseError, UnavailableError
 from keywise.core.statements import check_schema
@@ -35,7 +35,9 @@ SCOPES = "keywise:scopes"
 class RedisScope:
     """What one worker knows of one scope."""
 
-    def __init__(self, database: RedisDatabase, name: str, buckets: int | None, witness: Witness | None = None) -> None:
+    def __init__(
+        self, database: RedisDatabase, name: str, buckets: int | None, progress_file: ProgressFile | None = None
+    ) -> None:
         self.database = database
         self.name = name
         self.prefix = prefix_of(name)
@@ -43,7 +45,7 @@ class RedisScope:
         self.losses = 0
         """How often this worker has found that something was lost."""
         self._wanted = buckets
-        self._witness = witness
+        self._progress_file = progress_file
         self._worker = secrets.token_bytes(8)
         self._nonce = b""
         self._seen = self._own = 0
@@ -67,23 +69,25 @@ class RedisScope:
         return self.prefix + name
 
     async def open(self) -> None:
-        """Look at what is there, or begin. A witness that knows of more writes has found a loss."""
+        """Open the scope, or create it. If the progress file knows of more writes than the server, some were lost."""
         self._own = 0
+        # Before the server is asked: another worker may write, and note it, while this one waits for the answer.
+        known = self._progress_file.read() if self._progress_file is not None else None
         self._learn(await self._open(0, b"", b"", lost=False), lost=False)
-        if self._witness is None:
+        if self._progress_file is None:
             return
-        known, seen = self._witness.read(), self._testimony()
+        seen = self._progress()
         if known is not None and (known.nonce != seen.nonce or known.seq > seen.seq):
             if known.nonce == seen.nonce:
                 # Numbers are not used twice, or a write after the loss could hide it from another worker.
                 self._seen = known.seq
             await self._note_loss()
-        self._witness.open(self._testimony())
+        self._progress_file.open(self._progress())
 
     def close(self) -> None:
         """Note how far the scope has come."""
-        if self._witness is not None:
-            self._witness.note(self._testimony, at_once=True)
+        if self._progress_file is not None:
+            self._progress_file.note(self._progress, at_once=True)
 
     async def call(self, script: Script, *arguments: Any) -> list[Any]:
         """The answer of a guarded script. What was lost is noted, and work goes on."""
@@ -108,8 +112,8 @@ class RedisScope:
         """Remember the number of the last write, and of the last one of this worker."""
         self._seen = max(self._seen, int(seq))
         self._own = max(self._own, int(own))
-        if self._witness is not None:
-            self._witness.note(self._testimony)
+        if self._progress_file is not None:
+            self._progress_file.note(self._progress)
 
     async def clear(self) -> None:
         """Remove all that is remembered of keys, letters and lines."""
@@ -136,8 +140,8 @@ class RedisScope:
                 return self._learn(found, lost=True)
         raise UnavailableError(f"{self.database.name}: others keep changing what is set")
 
-    def _testimony(self) -> Testimony:
-        return Testimony(self._nonce.decode(), self._seen)
+    def _progress(self) -> Progress:
+        return Progress(self._nonce.decode(), self._seen)
 
     async def _open(self, seen: int, before: bytes, after: bytes, *, lost: bool) -> list[Any]:
         is_lost = "1" if lost else ""

@@ -1,7 +1,7 @@
-"""A file outside of Redis that says how far a ledger had come, so that a loss is found though no worker was left."""
+"""A file outside of Redis that says how far a ledger came, so that a loss is found even if no worker survived it."""
 
 import hashlib
-import os
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,17 +15,17 @@ from keywise.core.errors import DatabaseError
 EVERY_S = 1.0
 """How often the file is written while the number of the scope grows."""
 SCOPE_MAX = 100
-"""How much of the scope is in the name of the file, for who looks at the folder."""
+"""How much of the scope is in the name of the file, so that operators recognise the file."""
 
 
-class Testimony(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True):
     """What a worker last saw of a scope: its nonce, and the number of its last write."""
 
     nonce: str
     seq: int
 
 
-class Witness:
+class ProgressFile:
     """The file of one scope on one server. Workers of one machine may share it."""
 
     def __init__(self, folder: str, server: str, scope: str, clock: Clock = boot_time) -> None:
@@ -33,27 +33,30 @@ class Witness:
         digest = hashlib.sha256(f"{server} {scope}".encode()).hexdigest()[:16]
         self._path = Path(folder) / f"{quote(scope, safe='')[:SCOPE_MAX]}-{digest}.witness"
         self._clock = clock
-        self._noted: Testimony | None = None
+        self._noted: Progress | None = None
         self._noted_at = 0.0
 
-    def read(self) -> Testimony | None:
+    def read(self) -> Progress | None:
         """Return what was noted last; None if nothing was."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Testimony)
+            return msgspec.json.decode(self._path.read_bytes(), type=Progress)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
             raise DatabaseError(f"{self._path} cannot be read: {error}; remove it, or name another folder") from error
 
-    def open(self, seen: Testimony) -> None:
+    def open(self, seen: Progress) -> None:
         """Note what is there, as every worker does at its start. Raises DatabaseError if the file cannot be written."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            known = self.read()
+            if known is not None and known.nonce == seen.nonce and known.seq > seen.seq:
+                seen = known  # Another worker has noted more since the server was asked.
             self._write(seen)
         except OSError as error:
             raise DatabaseError(f"{self._path} cannot be written: {error}; name a folder of this user") from error
 
-    def note(self, look: Callable[[], Testimony], *, at_once: bool = False) -> None:
+    def note(self, look: Callable[[], Progress], *, at_once: bool = False) -> None:
         """Note how far the scope has come, at most once a second."""
         if not at_once and self._clock() < self._noted_at + EVERY_S:
             return
@@ -68,7 +71,11 @@ class Witness:
                 self._write(seen)
             self._noted = seen
 
-    def _write(self, seen: Testimony) -> None:
-        draft = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        draft.write_bytes(msgspec.json.encode(seen))
-        draft.replace(self._path)
+    def _write(self, seen: Progress) -> None:
+        # One process may write from several threads. Not by `tempfile`: other users may have to read the file.
+        draft = self._path.with_name(f"{self._path.name}.{secrets.token_hex(8)}")
+        try:
+            draft.write_bytes(msgspec.json.encode(seen))
+            draft.replace(self._path)
+        finally:
+            draft.unlink(missing_ok=True)
