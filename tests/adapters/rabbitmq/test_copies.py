@@ -1,6 +1,7 @@
 """Lost connections do not multiply messages of RabbitMQ: of several copies, the newest one that is known is enough."""
 
 import asyncio
+import math
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from adapters.rabbitmq.benches import fresh
 from adapters.rabbitmq.queue_owner import owner
 from adapters.rabbitmq.test_pipeline import Shop
-from adapters.rabbitmq.waiting import left_in, opened, received, until
+from adapters.rabbitmq.waiting import cut, left_in, opened, received, until
 from keywise.adapters.rabbitmq import copies as rabbitmq_copies
 from keywise.adapters.rabbitmq.copies import ORIGINAL, CopyLog
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
@@ -89,6 +90,7 @@ async def test_what_was_lost_while_its_delay_queue_was_new_is_not_copied(monkeyp
 @awaited
 async def test_an_original_that_comes_again_beside_its_copy_is_not_handed_over(kind: str, is_ours: bool, monkeypatch):
     """The connection was lost between the confirmation of the copy and the ack of the original."""
+    monkeypatch.setattr(rabbitmq_copies, "ORIGINAL_REMEMBERED_S", math.inf)
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("beside"), queue_type=kind)
         async with opened(queue) as source:
@@ -101,7 +103,7 @@ async def test_an_original_that_comes_again_beside_its_copy_is_not_handed_over(k
                 patched.setattr(Subscription, "ack", lambda *_: None)
                 await source.release([original], 0.0)
             await until(lambda: left_in(queue, 2))
-            await asyncio.to_thread(shared.rabbitmq().cut_connections)
+            await cut(source)
             [again] = await received(source, 1)
             assert again.id == original.id and again.count > original.count
             await until(lambda: left_in(queue, 1))
@@ -121,7 +123,7 @@ async def test_an_original_whose_copy_is_uncertain_keeps_its_id(monkeypatch):
                 patched.setattr(Publisher, "publish", _lost)
                 with pytest.raises(UnavailableError):
                     await source.release([original], 0.0)
-            await asyncio.to_thread(shared.rabbitmq().cut_connections)
+            await cut(source)
             [again] = await received(source, 1)
             assert again.id == original.id
             await _release_after_cut(source, again)
