@@ -200,6 +200,38 @@ async def test_a_new_message_that_equals_one_that_was_copied_is_handed_over():
             assert second.id != first.id
 
 
+@awaited
+async def test_a_message_that_differs_from_a_copied_one_only_by_its_routing_key_is_handed_over(monkeypatch):
+    """`read` may take the key from there: these are changes of two keys."""
+    monkeypatch.setattr(rabbitmq_copies, "ORIGINAL_REMEMBERED_S", math.inf)
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("routed"))
+        await they.publish_through("amq.direct", queue, f"{queue}.lamp", b"{}")
+        await they.publish_through("amq.direct", queue, f"{queue}.desk", b"{}")
+        async with opened(queue) as source:
+            lamp, desk = await received(source, 2)
+            await source.release([lamp], 0.0)
+            [copy] = await received(source, 1)
+            await source.ack([copy])
+            await until(lambda: left_in(queue, 1))
+            await cut(source)
+            [again] = await received(source, 1)
+            assert (again.routing_key, again.count) == (desk.routing_key, 2)
+
+
+@awaited
+async def test_a_copy_of_a_message_without_a_routing_key_has_none():
+    """A copy is published with the name of its queue, which is not what the producer gave."""
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("unrouted"))
+        await they.publish_through("amq.direct", queue, "", b"{}")
+        async with opened(queue) as source:
+            [original] = await received(source, 1)
+            await source.release([original], 0.0)
+            [copy] = await received(source, 1)
+            assert (original.routing_key, copy.routing_key) == ("", "")
+
+
 def test_a_message_and_its_copies_have_the_same_content():
     original = pika.BasicProperties(
         headers={"a": 1, "CC": ["other"], "x-death": [{"queue": "q", "reason": "expired"}]},
@@ -209,9 +241,11 @@ def test_a_message_and_its_copies_have_the_same_content():
     )
     first = copied_properties(original, b"one", MessageIdentity("id", 1, 1.5))
     second = copied_properties(first, b"one", MessageIdentity("id", 2, 1.5))
-    assert content_of(original, b"one") == content_of(first, b"one") == content_of(second, b"one")
-    assert content_of(original, b"two") != content_of(original, b"one")
-    assert content_of(pika.BasicProperties(message_id="n"), b"one") != content_of(pika.BasicProperties(), b"one")
+    assert content_of(original, b"one", "r") == content_of(first, b"one", "r") == content_of(second, b"one", "r")
+    assert content_of(original, b"two", "r") != content_of(original, b"one", "r")
+    assert content_of(original, b"one", "s") != content_of(original, b"one", "r")
+    named, plain = pika.BasicProperties(message_id="n"), pika.BasicProperties()
+    assert content_of(named, b"one", "r") != content_of(plain, b"one", "r")
 
 
 def test_a_number_is_outdated_once_a_higher_one_is_confirmed(monkeypatch):

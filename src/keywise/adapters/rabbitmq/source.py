@@ -367,11 +367,12 @@ class RabbitSource:
     ) -> None:
         messages, identities, contents = list[Message](), list[MessageIdentity](), list[bytes]()
         for one, properties in mine:
-            given, content = identity_of(properties.headers or {}, one.body), content_of(properties, one.body)
+            given = identity_of(properties.headers or {}, one.body)
+            content = content_of(properties, one.body, one.routing_key)
             id = given.id if given is not None else str(one.id)
             number = self._copies.begin(id, content, one.count, is_original=given is None)
             identity = MessageIdentity(id, number, one.sent_at, due)
-            routing_key = one.routing_key if one.routing_key != self._queue else ""
+            routing_key = one.routing_key if one.routing_key != self._queue else None
             messages.append((one.body, copied_properties(properties, one.body, identity, routing_key)))
             identities.append(identity)
             contents.append(content)
