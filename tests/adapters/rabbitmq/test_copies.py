@@ -76,12 +76,12 @@ async def test_what_was_lost_while_its_delay_queue_was_new_is_not_copied(monkeyp
         queue = await they.declare(fresh("lost"))
         await they.publish(queue, b"one")
     async with opened(queue) as source:
-        beside = len(source._errands)
+        beside = len(source._background)
         assert await left_in(queue, 1)
         await source.release(await received(source, 1), 100.0)
         await asyncio.to_thread(shared.rabbitmq().cut_connections)
-        assert len(source._errands) == beside + 1
-        await until(lambda: len(source._errands) == beside)
+        assert len(source._background) == beside + 1
+        await until(lambda: len(source._background) == beside)
         assert await left_in(queue, 1)
 
 

@@ -21,7 +21,7 @@ from adapters.rabbitmq.recording_proxy import listener
 from adapters.rabbitmq.waiting import left_in, opened, received, until
 from chaos.fleet import pause
 from keywise.adapters.rabbitmq.broker import Broker
-from keywise.adapters.rabbitmq.heartbeat import FRAME, HeartbeatThread
+from keywise.adapters.rabbitmq.heartbeat import FRAME, BrokerHeartbeat
 from keywise.adapters.rabbitmq.source import RabbitSource
 from running import awaited, run
 from servers import shared
@@ -152,8 +152,8 @@ class Transport:
         self._sigint_safe_send: Callable[[object, bytes], int]
 
 
-def guarded() -> tuple[HeartbeatThread, Socket, Transport]:
-    thread, socket = HeartbeatThread(600.0), Socket()
+def guarded() -> tuple[BrokerHeartbeat, Socket, Transport]:
+    thread, socket = BrokerHeartbeat(600.0), Socket()
     transport = Transport(socket)
     thread.guard(transport)
     return thread, socket, transport

@@ -12,7 +12,7 @@ LOOKS = 4
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class HeartbeatThread:
+class BrokerHeartbeat:
     """Writes a heartbeat whenever the event loop has written nothing for half of the agreed interval.
 
     The client library sends heartbeats too, from the event loop. If the loop has not even done that for `hung_after_s`,

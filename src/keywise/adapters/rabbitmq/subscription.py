@@ -67,7 +67,7 @@ class Subscription:
         self._held: dict[int, tuple[BrokerConsumer | None, Any, Delivery]] = {}
         """What is not settled, by its number; in the order of numbers, as it came. Usual properties are still bytes."""
         self._ids: dict[str | int, tuple[int, int]] = {}
-        """Of those that brought an id along, by this id: their numbers on this channel, and among the copies."""
+        """By message id: delivery tag and copy number of the held message."""
         self._arrived: deque[Delivery] = deque()
         self._unfit: list[Delivery] = []
         """What has to be copied instead of being handed over: worn, or too early."""
@@ -285,7 +285,7 @@ class Subscription:
         if self._copies.is_outdated(id, content, number):
             return True
         tag, held_number = self._ids.get(id, (0, 0))
-        # One that is being copied now is acked after that, so it cannot stand for another.
+        # A message that is being copied will be acked soon, so another copy must not be dropped in its favour.
         if tag not in self._held or self._copies.is_under_way(id):
             return False
         held = self._held[tag][2]
