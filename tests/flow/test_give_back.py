@@ -5,14 +5,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from flow.limits_rig import FlowRig
 from flow.rig import CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL, LEDGER_TRANSACTION, QUEUE_TRANSACTION, Running
+from flow.unreachable_adapters import Unreachable
 from keywise.adapters.memory.source import MemorySource
 from keywise.core.change import Change, Delivery
 from keywise.core.controls import Pause
 from keywise.core.errors import TransientError
+from keywise.core.events import Unavailable
 from keywise.core.source import TransactionalQueue
+from keywise.flow.settlement import Settlement
 from operate.admin_rig import Desk
 
 waiting_ways = pytest.mark.parametrize("way", [LEDGER_TRANSACTION, CLAIMED_TRANSACTION, LEASED, LEASED_CONDITIONAL])
@@ -184,3 +188,22 @@ def test_a_resume_brings_back_the_whole_backlog_at_once(way: str):
 
     rig.play(story())
     assert len(rig.stored) == 50
+
+
+def test_a_failed_release_does_not_keep_back_what_waits_for_another_delay():
+    """A source such as RabbitMQ lets a worker hold what it does not give back for as long as its channel lives."""
+    rig = FlowRig(LEASED)
+    away = Unreachable(rig.source, release=1)
+    rig.more = {"sources": [("queue", away)]}
+
+    async def story() -> None:
+        await rig.send(b"first", b"second")
+        first, second = await rig.source.receive(2, 0.0)
+        came = [first, replace(second, count=2), replace(second, count=3)]
+        await Settlement(rig.pipeline()).release_unread(0, came)
+        await rig.pass_s(rig.settings.evict_s(3))
+        assert [one.body for one in await rig.source.receive(2, 0.0)] == [b"second"]
+
+    rig.play(story())
+    assert away.calls["release"] == 3
+    assert [one.cause for one in rig.of(Unavailable)] == ["release did not get through"]

@@ -135,12 +135,22 @@ class Settlement:
         await parking.recall(keys)
 
     async def _release_for_longer(self, source: Source, deliveries: Iterable[Delivery]) -> None:
-        """Release deliveries: the more often one was delivered, the longer it stays away."""
+        """Release deliveries: the more often one was delivered, the longer it stays away.
+
+        If some releases fail, the others are still tried, and the first error is raised.
+        """
         by_delay: dict[float, list[Delivery]] = {}
         for one in deliveries:
             by_delay.setdefault(self.pipeline.settings.evict_s(one.count), []).append(one)
+        errors: list[UnavailableError] = []
         for delay_s, some in by_delay.items():
-            await source.release(some, delay_s)
+            try:
+                await source.release(some, delay_s)
+            except UnavailableError as error:
+                # The worker forgets all of them now. A source without a visibility timeout would hold the rest.
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     async def snooze(self, ticket: Ticket, wait_s: float) -> None:
         """Release a change that its handler has put off."""

@@ -156,11 +156,22 @@ def test_a_gateway_that_knows_no_service_does_not_count_as_a_deletion(tmp_path, 
     space = shared.http().space()
     assert run(handled(shop_to(f"{space.url}{missing}", tmp_path), body(1))) == []
     space.rule(fault="answer", answer={"status": 404, "body": "default backend"}, times=3)
-    shop = shop_to(f"{space.url}{missing}", tmp_path, **(SHORT | {"attempts_max": 1}))
+    shop = shop_to(f"{space.url}{missing}", tmp_path, **(SHORT | {"attempts_max": 4}))
     assert run(handled(shop, body(2, gone=True))) == []
     assert space.documents == {}
-    assert all(event.cause.startswith("404: default backend") for event in shop.emitted(Unavailable))
-    assert len(shop.emitted(Unavailable)) == 3
+    assert all(event.cause.startswith("404: default backend") for event in shop.emitted(Failed))
+    assert [event.attempts for event in shop.emitted(Failed)] == [1, 2, 3]
+
+
+def test_a_deletion_of_an_absent_document_ends_as_a_dead_letter(tmp_path):
+    """Also if no other change shows that the service can be reached; no worker backs off meanwhile."""
+    space = shared.http().space()
+    shop = shop_to(space.url, tmp_path, **SHORT)
+    [letter] = run(handled(shop, body(2, gone=True)))
+    assert letter.key == "a" and "unknown" in letter.cause
+    assert all("missing=" in event.cause for event in shop.emitted(Failed))
+    assert [event.attempts for event in shop.emitted(Failed)] == [1, 2]
+    assert shop.emitted(Unavailable) == []
 
 
 @awaited

@@ -86,7 +86,7 @@ def test_a_404_to_a_deletion_may_be_of_a_gateway_and_the_document_still_there(co
     """What is shown in the end would otherwise be a document that was deleted."""
     for answer in (said(404, "default backend - 404"), said(404, keywise_deleted="false")):
         result = result_of(answer, DELETION, contract)
-        assert (result.outcome, result.certainty, result.permanent) == (Outcome.BUSY, Certainty.UNKNOWN, False)
+        assert (result.outcome, result.certainty, result.permanent) == (Outcome.FAILED, Certainty.UNKNOWN, False)
         assert "missing=" in result.cause
 
 

@@ -30,6 +30,11 @@ class Owner:
         # An answer comes after everything that was sent before the question.
         await self._channel.ask("basic_qos", prefetch_count=0)
 
+    async def publish_through(self, exchange: str, queue: str, routing_key: str, body: bytes) -> None:
+        await self._channel.ask("queue_bind", queue=queue, exchange=exchange, routing_key=routing_key)
+        self._channel.raw.basic_publish(exchange, routing_key, body, pika.BasicProperties(delivery_mode=2))
+        await self._channel.ask("basic_qos", prefetch_count=0)
+
     async def ready(self, queue: str) -> int:
         channel = await self._link.channel()
         answer = await channel.ask("queue_declare", queue=queue, passive=True)

@@ -1,6 +1,7 @@
 """Lost connections do not multiply messages of RabbitMQ: of several copies, the newest one that is known is enough."""
 
 import asyncio
+import math
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from adapters.rabbitmq.benches import fresh
 from adapters.rabbitmq.queue_owner import owner
 from adapters.rabbitmq.test_pipeline import Shop
-from adapters.rabbitmq.waiting import left_in, opened, received, until
+from adapters.rabbitmq.waiting import cut, left_in, opened, received, until
 from keywise.adapters.rabbitmq import copies as rabbitmq_copies
 from keywise.adapters.rabbitmq.copies import ORIGINAL, CopyLog
 from keywise.adapters.rabbitmq.delay_queues import DelayQueues
@@ -75,12 +76,12 @@ async def test_what_was_lost_while_its_delay_queue_was_new_is_not_copied(monkeyp
         queue = await they.declare(fresh("lost"))
         await they.publish(queue, b"one")
     async with opened(queue) as source:
-        beside = len(source._errands)
+        beside = len(source._background)
         assert await left_in(queue, 1)
         await source.release(await received(source, 1), 100.0)
         await asyncio.to_thread(shared.rabbitmq().cut_connections)
-        assert len(source._errands) == beside + 1
-        await until(lambda: len(source._errands) == beside)
+        assert len(source._background) == beside + 1
+        await until(lambda: len(source._background) == beside)
         assert await left_in(queue, 1)
 
 
@@ -89,6 +90,7 @@ async def test_what_was_lost_while_its_delay_queue_was_new_is_not_copied(monkeyp
 @awaited
 async def test_an_original_that_comes_again_beside_its_copy_is_not_handed_over(kind: str, is_ours: bool, monkeypatch):
     """The connection was lost between the confirmation of the copy and the ack of the original."""
+    monkeypatch.setattr(rabbitmq_copies, "ORIGINAL_REMEMBERED_S", math.inf)
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("beside"), queue_type=kind)
         async with opened(queue) as source:
@@ -101,7 +103,7 @@ async def test_an_original_that_comes_again_beside_its_copy_is_not_handed_over(k
                 patched.setattr(Subscription, "ack", lambda *_: None)
                 await source.release([original], 0.0)
             await until(lambda: left_in(queue, 2))
-            await asyncio.to_thread(shared.rabbitmq().cut_connections)
+            await cut(source)
             [again] = await received(source, 1)
             assert again.id == original.id and again.count > original.count
             await until(lambda: left_in(queue, 1))
@@ -121,7 +123,7 @@ async def test_an_original_whose_copy_is_uncertain_keeps_its_id(monkeypatch):
                 patched.setattr(Publisher, "publish", _lost)
                 with pytest.raises(UnavailableError):
                     await source.release([original], 0.0)
-            await asyncio.to_thread(shared.rabbitmq().cut_connections)
+            await cut(source)
             [again] = await received(source, 1)
             assert again.id == original.id
             await _release_after_cut(source, again)
@@ -198,6 +200,38 @@ async def test_a_new_message_that_equals_one_that_was_copied_is_handed_over():
             assert second.id != first.id
 
 
+@awaited
+async def test_a_message_that_differs_from_a_copied_one_only_by_its_routing_key_is_handed_over(monkeypatch):
+    """`read` may take the key from there: these are changes of two keys."""
+    monkeypatch.setattr(rabbitmq_copies, "ORIGINAL_REMEMBERED_S", math.inf)
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("routed"))
+        await they.publish_through("amq.direct", queue, f"{queue}.lamp", b"{}")
+        await they.publish_through("amq.direct", queue, f"{queue}.desk", b"{}")
+        async with opened(queue) as source:
+            lamp, desk = await received(source, 2)
+            await source.release([lamp], 0.0)
+            [copy] = await received(source, 1)
+            await source.ack([copy])
+            await until(lambda: left_in(queue, 1))
+            await cut(source)
+            [again] = await received(source, 1)
+            assert (again.routing_key, again.count) == (desk.routing_key, 2)
+
+
+@awaited
+async def test_a_copy_of_a_message_without_a_routing_key_has_none():
+    """A copy is published with the name of its queue, which is not what the producer gave."""
+    async with owner(shared.rabbitmq().url) as they:
+        queue = await they.declare(fresh("unrouted"))
+        await they.publish_through("amq.direct", queue, "", b"{}")
+        async with opened(queue) as source:
+            [original] = await received(source, 1)
+            await source.release([original], 0.0)
+            [copy] = await received(source, 1)
+            assert (original.routing_key, copy.routing_key) == ("", "")
+
+
 def test_a_message_and_its_copies_have_the_same_content():
     original = pika.BasicProperties(
         headers={"a": 1, "CC": ["other"], "x-death": [{"queue": "q", "reason": "expired"}]},
@@ -207,9 +241,11 @@ def test_a_message_and_its_copies_have_the_same_content():
     )
     first = copied_properties(original, b"one", MessageIdentity("id", 1, 1.5))
     second = copied_properties(first, b"one", MessageIdentity("id", 2, 1.5))
-    assert content_of(original, b"one") == content_of(first, b"one") == content_of(second, b"one")
-    assert content_of(original, b"two") != content_of(original, b"one")
-    assert content_of(pika.BasicProperties(message_id="n"), b"one") != content_of(pika.BasicProperties(), b"one")
+    assert content_of(original, b"one", "r") == content_of(first, b"one", "r") == content_of(second, b"one", "r")
+    assert content_of(original, b"two", "r") != content_of(original, b"one", "r")
+    assert content_of(original, b"one", "s") != content_of(original, b"one", "r")
+    named, plain = pika.BasicProperties(message_id="n"), pika.BasicProperties()
+    assert content_of(named, b"one", "r") != content_of(plain, b"one", "r")
 
 
 def test_a_number_is_outdated_once_a_higher_one_is_confirmed(monkeypatch):

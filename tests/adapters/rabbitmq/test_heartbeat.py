@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from adapters.rabbitmq.recording_proxy import listener
 from adapters.rabbitmq.waiting import left_in, opened, received, until
 from chaos.fleet import pause
 from keywise.adapters.rabbitmq.broker import Broker
-from keywise.adapters.rabbitmq.heartbeat import FRAME, HeartbeatThread
+from keywise.adapters.rabbitmq.heartbeat import FRAME, BrokerHeartbeat
 from keywise.adapters.rabbitmq.source import RabbitSource
 from running import awaited, run
 from servers import shared
@@ -151,11 +152,31 @@ class Transport:
         self._sigint_safe_send: Callable[[object, bytes], int]
 
 
-def guarded() -> tuple[HeartbeatThread, Socket, Transport]:
-    thread, socket = HeartbeatThread(600.0), Socket()
+def guarded() -> tuple[BrokerHeartbeat, Socket, Transport]:
+    thread, socket = BrokerHeartbeat(600.0), Socket()
     transport = Transport(socket)
     thread.guard(transport)
     return thread, socket, transport
+
+
+def test_heartbeats_go_on_when_a_loop_that_counted_as_hung_goes_on():
+    """Its connection may be there still, and its next handler may block too."""
+    thread, socket, _ = guarded()
+    looks = 0
+
+    class Ended(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            """Before each look of the thread, as much time passes as a heartbeat needs."""
+            nonlocal looks
+            looks += 1
+            now = time.monotonic()
+            thread._written_at = now - 1.0
+            thread._loop_wrote_at = now - (6_000.0 if looks == 1 else 0.5)
+            return looks == 3
+
+    thread._ended = Ended()
+    thread._beat(1.0)
+    assert (looks, socket.written) == (3, FRAME)
 
 
 def test_a_heartbeat_never_comes_between_two_parts_of_a_frame():

@@ -371,7 +371,7 @@ async def test_a_queue_that_messages_go_through_all_the_time_is_never_told_as_em
 @awaited
 async def test_what_waits_for_a_new_delay_queue_is_bounded(monkeypatch):
     """Each release would be a task of its own; whoever releases more waits too, and nothing is lost."""
-    monkeypatch.setattr(rabbitmq_source, "ERRANDS_MAX", 3)
+    monkeypatch.setattr(rabbitmq_source, "BACKGROUND_MAX", 3)
     async with owner(shared.rabbitmq().url) as they:
         queue = await they.declare(fresh("many"))
         await they.publish(queue, *(b"%d" % number for number in range(10)))
@@ -379,6 +379,6 @@ async def test_what_waits_for_a_new_delay_queue_is_bounded(monkeypatch):
         beside = []
         for one in await received(source, 10):
             await source.release([one], 15.0)
-            beside.append(len(source._errands))
+            beside.append(len(source._background))
         assert max(beside) == 3
         assert bodies_of(await received(source, 10)) == [b"%d" % number for number in range(10)]

@@ -38,6 +38,14 @@ async def received(source: RabbitSource, count: int) -> list[Delivery]:
     return found
 
 
+async def cut(source: RabbitSource) -> None:
+    """Cut all connections, and return when the source has noticed: until then it hands over what came before."""
+    held = source._subscription
+    assert held is not None, "nothing was received yet"
+    await asyncio.to_thread(shared.rabbitmq().cut_connections)
+    await until(lambda: held.is_over)
+
+
 async def left_in(queue: str, count: int, broker: RabbitServer | None = None) -> bool:
     """Whether the broker keeps so many messages of a queue, wherever they are: acks are not answered."""
     return await asyncio.to_thread((broker or shared.rabbitmq()).left_in, queue) == count

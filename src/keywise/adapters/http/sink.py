@@ -200,7 +200,8 @@ def judged(
     if status == NOT_FOUND and desired.deleted:
         # Applied, if it were the service's; a gateway's would leave the document there for ever.
         hint = "a gateway may have said that: name in missing=… what only the service says, or write missing=any"
-        return SinkResult(Outcome.BUSY, f"{cause} ({hint})", certainty=Certainty.UNKNOWN)
+        # Not busy: something did answer. A deletion of an absent document has to end, also if no other change succeeds.
+        return SinkResult(Outcome.FAILED, f"{cause} ({hint})", certainty=Certainty.UNKNOWN)
     if status in UNREAD:
         return SinkResult(Outcome.FAILED, cause)
     if status in OWN_FAILURES:

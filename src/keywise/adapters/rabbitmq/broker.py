@@ -21,7 +21,7 @@ from pika.exceptions import (
 
 from keywise.adapters.rabbitmq.connection import Connection, Taker
 from keywise.adapters.rabbitmq.frames import settlement
-from keywise.adapters.rabbitmq.heartbeat import HeartbeatThread
+from keywise.adapters.rabbitmq.heartbeat import BrokerHeartbeat
 from keywise.adapters.rabbitmq.management import ManagementApi
 from keywise.core.errors import AddressError, DatabaseError, KeywiseError, UnavailableError
 from keywise.core.settings import seconds
@@ -177,7 +177,7 @@ class BrokerLink:
                 on_open_error_callback=lambda _, error: resolve(opened, error),
                 on_close_callback=lambda _, error: resolve(opened, error),
                 custom_ioloop=asyncio.get_running_loop(),
-                heartbeat_thread=HeartbeatThread(self.liveness.runtime_max_s) if self.liveness is not None else None,
+                heartbeat_thread=BrokerHeartbeat(self.liveness.runtime_max_s) if self.liveness is not None else None,
             )
             try:
                 async with asyncio.timeout(2 * CONNECT_S):

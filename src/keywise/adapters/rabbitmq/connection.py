@@ -10,7 +10,7 @@ from pika.exceptions import AMQPError
 from pika.spec import FRAME_END, FRAME_HEADER
 
 from keywise.adapters.rabbitmq.frames import Unread, handover_at
-from keywise.adapters.rabbitmq.heartbeat import HeartbeatThread
+from keywise.adapters.rabbitmq.heartbeat import BrokerHeartbeat
 
 UNREADABLE = (AMQPError, ArithmeticError, ValueError, OSError, RecursionError, struct.error, LookupError, TypeError)
 """What the client library raises at headers with times outside of any calendar, or tables in tables in tables."""
@@ -27,7 +27,7 @@ class Connection(AsyncioConnection):  # type: ignore[misc]
     It is not lost by one message whose headers cannot be read: that is taken without them.
     """
 
-    def __init__(self, *arguments: Any, heartbeat_thread: HeartbeatThread | None = None, **options: Any) -> None:
+    def __init__(self, *arguments: Any, heartbeat_thread: BrokerHeartbeat | None = None, **options: Any) -> None:
         self.takers: dict[tuple[int, bytes], Taker] = {}
         """By the number of their channel, and the tag of their consumer."""
         self._is_amid = False

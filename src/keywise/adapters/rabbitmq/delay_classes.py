@@ -25,7 +25,7 @@ SPARE_S = DAY_S
 """So much longer a queue is kept, for clocks that differ and for a queue that takes nothing back for a while."""
 
 
-class Wait(msgspec.Struct, frozen=True):
+class DelayStep(msgspec.Struct, frozen=True):
     """The queue that a message waits in, and for how long."""
 
     queue: str
@@ -56,7 +56,7 @@ class Wait(msgspec.Struct, frozen=True):
         return None
 
 
-def wait_of(queue: str, delay_s: float, now: float) -> Wait:
+def wait_of(queue: str, delay_s: float, now: float) -> DelayStep:
     """Where a message of a queue waits that is put off now."""
     longest_s = next((one for one in CLASSES_S if delay_s <= one), CLASSES_S[-1])
     return _wait(queue, longest_s, min(delay_s, longest_s), now)
@@ -67,7 +67,7 @@ def due_after(delay_s: float, now: float) -> float:
     return now + delay_s if delay_s > CLASSES_S[-1] else 0.0
 
 
-def waits_of(queue: str, now: float) -> Iterator[Wait]:
+def waits_of(queue: str, now: float) -> Iterator[DelayStep]:
     """All queues that may hold a message of a queue now."""
     for longest_s in CLASSES_S:
         last = _wait(queue, longest_s, longest_s, now)
@@ -81,6 +81,6 @@ def names_of(queue: str) -> str:
     return f"{DELAYS}{name}."
 
 
-def _wait(queue: str, longest_s: int, delay_s: float, now: float) -> Wait:
+def _wait(queue: str, longest_s: int, delay_s: float, now: float) -> DelayStep:
     period_s = max(DAY_S, longest_s)
-    return Wait(f"{names_of(queue)}{longest_s}s.{int(now) // period_s}", longest_s, period_s, delay_s)
+    return DelayStep(f"{names_of(queue)}{longest_s}s.{int(now) // period_s}", longest_s, period_s, delay_s)

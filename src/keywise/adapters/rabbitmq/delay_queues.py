@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from keywise.adapters.rabbitmq.broker import NOT_FOUND, PRECONDITION, Broker, BrokerLink, refusal_code
-from keywise.adapters.rabbitmq.delay_classes import Wait, wait_of, waits_of
+from keywise.adapters.rabbitmq.delay_classes import DelayStep, wait_of, waits_of
 from keywise.adapters.rabbitmq.publisher import Message, NoSuchQueue, Publisher
 from keywise.core.errors import DatabaseError, UnavailableError
 
@@ -65,7 +65,7 @@ class DelayQueues:
             counted += ready or 0
         return counted
 
-    async def _declare(self, wait: Wait) -> float:
+    async def _declare(self, wait: DelayStep) -> float:
         """Make a delay queue if it is not there; return in how many seconds it can be trusted."""
         clock = asyncio.get_running_loop().time
         if wait.queue not in self._usable_at:
@@ -80,7 +80,7 @@ class DelayQueues:
             self._absent.pop(wait.queue, None)
         return self._usable_at[wait.queue] - clock()
 
-    async def _compare_or_make(self, wait: Wait) -> None:
+    async def _compare_or_make(self, wait: DelayStep) -> None:
         arguments = wait.arguments(self._queue)
         try:
             await self._link.ask("queue_declare", queue=wait.queue, durable=True, arguments=arguments)

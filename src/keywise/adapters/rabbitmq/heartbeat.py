@@ -12,11 +12,12 @@ LOOKS = 4
 WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class HeartbeatThread:
+class BrokerHeartbeat:
     """Writes a heartbeat whenever the event loop has written nothing for half of the agreed interval.
 
     The client library sends heartbeats too, from the event loop. If the loop has not even done that for `hung_after_s`,
-    the process counts as hung: the thread stops, so that the broker hands the messages to another consumer.
+    the process counts as hung: the thread writes nothing, so that the broker hands the messages to another consumer. It
+    goes on if the loop does before the broker has given up.
     """
 
     def __init__(self, hung_after_s: float) -> None:
@@ -52,7 +53,7 @@ class HeartbeatThread:
         while not self._ended.wait(heartbeat_s / LOOKS):
             now = time.monotonic()
             if now - self._loop_wrote_at > self._hung_after_s + heartbeat_s:
-                return
+                continue
             with self._lock:
                 if now - self._written_at >= heartbeat_s / 2 and not (self._is_amid_frame or self._ended.is_set()):
                     self._write_heartbeat()

@@ -124,17 +124,21 @@ def resent_properties(body: bytes, id: str, now: float, headers: Mapping[str, st
 
 def routing_key_of(headers: Mapping[Any, Any], published_with: Any) -> str:
     """The routing key that the producer gave, also if this is a copy of ours."""
-    return _text(headers.get(ROUTED) or published_with or "")
+    given = headers.get(ROUTED)
+    return _text(published_with or "" if given is None else given)
 
 
-def copied_properties(properties: Any, body: bytes, identity: MessageIdentity, routing_key: str = "") -> Any:
-    """The properties of a copy: all that a reader may need, and nothing that acts on where and how long it goes."""
+def copied_properties(properties: Any, body: bytes, identity: MessageIdentity, routing_key: str | None = None) -> Any:
+    """The properties of a copy: all that a reader may need, and nothing that acts on where and how long it goes.
+
+    `routing_key=None` means that the original was published with the name of its queue, as the copy is.
+    """
     headers = _copied_headers(properties.headers or {})
     if encode_table([], headers) > HEADERS_MAX_BYTES:
         headers = {}
     copied = copy(properties)
     copied.headers = {**headers, HEADER: identity.encoded(body)}
-    if routing_key:
+    if routing_key is not None:
         copied.headers[ROUTED] = routing_key
     # What was taken over is not lost by a restart, however it was sent; and it has no time to expire any more.
     copied.delivery_mode, copied.expiration = 2, None
@@ -143,11 +147,11 @@ def copied_properties(properties: Any, body: bytes, identity: MessageIdentity, r
     return copied
 
 
-def content_of(properties: Any, body: bytes) -> bytes:
-    """A digest of all that a message and its copies have in common."""
+def content_of(properties: Any, body: bytes, routing_key: str) -> bytes:
+    """A digest of all that a message and its copies have in common; `routing_key` is the one of `routing_key_of`."""
     headers = sorted(_copied_headers(properties.headers or {}).items(), key=repr)
     given = sorted((name, value) for name, value in vars(properties).items() if name not in _NOT_COPIED)
-    digest = hashlib.blake2b(repr((headers, given)).encode("utf-8", "backslashreplace"), digest_size=16)
+    digest = hashlib.blake2b(repr((headers, given, routing_key)).encode("utf-8", "backslashreplace"), digest_size=16)
     digest.update(body)
     return digest.digest()
 

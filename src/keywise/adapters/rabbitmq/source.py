@@ -57,20 +57,20 @@ MOVING_S = 0.25
 LOOKS_MAX = 10
 """So often an empty queue is looked at again, because something was taken or settled meanwhile."""
 AGES = 4
-"""Into so many parts the broker's patience is divided; what is held for two or three of them is copied."""
+"""The source looks for old messages this many times per ack timeout, and copies those that it held two looks before."""
 PREPARED_DELAYS_S = (1.0, 5.0)
 """The delays that are needed first: what finds no room behind a blocked key waits for half a second, then longer."""
 DEAD_LETTER_TIMEOUT_S = 180.0
 """What a broker is set to by default: after so long it tries again to move a message from a delay queue."""
 DEAD_LETTER_MARGIN, MOVING_LATE_S = 1.1, 5.0
-"""So much longer that may take."""
+"""Margin on the dead-letter timeout: a factor, and seconds."""
 STATISTICS_S = 11.0
 """A broker collects its statistics every five seconds, and those of quorum queues from figures that are as old."""
 UNCOUNTED = "name the management API with management= in the URL of the source, to count what other consumers hold"
-ERRANDS_MAX = 100
-"""So much is done beside, at the most: whoever releases more waits for a new delay queue itself."""
+BACKGROUND_MAX = 100
+"""The most background releases at a time; further ones wait in `release`."""
 RENEWED_S = 1.0
-"""So much later the copy of a message comes that is held for too long; then nobody takes them for two."""
+"""Delay of a renewed copy, so that original and copy are not delivered together."""
 
 
 class RabbitSource:
@@ -104,8 +104,8 @@ class RabbitSource:
         self._subscription: Subscription | None = None
         self._resting: asyncio.TimerHandle | None = None
         self._delay_queues = DelayQueues(broker, self._link, self._publisher, queue)
-        self._errands: set[asyncio.Task[None]] = set()
-        """What is done beside; it never raises."""
+        self._background: set[asyncio.Task[None]] = set()
+        """Tasks of this source; they never raise."""
         self._copies = CopyLog()
         self._is_queue = False
         """Whether it is certain that the queue is no stream."""
@@ -123,14 +123,14 @@ class RabbitSource:
         except BaseException:
             await self._link.close()
             raise
-        self._run_errand(self._keep_young())
+        self._run_in_background(self._keep_young())
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._rest_later(None)
-        for errand in self._errands:
-            errand.cancel()
-        await asyncio.gather(*self._errands, return_exceptions=True)
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         if self._subscription is not None:
             self._broker.subscriptions.discard(self._subscription)
             self._subscription.flush_acks()
@@ -168,9 +168,9 @@ class RabbitSource:
             return
         try:
             is_early = delay_s > 0 and await self._delay_queues.usable_in_s(delay_s) > 0
-            if is_early and len(self._errands) < ERRANDS_MAX:
+            if is_early and len(self._background) < BACKGROUND_MAX:
                 # Whoever releases has more to do than to wait for that.
-                self._run_errand(self._release_later(subscription, [*deliveries], delay_s))
+                self._run_in_background(self._release_later(subscription, [*deliveries], delay_s))
             else:
                 await self._put_off(subscription, deliveries, delay_s)
         except (DatabaseError, UnavailableError) as error:
@@ -271,7 +271,7 @@ class RabbitSource:
             return self._subscription
 
     async def _without_streams(self, subscription: Subscription) -> Subscription:
-        """Refuse a stream, which would hand messages over for ever: it alone allows nobody to pull one."""
+        """Refuse a stream. Only a stream rejects `basic.get` as not implemented, so a probe tells."""
         if self._is_queue or subscription.is_over:
             return subscription
         if subscription.is_stream_like or not subscription.has_arrived():
@@ -286,7 +286,7 @@ class RabbitSource:
         return subscription
 
     async def _renew(self, subscription: Subscription, unfit: Sequence[Delivery]) -> None:
-        """A fresh copy at the end of the queue has all its lives before it; what came too early waits again."""
+        """Copy worn messages: a copy starts with delivery count 0. Messages that came too early wait again."""
         worn = await self._without_early(subscription, unfit)
         try:
             await self._copy(subscription, worn, 0.0)
@@ -335,10 +335,10 @@ class RabbitSource:
         except (DatabaseError, UnavailableError):
             subscription.requeue_later(deliveries, delay_s)
 
-    def _run_errand(self, errand: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(errand)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _rest_later(self, seconds: float | None) -> None:
         if self._resting is not None:
@@ -358,7 +358,7 @@ class RabbitSource:
             if delay_s > 0 and (usable_in_s := await self._delay_queues.usable_in_s(delay_s)) > 0:
                 await asyncio.sleep(usable_in_s)
             await self._publisher.open()
-            # Not before all that waiting: what its channel has lost meanwhile comes again, and needs no copy.
+            # Look again after the waits: messages whose channel was lost meanwhile will come again and need no copy.
             mine = subscription.unsettled(deliveries[start : start + MESSAGES_IN_FLIGHT_MAX])
             await self._copy_now(subscription, mine, delay_s, due)
 
@@ -367,11 +367,12 @@ class RabbitSource:
     ) -> None:
         messages, identities, contents = list[Message](), list[MessageIdentity](), list[bytes]()
         for one, properties in mine:
-            given, content = identity_of(properties.headers or {}, one.body), content_of(properties, one.body)
+            given = identity_of(properties.headers or {}, one.body)
+            content = content_of(properties, one.body, one.routing_key)
             id = given.id if given is not None else str(one.id)
             number = self._copies.begin(id, content, one.count, is_original=given is None)
             identity = MessageIdentity(id, number, one.sent_at, due)
-            routing_key = one.routing_key if one.routing_key != self._queue else ""
+            routing_key = one.routing_key if one.routing_key != self._queue else None
             messages.append((one.body, copied_properties(properties, one.body, identity, routing_key)))
             identities.append(identity)
             contents.append(content)

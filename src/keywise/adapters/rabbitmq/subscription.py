@@ -67,7 +67,7 @@ class Subscription:
         self._held: dict[int, tuple[BrokerConsumer | None, Any, Delivery]] = {}
         """What is not settled, by its number; in the order of numbers, as it came. Usual properties are still bytes."""
         self._ids: dict[str | int, tuple[int, int]] = {}
-        """Of those that brought an id along, by this id: their numbers on this channel, and among the copies."""
+        """By message id: delivery tag and copy number of the held message."""
         self._arrived: deque[Delivery] = deque()
         self._unfit: list[Delivery] = []
         """What has to be copied instead of being handed over: worn, or too early."""
@@ -242,9 +242,11 @@ class Subscription:
         before, identity = times_before(headers, redelivered), identity_of(headers, body)
         is_unfit = consumer is not None and _is_near_delivery_limit(properties)
         id, moment = f"{self._id}.{tag}", sent_at(properties.timestamp)
-        known = self._known_id(identity, redelivered, properties, body)
+        routing_key = routing_key_of(headers, method.routing_key)
+        content = partial(content_of, properties, body, routing_key)
+        known = self._known_id(identity, redelivered, content)
         number = identity.count if identity is not None else ORIGINAL
-        if known is not None and self._is_needless(known, number, properties, body):
+        if known is not None and self._is_needless(known, number, content):
             self._held[tag] = (consumer, properties, Delivery(id, self._first + tag, body, moment, before + 1))
             self._last = tag
             if consumer is not None:
@@ -258,37 +260,36 @@ class Subscription:
         if known is not None and known not in self._ids:
             id = known
             self._ids[id] = tag, number
-        receipt, routing_key = self._first + tag, routing_key_of(headers, method.routing_key)
-        delivery = Delivery(id, receipt, body, moment, before + 1, shown_headers(headers), routing_key)
+        delivery = Delivery(id, self._first + tag, body, moment, before + 1, shown_headers(headers), routing_key)
         (self._unfit if is_unfit else self._arrived).append(delivery)
         self._keep(consumer, tag, properties, delivery)
 
     def _known_id(
-        self, identity: MessageIdentity | None, redelivered: bool, properties: Any, body: bytes
+        self, identity: MessageIdentity | None, redelivered: bool, content: Callable[[], bytes]
     ) -> str | None:
         """The id that a message had before, here or in one of its copies."""
         if identity is not None:
             return identity.id
         if redelivered and self._copies.knows_originals:
-            return self._copies.id_of_original(content_of(properties, body))
+            return self._copies.id_of_original(content())
         return None
 
-    def _is_needless(self, id: str, number: int, properties: Any, body: bytes) -> bool:
+    def _is_needless(self, id: str, number: int, content_of_this: Callable[[], bytes]) -> bool:
         """Whether the same message is here or in a queue under a number that is at least as high.
 
         If it is here under a lower number, that one is acked: of two copies, all workers have to keep the same one.
         """
         if id not in self._ids and id not in self._copies:
             return False
-        content = content_of(properties, body)
+        content = content_of_this()
         if self._copies.is_outdated(id, content, number):
             return True
         tag, held_number = self._ids.get(id, (0, 0))
-        # One that is being copied now is acked after that, so it cannot stand for another.
+        # A message that is being copied will be acked soon, so another copy must not be dropped in its favour.
         if tag not in self._held or self._copies.is_under_way(id):
             return False
         held = self._held[tag][2]
-        if content_of(self._properties(tag), held.body) != content:
+        if content_of(self._properties(tag), held.body, held.routing_key) != content:
             return False
         if number > held_number:
             self.withdraw([held])
