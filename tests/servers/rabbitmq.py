@@ -212,7 +212,9 @@ class RabbitServer:
         assert self._asking.stdin is not None and self._asking.stdout is not None
         self._asking.stdin.write(f"{expression}.\n")
         self._asking.stdin.flush()
-        told = self._asking.stdout.readline().strip()
+        # Other lines are of its log.
+        answers = (line for line in self._asking.stdout if line.startswith(("{ok,", "{failed,")))
+        told = next(answers, "it has ended").strip()
         if not told.startswith("{ok,"):
             raise RuntimeError(f"{expression} failed: {told}")
         return told.removeprefix("{ok,").removesuffix("}")
