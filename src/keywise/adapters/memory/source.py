@@ -8,25 +8,19 @@ from msgspec.structs import replace
 
 from keywise.adapters.memory.database import MemoryDatabase, Message
 from keywise.core.change import Delivery
-from keywise.core.source import VISIBILITY_S, Source, visibility_of
+from keywise.core.source import Source, visibility_of
+from keywise.core.table_queue import TableQueue
 from keywise.core.url import Address
 
 
-class MemorySource:
+class MemorySource(TableQueue):
     """One queue of a memory database."""
 
     def __init__(self, database: MemoryDatabase, name: str, visibility_s: float | None = None) -> None:
+        super().__init__(visibility_s)
         self.database = database
-        self.visibility_s = VISIBILITY_S if visibility_s is None else visibility_s
-        self._follows_lease = visibility_s is None
         self._queue = database.queue(name)
         self._sent = database.bells.setdefault(name, asyncio.Event())
-        self._odd_one = 0
-        """1 if the odd one of a limit goes to what is due again, 0 if to what is fresh; they take turns."""
-
-    def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
-        if self._follows_lease:
-            self.visibility_s = lease_s
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,8 +107,7 @@ class MemorySource:
     def _shared(self, limit: int) -> list[tuple[int, Message]]:
         """What is due again, then what is fresh; while both wait, each has half of the limit."""
         due, fresh = self._due(), self._fresh()
-        self._odd_one = 1 - self._odd_one
-        for_due = max((limit + self._odd_one) // 2, limit - len(fresh))
+        for_due = max(self._share_of_due(limit), limit - len(fresh))
         for_fresh = limit - len(due[:for_due])
         return [*due[:for_due], *fresh[:for_fresh]]
 

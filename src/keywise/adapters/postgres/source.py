@@ -25,8 +25,9 @@ from keywise.adapters.postgres.database import (
 from keywise.core.change import Delivery
 from keywise.core.key_encoding import encoded
 from keywise.core.resource import opening
-from keywise.core.source import VISIBILITY_S, Source, visibility_of
+from keywise.core.source import Source, visibility_of
 from keywise.core.statements import read_statements
+from keywise.core.table_queue import TableQueue
 from keywise.core.url import Address
 
 COPY_FROM = 200
@@ -39,24 +40,17 @@ POLL_S = 0.5
 _SQL = read_statements(__name__)
 
 
-class PostgresSource:
+class PostgresSource(TableQueue):
     """One queue of a Postgres database."""
 
     def __init__(self, database: PostgresDatabase, name: str, visibility_s: float | None = None) -> None:
+        super().__init__(visibility_s)
         self.database = database
-        self.visibility_s = VISIBILITY_S if visibility_s is None else visibility_s
-        self._follows_lease = visibility_s is None
         self._name = name
         self._queue = 0
         self._expects_more = False
         """Something was just seen ahead."""
         self.peek_heuristic = PeekHeuristic()
-        self._odd_one = 0
-        """1 if the odd one of a limit goes to what is due again, 0 if to what is fresh; they take turns."""
-
-    def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
-        if self._follows_lease:
-            self.visibility_s = lease_s
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -71,7 +65,7 @@ class PostgresSource:
         if not await self.arrived(wait_s):
             return []
         visibility_s, receipt = self.visibility_s, secrets.randbits(62)
-        half = self._half(limit)
+        half = self._share_of_due(limit)
         rows = [*await self.database.write(_SQL["take_due"], self._queue, half, visibility_s, receipt)] if half else []
         due = len(rows)
         if due < limit:
@@ -153,11 +147,6 @@ class PostgresSource:
     def queue_in(self, connection: Any) -> "PostgresTransactionalQueue":
         return PostgresTransactionalQueue(self, connection)
 
-    def _half(self, limit: int) -> int:
-        """How much of a limit is kept for what is due again, if what is fresh waits as well."""
-        self._odd_one = 1 - self._odd_one
-        return (limit + self._odd_one) // 2
-
     def _recalling(self, keys: Sequence[str] | None) -> tuple[str, tuple[Any, ...]]:
         if keys is None:
             return _SQL["recall_all"], (self._queue,)
@@ -223,7 +212,7 @@ class PostgresTransactionalQueue:
                 if is_there:
                     self._fresh.update(zip(ids, peeked, strict=True))
                     return peeked
-            half = self._source._half(limit)
+            half = self._source._share_of_due(limit)
             rows = await self._connection.fetch(_SQL["receive"], queue, limit, half)
             fresh = [row for row in rows if row[5]]
             if len(rows) - len(fresh) == half and len(rows) < limit:

@@ -15,8 +15,9 @@ from typing import Any, Self
 from keywise.adapters.sqlite.database import SqliteDatabase, sqlite_errors
 from keywise.core.change import Delivery
 from keywise.core.resource import opening
-from keywise.core.source import VISIBILITY_S, Source, visibility_of
+from keywise.core.source import Source, visibility_of
 from keywise.core.statements import read_statements
+from keywise.core.table_queue import TableQueue
 from keywise.core.url import Address
 
 QUEUE_BITS = 40
@@ -27,22 +28,15 @@ PEEK_AFTER_S = 0.0002
 _SQL = read_statements(__name__)
 
 
-class SqliteSource:
+class SqliteSource(TableQueue):
     """One queue of a SQLite database."""
 
     def __init__(self, database: SqliteDatabase, name: str, visibility_s: float | None = None) -> None:
+        super().__init__(visibility_s)
         self.database = database
-        self.visibility_s = VISIBILITY_S if visibility_s is None else visibility_s
-        self._follows_lease = visibility_s is None
         self._name = name
         self._queue = self._first = self._last = 0
         self._sent = asyncio.Event()
-        self._odd_one = 0
-        """1 if the odd one of a limit goes to what is due again, 0 if to what is fresh; they take turns."""
-
-    def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
-        if self._follows_lease:
-            self.visibility_s = lease_s
 
     async def __aenter__(self) -> Self:
         async with opening(self.database):
@@ -141,8 +135,7 @@ class SqliteSource:
 
     def _shared(self, connection: sqlite3.Connection, limit: int) -> tuple[list[Delivery], list[Delivery]]:
         """What is due again, and what is fresh; while both wait, each has half of the limit."""
-        self._odd_one = 1 - self._odd_one
-        half = (limit + self._odd_one) // 2
+        half = self._share_of_due(limit)
         due = self._due(connection, half)
         fresh = self._fresh(connection, limit - len(due))
         if len(due) == half and len(fresh) < limit - half:
