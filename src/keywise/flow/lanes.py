@@ -311,13 +311,13 @@ class Lanes:
     def drain(self) -> list[Ticket]:
         """Remove all waiting changes and return them; those being processed stay."""
         leaving: list[Ticket] = []
+        # No lane of this consumer will notice when these keys are free, so their changes may come back now.
+        self._freed += self._evicted
+        self._evicted.clear()
         for key, lane in list(self._lanes.items()):
             leaving += lane.waiting
             lane.waiting = []
             self._drop_if_empty(key, lane)
-        # No lane of this consumer will notice when these keys are free, so their changes may come back now.
-        self._freed += self._evicted
-        self._evicted.clear()
         return self._left(leaving)
 
     def _is_ready(self, key: str, *, is_bulk: bool) -> bool:
