@@ -126,6 +126,34 @@ def test_a_long_call_and_a_change_that_has_to_run_alone_hold_up_no_other_key():
     assert rig.stored["alone"] == 1
 
 
+def test_a_process_that_waits_for_idleness_in_vain_works_for_at_least_as_long_in_between():
+    """The long call is allowed to take ten minutes; the others must not stand still for most of them."""
+    rig = Rig(concurrency=4, lease_s=10.0, margin_s=1.0, runtime_max_s=600.0)
+    ticks = list[bool]()
+
+    async def behave(change: Change[Any]) -> None:
+        await rig.pass_s(500.0 if change.key == "long" else CALL_S)
+
+    rig.sink.behaviour = behave
+
+    async def story() -> None:
+        await must_be_alone(rig, "alone")
+        async with Running(rig):
+            await rig.send(page("long", 1))
+            await rig.until(lambda: rig.sink.tries)
+            await rig.send(page("alone", 1))
+            for number in range(800):
+                await rig.send(page(f"live {number}", 1))
+                await rig.pass_s(0.5)
+                ticks.append(rig.entry("alone").owner == "w1" and rig.entry("alone").token != 0)
+            assert "long" not in rig.stored
+            await rig.until(lambda: not rig.queue)
+
+    rig.play(story())
+    assert 0 < sum(ticks) < len(ticks) / 4
+    assert rig.stored["alone"] == 1
+
+
 def test_nothing_begins_beside_a_change_that_runs_alone_until_its_time_alone_is_over():
     rig = Rig(concurrency=4, lease_s=10.0, margin_s=1.0, runtime_max_s=600.0)
 
@@ -186,19 +214,35 @@ def test_a_repair_begins_in_the_company_of_its_level():
 
 
 def test_a_change_that_could_not_run_alone_lets_another_begin_first_and_alarms_in_the_end():
-    turns = AloneTurns()
-    assert turns.is_due(others_wait=True)
-    assert not turns.failed(0.0)
-    assert not turns.is_due(others_wait=True)
-    assert turns.is_due(others_wait=False)
+    turns = AloneTurns(pause_max_s=300.0)
+    assert turns.is_due(0.0, others_wait=True)
+    assert not turns.failed(0.0, took_s=30.0)
+    assert not turns.is_due(30.0, others_wait=True)
+    assert turns.is_due(30.0, others_wait=False)
     turns.change_begun()
-    assert turns.is_due(others_wait=True)
-    assert not turns.failed(300.0)
-    assert turns.failed(601.0)
-    assert not turns.failed(900.0), "it is said once"
+    assert turns.is_due(30.0, others_wait=True)
+    assert not turns.failed(300.0, took_s=30.0)
+    assert turns.failed(601.0, took_s=30.0)
+    assert not turns.failed(900.0, took_s=30.0), "it is said once"
     turns.succeeded()
-    assert not turns.is_due(others_wait=True), "another change begins after each that ran alone"
-    assert not turns.failed(1000.0)
+    assert not turns.is_due(900.0, others_wait=True), "another change begins after each that ran alone"
+    assert turns.is_due(900.0, others_wait=False)
+    assert not turns.failed(1000.0, took_s=30.0)
+
+
+def test_the_pause_after_each_failure_to_run_alone_doubles():
+    turns, now, pauses = AloneTurns(pause_max_s=100.0), 0.0, list[float]()
+    for _ in range(4):
+        now += 30.0
+        turns.failed(now, took_s=30.0)
+        assert not turns.is_due(turns.not_before - 0.1, others_wait=False)
+        pauses.append(turns.not_before - now)
+        now = turns.not_before
+        assert turns.is_due(now, others_wait=False)
+    assert pauses == [30.0, 60.0, 100.0, 100.0]
+    turns.succeeded()
+    turns.failed(now, took_s=20.0)
+    assert turns.not_before == now + 20.0
 
 
 def test_the_only_one_on_probation_does_not_wait_for_all_the_others():

@@ -1,5 +1,6 @@
 """Probation: how changes run whose key a worker has died with, so that nothing else waits for them."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,8 @@ from keywise.core.entry import Level
 ON_PROBATION = (Level.PROBATION, Level.SOLE)
 ALARM_S = 600.0
 """After this long, an operator learns that a change could not run alone."""
+PAUSE_LEASES_MAX = 10
+"""After failures to run alone, the process works for at most so many leases before it tries again."""
 
 
 class ProbationWindow:
@@ -126,12 +129,17 @@ class AloneTurns:
     """When this process asks for a change that has to run alone.
 
     Everything else waits while such a change runs, and before that for up to a lease until nothing else runs. So one
-    of the other changes begins in between.
+    of the other changes begins in between. After a wait in vain, a call runs that may take long: the process works
+    for at least as long as it has waited before it tries again, and for twice as long after each further failure.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pause_max_s: float) -> None:
         self._begun = 0
-        self._not_before = 0
+        self._begun_before = 0
+        """How many of the other changes must have begun before the next turn, unless none of them waits."""
+        self._pause_max_s = pause_max_s
+        self._pause_s = 0.0
+        self.not_before = -math.inf
         self._failed_at: float | None = None
         self._is_alarmed = False
 
@@ -139,17 +147,19 @@ class AloneTurns:
         """Note that a change has begun that need not run alone."""
         self._begun += 1
 
-    def is_due(self, *, others_wait: bool) -> bool:
-        return self._begun >= self._not_before or not others_wait
+    def is_due(self, now: float, *, others_wait: bool) -> bool:
+        return now >= self.not_before and (self._begun >= self._begun_before or not others_wait)
 
     def succeeded(self) -> None:
         """Note that nothing else runs any more."""
-        self._not_before = self._begun + 1
+        self._begun_before, self._pause_s, self.not_before = self._begun + 1, 0.0, -math.inf
         self._failed_at, self._is_alarmed = None, False
 
-    def failed(self, now: float) -> bool:
-        """Note that other changes did not end in time; return whether to raise an alarm, once."""
-        self._not_before = self._begun + 1
+    def failed(self, now: float, took_s: float) -> bool:
+        """Note that other changes did not end in so many seconds; return whether to raise an alarm, once."""
+        self._begun_before = self._begun + 1
+        self._pause_s = max(took_s, min(2 * self._pause_s, self._pause_max_s))
+        self.not_before = now + self._pause_s
         self._failed_at = now if self._failed_at is None else self._failed_at
         is_new = not self._is_alarmed and now - self._failed_at >= ALARM_S
         self._is_alarmed = self._is_alarmed or is_new

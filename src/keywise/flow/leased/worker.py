@@ -36,7 +36,7 @@ from keywise.flow.leased.disposition import (
     on_refusal,
 )
 from keywise.flow.leased.executors import Executor, FinishedJob, Job
-from keywise.flow.leased.probation import ON_PROBATION, AloneTurns, Company
+from keywise.flow.leased.probation import ON_PROBATION, PAUSE_LEASES_MAX, AloneTurns, Company
 from keywise.flow.leased.repairs import RepairLoop
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.flow.repair import Repairer
@@ -134,7 +134,7 @@ class LeasedWorker:
         self._done_wakeup = Wakeup()
         self._calls = 0
         self._company = Company(executor.side_by_side)
-        self._alone_turns = AloneTurns()
+        self._alone_turns = AloneTurns(PAUSE_LEASES_MAX * pipeline.settings.lease_s)
         self._repairer = Repairer(pipeline, heartbeat)
         self._repairs = RepairLoop(pipeline, self._repairer, self._company, lanes.arrivals)
 
@@ -189,7 +189,7 @@ class LeasedWorker:
                 # Sleep until something changes: a ticket arrives, a change is concluded, or a time has come.
                 # A held lane that becomes due matters only if there is room to claim it.
                 due = self._lanes.next_due() if free and self._is_due(free) else None
-                soonest = min(due or _NEVER, self._fallback.due)
+                soonest = min(due or _NEVER, self._fallback.due, self._alone_due())
                 await self._lanes.arrivals.wait(self._pipeline.until(soonest))
 
     def _is_due(self, free: int) -> bool:
@@ -217,11 +217,20 @@ class LeasedWorker:
         return bool(tickets)
 
     def _may_run_alone(self) -> bool:
-        if not self._repairs.has_alone and not self._lanes.has_on_probation(Level.ALONE):
+        if not self._has_alone():
             return False
+        now = self._pipeline.clock()
         # A claimed change that has not begun waits too: draining would release it, and it would never begin.
-        others_wait = len(self._claimed) > 0 or self._lanes.has_waiting(self._pipeline.clock())
-        return self._alone_turns.is_due(others_wait=others_wait)
+        others_wait = len(self._claimed) > 0 or self._lanes.has_waiting(now)
+        return self._alone_turns.is_due(now, others_wait=others_wait)
+
+    def _has_alone(self) -> bool:
+        return self._repairs.has_alone or self._lanes.has_on_probation(Level.ALONE)
+
+    def _alone_due(self) -> float:
+        """When the claim loop has to look again for a change that has to run alone, though nothing happens."""
+        due = self._alone_turns.not_before
+        return due if self._has_alone() and due > self._pipeline.clock() else _NEVER
 
     async def _run_alone(self) -> bool:
         """Run one change with nothing beside it, so that another crash can be attributed to it; False if none waits.
@@ -254,7 +263,7 @@ class LeasedWorker:
 
     async def _is_drained(self, most: int, key: str) -> bool:
         """Wait until at most so many changes are open, for a lease; False if other changes did not end in time."""
-        pipeline = self._pipeline
+        pipeline, started = self._pipeline, self._pipeline.clock()
         self._undo(self._claimed.take_all())
         await self._until(lambda: self._is_idle(most), pipeline.settings.lease_s)
         if self._stopping:
@@ -262,7 +271,8 @@ class LeasedWorker:
         if self._is_idle(most):
             self._alone_turns.succeeded()
             return True
-        if self._alone_turns.failed(pipeline.clock()):
+        now = pipeline.clock()
+        if self._alone_turns.failed(now, now - started):
             cause = NEVER_ALONE.format(key=key)
             pipeline.emit(events.Alarmed(pipeline=pipeline.name, cause=cause, advice=NEVER_ALONE_ADVICE))
         return False

@@ -215,6 +215,11 @@ class CrowdLedger(MemoryLedger):
         self._auditor.ended(commit.claim.key for commit in commits)
         return refused
 
+    async def release(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self._auditor.released(self._process, claim)
+        await super().release(claims)
+
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         lost = await super().dead_letter(requests)
         for request in requests:
@@ -280,11 +285,15 @@ class CrowdAudit(RunLog):
         self._begun: set[str] = set()
         """Processes in which something has begun since they last drained."""
         self._drained_since: dict[str, float] = {}
+        self._works_until: dict[str, float] = {}
+        """Until when each process has to work that could not run a change alone."""
 
     # The ledger.
 
     def asked(self, process: Process, terms: LeaseTerms) -> None:
         """Asked to run alone: what waits in the process must have had a chance since it drained last."""
+        if terms.level is Level.ALONE and self._world.now() < self._works_until.get(process.name, 0.0):
+            self.violate(f"{process.name} drains once more, and has not worked for as long as it drained")
         is_again = process.name in self._drained_since and process.name not in self._begun
         lanes = self._lanes(process) if terms.level is Level.ALONE and is_again else None
         if lanes is not None and lanes.has_waiting(self._world.now()):
@@ -304,6 +313,13 @@ class CrowdAudit(RunLog):
         if claim.level is Level.ALONE and claim.crashes < SETTINGS.crashes_max:
             self._drained_since[process.name] = self._world.now()
             self._begun.discard(process.name)
+
+    def released(self, process: Process, claim: Claim) -> None:
+        """Released at the highest level before it began, beside calls that run: other keys have waited for nothing."""
+        entry, now = self._world.entry(claim.key), self._world.now()
+        is_unused = entry.token == claim.token and entry.phase is Phase.CLAIMED
+        if claim.level is Level.ALONE and is_unused and any(call.process is process for call in self._calls):
+            self._works_until[process.name] = now + (now - self._drained_since.get(process.name, now)) - TICK_S
 
     def check_window(self, process: Process, granted: Sequence[Claim]) -> None:
         """After a claim: as many changes on probation as the last deaths allow."""
