@@ -80,7 +80,7 @@ def _not_reset(self: ProbationWindow, level: Level) -> None:
     return None
 
 
-def _all_at_once(self: ProbationWindow, *, sole_waits: bool, others_wait: bool) -> tuple[Level, int]:
+def _all_at_once(self: ProbationWindow, now: float, *, sole_waits: bool, others_wait: bool) -> tuple[Level, int]:
     return (Level.PROBATION, 1000) if others_wait else (Level.SOLE, int(sole_waits))
 
 

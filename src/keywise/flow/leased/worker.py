@@ -133,7 +133,7 @@ class LeasedWorker:
         self._done: list[FinishedJob] = []
         self._done_wakeup = Wakeup()
         self._calls = 0
-        self._company = Company(executor.side_by_side)
+        self._company = Company(executor.side_by_side, pipeline.settings.lease_s, pipeline.clock)
         self._alone_turns = AloneTurns(PAUSE_LEASES_MAX * pipeline.settings.lease_s)
         self._repairer = Repairer(pipeline, heartbeat)
         self._repairs = RepairLoop(pipeline, self._repairer, self._company, lanes.arrivals)
@@ -189,7 +189,8 @@ class LeasedWorker:
                 # Sleep until something changes: a ticket arrives, a change is concluded, or a time has come.
                 # A held lane that becomes due matters only if there is room to claim it.
                 due = self._lanes.next_due() if free and self._is_due(free) else None
-                soonest = min(due or _NEVER, self._fallback.due, self._alone_due())
+                window_due = self._company.window.next_free(now)
+                soonest = min(due or _NEVER, self._fallback.due, self._alone_due(), window_due)
                 await self._lanes.arrivals.wait(self._pipeline.until(soonest))
 
     def _is_due(self, free: int) -> bool:
@@ -207,7 +208,9 @@ class LeasedWorker:
         """Claim changes on probation, as many as the window has room for; False if there are none."""
         window, lanes = self._company.window, self._lanes
         level, free = window.next(
-            sole_waits=lanes.has_on_probation(Level.SOLE), others_wait=lanes.has_on_probation(Level.PROBATION)
+            self._pipeline.clock(),
+            sole_waits=lanes.has_on_probation(Level.SOLE),
+            others_wait=lanes.has_on_probation(Level.PROBATION),
         )
         # Without a worker that could begin, a claim would be taken ahead.
         tickets = lanes.take_on_probation(level, free) if not self._backoff.all_resting else []
@@ -341,7 +344,7 @@ class LeasedWorker:
         """
         if not jobs:
             return []
-        pipeline, window = self._pipeline, self._company.window
+        pipeline, window, now = self._pipeline, self._company.window, self._pipeline.clock()
         self._count(jobs, 1)
         pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(jobs)))
         opened: list[Job] = []
@@ -353,9 +356,9 @@ class LeasedWorker:
                     events.TookOver(pipeline=pipeline.name, key=claim.key, version=version, crashes=claim.crashes)
                 )
                 window.took_over(claim.level)
-            has_room = asked is not Level.ALONE or claim.level not in ON_PROBATION or window.has_room(claim.level)
+            has_room = asked is not Level.ALONE or claim.level not in ON_PROBATION or window.has_room(claim.level, now)
             if claim.level in ON_PROBATION:
-                window.begin(claim.level)
+                window.claimed(claim.token, claim.level)
             if not has_room or dispose(NOT_STARTED, claim, pipeline.settings) is Disposition.DEAD_LETTER:
                 self._finish(job, NOT_STARTED)
             else:
@@ -433,6 +436,9 @@ class LeasedWorker:
         in_time = [job for job in begun if heartbeat.left_s([job.claim]) > 0]
         timely = {job.claim.token for job in in_time}
         self._undo([job for job in jobs if job.claim.token not in timely])
+        for job in in_time:
+            if job.claim.level in ON_PROBATION:
+                self._company.window.begun(job.claim.token, self._pipeline.clock())
         self._calls += 1
         if any(not _runs_alone(job) for job in in_time):
             self._alone_turns.change_begun()
@@ -478,7 +484,7 @@ class LeasedWorker:
                 for one in finished:
                     if one.claim.level in ON_PROBATION:
                         has_run = not isinstance(one.execution, NotStarted)
-                        self._company.window.end(one.claim.level, clean=has_run)
+                        self._company.window.end(one.claim.token, clean=has_run)
                 self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(finished)))
                 self._lanes.arrivals.notify()
                 self._lanes.departures.notify()

@@ -72,6 +72,7 @@ class Call(msgspec.Struct, eq=False):
 
     process: Process
     claim: Claim
+    started_at: float
 
 
 class Probe(msgspec.Struct):
@@ -322,8 +323,11 @@ class CrowdAudit(RunLog):
             self._works_until[process.name] = now + (now - self._drained_since.get(process.name, now)) - TICK_S
 
     def check_window(self, process: Process, granted: Sequence[Claim]) -> None:
-        """After a claim: as many changes on probation as the last deaths allow."""
-        held = [key for key, entry in self._world.held_by(process) if entry.deaths in ON_PROBATION]
+        """After a claim: as many changes on probation as the last deaths allow, besides those that run for long."""
+        outlasted = {call.claim.key for call in self._calls if call.process is process and self._is_long(call)}
+        held = [
+            key for key, entry in self._world.held_by(process) if entry.deaths in ON_PROBATION and key not in outlasted
+        ]
         limit = self._window(process).limit
         if len(held) > limit and any(claim.level in ON_PROBATION for claim in granted):
             self.violate(f"{process.name} has {len(held)} changes on probation, and {limit} are allowed after a death")
@@ -356,14 +360,20 @@ class CrowdAudit(RunLog):
             other = self._world.entry(call.claim.key)
             if call.claim.level is Level.ALONE and other.token == call.claim.token and other.phase is Phase.BEGUN:
                 self.violate(f"{claim.key} begins beside {call.claim.key}, which has to run alone")
-        on_probation = [call.claim.level for call in beside if call.claim.level in ON_PROBATION]
+        on_probation = [
+            call.claim.level for call in beside if call.claim.level in ON_PROBATION and not self._is_long(call)
+        ]
         if claim.level in ON_PROBATION and on_probation and Level.SOLE in (claim.level, *on_probation):
             self.violate(f"{claim.key} is not the only one on probation")
         if claim.level is not Level.ALONE:
             self._begun.add(process.name)
-        call = Call(process, claim)
+        call = Call(process, claim, self._world.now())
         self._calls.append(call)
         return call
+
+    def _is_long(self, call: Call) -> bool:
+        """Whether a call has run for a lease, so that others on probation need not wait for it any more."""
+        return self._world.now() - call.started_at > LEASE_S - TICK_S
 
     def call_ended(self, call: Call) -> None:
         if call in self._calls:
