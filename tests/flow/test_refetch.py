@@ -67,6 +67,19 @@ def test_what_it_raises_is_passed_on():
     run(story())
 
 
+def test_a_stop_iteration_is_an_answer_too():
+    """A future does not accept one: without care, the repair would wait for ever."""
+    refetch = beside_the_loop(lambda key: next(iter(())))
+
+    async def story() -> None:
+        async with asyncio.timeout(30):
+            await refetch("a")
+
+    with pytest.raises(RuntimeError, match="StopIteration") as raised:
+        run(story())
+    assert isinstance(raised.value.__cause__, StopIteration)
+
+
 def test_a_coroutine_function_stays_on_the_loop():
     async def refetch(key: str) -> str:
         return threading.current_thread().name

@@ -79,9 +79,13 @@ class _ThreadedRefetch:
         return await answer
 
     def _run(self, key: str, loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]") -> None:
-        result, error = None, None
+        result: Any = None
+        error: BaseException | None = None
         try:
             result = self._refetch(key)
+        except StopIteration as raised:
+            error = RuntimeError("refetch raised StopIteration")  # A future does not accept it.
+            error.__cause__ = raised
         except BaseException as raised:
             error = raised
         with suppress(RuntimeError):  # The loop is closed: no repair waits for the answer any more.

@@ -1,5 +1,6 @@
 """Changes whose worker died run on probation: nothing else waits for them, and a killer is still found."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -395,6 +396,35 @@ def test_a_claim_that_is_granted_at_a_lower_level_than_asked_runs_only_if_that_l
     rig.play(story())
     (first, _, _), (second, _, _) = rig.sink.tries
     assert second - first >= 5.0
+
+
+def test_a_change_that_goes_on_after_its_claim_was_lost_lets_the_others_begin():
+    """Its handler ignores the cancellation, and the ledger has nothing to note any more."""
+    rig = Rig(concurrency=4, lease_s=10.0, margin_s=1.0, runtime_max_s=600.0)
+    gate = asyncio.Event()
+
+    async def behave(change: Change[Any]) -> None:
+        while change.key == "alone" and not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                continue
+
+    rig.sink.behaviour = behave
+
+    async def story() -> None:
+        await must_be_alone(rig, "alone")
+        async with Running(rig):
+            await rig.send(page("alone", 1))
+            await rig.until(lambda: rig.sink.tries)
+            entries = rig.database.scope("test").entries
+            entries["alone"] = replace(entries["alone"], token=1000, owner="w2")
+            await rig.send(page("live", 1))
+            await rig.until(lambda: "live" in rig.stored, 30.0)
+            gate.set()
+            await rig.until(lambda: not rig.queue)
+
+    rig.play(story())
 
 
 def test_a_stop_does_not_end_the_time_alone():

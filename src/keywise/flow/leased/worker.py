@@ -289,8 +289,11 @@ class LeasedWorker:
         alone_s = min(pipeline.settings.lease_s * 2**claim.late_deaths, pipeline.settings.runtime_max_s)
         await self._until(lambda: not self._open, alone_s)
         # A slow change lets the others go on, after that is stored: a death from now on may be their fault.
-        # After a stop nothing else begins, so the change stays alone.
-        while self._open and not self._stopping and not await self._heartbeat.accompany(pipeline.ledger, claim):
+        # After a stop nothing else begins, so the change stays alone. If the claim is lost, nothing is left to store,
+        # and a handler that ignores its cancellation must not keep the others waiting.
+        while self._open and not self._stopping and self._heartbeat.holds(claim):
+            if await self._heartbeat.accompany(pipeline.ledger, claim):
+                return
             await self._until(lambda: not self._open, pipeline.retry_s(1))
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
