@@ -57,7 +57,7 @@ class Heartbeat:
         self._lease_s = lease_s
         self.rhythm_s = lease_s / 3
         self._answer_s = self.rhythm_s / 2
-        """How long a renewal may take. Two of them fit between two beats, so that one can be lost."""
+        """Half a beat, so that two unanswered renewals in a row still leave time for a third before the deadline."""
         self._margin_s = margin_s
         self._runtime_max_s = runtime_max_s
         self._clock = clock

@@ -49,7 +49,7 @@ def is_same_version(one: Order, other: Order) -> bool:
     return one[:2] == other[:2] and not is_unversioned(one) and not is_unversioned(other)
 
 
-def beside_the_loop(refetch: Callable[[str], Any]) -> Callable[[str], Any]:
+def in_thread(refetch: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return a function that runs a plain `refetch` in a thread; a coroutine function is returned as it is."""
     return refetch if inspect.iscoroutinefunction(refetch) else _ThreadedRefetch(refetch)
 

@@ -63,8 +63,8 @@ class ProbationWindow:
     def next(self, now: float, *, sole_waits: bool, others_wait: bool) -> tuple[Level, int]:
         """Return which level to claim next, and for how many changes.
 
-        The levels take turns. While one that runs as the only one is next, no others begin: there would always be
-        one that runs. After it, a wave of the others begins.
+        The levels take turns. While a `SOLE` change is next, no `PROBATION` change begins; otherwise one would always
+        be running. After it, a wave of the others begins.
         """
         if sole_waits and (self._sole_is_next or not others_wait):
             return Level.SOLE, int(self.has_room(Level.SOLE, now))

@@ -212,7 +212,7 @@ class LeasedWorker:
             sole_waits=lanes.has_on_probation(Level.SOLE),
             others_wait=lanes.has_on_probation(Level.PROBATION),
         )
-        # Without a worker that could begin, a claim would be taken ahead.
+        # If all workers rest, claim nothing: the claim would wait unused.
         tickets = lanes.take_on_probation(level, free) if not self._backoff.all_resting else []
         if tickets:
             with window.claiming():
@@ -288,7 +288,8 @@ class LeasedWorker:
         self._dispatch([job])
         alone_s = min(pipeline.settings.lease_s * 2**claim.late_deaths, pipeline.settings.runtime_max_s)
         await self._until(lambda: not self._open, alone_s)
-        # A slow change lets the others go on, after that is stored: a death from now on may be their fault.
+        # The change has outlasted its time alone. Record that first, then let other changes begin: a later death may be
+        # their fault.
         # After a stop nothing else begins, so the change stays alone. If the claim is lost, nothing is left to store,
         # and a handler that ignores its cancellation must not keep the others waiting.
         while self._open and not self._stopping and self._heartbeat.holds(claim):
