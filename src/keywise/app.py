@@ -31,7 +31,7 @@ from keywise.flow.degraded.journal_files import JournalDirectory
 from keywise.flow.degraded.lazy_ledger import LazyLedger
 from keywise.flow.intake import FieldRoute, Fields, FunctionRoute, MessageReader, Read
 from keywise.flow.pipeline import OpenPipeline, may_show_older
-from keywise.flow.refetch import beside_the_loop
+from keywise.flow.refetch import in_thread
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.observe.history import HistoryRecorder
 from keywise.observe.log import Log
@@ -362,7 +362,7 @@ class App:
                 owner=owner,
                 observers=self.observers,
                 reporters=[HistoryRecorder(owner, keeps=definition.settings.history, ledger=loses)] if work else [],
-                refetch=beside_the_loop(definition._refetch) if definition._refetch is not None else None,
+                refetch=in_thread(definition._refetch) if definition._refetch is not None else None,
                 lookup=definition._lookup,
                 connect_heartbeat=self._connect_heartbeat(name, policy) if work else None,
                 journal_store=journal_store,

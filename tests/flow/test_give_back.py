@@ -35,8 +35,8 @@ class NotedSource(MemorySource):
     receive_s = 0.0
     """How long each receive takes."""
 
-    def __init__(self, rig: FlowRig) -> None:
-        super().__init__(rig.source.database, "queue", visibility_s=90.0)
+    def __init__(self, rig: FlowRig, name: str = "queue") -> None:
+        super().__init__(rig.source.database, name, visibility_s=90.0)
         self._rig = rig
         self.given_back: dict[str | int, list[float]] = defaultdict(list)
         """The delays of each message, in their order."""
@@ -207,3 +207,99 @@ def test_a_failed_release_does_not_keep_back_what_waits_for_another_delay():
     rig.play(story())
     assert away.calls["release"] == 3
     assert [one.cause for one in rig.of(Unavailable)] == ["release did not get through"]
+
+
+class SlowlyParking(NotedSource):
+    """A queue that takes back slowly, or not at all until the test opens it."""
+
+    def __init__(self, rig: FlowRig, name: str = "queue") -> None:
+        super().__init__(rig, name)
+        self.is_parking = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self.left_to_receive = 10**6
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Delivery]:
+        if self.left_to_receive <= 0:
+            await self.may_go_on.wait()
+        received = await super().receive(min(limit, max(self.left_to_receive, 1)), wait_s)
+        self.left_to_receive -= len(received)
+        return received
+
+    async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
+        self.is_parking.set()
+        await self.may_go_on.wait()
+        await super().park(deliveries, keys, delays_s)
+
+
+def test_what_is_still_on_its_way_back_when_its_key_becomes_free_is_recalled_too():
+    rig = FlowRig(LEASED, prefetch=10, batch_max=10, evict_delay_s=30.0)
+    source = rig.source = SlowlyParking(rig)
+    gate = asyncio.Event()
+
+    async def work(change: Change) -> None:
+        if change.key == "slow" and not gate.is_set():
+            await gate.wait()
+
+    rig.sink.behaviour = work
+
+    async def story() -> None:
+        async with Running(rig):
+            await rig.send(page("slow", 1))
+            await rig.until(lambda: rig.sink.tries)
+            await rig.send(*(page("slow", version) for version in range(2, 10)))
+            await source.is_parking.wait()
+            gate.set()
+            await rig.until(lambda: rig.stored.get("slow") == 9)
+            source.may_go_on.set()
+            await rig.until_empty(limit_s=3.0)
+
+    rig.play(story())
+
+
+def test_a_source_that_takes_nothing_back_does_not_hold_up_the_others():
+    """Its publisher may be blocked by the broker for minutes."""
+    rig = FlowRig(LEASED, prefetch=24, batch_max=10)
+    stuck = SlowlyParking(rig, "bulk")
+    stuck.left_to_receive = 10
+    rig.more["sources"] = [("queue", rig.source), ("stuck", stuck)]
+
+    async def work(change: Change) -> None:
+        if change.key in ("a", "b"):
+            await stuck.may_go_on.wait()
+
+    rig.sink.behaviour = work
+
+    async def story() -> None:
+        await rig.send_bulk(*(page("b", version) for version in range(1, 11)))
+        async with Running(rig):
+            await rig.until(lambda: rig.sink.tries)
+            await rig.send(*(page("a", version) for version in range(1, 7)))
+            await stuck.is_parking.wait()
+            for number in range(10):
+                await rig.send(page(f"k{number}", 1))
+                await rig.until(lambda name=f"k{number}": name in rig.stored, limit_s=3.0)
+            assert "b" not in rig.stored
+            stuck.may_go_on.set()
+            await rig.until_empty()
+
+    rig.play(story())
+    assert (rig.stored["a"], rig.stored["b"]) == (6, 10)
+
+
+def test_a_stop_waits_until_everything_is_given_back():
+    rig = FlowRig(LEASED, prefetch=10, batch_max=10, evict_delay_s=30.0)
+    source = rig.source = SlowlyParking(rig)
+
+    async def story() -> None:
+        await rig.ledger.pause(Pause("hot"))
+        await rig.send(*(page("hot", version) for version in range(1, 10)))
+        running = Running(rig)
+        async with running:
+            await source.is_parking.wait()
+            running.consumer.stop()
+            await rig.pass_s(1.0)
+            assert running.task is not None and not running.task.done()
+            source.may_go_on.set()
+        assert all(message.visible_at <= rig.loop.time() for message in rig.queue.values())
+
+    rig.play(story())

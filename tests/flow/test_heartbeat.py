@@ -180,6 +180,22 @@ def test_a_call_that_an_outage_ended_early_was_cut_off():
     on_virtual_time(story)
 
 
+def test_the_beginning_of_another_change_does_not_hide_that_renewals_get_no_answer():
+    """The thread that renews has a connection of its own; the change is not to blame if only that one is silent."""
+
+    async def story(holder: Holder) -> None:
+        claims = await holder.take("a")
+        holder.ledger.is_away = True
+        stopped = asyncio.ensure_future(holder.is_stopped_at(claims))
+        await pass_s(LEASE_S - MARGIN_S - 0.1)
+        [other] = await holder.take("b")
+        assert await holder.heartbeat.begin(CountingLedger(holder.ledger.database), other)
+        await stopped
+        assert holder.heartbeat.is_cut_off(claims)
+
+    on_virtual_time(story)
+
+
 def test_a_hung_call_was_not_cut_off_by_an_outage():
     """Rule 22: it ran for longer than runtime_max, so it would have lost its claim anyway: it costs an attempt."""
 

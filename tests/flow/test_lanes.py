@@ -289,6 +289,16 @@ def test_draining_lets_go_of_everything_that_was_evicted():
     assert lanes.take_freed() == ["a"]
 
 
+def test_draining_lets_go_of_what_was_evicted_from_lanes_that_wait():
+    lanes = filled(*((key, version) for key in ("held", "on probation") for version in range(6)), capacity=8)
+    held, on_probation = lanes.take(10, 0.0)
+    lanes.hold(held, due=100.0)
+    lanes.put_on_probation(on_probation, Level.PROBATION)
+    assert {one.change.key for one in lanes.evict_blocked(1.0)} == {"held", "on probation"}
+    lanes.drain()
+    assert sorted(lanes.take_freed()) == ["held", "on probation"]
+
+
 def test_a_lane_that_left_as_surplus_leaves_nothing_behind():
     lanes = filled(("a", 1), ("b", 1), capacity=1)
     for one in lanes.take(10, 0.0):

@@ -7,13 +7,13 @@ import pytest
 
 from keywise import App
 from keywise.core.errors import KeywiseError
-from keywise.flow.refetch import THREADS, beside_the_loop
+from keywise.flow.refetch import THREADS, in_thread
 from running import run
 
 
 def test_a_plain_function_that_hangs_does_not_block_the_event_loop():
     go_on = threading.Event()
-    refetch = beside_the_loop(lambda key: go_on.wait() and {"id": key})
+    refetch = in_thread(lambda key: go_on.wait() and {"id": key})
 
     async def story() -> object:
         waiting = asyncio.ensure_future(refetch("a"))
@@ -26,7 +26,7 @@ def test_a_plain_function_that_hangs_does_not_block_the_event_loop():
 
 def test_a_function_that_hangs_keeps_its_thread_until_it_ends():
     go_on = threading.Event()
-    refetch = beside_the_loop(lambda key: go_on.wait())
+    refetch = in_thread(lambda key: go_on.wait())
 
     async def story() -> None:
         for _ in range(THREADS):
@@ -48,7 +48,7 @@ def test_a_function_that_hangs_keeps_its_thread_until_it_ends():
 
 def test_a_call_waits_for_a_thread_that_another_one_still_uses():
     """`keywise reconcile` reads many keys at a time."""
-    refetch = beside_the_loop(lambda key: key)
+    refetch = in_thread(lambda key: key)
 
     async def story() -> list[str]:
         return await asyncio.gather(*(refetch(str(number)) for number in range(3 * THREADS)))
@@ -62,16 +62,29 @@ def test_what_it_raises_is_passed_on():
 
     async def story() -> None:
         with pytest.raises(LookupError, match="a"):
-            await beside_the_loop(refetch)("a")
+            await in_thread(refetch)("a")
 
     run(story())
+
+
+def test_a_stop_iteration_is_an_answer_too():
+    """A future does not accept one: without care, the repair would wait for ever."""
+    refetch = in_thread(lambda key: next(iter(())))
+
+    async def story() -> None:
+        async with asyncio.timeout(30):
+            await refetch("a")
+
+    with pytest.raises(RuntimeError, match="StopIteration") as raised:
+        run(story())
+    assert isinstance(raised.value.__cause__, StopIteration)
 
 
 def test_a_coroutine_function_stays_on_the_loop():
     async def refetch(key: str) -> str:
         return threading.current_thread().name
 
-    assert beside_the_loop(refetch) is refetch
+    assert in_thread(refetch) is refetch
 
 
 def test_a_pipeline_calls_a_plain_refetch_beside_its_loop():

@@ -14,6 +14,7 @@ from flow.test_consumer import page
 from flow.unreachable_adapters import Unreachable
 from keywise.core import events
 from keywise.core.change import Change, ChangeHeader, order_of
+from keywise.core.controls import Pause
 from keywise.core.entry import Claim, LeaseTerms, Level, Phase
 from keywise.core.errors import TransientError
 from keywise.core.ledger import Commit
@@ -320,6 +321,23 @@ def test_a_repair_that_kills_one_worker_after_another_is_given_up():
     assert ward.causes[0] == "3 workers died while they repaired this key"
     assert (ward.asked, ward.of(events.Repaired)) == ([], [])
     assert ward.entry("a").suspicions > 0
+
+
+def test_suspect_keys_that_are_refused_do_not_starve_the_others():
+    """Thirty keys are paused for days; one that became suspect after them is repaired all the same."""
+    rig = Ward(lambda key: {"id": key, "v": 1})
+
+    async def story() -> None:
+        await rig.ledger.pause(Pause("paused*", is_pattern=True))
+        for number in range(30):
+            await rig.ledger.mark_suspect([ChangeHeader(f"paused {number}", order_of(1))])
+        await rig.pass_s(1.0)
+        await rig.ledger.mark_suspect([ChangeHeader("other", order_of(1))])
+        async with Running(rig):
+            await rig.until(lambda: rig.of(events.Repaired), HORIZON_S + 10 * REPAIR_S)
+
+    rig.play(story())
+    assert [event.key for event in rig.of(events.Repaired)] == ["other"]
 
 
 def test_a_key_that_somebody_else_repaired_meanwhile_is_left_alone():

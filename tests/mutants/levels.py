@@ -58,8 +58,12 @@ def _always_idle(self: LeasedWorker, most: int) -> bool:
     return True
 
 
-def _always_due(self: AloneTurns, *, others_wait: bool) -> bool:
-    return True
+def _always_due(self: AloneTurns, now: float, *, others_wait: bool) -> bool:
+    return now >= self.not_before
+
+
+def _no_pause(self: AloneTurns, now: float, *, others_wait: bool) -> bool:
+    return self._begun >= self._begun_before or not others_wait
 
 
 async def _drain_first(self: LeasedWorker) -> bool:
@@ -76,7 +80,7 @@ def _not_reset(self: ProbationWindow, level: Level) -> None:
     return None
 
 
-def _all_at_once(self: ProbationWindow, *, sole_waits: bool, others_wait: bool) -> tuple[Level, int]:
+def _all_at_once(self: ProbationWindow, now: float, *, sole_waits: bool, others_wait: bool) -> tuple[Level, int]:
     return (Level.PROBATION, 1000) if others_wait else (Level.SOLE, int(sole_waits))
 
 
@@ -107,6 +111,7 @@ LEVELS = (
     Mutant("the beginning is not noted", 18, Heartbeat, "begin", _not_noted),
     Mutant("alone is not alone", 18, LeasedWorker, "_is_idle", _always_idle),
     Mutant("alone is asked for again before anything began", 18, AloneTurns, "is_due", _always_due),
+    Mutant("drains follow each other without a pause", 18, AloneTurns, "is_due", _no_pause),
     Mutant("drained before it is claimed", 18, LeasedWorker, "_run_alone", _drain_first),
     Mutant("the window of probation is not reset", 18, ProbationWindow, "took_over", _not_reset),
     Mutant("all on probation run at once", 18, ProbationWindow, "next", _all_at_once),

@@ -137,7 +137,7 @@ class AckTimeoutSource(Protocol):
 
 @runtime_checkable
 class LeaseFollowingSource(Protocol):
-    """A source that redelivers the messages of a dead consumer about when its leases expire, unless its URL differs."""
+    """Redelivers the messages of a dead consumer about one lease after it died, unless the URL sets another time."""
 
     def follow_lease(self, lease_s: float, runtime_max_s: float) -> None:
         """Take deliveries back from a process that was dead for a lease; called before the source is opened.

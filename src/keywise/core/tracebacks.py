@@ -1,4 +1,4 @@
-"""Tracebacks of exceptions in user code: as text for a dead letter, and the line of the user's that led to one."""
+"""Tracebacks of exceptions in user code: as text for a dead letter, and the line of user code that raised it."""
 
 import os
 import sysconfig
@@ -17,7 +17,7 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 _PYTHONS = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
 _CALL_USER_CODE = tuple(_OURS + part for part in ("adapters/function/", "flow/intake", "flow/refetch", "operate/"))
-"""Our files that call functions of the user's."""
+"""Our modules that call user functions."""
 
 
 class _Call(NamedTuple):

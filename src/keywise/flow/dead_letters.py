@@ -10,7 +10,10 @@ from keywise.flow.pipeline import OpenPipeline
 CLOCKS_S = 60.0
 """How far the clocks of this process and of the store may drift apart between two calls."""
 OTHERS_MAX = 100
-"""How many letters of other workers may have been stored meanwhile. Behind more of them, our own are not found."""
+"""How many letters of other workers may have been stored meanwhile.
+
+If others stored more meanwhile, ours is not found, and the letter is stored twice.
+"""
 
 LetterIdentity: TypeAlias = tuple[str, bytes, float, str]
 """The key, the body, when it was sent, and the source of the message of a letter."""

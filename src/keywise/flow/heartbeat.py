@@ -57,7 +57,7 @@ class Heartbeat:
         self._lease_s = lease_s
         self.rhythm_s = lease_s / 3
         self._answer_s = self.rhythm_s / 2
-        """How long a renewal may take. Two of them fit between two beats, so that one can be lost."""
+        """Half a beat, so that two unanswered renewals in a row still leave time for a third before the deadline."""
         self._margin_s = margin_s
         self._runtime_max_s = runtime_max_s
         self._clock = clock
@@ -67,7 +67,7 @@ class Heartbeat:
         """When the latest call under any of the claims began."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_unanswered = False
-        """A renewal is under way, or the last one got no answer."""
+        """A beat is under way, or the last one got no answer. `begin` and `accompany` may use another connection."""
 
     def hold(self, claims: Iterable[Claim], asked_at: float) -> None:
         """Start to renew these claims.
@@ -89,6 +89,10 @@ class Heartbeat:
         """Stop renewing these claims. Dropping a claim twice does nothing."""
         for claim in claims:
             self._held.pop(claim.token, None)
+
+    def holds(self, claim: Claim) -> bool:
+        """Whether a claim is neither dropped nor known to be lost."""
+        return claim.token in self._held
 
     def left_s(self, claims: Iterable[Claim]) -> float:
         """Seconds until the first of these claims ends; zero or less if one of them has ended or is lost."""
@@ -143,7 +147,8 @@ class Heartbeat:
         now = self._clock()
         held = {token: one for token, one in self._held.copy().items() if self._is_young(one, now)}
         if held:
-            await self._renew(ledger, held)
+            self._is_unanswered = True
+            self._is_unanswered = await self._renew(ledger, held) is None
 
     async def begin(self, ledger: Ledger, claim: Claim) -> bool:
         """Note in the ledger that work under a claim begins; False if the work must not begin.
@@ -158,19 +163,17 @@ class Heartbeat:
 
     async def _note(self, ledger: Ledger, claim: Claim, phase: Phase) -> bool:
         held = self._held.get(claim.token)
-        return held is not None and await self._renew(ledger, {claim.token: held}, phase)
+        return held is not None and bool(await self._renew(ledger, {claim.token: held}, phase))
 
-    async def _renew(self, ledger: Ledger, held: dict[int, HeldClaim], phase: Phase = Phase.CLAIMED) -> bool:
-        """Renew these claims; return whether all of them are still held."""
+    async def _renew(self, ledger: Ledger, held: dict[int, HeldClaim], phase: Phase = Phase.CLAIMED) -> bool | None:
+        """Renew these claims; return whether all of them are still held, or None without an answer."""
         asked_at = self._clock()  # Before the call: the ledger extends the leases later than this.
-        self._is_unanswered = True
         try:
             # A connection can be silent for ever. The cancelled ledger gives it up, and uses another one next time.
             async with asyncio.timeout(self._answer_s):
                 lost = await ledger.renew([one.claim for one in held.values()], self._lease_s, phase)
         except (UnavailableError, TimeoutError):
-            return False
-        self._is_unanswered = False
+            return None
         for claim in lost:
             one = held.pop(claim.token)
             # A claim that was dropped or is being committed meanwhile was not taken by another worker.

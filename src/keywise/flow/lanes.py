@@ -33,7 +33,7 @@ class Ticket(msgspec.Struct, gc=False):
     source: int = 0
     extended_at: float = 0.0
     unanswered_at: float | None = None
-    """When a transaction with this change began that was not answered: its dead letter may be stored."""
+    """When the first unanswered transaction with this change began. It may have stored a dead letter."""
 
 
 class State(enum.Enum):
@@ -92,7 +92,7 @@ class Lanes:
         """The keys on probation by their level; like `_ready`, it may be outdated."""
         self._due: list[tuple[float, str]] = []
         self._unready: dict[str, float] = {}
-        """Since when the keys wait that were taken, or are being debounced, and of which no change has ended since."""
+        """When each key was first taken, or began its debounce, since one of its changes last ended."""
         self._evicted: set[str] = set()
         """Keys of lanes from which changes were evicted; their sources hold these changes back."""
         self._freed: list[str] = []
@@ -187,8 +187,7 @@ class Lanes:
             lane = lanes.get(key)
             if lane is None or lane.state is not State.READY or lane.is_bulk is not is_bulk:
                 continue  # Outdated: the lane was finished, held, or became live meanwhile.
-            # A lane that was taken before and is still without an end has waited since then: a claim that is refused
-            # twice a second would otherwise never count as blocked.
+            # Keep the first time: a key whose claim is refused twice a second must count as blocked too.
             self._unready.setdefault(key, now)
             taken.append(self._start(lane))
             bulk_left -= is_bulk
@@ -304,20 +303,20 @@ class Lanes:
         return _shed(bulk, sum(map(_held_back, bulk)) - room)
 
     def take_freed(self) -> list[str]:
-        """Return the keys of which a change has ended since the last call, and of which changes were evicted before."""
+        """Return the keys whose evicted changes may come back now, because a change of theirs has ended."""
         freed, self._freed = self._freed, []
         return freed
 
     def drain(self) -> list[Ticket]:
         """Remove all waiting changes and return them; those being processed stay."""
         leaving: list[Ticket] = []
+        # No lane of this consumer will notice when these keys are free, so their changes may come back now.
+        self._freed += self._evicted
+        self._evicted.clear()
         for key, lane in list(self._lanes.items()):
             leaving += lane.waiting
             lane.waiting = []
             self._drop_if_empty(key, lane)
-        # No lane of this consumer will notice when these keys are free, so their changes may come back now.
-        self._freed += self._evicted
-        self._evicted.clear()
         return self._left(leaving)
 
     def _is_ready(self, key: str, *, is_bulk: bool) -> bool:
@@ -411,7 +410,7 @@ class Lanes:
             self.freed.notify()
 
     def _blocked(self, now: float) -> list[tuple[str, Lane]]:
-        """The lanes that have not been ready for a while, or will not be."""
+        """Lanes not ready for at least `BLOCKED_AFTER_S`, or held for at least as much longer."""
         lanes, ready, held = self._lanes, State.READY, State.HELD
         before, after = now - BLOCKED_AFTER_S, now + BLOCKED_AFTER_S
         return [

@@ -49,7 +49,7 @@ def is_same_version(one: Order, other: Order) -> bool:
     return one[:2] == other[:2] and not is_unversioned(one) and not is_unversioned(other)
 
 
-def beside_the_loop(refetch: Callable[[str], Any]) -> Callable[[str], Any]:
+def in_thread(refetch: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return a function that runs a plain `refetch` in a thread; a coroutine function is returned as it is."""
     return refetch if inspect.iscoroutinefunction(refetch) else _ThreadedRefetch(refetch)
 
@@ -79,9 +79,13 @@ class _ThreadedRefetch:
         return await answer
 
     def _run(self, key: str, loop: asyncio.AbstractEventLoop, answer: "asyncio.Future[Any]") -> None:
-        result, error = None, None
+        result: Any = None
+        error: BaseException | None = None
         try:
             result = self._refetch(key)
+        except StopIteration as raised:
+            error = RuntimeError("refetch raised StopIteration")  # A future does not accept it.
+            error.__cause__ = raised
         except BaseException as raised:
             error = raised
         with suppress(RuntimeError):  # The loop is closed: no repair waits for the answer any more.

@@ -1,6 +1,7 @@
 """Repair of suspect keys: claim the key, read its current state from the source of truth, and write it."""
 
 import asyncio
+import math
 from typing import Any
 
 from keywise.core import events
@@ -19,6 +20,9 @@ from keywise.flow.refetch import is_same_version, refetched
 KEYS_A_ROUND = 10
 """How many keys are repaired in one round. Changes are processed between rounds."""
 
+KEYS_MAX = 1000
+"""How many suspect keys are looked at. If so many cannot be repaired, younger ones wait for them."""
+
 _LOWEST: Order = (0, VERSION_MIN, 0)
 """The order of the deletion of a key that has no mark and does not exist in the source of truth."""
 
@@ -32,17 +36,20 @@ class Repairer:
         self._despite_pause = despite_pause
         self.due = self._next_due()
         self._retry_at: dict[str, float] = {}
-        """Keys whose repair was tried, with the time of the next attempt; until then other keys go first."""
+        """Suspect keys whose repair was tried, or refused, with the time of the next attempt."""
 
     async def suspects(self) -> list[str]:
         """Return the keys that can be repaired now, and set when the next search is due."""
         self.due = self._next_due()
         try:
             now = self._pipeline.clock()
-            self._retry_at = {key: until for key, until in self._retry_at.items() if until > now}
+            # The oldest come first, so a round finds others only if it asks for more than were tried before.
             limit = KEYS_A_ROUND + len(self._retry_at)
-            found = await self._pipeline.admin.suspects(limit, self._pipeline.settings.horizon_s)
-            return [key for key in found if key not in self._retry_at][:KEYS_A_ROUND]
+            found = await self._pipeline.admin.suspects(min(limit, KEYS_MAX), self._pipeline.settings.horizon_s)
+            self._retry_at = {key: self._retry_at[key] for key in found if key in self._retry_at}
+            due = [key for key in found if self._retry_at.get(key, now) <= now]
+            # Keys that were not tried go first, then those that have waited longest.
+            return sorted(due, key=lambda key: self._retry_at.get(key, -math.inf))[:KEYS_A_ROUND]
         except UnavailableError as error:
             await self._pipeline.back_off("ledger", error, 1)
             return []
@@ -75,8 +82,9 @@ class Repairer:
         terms = LeaseTerms(pipeline.owner, pipeline.settings.lease_s, level, self._despite_pause)
         results = await pipeline.ledger.claim([ChangeHeader(key, None)], terms)
         self._heartbeat.hold(results.granted, asked_at)
+        # A key that is refused, because it is paused for example, rests too: others have their turn before it.
+        self._retry_at[key] = asked_at + pipeline.settings.horizon_s
         for claim in results.granted:
-            self._retry_at[key] = asked_at + pipeline.settings.horizon_s
             return claim
         return results.refused[key]
 

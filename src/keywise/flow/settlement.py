@@ -1,6 +1,6 @@
-"""Settlement: how deliveries end, which acks, releases and extends them, and makes their dead letters and events.
+"""Settlement acks, releases, parks and extends deliveries, and builds their dead letters and events.
 
-Only this module acks, and `QueueTransactionWorker` inside its transaction.
+Only this module and `QueueTransactionWorker` ack.
 """
 
 import asyncio

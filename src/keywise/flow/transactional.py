@@ -224,8 +224,8 @@ class QueueTransactionWorker:
         parked: list[tuple[Ticket, float]] = []
         for ticket, wait_s in result.waiting:
             # A paused key may wait for long, so all its changes stay away for longer each time. Of other keys the
-            # newest comes back when it is due; its followers come with it once, and after that they need not come
-            # before it has ended.
+            # newest comes back when it is due. Its followers are released with it the first time, then parked until it
+            # has ended.
             behind = coalesced.followers.get(ticket.change.key, [])
             if ticket.change.key in result.paused:
                 behind = [ticket, *behind]

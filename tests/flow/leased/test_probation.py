@@ -1,5 +1,7 @@
 """Changes whose worker died run on probation: nothing else waits for them, and a killer is still found."""
 
+import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,6 +128,34 @@ def test_a_long_call_and_a_change_that_has_to_run_alone_hold_up_no_other_key():
     assert rig.stored["alone"] == 1
 
 
+def test_a_process_that_waits_for_idleness_in_vain_works_for_at_least_as_long_in_between():
+    """The long call is allowed to take ten minutes; the others must not stand still for most of them."""
+    rig = Rig(concurrency=4, lease_s=10.0, margin_s=1.0, runtime_max_s=600.0)
+    ticks = list[bool]()
+
+    async def behave(change: Change[Any]) -> None:
+        await rig.pass_s(500.0 if change.key == "long" else CALL_S)
+
+    rig.sink.behaviour = behave
+
+    async def story() -> None:
+        await must_be_alone(rig, "alone")
+        async with Running(rig):
+            await rig.send(page("long", 1))
+            await rig.until(lambda: rig.sink.tries)
+            await rig.send(page("alone", 1))
+            for number in range(800):
+                await rig.send(page(f"live {number}", 1))
+                await rig.pass_s(0.5)
+                ticks.append(rig.entry("alone").owner == "w1" and rig.entry("alone").token != 0)
+            assert "long" not in rig.stored
+            await rig.until(lambda: not rig.queue)
+
+    rig.play(story())
+    assert 0 < sum(ticks) < len(ticks) / 4
+    assert rig.stored["alone"] == 1
+
+
 def test_nothing_begins_beside_a_change_that_runs_alone_until_its_time_alone_is_over():
     rig = Rig(concurrency=4, lease_s=10.0, margin_s=1.0, runtime_max_s=600.0)
 
@@ -151,33 +181,33 @@ def test_nothing_begins_beside_a_change_that_runs_alone_until_its_time_alone_is_
 
 
 def test_a_window_doubles_with_each_clean_wave_and_is_one_again_after_a_death():
-    window, limits = ProbationWindow(most=6), []
+    window, limits = ProbationWindow(most=6, lease_s=30.0), []
     for _ in range(4):
-        limits.append(wave := window.free)
-        for _ in range(wave):
-            window.begin(Level.PROBATION)
-        assert window.free == 0
-        for _ in range(wave):
-            window.end(Level.PROBATION, clean=True)
+        limits.append(wave := window.free(0.0))
+        for number in range(wave):
+            window.claimed(number, Level.PROBATION)
+        assert window.free(0.0) == 0
+        for number in range(wave):
+            window.end(number, clean=True)
     assert limits == [1, 2, 4, 6]
     window.took_over(Level.PROBATION)
-    assert window.free == 6, "the worker died with ordinary changes"
+    assert window.free(0.0) == 6, "the worker died with ordinary changes"
     window.took_over(Level.SOLE)
-    assert window.free == 1
+    assert window.free(0.0) == 1
 
 
 def test_the_only_change_on_probation_leaves_no_room():
-    window = ProbationWindow(most=8)
-    window.begin(Level.PROBATION)
-    window.end(Level.PROBATION, clean=True)
-    window.begin(Level.SOLE)
-    assert window.free == 0
-    window.end(Level.SOLE, clean=True)
-    assert window.free > 0
+    window = ProbationWindow(most=8, lease_s=30.0)
+    window.claimed("one", Level.PROBATION)
+    window.end("one", clean=True)
+    window.claimed("sole", Level.SOLE)
+    assert window.free(0.0) == 0
+    window.end("sole", clean=True)
+    assert window.free(0.0) > 0
 
 
 def test_a_repair_begins_in_the_company_of_its_level():
-    company = Company(8)
+    company = Company(8, 30.0, lambda: 0.0)
     assert [company.may_repair(level) for level in Level] == [True, True, True, False]
     with company.repairing(Level.PROBATION):
         assert [company.may_repair(level) for level in Level] == [True, False, False, False]
@@ -186,19 +216,76 @@ def test_a_repair_begins_in_the_company_of_its_level():
 
 
 def test_a_change_that_could_not_run_alone_lets_another_begin_first_and_alarms_in_the_end():
-    turns = AloneTurns()
-    assert turns.is_due(others_wait=True)
-    assert not turns.failed(0.0)
-    assert not turns.is_due(others_wait=True)
-    assert turns.is_due(others_wait=False)
+    turns = AloneTurns(pause_max_s=300.0)
+    assert turns.is_due(0.0, others_wait=True)
+    assert not turns.failed(0.0, took_s=30.0)
+    assert not turns.is_due(30.0, others_wait=True)
+    assert turns.is_due(30.0, others_wait=False)
     turns.change_begun()
-    assert turns.is_due(others_wait=True)
-    assert not turns.failed(300.0)
-    assert turns.failed(601.0)
-    assert not turns.failed(900.0), "it is said once"
+    assert turns.is_due(30.0, others_wait=True)
+    assert not turns.failed(300.0, took_s=30.0)
+    assert turns.failed(601.0, took_s=30.0)
+    assert not turns.failed(900.0, took_s=30.0), "it is said once"
     turns.succeeded()
-    assert not turns.is_due(others_wait=True), "another change begins after each that ran alone"
-    assert not turns.failed(1000.0)
+    assert not turns.is_due(900.0, others_wait=True), "another change begins after each that ran alone"
+    assert turns.is_due(900.0, others_wait=False)
+    assert not turns.failed(1000.0, took_s=30.0)
+
+
+def test_the_pause_after_each_failure_to_run_alone_doubles():
+    turns, now, pauses = AloneTurns(pause_max_s=100.0), 0.0, list[float]()
+    for _ in range(4):
+        now += 30.0
+        turns.failed(now, took_s=30.0)
+        assert not turns.is_due(turns.not_before - 0.1, others_wait=False)
+        pauses.append(turns.not_before - now)
+        now = turns.not_before
+        assert turns.is_due(now, others_wait=False)
+    assert pauses == [30.0, 60.0, 100.0, 100.0]
+    turns.succeeded()
+    turns.failed(now, took_s=20.0)
+    assert turns.not_before == now + 20.0
+
+
+@pytest.mark.parametrize("phase", [Phase.CLAIMED, Phase.BEGUN])
+def test_a_change_on_probation_that_takes_long_holds_up_the_others_for_one_lease(phase: Phase):
+    """It may take ten minutes, or for ever if its handler swallows the cancellation."""
+    rig = Rig(concurrency=4, lease_s=10.0, margin_s=1.0, runtime_max_s=600.0)
+
+    async def behave(change: Change[Any]) -> None:
+        await rig.pass_s(500.0 if change.key == "long" else CALL_S)
+
+    rig.sink.behaviour = behave
+
+    async def story() -> None:
+        await leave_behind(rig, "long", "other", owner="x1")
+        await leave_behind(rig, "other", phase=phase, owner="x2")
+        async with Running(rig):
+            await rig.send(page("long", 1))
+            await rig.until(lambda: rig.sink.tries)
+            await rig.send(page("other", 1))
+            await rig.pass_s(5.0)
+            assert "other" not in rig.stored
+            await rig.until(lambda: "other" in rig.stored, 10.0)
+            await rig.until(lambda: not rig.queue)
+
+    rig.play(story())
+    assert rig.stored == {"long": 1, "other": 1}
+    assert rig.letters == []
+
+
+def test_a_change_that_runs_for_a_lease_no_longer_counts_in_the_window():
+    window = ProbationWindow(most=8, lease_s=30.0)
+    window.claimed("sole", Level.SOLE)
+    assert (window.free(1000.0), window.next_free(1000.0)) == (0, math.inf), "it waits for a worker"
+    window.begun("sole", 1000.0)
+    assert (window.free(1029.0), window.next_free(1029.0)) == (0, 1030.0)
+    assert (window.free(1030.0), window.next_free(1030.0)) == (1, math.inf)
+    assert window.has_room(Level.SOLE, 1030.0)
+    window.claimed("other", Level.PROBATION)
+    assert window.free(1030.0) == 0
+    window.end("sole", clean=True)
+    assert window.free(1030.0) == 1, "each change that ends widens it"
 
 
 def test_the_only_one_on_probation_does_not_wait_for_all_the_others():
@@ -227,17 +314,17 @@ def test_the_only_one_on_probation_does_not_wait_for_all_the_others():
 
 
 def test_changes_on_probation_begin_between_two_that_run_as_the_only_one():
-    window = ProbationWindow(most=8)
-    assert window.next(sole_waits=True, others_wait=True) == (Level.SOLE, 1)
-    window.begin(Level.SOLE)
-    assert window.next(sole_waits=True, others_wait=True)[1] == 0
-    window.end(Level.SOLE, clean=True)
-    assert window.next(sole_waits=True, others_wait=True) == (Level.PROBATION, 2)
-    window.begin(Level.PROBATION)
-    assert window.next(sole_waits=True, others_wait=True) == (Level.SOLE, 0)
-    assert window.next(sole_waits=False, others_wait=True) == (Level.PROBATION, 1)
-    window.end(Level.PROBATION, clean=True)
-    assert window.next(sole_waits=True, others_wait=True) == (Level.SOLE, 1)
+    window = ProbationWindow(most=8, lease_s=30.0)
+    assert window.next(0.0, sole_waits=True, others_wait=True) == (Level.SOLE, 1)
+    window.claimed("sole", Level.SOLE)
+    assert window.next(0.0, sole_waits=True, others_wait=True)[1] == 0
+    window.end("sole", clean=True)
+    assert window.next(0.0, sole_waits=True, others_wait=True) == (Level.PROBATION, 2)
+    window.claimed("one", Level.PROBATION)
+    assert window.next(0.0, sole_waits=True, others_wait=True) == (Level.SOLE, 0)
+    assert window.next(0.0, sole_waits=False, others_wait=True) == (Level.PROBATION, 1)
+    window.end("one", clean=True)
+    assert window.next(0.0, sole_waits=True, others_wait=True) == (Level.SOLE, 1)
 
 
 def test_a_change_that_waits_to_run_alone_does_not_starve_those_on_probation():
@@ -311,6 +398,35 @@ def test_a_claim_that_is_granted_at_a_lower_level_than_asked_runs_only_if_that_l
     assert second - first >= 5.0
 
 
+def test_a_change_that_goes_on_after_its_claim_was_lost_lets_the_others_begin():
+    """Its handler ignores the cancellation, and the ledger has nothing to note any more."""
+    rig = Rig(concurrency=4, lease_s=10.0, margin_s=1.0, runtime_max_s=600.0)
+    gate = asyncio.Event()
+
+    async def behave(change: Change[Any]) -> None:
+        while change.key == "alone" and not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                continue
+
+    rig.sink.behaviour = behave
+
+    async def story() -> None:
+        await must_be_alone(rig, "alone")
+        async with Running(rig):
+            await rig.send(page("alone", 1))
+            await rig.until(lambda: rig.sink.tries)
+            entries = rig.database.scope("test").entries
+            entries["alone"] = replace(entries["alone"], token=1000, owner="w2")
+            await rig.send(page("live", 1))
+            await rig.until(lambda: "live" in rig.stored, 30.0)
+            gate.set()
+            await rig.until(lambda: not rig.queue)
+
+    rig.play(story())
+
+
 def test_a_stop_does_not_end_the_time_alone():
     """Nothing begins after a stop, so a death is still the change's own fault."""
     rig = Rig(concurrency=4, lease_s=10.0, margin_s=1.0, runtime_max_s=600.0, drain_s=60.0)
@@ -352,26 +468,26 @@ def test_a_stop_while_other_changes_end_releases_the_change_that_has_to_run_alon
 
 
 def test_a_claim_that_was_given_back_unused_does_not_widen_the_window():
-    window = ProbationWindow(most=8)
-    window.begin(Level.PROBATION)
-    window.end(Level.PROBATION, clean=False)
-    assert window.free == 1
+    window = ProbationWindow(most=8, lease_s=30.0)
+    window.claimed("one", Level.PROBATION)
+    window.end("one", clean=False)
+    assert window.free(0.0) == 1
 
 
 def test_no_repair_on_probation_begins_while_a_claim_on_probation_is_asked_for():
-    company = Company(8)
+    company = Company(8, 30.0, lambda: 0.0)
     with company.window.claiming():
         assert [company.may_repair(level) for level in Level] == [True, False, False, False]
 
 
 def test_a_refused_repair_does_not_widen_the_window():
-    company = Company(8)
+    company = Company(8, 30.0, lambda: 0.0)
     with company.repairing(Level.PROBATION):
         pass
-    assert company.window.free == 1
+    assert company.window.free(0.0) == 1
     with company.repairing(Level.PROBATION) as repair:
         repair.has_run = True
-    assert company.window.free == 2
+    assert company.window.free(0.0) == 2
 
 
 class BusyOnce(Store):

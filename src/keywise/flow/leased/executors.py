@@ -241,7 +241,8 @@ class TransactionExecutor:
                 if len(group) == 1:
                     executions |= _all(group, Ran(_result_of_error(error.__cause__ or error)))
                 else:
-                    # In company, the database may blame one job for what another did: only a job alone pays for it.
+                    # The database may blame one job for another's fault. Run each alone; only a job that fails alone
+                    # costs an attempt.
                     groups = [[job] for job in group] + groups
             except UnavailableError as error:
                 # The transaction may have committed or not. Releasing the claim is safe in both cases: the effects

@@ -36,7 +36,7 @@ from keywise.flow.leased.disposition import (
     on_refusal,
 )
 from keywise.flow.leased.executors import Executor, FinishedJob, Job
-from keywise.flow.leased.probation import ON_PROBATION, AloneTurns, Company
+from keywise.flow.leased.probation import ON_PROBATION, PAUSE_LEASES_MAX, AloneTurns, Company
 from keywise.flow.leased.repairs import RepairLoop
 from keywise.flow.pipeline import LEDGER, OpenPipeline
 from keywise.flow.repair import Repairer
@@ -133,8 +133,8 @@ class LeasedWorker:
         self._done: list[FinishedJob] = []
         self._done_wakeup = Wakeup()
         self._calls = 0
-        self._company = Company(executor.side_by_side)
-        self._alone_turns = AloneTurns()
+        self._company = Company(executor.side_by_side, pipeline.settings.lease_s, pipeline.clock)
+        self._alone_turns = AloneTurns(PAUSE_LEASES_MAX * pipeline.settings.lease_s)
         self._repairer = Repairer(pipeline, heartbeat)
         self._repairs = RepairLoop(pipeline, self._repairer, self._company, lanes.arrivals)
 
@@ -189,7 +189,8 @@ class LeasedWorker:
                 # Sleep until something changes: a ticket arrives, a change is concluded, or a time has come.
                 # A held lane that becomes due matters only if there is room to claim it.
                 due = self._lanes.next_due() if free and self._is_due(free) else None
-                soonest = min(due or _NEVER, self._fallback.due)
+                window_due = self._company.window.next_free(now)
+                soonest = min(due or _NEVER, self._fallback.due, self._alone_due(), window_due)
                 await self._lanes.arrivals.wait(self._pipeline.until(soonest))
 
     def _is_due(self, free: int) -> bool:
@@ -207,9 +208,11 @@ class LeasedWorker:
         """Claim changes on probation, as many as the window has room for; False if there are none."""
         window, lanes = self._company.window, self._lanes
         level, free = window.next(
-            sole_waits=lanes.has_on_probation(Level.SOLE), others_wait=lanes.has_on_probation(Level.PROBATION)
+            self._pipeline.clock(),
+            sole_waits=lanes.has_on_probation(Level.SOLE),
+            others_wait=lanes.has_on_probation(Level.PROBATION),
         )
-        # Without a worker that could begin, a claim would be taken ahead.
+        # If all workers rest, claim nothing: the claim would wait unused.
         tickets = lanes.take_on_probation(level, free) if not self._backoff.all_resting else []
         if tickets:
             with window.claiming():
@@ -217,11 +220,20 @@ class LeasedWorker:
         return bool(tickets)
 
     def _may_run_alone(self) -> bool:
-        if not self._repairs.has_alone and not self._lanes.has_on_probation(Level.ALONE):
+        if not self._has_alone():
             return False
+        now = self._pipeline.clock()
         # A claimed change that has not begun waits too: draining would release it, and it would never begin.
-        others_wait = len(self._claimed) > 0 or self._lanes.has_waiting(self._pipeline.clock())
-        return self._alone_turns.is_due(others_wait=others_wait)
+        others_wait = len(self._claimed) > 0 or self._lanes.has_waiting(now)
+        return self._alone_turns.is_due(now, others_wait=others_wait)
+
+    def _has_alone(self) -> bool:
+        return self._repairs.has_alone or self._lanes.has_on_probation(Level.ALONE)
+
+    def _alone_due(self) -> float:
+        """When the claim loop has to look again for a change that has to run alone, though nothing happens."""
+        due = self._alone_turns.not_before
+        return due if self._has_alone() and due > self._pipeline.clock() else _NEVER
 
     async def _run_alone(self) -> bool:
         """Run one change with nothing beside it, so that another crash can be attributed to it; False if none waits.
@@ -254,7 +266,7 @@ class LeasedWorker:
 
     async def _is_drained(self, most: int, key: str) -> bool:
         """Wait until at most so many changes are open, for a lease; False if other changes did not end in time."""
-        pipeline = self._pipeline
+        pipeline, started = self._pipeline, self._pipeline.clock()
         self._undo(self._claimed.take_all())
         await self._until(lambda: self._is_idle(most), pipeline.settings.lease_s)
         if self._stopping:
@@ -262,7 +274,8 @@ class LeasedWorker:
         if self._is_idle(most):
             self._alone_turns.succeeded()
             return True
-        if self._alone_turns.failed(pipeline.clock()):
+        now = pipeline.clock()
+        if self._alone_turns.failed(now, now - started):
             cause = NEVER_ALONE.format(key=key)
             pipeline.emit(events.Alarmed(pipeline=pipeline.name, cause=cause, advice=NEVER_ALONE_ADVICE))
         return False
@@ -275,9 +288,13 @@ class LeasedWorker:
         self._dispatch([job])
         alone_s = min(pipeline.settings.lease_s * 2**claim.late_deaths, pipeline.settings.runtime_max_s)
         await self._until(lambda: not self._open, alone_s)
-        # A slow change lets the others go on, after that is stored: a death from now on may be their fault.
-        # After a stop nothing else begins, so the change stays alone.
-        while self._open and not self._stopping and not await self._heartbeat.accompany(pipeline.ledger, claim):
+        # The change has outlasted its time alone. Record that first, then let other changes begin: a later death may be
+        # their fault.
+        # After a stop nothing else begins, so the change stays alone. If the claim is lost, nothing is left to store,
+        # and a handler that ignores its cancellation must not keep the others waiting.
+        while self._open and not self._stopping and self._heartbeat.holds(claim):
+            if await self._heartbeat.accompany(pipeline.ledger, claim):
+                return
             await self._until(lambda: not self._open, pipeline.retry_s(1))
 
     async def _until(self, condition: Callable[[], bool], limit_s: float) -> None:
@@ -331,7 +348,7 @@ class LeasedWorker:
         """
         if not jobs:
             return []
-        pipeline, window = self._pipeline, self._company.window
+        pipeline, window, now = self._pipeline, self._company.window, self._pipeline.clock()
         self._count(jobs, 1)
         pipeline.emit(events.BatchOpened(pipeline=pipeline.name, changes=len(jobs)))
         opened: list[Job] = []
@@ -343,9 +360,9 @@ class LeasedWorker:
                     events.TookOver(pipeline=pipeline.name, key=claim.key, version=version, crashes=claim.crashes)
                 )
                 window.took_over(claim.level)
-            has_room = asked is not Level.ALONE or claim.level not in ON_PROBATION or window.has_room(claim.level)
+            has_room = asked is not Level.ALONE or claim.level not in ON_PROBATION or window.has_room(claim.level, now)
             if claim.level in ON_PROBATION:
-                window.begin(claim.level)
+                window.claimed(claim.token, claim.level)
             if not has_room or dispose(NOT_STARTED, claim, pipeline.settings) is Disposition.DEAD_LETTER:
                 self._finish(job, NOT_STARTED)
             else:
@@ -423,6 +440,9 @@ class LeasedWorker:
         in_time = [job for job in begun if heartbeat.left_s([job.claim]) > 0]
         timely = {job.claim.token for job in in_time}
         self._undo([job for job in jobs if job.claim.token not in timely])
+        for job in in_time:
+            if job.claim.level in ON_PROBATION:
+                self._company.window.begun(job.claim.token, self._pipeline.clock())
         self._calls += 1
         if any(not _runs_alone(job) for job in in_time):
             self._alone_turns.change_begun()
@@ -468,7 +488,7 @@ class LeasedWorker:
                 for one in finished:
                     if one.claim.level in ON_PROBATION:
                         has_run = not isinstance(one.execution, NotStarted)
-                        self._company.window.end(one.claim.level, clean=has_run)
+                        self._company.window.end(one.claim.token, clean=has_run)
                 self._pipeline.emit(events.BatchClosed(pipeline=self._pipeline.name, changes=len(finished)))
                 self._lanes.arrivals.notify()
                 self._lanes.departures.notify()

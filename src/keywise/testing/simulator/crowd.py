@@ -72,6 +72,7 @@ class Call(msgspec.Struct, eq=False):
 
     process: Process
     claim: Claim
+    started_at: float
 
 
 class Probe(msgspec.Struct):
@@ -215,6 +216,11 @@ class CrowdLedger(MemoryLedger):
         self._auditor.ended(commit.claim.key for commit in commits)
         return refused
 
+    async def release(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            self._auditor.released(self._process, claim)
+        await super().release(claims)
+
     async def dead_letter(self, requests: Sequence[DeadLetterRequest]) -> list[Claim]:
         lost = await super().dead_letter(requests)
         for request in requests:
@@ -280,11 +286,15 @@ class CrowdAudit(RunLog):
         self._begun: set[str] = set()
         """Processes in which something has begun since they last drained."""
         self._drained_since: dict[str, float] = {}
+        self._works_until: dict[str, float] = {}
+        """Until when each process has to work that could not run a change alone."""
 
     # The ledger.
 
     def asked(self, process: Process, terms: LeaseTerms) -> None:
         """Asked to run alone: what waits in the process must have had a chance since it drained last."""
+        if terms.level is Level.ALONE and self._world.now() < self._works_until.get(process.name, 0.0):
+            self.violate(f"{process.name} drains once more, and has not worked for as long as it drained")
         is_again = process.name in self._drained_since and process.name not in self._begun
         lanes = self._lanes(process) if terms.level is Level.ALONE and is_again else None
         if lanes is not None and lanes.has_waiting(self._world.now()):
@@ -305,9 +315,19 @@ class CrowdAudit(RunLog):
             self._drained_since[process.name] = self._world.now()
             self._begun.discard(process.name)
 
+    def released(self, process: Process, claim: Claim) -> None:
+        """Released at the highest level before it began, beside calls that run: other keys have waited for nothing."""
+        entry, now = self._world.entry(claim.key), self._world.now()
+        is_unused = entry.token == claim.token and entry.phase is Phase.CLAIMED
+        if claim.level is Level.ALONE and is_unused and any(call.process is process for call in self._calls):
+            self._works_until[process.name] = now + (now - self._drained_since.get(process.name, now)) - TICK_S
+
     def check_window(self, process: Process, granted: Sequence[Claim]) -> None:
-        """After a claim: as many changes on probation as the last deaths allow."""
-        held = [key for key, entry in self._world.held_by(process) if entry.deaths in ON_PROBATION]
+        """After a claim: as many changes on probation as the last deaths allow, besides those that run for long."""
+        outlasted = {call.claim.key for call in self._calls if call.process is process and self._is_long(call)}
+        held = [
+            key for key, entry in self._world.held_by(process) if entry.deaths in ON_PROBATION and key not in outlasted
+        ]
         limit = self._window(process).limit
         if len(held) > limit and any(claim.level in ON_PROBATION for claim in granted):
             self.violate(f"{process.name} has {len(held)} changes on probation, and {limit} are allowed after a death")
@@ -340,14 +360,20 @@ class CrowdAudit(RunLog):
             other = self._world.entry(call.claim.key)
             if call.claim.level is Level.ALONE and other.token == call.claim.token and other.phase is Phase.BEGUN:
                 self.violate(f"{claim.key} begins beside {call.claim.key}, which has to run alone")
-        on_probation = [call.claim.level for call in beside if call.claim.level in ON_PROBATION]
+        on_probation = [
+            call.claim.level for call in beside if call.claim.level in ON_PROBATION and not self._is_long(call)
+        ]
         if claim.level in ON_PROBATION and on_probation and Level.SOLE in (claim.level, *on_probation):
             self.violate(f"{claim.key} is not the only one on probation")
         if claim.level is not Level.ALONE:
             self._begun.add(process.name)
-        call = Call(process, claim)
+        call = Call(process, claim, self._world.now())
         self._calls.append(call)
         return call
+
+    def _is_long(self, call: Call) -> bool:
+        """Whether a call has run for a lease, so that others on probation need not wait for it any more."""
+        return self._world.now() - call.started_at > LEASE_S - TICK_S
 
     def call_ended(self, call: Call) -> None:
         if call in self._calls:
