@@ -12,7 +12,7 @@ from keywise.core.errors import UnavailableError
 from keywise.core.sink import is_atomic
 from keywise.flow.dead_letters import DeadLetterStep
 from keywise.flow.degraded.worker import DegradedWorker
-from keywise.flow.give_back import GiveBack
+from keywise.flow.eviction import EvictionQueue
 from keywise.flow.heartbeat import Heartbeat, HeartbeatThread
 from keywise.flow.intake import ReadBatch
 from keywise.flow.lanes import Lanes
@@ -57,7 +57,7 @@ class Consumer:
         self._was_paused = False
         self._asked = [0] * len(pipeline.sources)
         """How many deliveries each source is being asked for by a `receive` that is under way."""
-        self._give_backs = [GiveBack(self._settlement) for _ in pipeline.sources]
+        self._evictions = [EvictionQueue(self._settlement) for _ in pipeline.sources]
         self._heartbeat = Heartbeat(
             lease_s=pipeline.settings.lease_s,
             margin_s=pipeline.settings.margin_s,
@@ -97,7 +97,7 @@ class Consumer:
         self._pipeline.enable_fair_writes()
         await self._refresh_controls()
         async with asyncio.TaskGroup() as group:
-            acts = (self._extend, self._keep_looking, self._recall, *(one.run for one in self._give_backs))
+            acts = (self._extend, self._keep_looking, self._recall, *(one.run for one in self._evictions))
             background = [group.create_task(act()) for act in acts]
             maintenance = Maintenance(self._pipeline)
             group.create_task(maintenance.run())
@@ -155,7 +155,7 @@ class Consumer:
         unreachable = 0
         while await self._is_going():
             self._evict_blocked()
-            await self._give_backs[index].until_idle()
+            await self._evictions[index].until_idle()
             limit = self._asked[index] = self._room_to_ask_for(index)
             if limit == 0:
                 # A lane that becomes blocked meanwhile has to make room, though nothing departs.
@@ -202,15 +202,15 @@ class Consumer:
     def _evict_blocked(self) -> None:
         """Release waiting changes of blocked keys, so that they do not use up the room of healthy keys."""
         for ticket in self._lanes.evict_blocked(self._pipeline.clock()):
-            self._give_backs[ticket.source].add([ticket])
+            self._evictions[ticket.source].add([ticket])
 
     async def _recall(self) -> None:
         """Bring back what was released because its key was blocked, as soon as a change of the key has ended."""
         while True:
             await self._lanes.freed.wait()
             freed = self._lanes.take_freed()
-            for give_back in self._give_backs:
-                give_back.note_freed(freed)
+            for eviction in self._evictions:
+                eviction.note_freed(freed)
             await self._settlement.recall(freed)
 
     async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
@@ -280,7 +280,7 @@ class Consumer:
         try:
             async with asyncio.timeout(self._pipeline.settings.drain_s):
                 await asyncio.gather(*feeding, *working)
-                await asyncio.gather(*(give_back.until_idle() for give_back in self._give_backs))
+                await asyncio.gather(*(one.until_idle() for one in self._evictions))
                 await self._settlement.release(self._lanes.drain(), 0.0)
                 await self._settlement.recall(self._lanes.take_freed())
         except TimeoutError:

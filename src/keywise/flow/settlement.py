@@ -110,7 +110,7 @@ class Settlement:
         """Release deliveries; the source redelivers them after the delay, to this or to another worker."""
         await self._each_source(tickets, lambda source, some: source.release(_deliveries(some), delay_s))
 
-    async def give_back(self, tickets: Iterable[Ticket]) -> None:
+    async def return_evicted(self, tickets: Iterable[Ticket]) -> None:
         """Release waiting changes of blocked keys. Each time a message comes again, it stays away for longer.
 
         A source that can park them gets their keys, for `recall`.

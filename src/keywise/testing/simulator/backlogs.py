@@ -16,7 +16,7 @@ FIRST_NUMBER = 20_000
 PAUSED_SHARE = 0.6
 
 
-class Backlog:
+class BacklogWorkload:
     """Draws from a generator of its own, so that worlds without a backlog are what they always were."""
 
     def __init__(self, world: "World", seed: int) -> None:

@@ -58,7 +58,7 @@ SETTINGS = Settings(
 )
 
 
-class Plan(msgspec.Struct):
+class SentPlan(msgspec.Struct):
     """What the handler does with one change."""
 
     key: str
@@ -67,7 +67,7 @@ class Plan(msgspec.Struct):
     kills: bool = False
 
 
-class Call(msgspec.Struct, eq=False):
+class CrowdCall(msgspec.Struct, eq=False):
     """A handler that runs."""
 
     process: Process
@@ -104,7 +104,7 @@ class CrowdWorld(ConsumerWorld):
         self.policy = LedgerPolicy(intents=grade is Grade.PLAIN, redelivery_s=SETTINGS.redelivery_s)
         self.sink = MemorySink(grade, clock=self.now)
         self.auditor = CrowdAudit(self)
-        self.plans: dict[tuple[str, int], Plan] = {}
+        self.plans: dict[tuple[str, int], SentPlan] = {}
         self._refetch_s = self.rng.uniform(0.1, 9.0)
         self._kills_max_s = self.rng.choice((0.05, 0.05, 30.0))
 
@@ -135,15 +135,17 @@ class CrowdWorld(ConsumerWorld):
 
     async def _send_crowd(self) -> None:
         rng = self.rng
-        plans = [Plan(f"crowd-{number}", 1, rng.uniform(0.01, 0.1)) for number in range(rng.choice((60, 150, 300)))]
-        plans += [Plan(f"long-{number}", 1, rng.uniform(10.0, 30.0)) for number in range(rng.choice((0, 0, 1, 3)))]
+        plans = [SentPlan(f"crowd-{number}", 1, rng.uniform(0.01, 0.1)) for number in range(rng.choice((60, 150, 300)))]
+        plans += [SentPlan(f"long-{number}", 1, rng.uniform(10.0, 30.0)) for number in range(rng.choice((0, 0, 1, 3)))]
         killers = [f"killer-{number}" for number in range(rng.choice((0, 1, 1, 2)))]
-        plans += [Plan(key, 1, rng.uniform(0.0, self._kills_max_s), kills=True) for key in killers]
+        plans += [SentPlan(key, 1, rng.uniform(0.0, self._kills_max_s), kills=True) for key in killers]
         rng.shuffle(plans)
         await self._send(plans)
         for version in range(2, 2 + rng.choice((0, 0, 3))):
             await asyncio.sleep(rng.uniform(5.0, 30.0))
-            await self._send([Plan(key, version, rng.uniform(0.0, self._kills_max_s), kills=True) for key in killers])
+            await self._send(
+                [SentPlan(key, version, rng.uniform(0.0, self._kills_max_s), kills=True) for key in killers]
+            )
 
     async def _send_probes(self) -> None:
         number = 0
@@ -151,9 +153,9 @@ class CrowdWorld(ConsumerWorld):
             await asyncio.sleep(self.rng.uniform(0.2, 1.0))
             number += 1
             self.auditor.probes[f"probe-{number}"] = Probe(f"probe-{number}")
-            await self._send([Plan(f"probe-{number}", 1, self.rng.uniform(0.0, 0.05))])
+            await self._send([SentPlan(f"probe-{number}", 1, self.rng.uniform(0.0, 0.05))])
 
-    async def _send(self, plans: Sequence[Plan]) -> None:
+    async def _send(self, plans: Sequence[SentPlan]) -> None:
         self.plans |= {(plan.key, plan.version): plan for plan in plans}
         await self.source.send([json.dumps({"id": plan.key, "v": plan.version}).encode() for plan in plans])
 
@@ -273,7 +275,7 @@ class CrowdAudit(RunLog):
         self._world = world
         self.probes: dict[str, Probe] = {}
         """Probes that are not written yet."""
-        self._calls: list[Call] = []
+        self._calls: list[CrowdCall] = []
         self._levels: dict[str, Level] = {}
         """The level at which each key was granted last, unless that ended."""
         self._hits: Counter[str] = Counter()
@@ -349,7 +351,7 @@ class CrowdAudit(RunLog):
 
     # The handler.
 
-    def call_started(self, process: Process, claim: Claim) -> Call:
+    def call_started(self, process: Process, claim: Claim) -> CrowdCall:
         entry = self._world.entry(claim.key)
         if claim.level is not Level.USUAL and entry.token == claim.token and entry.phase is Phase.CLAIMED:
             self.violate(f"{claim.key} runs on probation, and its beginning is not noted")
@@ -367,21 +369,21 @@ class CrowdAudit(RunLog):
             self.violate(f"{claim.key} is not the only one on probation")
         if claim.level is not Level.ALONE:
             self._begun.add(process.name)
-        call = Call(process, claim, self._world.now())
+        call = CrowdCall(process, claim, self._world.now())
         self._calls.append(call)
         return call
 
-    def _is_long(self, call: Call) -> bool:
+    def _is_long(self, call: CrowdCall) -> bool:
         """Whether a call has run for a lease, so that others on probation need not wait for it any more."""
         return self._world.now() - call.started_at > LEASE_S - TICK_S
 
-    def call_ended(self, call: Call) -> None:
+    def call_ended(self, call: CrowdCall) -> None:
         if call in self._calls:
             self._calls.remove(call)
         if call.claim.level in ON_PROBATION and not call.process.is_dead:
             self._window(call.process).ended()
 
-    def kills(self, plan: Plan, *, is_repair: bool) -> None:
+    def kills(self, plan: SentPlan, *, is_repair: bool) -> None:
         times = self._kills[plan.key]
         times[plan.version, is_repair] += 1
         if times[plan.version, is_repair] > Level.ALONE + SETTINGS.crashes_max + LATE_DEATHS_MAX:

@@ -24,7 +24,7 @@ from keywise.flow.pipeline import OpenPipeline
 from keywise.testing.simulated_world import EPOCH_S, ConsumerWorld
 from keywise.testing.simulator import workload
 from keywise.testing.simulator.auditor import TICK_S, Auditor
-from keywise.testing.simulator.backlogs import Backlog
+from keywise.testing.simulator.backlogs import BacklogWorkload
 from keywise.testing.simulator.delivery_audit import DeliveryAudit
 from keywise.testing.simulator.disturbances import Disturbances
 from keywise.testing.simulator.faults import Faults
@@ -81,7 +81,7 @@ class World(ConsumerWorld):
         self.final_checks = FinalChecks(self)
         self.disturbances = Disturbances(self)
         self.replays = Replays(self, seed)
-        self.backlog = Backlog(self, seed)
+        self.backlog = BacklogWorkload(self, seed)
         self.changes = sorted([*workload.draw(self.faults), *self.backlog.changes()], key=lambda sent: sent.at)
         self.sent_by_body = {sent.body: sent for sent in self.changes}
         self.bodies: dict[int, bytes] = {}

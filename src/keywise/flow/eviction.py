@@ -1,4 +1,4 @@
-"""Giving changes of blocked keys back to one source, in a task of its own: no other source waits for it."""
+"""Returns evicted changes to their source, in a task for each source: no other source waits for it."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,8 @@ from keywise.flow.settlement import Settlement
 from keywise.flow.wakeup import Wakeup
 
 
-class GiveBack:
-    """Gives evicted changes back to one source.
+class EvictionQueue:
+    """The evicted changes of one source, on their way back to it.
 
     The source is not asked for more meanwhile, so no more changes wait here than the lanes have room for.
     """
@@ -18,7 +18,7 @@ class GiveBack:
         self._settlement = settlement
         self._evicted: list[Ticket] = []
         self._freed: set[str] = set()
-        """Keys that became free while changes were being given back."""
+        """Keys that became free while changes were on their way back."""
         self._arrivals = Wakeup()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -33,7 +33,7 @@ class GiveBack:
             self._freed.update(keys)
 
     async def until_idle(self) -> None:
-        """Wait until everything is given back."""
+        """Wait until everything is back."""
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -41,7 +41,7 @@ class GiveBack:
             await self._arrivals.wait()
             while evicted := self._evicted:
                 self._evicted = []
-                await self._settlement.give_back(evicted)
+                await self._settlement.return_evicted(evicted)
                 # The recall of a key that became free meanwhile came too early for these changes.
                 keys = {ticket.change.key for ticket in evicted}
                 await self._settlement.recall(sorted(keys & self._freed))
