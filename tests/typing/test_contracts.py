@@ -93,8 +93,9 @@ def _takes(method: object, contract: Callable[..., object]) -> bool:
 @functools.cache
 def attributes(kind: type) -> frozenset[str]:
     """What an object of a class has: names of the class, and those that its methods set on `self`."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    stores = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    ours = [one for one in kind.__mro__ if one is kind or one.__module__.startswith("keywise.")]
+    nodes = (node for one in ours for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(one)))))
+    stores = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
     own = (node.attr for node in stores if isinstance(node.value, ast.Name) and node.value.id == "self")
     return frozenset((*dir(kind), *own))
 
