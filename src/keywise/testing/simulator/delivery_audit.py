@@ -29,6 +29,8 @@ class DeliveryAudit:
         """When a process could last see to its messages: it was paused, or waited for the source, until then."""
         self._waiting_since: dict[tuple[str, str], float] = {}
         """Since when a worker has messages of a key without an end of one of them."""
+        self._in_lane_at: dict[tuple[str, Receipt], float] = {}
+        """When a message was last seen in a lane of a worker."""
 
     def handed(self, process: Process, deliveries: list[Delivery]) -> None:
         """They are on their way to a worker, or lost."""
@@ -82,12 +84,19 @@ class DeliveryAudit:
         if len(deliveries) == limit and first < limit // 2 and source._fresh():
             self._world.auditor.violate(f"{first} of {limit} messages are fresh, and fresh ones wait")
 
-    def parking(self, process: Process, keys: Sequence[str]) -> None:
-        """What is worked on for a moment is not given back. A pause, a limit or a retry may be known to last longer."""
+    def parking(self, process: Process, deliveries: Sequence[Delivery], keys: Sequence[str]) -> None:
+        """What is worked on for a moment is not given back. A pause, a limit or a retry may be known to last longer.
+
+        A message may leave its lane some time before it is parked; what ended since then is no reason to keep it.
+        """
         world, controls = self._world, self._world.ledger.working_set.controls
         if world.flow.rate is not None or world.flow.debounce is not None:
             return
-        for key in set(keys):
+        for delivery, key in zip(deliveries, keys, strict=True):
+            _, received_at = self._receipts.get((process.name, delivery.id), (None, 0.0))
+            in_lane_at = max(received_at, self._in_lane_at.get((process.name, delivery.id), 0.0))
+            if self._waiting_since.get((process.name, key), 0.0) > in_lane_at:
+                continue
             entry = world.entries().get(key)
             is_held_up = controls.pauses_key(key) or (entry is not None and entry.attempts > 0)
             waited_s = world.now() - self._waiting_since.get((process.name, key), 0.0)
@@ -109,6 +118,7 @@ class DeliveryAudit:
         """What waits in a lane must not come back meanwhile, as far as its worker can help it."""
         now, visibility_s = self._world.now(), self._world.source.visibility_s
         for name, lanes in self._world.lanes():
+            self._in_lane_at.update(((name, ticket.delivery.id), now) for ticket in lanes.tickets())
             if self._extending[name]:
                 continue
             held, awake_since = self._held.get(name, {}), self._awake_since.get(name, 0.0)

@@ -84,7 +84,7 @@ class LinkedSource(Linked[MemorySource], over=MemorySource):
         await self._link.call(lambda: self._server.release(deliveries, delay_s))
 
     async def park(self, deliveries: Sequence[Delivery], keys: Sequence[str], delays_s: Sequence[float]) -> None:
-        self._link.world.delivery_audit.parking(self._link.process, keys)
+        self._link.world.delivery_audit.parking(self._link.process, deliveries, keys)
         self._link.world.delivery_audit.giving_back(self._link.process, list(deliveries))
         await self._link.call(lambda: self._server.park(deliveries, keys, delays_s))
 
