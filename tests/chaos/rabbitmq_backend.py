@@ -4,8 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from chaos.fleet import pause
 from chaos.sqlite_backend import SqliteShelf
 from keywise.adapters.rabbitmq.broker import Broker, BrokerLink
+from keywise.adapters.rabbitmq.delay_queues import DelayQueues
+from keywise.adapters.rabbitmq.publisher import Publisher
+from keywise.adapters.rabbitmq.source import PREPARED_DELAYS_S
 from keywise.core.errors import KeywiseError
 from servers.rabbitmq import RabbitServer
 
@@ -39,6 +43,7 @@ class RabbitShelf:
         self._link: BrokerLink | None = None
         self._runner.run(self._declare(GRAVEYARD, {"x-queue-type": "quorum"}))
         self._runner.run(self._declare(QUEUE, ARGUMENTS if arguments is None else arguments))
+        pause(self._runner.run(self._prepare_delays()))  # A queue whose broker crashes right then never has a leader.
 
     def create(self, *, is_heavy: bool) -> None:
         self._beside.create(is_heavy=is_heavy)
@@ -89,6 +94,14 @@ class RabbitShelf:
         channel = await self._opened().channel()
         await channel.ask("queue_declare", queue=queue, durable=True, arguments=arguments)
         channel.close()
+
+    async def _prepare_delays(self) -> float:
+        """Make the delay queues; return in how many seconds they can be used."""
+        publisher = Publisher(Broker(self._server.url))
+        delay_queues = DelayQueues(self._opened(), publisher, QUEUE)
+        usable_in_s = [await delay_queues.usable_in_s(delay_s) for delay_s in PREPARED_DELAYS_S]
+        await publisher.close()
+        return max(usable_in_s)
 
     def _opened(self) -> BrokerLink:
         if self._link is None:
