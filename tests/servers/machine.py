@@ -117,14 +117,14 @@ def free_port(also: int = 0) -> int:
     """A free port for a server that starts within a minute, and again later; with `also`, one so far above it too."""
     while True:
         port = SystemRandom().choice(FIXED_PORTS)  # Hypothesis seeds `random` alike in all processes.
-        if all(_reserve(one) for one in {port, port + also}):
+        if all(reserve(one) for one in {port, port + also}):
             return port
 
 
-def _reserve(port: int) -> bool:
-    """Whether a port is free: then it stays so for a minute, except for a server that reuses its address, as all do.
+def reserve(port: int) -> bool:
+    """Keep a free port for a minute, for a server that reuses its address, as all do; return whether it was free.
 
-    A connection that its server closed first leaves the port in TIME_WAIT: nobody else who looks finds it free.
+    A connection that its server closed first leaves the port in TIME_WAIT, so the next call for it returns False.
     """
     with socket.socket() as listener, socket.socket() as client:
         try:
