@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pydantic
@@ -75,6 +76,25 @@ def test_a_key_that_became_suspect_again_since_it_was_looked_for_waits_for_the_h
         assert ward.entry("a").suspicions == 2
 
     ward.play(story())
+
+
+def test_a_repair_begins_only_when_it_reads_the_truth():
+    """On probation, a key that is only given back must not count as one more that did no harm."""
+    ward = Ward(lambda key: {"id": key, "v": 5, "text": "true"})
+    begun: list[str] = []
+
+    async def story() -> None:
+        await ward.fall_ill()
+        pipeline = ward.pipeline()
+        async with running_heartbeat(pipeline) as heartbeat:
+            for moment in ("too early", "after the horizon"):
+                claim = await Repairer(pipeline, heartbeat).claim("a", Level.USUAL)
+                assert isinstance(claim, Claim)
+                await Repairer(pipeline, heartbeat).run_under(claim, partial(begun.append, moment))
+                await ward.pass_s(HORIZON_S)
+
+    ward.play(story())
+    assert begun == ["after the horizon"]
 
 
 def test_a_suspect_key_is_written_again_from_the_truth_after_the_horizon():

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 from typing import Any
 
 from keywise.core import events
@@ -88,14 +89,17 @@ class Repairer:
             return claim
         return results.refused[key]
 
-    async def run_under(self, claim: Claim) -> str:
-        """Repair a claimed key, and end the claim; return why it was not repaired, or an empty text."""
+    async def run_under(self, claim: Claim, begins: Callable[[], None] = lambda: None) -> str:
+        """Repair a claimed key, and end the claim; return why it was not repaired, or an empty text.
+
+        `begins` is called right before user code runs, if any runs.
+        """
         try:
-            return await self._repair_under(claim)
+            return await self._repair_under(claim, begins)
         finally:
             self._heartbeat.drop([claim])
 
-    async def _repair_under(self, claim: Claim) -> str:
+    async def _repair_under(self, claim: Claim, begins: Callable[[], None]) -> str:
         if claim.suspicions == 0 or claim.took_over:
             # Another worker has repaired the key, or has died holding it. In the second case its write may still
             # land after ours, so the key has to wait for the whole horizon again.
@@ -107,9 +111,9 @@ class Repairer:
             self._report_failure(claim, cause)
             await self._pipeline.ledger.release([claim])
             return cause
-        return await self._write_refetched(claim)
+        return await self._write_refetched(claim, begins)
 
-    async def _write_refetched(self, claim: Claim) -> str:
+    async def _write_refetched(self, claim: Claim, begins: Callable[[], None]) -> str:
         pipeline = self._pipeline
         entry = await pipeline.admin.inspect(claim.key)
         if not await self._is_quiet(entry or EMPTY):
@@ -118,6 +122,7 @@ class Repairer:
         try:
             if not await self._heartbeat.begin(pipeline.ledger, claim):
                 return "the claim was lost before the repair began"
+            begins()
             async with asyncio.timeout(pipeline.settings.lease_s), self._heartbeat.limit([claim]):
                 current = await self._refetched(claim.key, entry or EMPTY)
                 if current is None:

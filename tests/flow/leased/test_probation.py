@@ -486,7 +486,7 @@ def test_a_refused_repair_does_not_widen_the_window():
         pass
     assert company.window.free(0.0) == 1
     with company.repairing(Level.PROBATION) as repair:
-        repair.has_run = True
+        repair.begin()
     assert company.window.free(0.0) == 2
 
 

@@ -108,7 +108,12 @@ class ProbationWindow:
 class RunningRepair:
     """A repair that is counted as running from before its claim."""
 
-    has_run = False
+    def __init__(self) -> None:
+        self.has_run = False
+
+    def begin(self) -> None:
+        """Note that user code begins to run."""
+        self.has_run = True
 
 
 class Company:
@@ -139,7 +144,7 @@ class Company:
 
     @contextmanager
     def repairing(self, level: Level) -> Iterator[RunningRepair]:
-        """Count a repair as running. The caller sets `has_run` when user code has run."""
+        """Count a repair as running. The caller calls its `begin` when user code begins to run."""
         repair = RunningRepair()
         self.repairs += 1
         if level in ON_PROBATION:

@@ -65,9 +65,7 @@ class RepairLoop:
                     if isinstance(answer, Claim):
                         if answer.took_over:
                             self._company.window.took_over(answer.level)
-                        # Otherwise the repair only gives the key back.
-                        repair.has_run = answer.suspicions > 0 and not answer.took_over
-                        await self._repairer.run_under(answer)
+                        await self._repairer.run_under(answer, repair.begin)
                         return
             finally:
                 self._arrivals.notify()
