@@ -39,7 +39,7 @@ def store(request, tmp_path) -> tuple[str, Callable[[], dict[str, int]]]:
     """Where pages go, and the version of each that is shown there."""
     if request.param == "http":
         space: Space = request.getfixturevalue("space")
-        return space.url, lambda: space.versions
+        return f"{space.url}?missing=no+such+document", lambda: space.versions
     engine, index = shared.opensearch(), f"pages-{tmp_path.name}".lower()
     url = engine.index(index, {"v": "long"})
     return url, lambda: {key: page["v"] for key, page in engine.documents(index).items()}
@@ -90,7 +90,9 @@ def test_a_burst_through_two_workers_keeps_to_one_write_a_second(ledger, space, 
     space.rule(per_s=1)
     options = 'rate=Rate(1, per="1s"), '
     queue = declared(f"burst-{tmp_path.name}")
-    shop = PublishingShop(tmp_path, ledger.url, queue, space.url, lambda: space.versions, options)
+    shop = PublishingShop(
+        tmp_path, ledger.url, queue, f"{space.url}?missing=no+such+document", lambda: space.versions, options
+    )
     try:
         shop.start()
         shop.start()

@@ -4,7 +4,7 @@ from keywise.core.source import VISIBILITY_S
 
 
 class TableQueue:
-    """Base of a source whose messages are rows: hidden while somebody has them, fresh or due again otherwise."""
+    """Base of a source whose messages are rows: hidden while another worker has them, fresh or due again otherwise."""
 
     def __init__(self, visibility_s: float | None) -> None:
         self.visibility_s = VISIBILITY_S if visibility_s is None else visibility_s
