@@ -1,5 +1,7 @@
 """The reference pages say what the code says: settings, commands, words, the tree, mutants, decisions and links."""
 
+import builtins
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -16,7 +18,7 @@ from keywise.core.entry import Entry, RefusalReason
 from keywise.core.settings import SerialSettings, Settings, public_name
 from keywise.observe import history
 from mutants import MUTANTS
-from tidy.tree import expect_none
+from tidy.tree import expect_none, modules
 
 WORDS = (
     *("key", "version", "order", "pipeline", "Delivery", "Change", "Entry", "mark", "tombstone", "Claim", "intent"),
@@ -162,6 +164,20 @@ def names_in(source: str) -> set[str]:
     return {name for pair in known.findall(source) for name in pair}
 
 
+def name_faults(text: str) -> list[str]:
+    """Classes and functions that a page names in prose, as `Lanes.take`, `_shed` or `grant()`, and that are nowhere."""
+    quoted = re.findall(r"`([^`\n]+)`", "\n".join(line for _, line in Page("", text).prose()))
+    shape = re.compile(r"([A-Z][a-z]\w*(?:\.\w+)*|_\w+|\w+(?=\())(?:\(.*\))?")
+    named = dict.fromkeys(found[1] for span in quoted if (found := shape.fullmatch(span)))
+    known = _names_of_ours() | set(dir(builtins))
+    return [f"there is no {name}" for name in named if not set(name.split(".")) <= known]
+
+
+@functools.cache
+def _names_of_ours() -> set[str]:
+    return {name for module in modules("src") for name in names_in(module.text)}
+
+
 def change_faults(text: str) -> list[str]:
     """Files and tests that a page names and that are not there. A file without a folder is anywhere in the project."""
     quoted = " ".join(word for line in text.splitlines() for word in re.findall(r"`([^`]+)`", line))
@@ -261,6 +277,16 @@ def test_the_places_of_the_rules_exist():
         "rule 2: the file before it does not define Lanes.rake"
     ]
     assert "rule 2: there is no flow/planes.py" in place_faults(text.replace("`flow/lanes.py`", "`flow/planes.py`"))
+
+
+@pytest.mark.parametrize("path", ["docs/tour.md", "docs/architecture.md", "docs/guarantees.md", "docs/glossary.md"])
+def test_classes_and_functions_in_prose_exist(path: str):
+    expect_none(name_faults(page(path).text))
+
+
+def test_a_name_that_is_gone_is_reported():
+    text = "`Lanes.rake`, `GiveBack`, `_shield` and `grand()` are gone; `Lanes.take`, `_shed` and `grant()` are not."
+    assert name_faults(text) == [f"there is no {name}" for name in ("Lanes.rake", "GiveBack", "_shield", "grand")]
 
 
 def test_every_reason_of_a_refusal_is_explained():
