@@ -185,6 +185,31 @@ def test_a_deferred_constraint_that_fails_at_the_commit_is_a_failure_of_its_chan
     run(main(), limit_s=60)
 
 
+def test_a_change_that_loses_its_connection_again_and_again_ends_as_a_dead_letter():
+    async def handle(change: Change[dict], transaction: Transaction) -> None:
+        await put(change, transaction)
+        if change.key == "bad":
+            await transaction.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+
+    async def main() -> None:
+        async with handler_shop(handle, attempts_max=3) as shop:
+            await shop.send(*NEIGHBOURS, "bad")
+            for version in range(2, 50):
+                # Other changes succeed meanwhile: so the database is there, and the change is to blame.
+                if shop.failed["bad"] == 3:
+                    break
+                await shop.send(*NEIGHBOURS, version=version)
+                calls = shop.calls["bad"]
+                await shop.until(lambda calls=calls: shop.calls["bad"] > calls or shop.failed["bad"] == 3, "a try")
+            await shop.until_empty()
+            [letter] = await shop.letters()
+            assert letter.key == "bad"
+            assert shop.failed == {"bad": 3}
+            assert set(await shop.stored()) == set(NEIGHBOURS)
+
+    run(main(), limit_s=60)
+
+
 def test_a_connection_that_is_gone_costs_no_attempt():
     async def handle(change: Change[dict], transaction: Transaction) -> None:
         await put(change, transaction)

@@ -150,7 +150,7 @@ class SinkExecutor:
 
 
 class SinkHealth:
-    """Distinguishes an unreachable sink from a change that makes the sink look unreachable.
+    """Distinguishes an unreachable sink, or database, from a change that makes it look unreachable.
 
     If other changes succeed between two attempts of a change, the sink can be reached, and the change is to blame.
     """
@@ -204,13 +204,15 @@ class TransactionExecutor:
         self._is_exclusive = isinstance(database, SingleWriterDatabase) and database.has_one_writer
         self._slice = FIRST_SLICE
         self._has_begun = False
+        self._health = SinkHealth()
+        """Of the ledger's database, as the handlers meet it."""
 
     @property
     def short_max(self) -> int:
         return self._slice
 
     def goes_apart(self, claim: Claim) -> bool:
-        return claim.attempts > 0
+        return claim.attempts > 0 or claim in self._health
 
     async def execute(self, jobs: Sequence[Job]) -> list[Execution]:
         """Run the handlers in slices, one transaction each. Slow handlers get short ones: they hold database locks."""
@@ -230,7 +232,11 @@ class TransactionExecutor:
         while groups:
             group = groups.pop(0)
             try:
-                executions |= await self._transact(group)
+                done = await self._transact(group)
+                executions |= done
+                for job in group:
+                    if isinstance(one := done[job.claim.token], Ran) and one.committed:
+                        self._health.succeeded(job.claim)
             except _CommitsRefusedError as refused:
                 # Other workers have taken these keys. The transaction was rolled back; run the others again.
                 # The worker commits the refused ones outside of this transaction, and learns there that they are lost.
@@ -248,12 +254,22 @@ class TransactionExecutor:
                 # The transaction may have committed or not. Releasing the claim is safe in both cases: the effects
                 # and the mark commit together, so the next claim finds the change applied or not begun.
                 await self._pipeline.back_off("ledger", error, 1)
-                return executions | _all([*group, *chain(*groups)], NOT_STARTED)
+                return executions | self._judge_lost(group, error) | _all([*chain(*groups)], NOT_STARTED)
             except TimeoutError:
                 # The transaction was rolled back. Each change is retried alone, so that only the slow one fails again.
                 late = Ran(SinkResult(Outcome.FAILED, "the claim ended before the handler did"))
                 executions |= _all(group, late if self._has_begun else NOT_STARTED)
         return executions
+
+    def _judge_lost(self, group: Sequence[Job], error: UnavailableError) -> dict[int, Execution]:
+        """Judge changes whose transaction was lost. A handler can cause that: each change is tried alone next time.
+
+        If the transaction of one alone is lost again, though others have succeeded in between, it costs an attempt.
+        """
+        are_innocent = [not self._has_begun or self._health.is_away(job.claim) for job in group]
+        if len(group) > 1 or all(are_innocent):
+            return _all(group, NOT_STARTED)
+        return _all(group, Ran(_result_of_error(error)))
 
     async def _transact(self, jobs: list[Job]) -> dict[int, Execution]:
         self._has_begun = False
