@@ -44,6 +44,7 @@ LEVELS = {
     events.TurnLost(pipeline="p", key="a"): logging.WARNING,
     events.Draining(pipeline="p"): logging.INFO,
     events.Stopped(pipeline="p"): logging.INFO,
+    events.Stopped(pipeline="p", changes=1, keys=("a",)): logging.WARNING,
 }
 
 

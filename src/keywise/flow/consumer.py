@@ -55,6 +55,8 @@ class Consumer:
             # This pipeline writes even if the ledger is down, so it must not wait for the controls either.
             self._going.set()
         self._was_paused = False
+        self._cut_off: list[str] = []
+        """The keys whose changes were still running when the drain had to end."""
         self._asked = [0] * len(pipeline.sources)
         """How many deliveries each source is being asked for by a `receive` that is under way."""
         self._evictions = [EvictionQueue(self._settlement) for _ in pipeline.sources]
@@ -83,7 +85,8 @@ class Consumer:
         finally:
             if thread is not None:
                 thread.stop()
-        self._pipeline.emit(events.Stopped(pipeline=self._pipeline.name))
+        name, cut_off = self._pipeline.name, self._cut_off
+        self._pipeline.emit(events.Stopped(pipeline=name, changes=len(cut_off), keys=cut_off[:KEYS_SHOWN]))
 
     async def _run(self, beats_here: bool) -> None:
         strategies = [choose_strategy(self._pipeline, source) for _, source in self._pipeline.sources]
@@ -285,6 +288,7 @@ class Consumer:
                 await self._settlement.recall(self._lanes.take_freed())
         except TimeoutError:
             # The outcome of a change that still runs is unknown: do not release it, let its lease expire.
+            self._cut_off = self._lanes.busy_keys()
             for task in (*feeding, *working):
                 task.cancel()
         finally:

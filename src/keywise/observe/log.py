@@ -29,6 +29,8 @@ class Log:
         level = _LEVELS.get(type(event), logging.DEBUG)
         if isinstance(event, events.Unavailable) and event.calls > 1:
             level = logging.DEBUG  # The line about the first call has said it; the one about its return has the count.
+        if isinstance(event, events.Stopped) and event.changes:
+            level = logging.WARNING
         if self._logger.isEnabledFor(level):
             fields = {"event": type(event).__name__.lower(), **msgspec.structs.asdict(event)}
             self._logger.log(level, "%s%s", described(event), _indented(fields.get("traceback", "")), extra=fields)

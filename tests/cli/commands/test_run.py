@@ -133,6 +133,11 @@ def test_a_hung_handler_does_not_keep_the_process(folder):
     out, err = process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 0
     assert out.startswith("pipeline "), err
+    [said] = [one for one in err.splitlines() if "WARNING" in one]
+    assert said.endswith(
+        "slow stopped while 1 change was still running ('a'), because the time of `drain` was over; "
+        "it runs again when its lease has expired, or earlier"
+    )
 
 
 def test_a_signal_that_comes_twice_at_once_is_one(folder):

@@ -197,7 +197,10 @@ def _without_starts(observer: events.Observer) -> events.Observer:
 
 
 def _announce(event: events.Event) -> None:
-    if line := _announced(event):
+    line = _announced(event)
+    if line and isinstance(event, events.Stopped):
+        _log.warning("%s", plain(line))
+    elif line:
         print(plain(line), file=sys.stderr, flush=True)
 
 
@@ -211,14 +214,23 @@ def _announced(event: events.Event) -> str:
             advice = "keywise tries again until it can be reached (--no-wait exits instead)"
             return f"{event.pipeline} waits to start: {event.cause}; {advice}"
         case events.Draining(changes=changes) if changes:
-            keys = ", ".join(map(repr, event.keys)) + (", …" if changes > len(event.keys) else "")
             has, its = ("has", "its lease expires") if changes == 1 else ("have", "their leases expire")
-            waits = (
-                f"it waits for {count(changes, 'change')} that {has} begun ({keys}), at most {duration(event.left_s)}"
-            )
+            begun = f"{count(changes, 'change')} that {has} begun ({_keys(event.keys, changes)})"
+            waits = f"it waits for {begun}, at most {duration(event.left_s)}"
             return f"{event.pipeline} is draining: {waits}; a second Ctrl-C or signal leaves at once, and {its}"
+        case events.Stopped(changes=changes) if changes:
+            was, runs = ("was", "it runs again when its lease has expired")
+            if changes > 1:
+                was, runs = ("were", "they run again when their leases have expired")
+            running = f"{count(changes, 'change')} {was} still running ({_keys(event.keys, changes)})"
+            over = "because the time of `drain` was over"
+            return f"{event.pipeline} stopped while {running}, {over}; {runs}, or earlier"
         case _:
             return ""
+
+
+def _keys(some: Sequence[str], changes: int) -> str:
+    return ", ".join(map(repr, some)) + (", …" if changes > len(some) else "")
 
 
 def _print_totals(view: View, json: bool, seconds: float) -> None:
