@@ -42,7 +42,8 @@ LEVELS = {
     events.CallRefused(pipeline="p", key="a", cause="no"): logging.WARNING,
     events.Overlapped(pipeline="p", key="a", overlaps=1): logging.WARNING,
     events.TurnLost(pipeline="p", key="a"): logging.WARNING,
-    events.Draining(pipeline="p"): logging.INFO,
+    events.Draining(pipeline="p"): logging.DEBUG,
+    events.Draining(pipeline="p", changes=1, keys=("a",), left_s=5.0): logging.INFO,
     events.Stopped(pipeline="p"): logging.INFO,
     events.Stopped(pipeline="p", changes=1, keys=("a",)): logging.WARNING,
 }

@@ -26,14 +26,21 @@ class Log:
         self._logger = logger or logging.getLogger("keywise")
 
     def __call__(self, event: events.Event) -> None:
-        level = _LEVELS.get(type(event), logging.DEBUG)
-        if isinstance(event, events.Unavailable) and event.calls > 1:
-            level = logging.DEBUG  # The line about the first call has said it; the one about its return has the count.
-        if isinstance(event, events.Stopped) and event.changes:
-            level = logging.WARNING
+        level = _level(event)
         if self._logger.isEnabledFor(level):
             fields = {"event": type(event).__name__.lower(), **msgspec.structs.asdict(event)}
             self._logger.log(level, "%s%s", described(event), _indented(fields.get("traceback", "")), extra=fields)
+
+
+def _level(event: events.Event) -> int:
+    match event:
+        case events.Unavailable() if event.calls > 1:
+            return logging.DEBUG  # The line about the first call has said it; the one about its return has the count.
+        case events.Draining(changes=0):
+            return logging.DEBUG
+        case events.Stopped() if event.changes:
+            return logging.WARNING
+    return _LEVELS.get(type(event), logging.DEBUG)
 
 
 def described(event: events.Event) -> str:

@@ -55,6 +55,12 @@ def test_grade_promise_and_way_of_each_source_are_said_at_the_start(folder):
     assert "\x1b" not in answer.out + answer.err
 
 
+def test_an_end_with_nothing_running_is_one_line_for_each_pipeline(folder):
+    err = folder.keywise("run", "shop:app", "--until-empty").err
+    assert "draining" not in err
+    assert [said.count("stopped") for said in err.splitlines() if "stopped" in said] == [1, 1]
+
+
 def test_the_level_of_the_log_can_be_chosen(folder):
     folder.keywise("send", "mails", '{"id": "a", "v": 1}')
     debug = folder.keywise("run", "shop:app", "mails", "--until-empty", "--log-level", "debug").err
@@ -120,7 +126,7 @@ def test_a_signal_drains_and_the_summary_follows(folder, number):
     process.send_signal(number)
     out, err = process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 0
-    assert "stopped pipeline='mails'" in err
+    assert "mails: stopped, 0 changes" in err
     assert out.startswith("pipeline ")
 
 

@@ -87,7 +87,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     names, began_at = choose_pipelines(loaded, pipelines or ()), time.monotonic()
     _configure_log(log_level)
     view = View(names)
-    loaded.observers[:] = [*map(_without_starts, loaded.observers), view, _announce]
+    loaded.observers[:] = [*map(_without_announced, loaded.observers), view, _announce]
     showing = live_view(view, screen(stderr=True), logging.getLogger("keywise").info, plain=is_plain)
     status = _finish(_work(loaded, names, view, until_empty, wait=not no_wait), showing)
     if view.sources:
@@ -189,11 +189,11 @@ def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[Non
     return 0
 
 
-def _without_starts(observer: events.Observer) -> events.Observer:
-    """Keep from the log what `_announce` prints already."""
+def _without_announced(observer: events.Observer) -> events.Observer:
+    """Keep from the log what `_announce` prints already, and the end, which the view shows with its figures."""
     if not isinstance(observer, Log):
         return observer
-    return lambda event: None if _announced(event) else observer(event)
+    return lambda event: None if _announced(event) or isinstance(event, events.Stopped) else observer(event)
 
 
 def _announce(event: events.Event) -> None:
