@@ -74,6 +74,10 @@ class Consumer:
         self._going.set()
         self._lanes.departures.notify()
 
+    def left_now(self) -> events.Stopped:
+        """Return how this consumer would end now, with what is running; it emits nothing."""
+        return self._stopped(self._lanes.busy_keys())
+
     async def run(self) -> None:
         """Work until stopped. If it is cancelled, it ends at once: nothing is released, and leases expire."""
         thread = self._start_heartbeat_thread()
@@ -85,8 +89,10 @@ class Consumer:
         finally:
             if thread is not None:
                 thread.stop()
-        name, cut_off = self._pipeline.name, self._cut_off
-        self._pipeline.emit(events.Stopped(pipeline=name, changes=len(cut_off), keys=cut_off[:KEYS_SHOWN]))
+        self._pipeline.emit(self._stopped(self._cut_off))
+
+    def _stopped(self, running: Sequence[str]) -> events.Stopped:
+        return events.Stopped(pipeline=self._pipeline.name, changes=len(running), keys=running[:KEYS_SHOWN])
 
     async def _run(self, beats_here: bool) -> None:
         strategies = [choose_strategy(self._pipeline, source) for _, source in self._pipeline.sources]

@@ -1,6 +1,7 @@
 """The log: an observer that writes warnings and state changes to the `keywise` logger."""
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
@@ -51,6 +52,22 @@ def described(event: events.Event) -> str:
     fields = msgspec.structs.asdict(event)
     parts = (f"{name}={_format(name, value)}" for name, value in fields.items() if name != "traceback")
     return f"{type(event).__name__.lower()} {' '.join(parts)}"
+
+
+def still_running(event: events.Stopped) -> tuple[str, str]:
+    """Say which changes were still running when a consumer ended, and what becomes of them."""
+    keys = some_keys(event.keys, event.changes)
+    if event.changes == 1:
+        return f"1 change was still running ({keys})", "it runs again when its lease has expired, or earlier"
+    return (
+        f"{event.changes:,} changes were still running ({keys})",
+        "they run again when their leases have expired, or earlier",
+    )
+
+
+def some_keys(keys: Sequence[str], number: int) -> str:
+    """Format some of a number of keys."""
+    return ", ".join(map(repr, keys)) + (", …" if number > len(keys) else "")
 
 
 def _format(name: str, value: object) -> str:

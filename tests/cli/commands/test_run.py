@@ -160,7 +160,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(folder):
 
 
 def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
-    folder.write("shop.py", HANGING.format(drain="10m"))
+    folder.write("shop.py", HANGING.format(drain='10m", lease="10m'))
     folder.keywise("send", "slow", '{"id": "a", "v": 1}')
     process = folder.start("run", "shop:app")
     assert process.stdout.readline() == "begun\n"
@@ -169,9 +169,18 @@ def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
     assert said.startswith("slow is draining: it waits for 1 change that has begun ('a'), at most 10 min; ")
     assert said.endswith("a second Ctrl-C or signal leaves at once, and its lease expires\n")
     threading.Timer(SAME_WISH_S, process.send_signal, [signal.SIGTERM]).start()
-    process.communicate(timeout=scaled(LIMIT_S))
+    _, err = process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 128 + signal.SIGTERM
+    assert err.endswith(
+        "slow left while 1 change was still running ('a'); it runs again when its lease has expired, or earlier\n"
+    )
     [story] = folder.keywise("why", "a", "--json").json["pipelines"]
     assert story["holder"] is not None
     text = folder.keywise("why", "a").out
     assert "held by" in text and "intent  version 1" in text and "waits for the key" in text
+    waiting = folder.start("run", "shop:app", "--until-empty")
+    said = line(waiting, "--until-empty waits")
+    assert "slow: --until-empty waits for 1 change that another worker has begun ('a'); " in said
+    assert "if that worker is dead, this one takes the change over when the lease expires, in " in said
+    waiting.send_signal(signal.SIGTERM)
+    waiting.communicate(timeout=scaled(LIMIT_S))

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Sequence, Set
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from typing import Annotated, Any, NoReturn
 
@@ -21,13 +21,19 @@ from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.source import Backlog, backlog_of
 from keywise.flow.pipeline import OpenPipeline
-from keywise.observe.log import Log
+from keywise.observe.log import Log, some_keys, still_running
 from keywise.observe.run_view import View
 
 _log = logging.getLogger("keywise")
 
 LOOK_S = 0.1
 """After this long without an event, --until-empty checks whether the queues are empty."""
+
+QUIET_S = 3.0
+"""After this long without a change that ends, --until-empty says which other workers it waits for."""
+
+HELD_MAX = 5
+"""How many keys of other workers it names."""
 
 RETRY_S = 1.0
 """How often --until-empty tries to reach the queues."""
@@ -131,12 +137,15 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
         opened = [await _open_when_reachable(app, name, stack) for name in names]
         sources = [source for pipeline in opened for _, source in pipeline.sources]
         wait_s, said = LOOK_S, set[str]()
+        ended, quiet_since = 0, time.monotonic()
         while True:
             view.stirred = False
             await asyncio.sleep(wait_s)
             if view.stirred or view.sources < len(sources):
                 continue
             looked_at = time.monotonic()
+            if ended != (now_ended := sum(one.changes for one in view.look())):
+                ended, quiet_since = now_ended, looked_at
             with suppress(UnavailableError):
                 # A message that is being processed or retried is not acked, so it counts.
                 backlogs = [await backlog_of(source) for source in sources]
@@ -145,6 +154,9 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
                     if not any(one.unsure_s for one in backlogs):
                         app.stop()
                         return
+                elif "held" not in said and looked_at - quiet_since >= QUIET_S:
+                    for pipeline in opened:
+                        await _say_what_others_hold(pipeline, app.owners, said)
             # Counting a long queue takes a while; spend at most a tenth of the time on it.
             wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
 
@@ -171,6 +183,24 @@ def _say_what_is_unknown(backlogs: Sequence[Backlog], said: set[str]) -> None:
     if advice and not unsure_s and "unknown" not in said:
         said.add("unknown")
         _log.warning("--until-empty ends, though the depth is unknown: other consumers may hold messages; %s", advice)
+
+
+async def _say_what_others_hold(pipeline: OpenPipeline, here: Set[str], said: set[str]) -> None:
+    """Say once for which changes of other workers, which may be dead, a pipeline waits."""
+    admin = pipeline.admin
+    found = {key: await admin.inspect(key) for key in await pipeline.control_store.held("", HELD_MAX + 1)}
+    others = {key: one.lease_until for key, one in found.items() if one and one.owner not in here}
+    if not others:
+        return
+    said.add("held")
+    keys, left_s = list(others), max(others.values()) - await admin.now()
+    number = f"more than {count(HELD_MAX, 'change')}" if len(keys) > HELD_MAX else count(len(keys), "change")
+    begun = f"{number} that another worker has begun ({plain(some_keys(keys[:HELD_MAX], len(keys)))})"
+    what, ends = ("the change", "lease expires") if len(keys) == 1 else ("the changes", "leases expire")
+    _log.warning(
+        "%s: --until-empty waits for %s; if that worker is dead, this one takes %s over when the %s, in %s at most",
+        *(pipeline.name, begun, what, ends, duration(max(0.0, left_s))),
+    )
 
 
 def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[None]) -> int:
@@ -215,22 +245,14 @@ def _announced(event: events.Event) -> str:
             return f"{event.pipeline} waits to start: {event.cause}; {advice}"
         case events.Draining(changes=changes) if changes:
             has, its = ("has", "its lease expires") if changes == 1 else ("have", "their leases expire")
-            begun = f"{count(changes, 'change')} that {has} begun ({_keys(event.keys, changes)})"
+            begun = f"{count(changes, 'change')} that {has} begun ({some_keys(event.keys, changes)})"
             waits = f"it waits for {begun}, at most {duration(event.left_s)}"
             return f"{event.pipeline} is draining: {waits}; a second Ctrl-C or signal leaves at once, and {its}"
         case events.Stopped(changes=changes) if changes:
-            was, runs = ("was", "it runs again when its lease has expired")
-            if changes > 1:
-                was, runs = ("were", "they run again when their leases have expired")
-            running = f"{count(changes, 'change')} {was} still running ({_keys(event.keys, changes)})"
-            over = "because the time of `drain` was over"
-            return f"{event.pipeline} stopped while {running}, {over}; {runs}, or earlier"
+            running, again = still_running(event)
+            return f"{event.pipeline} stopped while {running}, because the time of `drain` was over; {again}"
         case _:
             return ""
-
-
-def _keys(some: Sequence[str], changes: int) -> str:
-    return ", ".join(map(repr, some)) + (", …" if changes > len(some) else "")
 
 
 def _print_totals(view: View, json: bool, seconds: float) -> None:
