@@ -225,16 +225,16 @@ class Consumer:
     async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
         """Dead-letter malformed deliveries, and ack them and the ignored ones."""
         pipeline, settlement = self._pipeline, self._settlement
-        requests = [DeadLetterRequest(settlement.unread_letter(*bad, index)) for bad in read_batch.malformed]
+        requests = [DeadLetterRequest(settlement.unread_letter(bad, index)) for bad in read_batch.malformed]
         if requests:
             try:
                 await pipeline.retry_until_reachable(LEDGER, DeadLetterStep(pipeline, requests))
             except UnavailableError:
                 # A dead letter is stored in the ledger. Until the ledger is back, the message is redelivered.
-                await settlement.release_unread(index, [delivery for delivery, _ in read_batch.malformed])
+                await settlement.release_unread(index, [bad.delivery for bad in read_batch.malformed])
                 read_batch = ReadBatch(ignored=read_batch.ignored)
         settlement.report_unread(read_batch)
-        await settlement.ack_unread(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
+        await settlement.ack_unread(index, read_batch.unread)
 
     async def _keep_looking(self) -> None:
         """Read the operator's controls and emit the counts of the lanes, about once a second."""
