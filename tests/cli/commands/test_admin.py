@@ -88,6 +88,19 @@ def test_a_whole_pipeline_is_paused_after_a_question_and_takes_nothing(office):
     office.until(lambda: office.stored() == {"a": 2, "b": 1}, "the resumed pipeline")
 
 
+def test_the_status_says_who_paused_a_key_when_and_why(office):
+    office.act("pause", "a", "--pipeline", "pages", *WHY)
+    [said] = [line for line in office.act("status").out.splitlines() if "paused" in line]
+    assert said.startswith("pages: paused: 'a' by ada@desk, 20") and said.endswith(": ticket 7")
+    for number in range(7):
+        office.act("pause", f"b{number}", "--pipeline", "pages", *WHY)
+    said = [line for line in office.act("status").out.splitlines() if "paused" in line]
+    assert [line.split(" by ")[0] for line in said[:-1]] == [
+        f"pages: paused: {key!r}" for key in ("a", "b0", "b1", "b2", "b3")
+    ]
+    assert said[-1] == "pages: paused: 3 more keys; keywise why KEY shows the pauses of a key"
+
+
 def test_a_resume_that_ends_nothing_names_what_is_paused(office):
     refused = office.keywise("resume", "a", "--pipeline", "pages")
     assert (refused.status, refused.err) == (1, "Error: 'a' is not paused in pages; nothing is\n")
