@@ -1,5 +1,6 @@
 """`keywise run` as an operator meets it: what it promises, how it drains, and how it ends."""
 
+import json
 import signal
 import subprocess
 import threading
@@ -90,8 +91,20 @@ def test_a_broker_that_is_away_at_the_start_is_waited_for_with_one_line(folder, 
     assert said.startswith(f"pages waits to start: amqp://shop:***@127.0.0.1:{port}/")
     assert said.endswith("; keywise tries again until it can be reached (--no-wait exits instead)\n")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=scaled(LIMIT_S))
-    assert (process.returncode, "waits to start" in err, "s3cret" in err) == (0, False, False)
+    out, err = process.communicate(timeout=scaled(LIMIT_S))
+    assert (process.returncode, "waits to start" in err, "s3cret" in err) == (len(arguments), False, False)
+    assert [row.split()[0] for row in out.splitlines()] == ["pipeline", "pages"], "what is known: nothing was done"
+
+
+def test_until_empty_that_is_stopped_before_says_so_and_fails(folder):
+    folder.write("shop.py", AWAY.format(port=machine.free_port()))
+    process = folder.start("run", "shop:app", "--until-empty", "--json")
+    line(process, "waits to start")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=scaled(LIMIT_S))
+    assert process.returncode == 1
+    assert err.endswith("Error: stopped before all queues of pages were empty\n")
+    assert json.loads(out)["pipelines"]["pages"]["outcomes"]["applied"] == 0
 
 
 def test_a_broker_that_is_away_ends_a_worker_that_may_not_wait(folder):

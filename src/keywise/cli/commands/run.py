@@ -95,9 +95,13 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     view = View(names)
     loaded.observers[:] = [*map(_without_announced, loaded.observers), view, _announce]
     showing = live_view(view, screen(stderr=True), logging.getLogger("keywise").info, plain=is_plain)
-    status = _finish(_work(loaded, names, view, until_empty, wait=not no_wait), showing)
-    if view.sources:
+    empty = asyncio.Event()
+    status = _finish(_work(loaded, names, view, empty if until_empty else None, wait=not no_wait), showing)
+    if view.sources or status == 0:
         _print_totals(view, json, time.monotonic() - began_at)
+    if until_empty and status == 0 and not empty.is_set():
+        print_error(f"stopped before all queues of {', '.join(names)} were empty")
+        status = 1
     leave(status)
 
 
@@ -121,10 +125,11 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-async def _work(app: App, names: Sequence[str], view: View, until_empty: bool, *, wait: bool) -> None:
+async def _work(app: App, names: Sequence[str], view: View, empty: asyncio.Event | None, *, wait: bool) -> None:
+    """Run until stopped, or if `empty` is given, until the queues are empty; then it is set."""
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_stop_when_empty(app, names, view)) if until_empty else None
+            watching = group.create_task(_stop_when_empty(app, names, view, empty)) if empty is not None else None
             await app.run(*names, wait=wait)
             if watching is not None:
                 watching.cancel()
@@ -132,7 +137,7 @@ async def _work(app: App, names: Sequence[str], view: View, until_empty: bool, *
         raise errors.exceptions[0] from None
 
 
-async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
+async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: asyncio.Event) -> None:
     async with AsyncExitStack() as stack:
         opened = [await _open_when_reachable(app, name, stack) for name in names]
         sources = [source for pipeline in opened for _, source in pipeline.sources]
@@ -152,6 +157,7 @@ async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
                 if not any(one.seen for one in backlogs):
                     _say_what_is_unknown(backlogs, said)
                     if not any(one.unsure_s for one in backlogs):
+                        empty.set()
                         app.stop()
                         return
                 elif "held" not in said and looked_at - quiet_since >= QUIET_S:
