@@ -71,6 +71,13 @@ def test_an_event_is_one_line_of_its_name_and_fields():
     assert described(event) == "failed pipeline='search' key='a' version=None cause='no' attempts=2 retry_s=0.5"
 
 
+def test_the_line_of_a_dead_letter_says_how_to_find_it():
+    """The ledger numbers a letter when it stores it; a worker does not learn the number."""
+    assert described(events.DeadLettered(pipeline="mails", key="a", version=1, cause="no")) == (
+        "deadlettered pipeline='mails' key='a' version=1 cause='no' (keywise dead list --pipeline 'mails')"
+    )
+
+
 def test_the_log_names_the_changes_that_ended_without_their_bodies(caplog: pytest.LogCaptureFixture):
     """A body or a header may hold a secret; neither is in the line, nor in the fields that a JSON formatter prints."""
     caplog.set_level(logging.DEBUG, logger="keywise")

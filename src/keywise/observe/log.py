@@ -56,7 +56,11 @@ def described(event: events.Event) -> str:
     Control characters in keys and causes are escaped, durations have three digits, and long lists are cut.
     """
     parts = (f"{name}={_format(name, value)}" for name, value in _fields(event).items() if name != "traceback")
-    return f"{type(event).__name__.lower()} {' '.join(parts)}"
+    line = f"{type(event).__name__.lower()} {' '.join(parts)}"
+    if isinstance(event, events.DeadLettered):
+        # The number that the ledger gives the letter is not known here.
+        line += f" (keywise dead list --pipeline {event.pipeline!r})"
+    return line
 
 
 def still_running(event: events.Stopped) -> tuple[str, str]:
