@@ -7,7 +7,7 @@ import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Self, TypeVar, Unpack
 
 from keywise import adapters
@@ -34,7 +34,7 @@ from keywise.flow.pipeline import OpenPipeline, may_show_older
 from keywise.flow.refetch import in_thread
 from keywise.flow.strategy import CommitStrategy, choose_strategy
 from keywise.observe.history import HistoryRecorder
-from keywise.observe.log import Log
+from keywise.observe.log import Log, still_running
 from keywise.options import PipelineOptions, Retry, check_limits, check_types, settings_from
 from keywise.serial.function import SerialFunction, SerialWorker, Wiring, define
 
@@ -145,6 +145,8 @@ class App:
         self._shared: dict[tuple[Any, ...], Any] = {}
         self._stack = AsyncExitStack()
         self._senders: dict[tuple[str, str], Source] = {}
+        self.owners: set[str] = set()
+        """The owners of the claims of this app: one for each pipeline that is open."""
         self._consumers: list[Consumer | SerialWorker] = []
         self._is_stopping = False
         self._starting: set[asyncio.Task[None]] = set()
@@ -332,6 +334,8 @@ class App:
             policy, ledger, sink = self._ledger_and_sink(definition)
             definition.source_for(None)
             owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+            self.owners.add(owner)
+            stack.callback(self.owners.discard, owner)
             journal_store = _journal_store(definition, owner) if work else None
             lazy = LazyLedger(ledger, stack)
             # A worker that may write without the ledger may also start without it.
@@ -445,11 +449,24 @@ class App:
                 loop.call_soon_threadsafe(self.stop)
             elif boot_time() - first_at[0] >= SAME_WISH_S:
                 # Release nothing: the outcome of running changes is unknown, so their leases have to expire.
+                self._say_what_is_left()
                 os._exit(128 + number)
 
         # Not with loop.add_signal_handler: a handler that blocks the loop would keep the signal from being handled.
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, on_signal))
+
+    def _say_what_is_left(self) -> None:
+        """Print which changes are still running. A signal may have interrupted the log or a print, so use neither."""
+        left = [one.left_now() for one in self._consumers if isinstance(one, Consumer)]
+        lines = []
+        for event in left:
+            if event.changes:
+                running, again = still_running(event)
+                lines.append(f"{event.pipeline} left while {running}; {again}")
+        text = "\n".join(lines) or "left at once; no change was running"
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode(errors="backslashreplace"))
 
     def _address(self, url: str, name: str) -> Address:
         return Address(url, name, self._shared)

@@ -121,3 +121,24 @@ def test_a_queue_that_is_missing_hides_no_other_pipeline(folder):
     assert [one["pipeline"] for one in told["pipelines"]] == ["pages"]
     assert [one["pipeline"] for one in told["unreached"]] == ["mails"]
     expect(folder.keywise("status", "--pipeline", "mails", app="torn:app"), 1, "does not exist; create it")
+
+
+def test_a_send_to_a_server_that_is_away_says_what_may_be_missing(folder):
+    folder.write("shop.py", AWAY)
+    answer = folder.keywise("send", "pages", '{"id": "a", "v": 1}')
+    expect(answer, 1, "127.0.0.1:1")
+    assert answer.err.endswith(
+        "; sent 0 messages; the others may or may not have been sent: "
+        "send them again, the same version twice changes nothing\n"
+    )
+    assert "nothing is lost" not in answer.err
+
+
+AWAY = """
+import keywise
+
+app = keywise.App("sqlite:///shop.db")
+pages = app.pipeline("pages", key="id", version="v")
+pages.source("amqp://shop@127.0.0.1:1/?queue=pages")
+pages.apply(lambda change: None)
+"""

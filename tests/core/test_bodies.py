@@ -161,7 +161,8 @@ def test_a_read_function_gets_the_model_and_a_refused_body_harms_no_neighbour():
     read_batch = MessageReader(FunctionRoute(read), body_max_bytes=1000).read(deliveries, 0, 0.0)
     assert [(one.change.key, one.change.version) for one in read_batch.tickets] == [("a", 1), ("b", 2)]
     assert read_batch.tickets[0].change.value == Page(id="a", payload_version=1)
-    assert [said for _, said in read_batch.malformed] == ["body cannot be read: Page refuses payload_version (missing)"]
+    [bad] = read_batch.malformed
+    assert bad.cause == "body cannot be read: Page refuses payload_version (missing)"
 
 
 def test_a_type_that_pydantic_cannot_read_is_refused_before_anything_starts():

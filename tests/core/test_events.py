@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from keywise.core import events
-from keywise.core.change import Outcome
+from keywise.core.change import Change, Outcome, order_of
 from keywise.observe.counters import Counters
 from keywise.observe.log import Log, described
 
@@ -42,8 +42,10 @@ LEVELS = {
     events.CallRefused(pipeline="p", key="a", cause="no"): logging.WARNING,
     events.Overlapped(pipeline="p", key="a", overlaps=1): logging.WARNING,
     events.TurnLost(pipeline="p", key="a"): logging.WARNING,
-    events.Draining(pipeline="p"): logging.INFO,
+    events.Draining(pipeline="p"): logging.DEBUG,
+    events.Draining(pipeline="p", changes=1, keys=("a",), left_s=5.0): logging.INFO,
     events.Stopped(pipeline="p"): logging.INFO,
+    events.Stopped(pipeline="p", changes=1, keys=("a",)): logging.WARNING,
 }
 
 
@@ -67,6 +69,32 @@ def test_a_log_may_go_to_a_logger_of_the_users(caplog: pytest.LogCaptureFixture)
 def test_an_event_is_one_line_of_its_name_and_fields():
     event = events.Failed(pipeline="search", key="a", cause="no", attempts=2, retry_s=0.5)
     assert described(event) == "failed pipeline='search' key='a' version=None cause='no' attempts=2 retry_s=0.5"
+
+
+def test_the_line_of_a_dead_letter_says_how_to_find_it():
+    """The ledger numbers a letter when it stores it; a worker does not learn the number."""
+    assert described(events.DeadLettered(pipeline="mails", key="a", version=1, cause="no")) == (
+        "deadlettered pipeline='mails' key='a' version=1 cause='no' (keywise dead list --pipeline 'mails')"
+    )
+
+
+def test_the_log_names_the_changes_that_ended_without_their_bodies(caplog: pytest.LogCaptureFixture):
+    """A body or a header may hold a secret; neither is in the line, nor in the fields that a JSON formatter prints."""
+    caplog.set_level(logging.DEBUG, logger="keywise")
+    changes = [Change(f"k{n}", order_of(n or None), body=b"s3cret", headers={"auth": "s3cret"}) for n in range(7)]
+    Log()(events.Settled(pipeline="p", outcome=Outcome.STALE, changes=7, headers=changes))
+    assert caplog.messages == [
+        "settled pipeline='p' outcome='stale' changes=7 "
+        "headers=[('k0', None), ('k1', 1), ('k2', 2), ('k3', 3), ('k4', 4), … 2 more] firsts=0 sent_at=0.000"
+    ]
+    [record] = caplog.records
+    assert record.headers == [(change.key, change.version) for change in changes]
+    assert "s3cret" not in repr(vars(record))
+
+
+def test_a_long_list_of_keys_is_cut_in_the_line():
+    event = events.Handled(pipeline="p", keys=tuple(f"k{number}" for number in range(100)), seconds=1.0)
+    assert described(event) == "handled pipeline='p' keys=['k0', 'k1', 'k2', 'k3', 'k4', … 95 more] seconds=1"
 
 
 def test_a_traceback_follows_its_line_indented(caplog: pytest.LogCaptureFixture):

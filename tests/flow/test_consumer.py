@@ -93,6 +93,23 @@ def test_a_malformed_message_becomes_a_dead_letter_and_harms_nobody(way: str):
 
 
 @every_way
+def test_a_read_function_that_raises_leaves_its_traceback_in_letter_and_event(way: str):
+    """Rule 17: as a handler does."""
+    rig = Rig(way)
+
+    def read(body: dict) -> Put:
+        raise ValueError(body["id"])
+
+    rig.reader = MessageReader(FunctionRoute(read), body_max_bytes=1000)
+    rig.run(page("a", 1))
+    [letter], [event] = rig.letters, rig.of(events.DeadLettered)
+    assert letter.traceback.startswith("Traceback (most recent call last):") and "in read" in letter.traceback
+    assert letter.traceback.endswith("ValueError: a")
+    assert "intake.py" not in letter.traceback, "it begins with the user's function"
+    assert event.traceback == letter.traceback
+
+
+@every_way
 def test_a_message_that_says_nothing_is_acked_and_counted(way: str):
     rig = Rig(way)
     read = FunctionRoute(lambda body: Put(body["id"], body["v"]) if body["v"] else Ignore("locale"))

@@ -199,6 +199,21 @@ def test_a_drain_that_takes_too_long_is_ended(way: str):
         assert way == LEDGER_TRANSACTION or rig.entry("a").token != 0
 
     rig.play(story())
+    [stopped] = rig.of(events.Stopped)
+    assert (stopped.changes, list(stopped.keys)) == (1, ["a"]), "what was still running"
+
+
+def test_a_consumer_whose_work_was_finished_stops_with_nothing_running():
+    rig = Rig(LEASED)
+
+    async def story() -> None:
+        await rig.send(page("a", 1))
+        async with Running(rig):
+            await rig.until(lambda: not rig.queue)
+
+    rig.play(story())
+    [stopped] = rig.of(events.Stopped)
+    assert (stopped.changes, list(stopped.keys)) == (0, [])
 
 
 def test_a_stop_during_the_claim_gives_everything_back():

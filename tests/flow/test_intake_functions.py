@@ -31,8 +31,8 @@ def read_batch_of(function: Callable[..., Any], *bodies: bytes) -> ReadBatch:
 def cause_of(function: Callable[..., Any]) -> str:
     read_batch = read_batch_of(function)
     assert read_batch.tickets == []
-    [(_, cause)] = read_batch.malformed
-    return cause
+    [bad] = read_batch.malformed
+    return bad.cause
 
 
 def test_a_put_says_what_the_key_looks_like():
@@ -73,7 +73,8 @@ def test_a_body_that_is_not_of_the_type_is_set_aside():
 
     read_batch = read_batch_of(read, b'{"id": 1}', b'{"id": "a"}', b'{"id": "b", "v": "x"}')
     assert [ticket.change.key for ticket in read_batch.tickets] == ["a"]
-    assert ["Expected `str`" in cause or "Expected `int`" in cause for _, cause in read_batch.malformed] == [True, True]
+    causes = [bad.cause for bad in read_batch.malformed]
+    assert ["Expected `str`" in cause or "Expected `int`" in cause for cause in causes] == [True, True]
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, KeyError, ZeroDivisionError, RuntimeError])
@@ -103,7 +104,7 @@ def test_a_function_that_raises_sets_only_that_body_aside():
 
     read_batch = read_batch_of(read, b'{"id": "a"}', b'{"id": "b", "v": 2}')
     assert [ticket.change.key for ticket in read_batch.tickets] == ["b"]
-    assert [said(cause) for _, cause in read_batch.malformed] == ["read failed: KeyError: 'v'"]
+    assert [said(bad.cause) for bad in read_batch.malformed] == ["read failed: KeyError: 'v'"]
 
 
 @pytest.mark.parametrize("said", [None, "a", 5, ("a", 1), {"key": "a"}, object, Put])

@@ -103,7 +103,7 @@ async def _all_acked(self: QueueTransactionWorker, *arguments: Any) -> SettledBy
 
 
 async def _malformed_acked(self: Consumer, index: int, read_batch: Any) -> None:
-    await self._settlement.ack_unread(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
+    await self._settlement.ack_unread(index, read_batch.unread)
 
 
 def _unknown_is_clean(self: LeasedWorker, job: Job, execution: Execution) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keywise import App, Change, Grade
+from keywise.cli.commands.why import _about_mark
 from keywise.core.change import VERSION_MAX, VERSION_MIN, ChangeHeader, order_of
 from keywise.core.dead_letter import DeadLetter, DeadLetterRequest
 from keywise.core.entry import Entry, LeaseTerms, LedgerPolicy
@@ -281,8 +282,27 @@ def test_the_history_has_the_commit_of_the_current_mark():
     assert [one.detail for one in gone.history] == ["a deletion; the current mark"]
 
 
-def test_a_commit_whose_time_is_not_known_is_not_made_up():
-    assert told(Entry(order_of(7), updated_at=-1.0, token=5, lease_until=10.0)).history == []
+def test_the_commit_of_a_suspect_key_has_its_time_if_it_came_after_the_suspicion():
+    """A dead letter of unknown outcome makes its key suspect; the replay that is applied later is the news."""
+    story = told(Entry(order_of(7), updated_at=-60.0, suspicions=1, suspected_at=-90.0))
+    assert story.mark is not None and story.mark.at == WALL - 60.0
+    assert [(one.what, one.version, one.at) for one in story.history] == [("applied", 7, WALL - 60.0)]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Entry(order_of(7), updated_at=-1.0, token=5, lease_until=10.0),
+        Entry(order_of(7), updated_at=-1.0, suspicions=1, suspected_at=-1.0),
+        Entry(order_of(7), updated_at=-1.0, tried=order_of(8), attempts=1),
+    ],
+    ids=["a claim", "a suspicion", "an attempt"],
+)
+def test_a_commit_whose_time_is_not_known_is_not_made_up(entry: Entry):
+    """The entry has one time: that of what touched it last."""
+    story = told(entry)
+    assert story.history == []
+    assert dict(_about_mark(story))["mark"] == "version 7, committed at a time that is not stored"
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,12 @@ class Draining(Event, frozen=True, kw_only=True):
 
 
 class Stopped(Event, frozen=True, kw_only=True):
-    """The consumer has ended."""
+    """The consumer has ended. Changes that were still running when `drain` was over run again."""
+
+    changes: int = 0
+    """How many were still running."""
+    keys: Sequence[str] = ()
+    """Some of their keys."""
 
 
 Observer: TypeAlias = Callable[[Event], None]

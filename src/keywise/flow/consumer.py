@@ -55,6 +55,8 @@ class Consumer:
             # This pipeline writes even if the ledger is down, so it must not wait for the controls either.
             self._going.set()
         self._was_paused = False
+        self._cut_off: list[str] = []
+        """The keys whose changes were still running when the drain had to end."""
         self._asked = [0] * len(pipeline.sources)
         """How many deliveries each source is being asked for by a `receive` that is under way."""
         self._evictions = [EvictionQueue(self._settlement) for _ in pipeline.sources]
@@ -72,6 +74,10 @@ class Consumer:
         self._going.set()
         self._lanes.departures.notify()
 
+    def left_now(self) -> events.Stopped:
+        """Return how this consumer would end now, with what is running; it emits nothing."""
+        return self._stopped(self._lanes.busy_keys())
+
     async def run(self) -> None:
         """Work until stopped. If it is cancelled, it ends at once: nothing is released, and leases expire."""
         thread = self._start_heartbeat_thread()
@@ -83,7 +89,10 @@ class Consumer:
         finally:
             if thread is not None:
                 thread.stop()
-        self._pipeline.emit(events.Stopped(pipeline=self._pipeline.name))
+        self._pipeline.emit(self._stopped(self._cut_off))
+
+    def _stopped(self, running: Sequence[str]) -> events.Stopped:
+        return events.Stopped(pipeline=self._pipeline.name, changes=len(running), keys=running[:KEYS_SHOWN])
 
     async def _run(self, beats_here: bool) -> None:
         strategies = [choose_strategy(self._pipeline, source) for _, source in self._pipeline.sources]
@@ -216,16 +225,16 @@ class Consumer:
     async def _set_aside(self, index: int, read_batch: ReadBatch) -> None:
         """Dead-letter malformed deliveries, and ack them and the ignored ones."""
         pipeline, settlement = self._pipeline, self._settlement
-        requests = [DeadLetterRequest(settlement.unread_letter(*bad, index)) for bad in read_batch.malformed]
+        requests = [DeadLetterRequest(settlement.unread_letter(bad, index)) for bad in read_batch.malformed]
         if requests:
             try:
                 await pipeline.retry_until_reachable(LEDGER, DeadLetterStep(pipeline, requests))
             except UnavailableError:
                 # A dead letter is stored in the ledger. Until the ledger is back, the message is redelivered.
-                await settlement.release_unread(index, [delivery for delivery, _ in read_batch.malformed])
+                await settlement.release_unread(index, [bad.delivery for bad in read_batch.malformed])
                 read_batch = ReadBatch(ignored=read_batch.ignored)
         settlement.report_unread(read_batch)
-        await settlement.ack_unread(index, [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)])
+        await settlement.ack_unread(index, read_batch.unread)
 
     async def _keep_looking(self) -> None:
         """Read the operator's controls and emit the counts of the lanes, about once a second."""
@@ -285,6 +294,7 @@ class Consumer:
                 await self._settlement.recall(self._lanes.take_freed())
         except TimeoutError:
             # The outcome of a change that still runs is unknown: do not release it, let its lease expire.
+            self._cut_off = self._lanes.busy_keys()
             for task in (*feeding, *working):
                 task.cancel()
         finally:

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,7 @@ from keywise.core.change import (
 )
 from keywise.core.errors import MalformedError, SettingsError, VersionError
 from keywise.core.failures import cause_of_error
+from keywise.core.tracebacks import traceback_of
 from keywise.flow.lanes import Ticket
 
 Read: TypeAlias = Callable[[Any], Put | Delete | Ignore] | Callable[[Any, Delivery], Put | Delete | Ignore]
@@ -31,12 +32,25 @@ Route: TypeAlias = tuple[str, Order, bool]
 """The key, the order, and whether the key is deleted."""
 
 
+class Malformed(NamedTuple):
+    """A delivery that is no change, with the cause, and the traceback if the read function raised."""
+
+    delivery: Delivery
+    cause: str
+    traceback: str = ""
+
+
 class ReadBatch(msgspec.Struct):
     """The result of reading a batch of deliveries; malformed and ignored ones come with the reason."""
 
     tickets: list[Ticket] = []
-    malformed: list[tuple[Delivery, str]] = []
+    malformed: list[Malformed] = []
     ignored: list[tuple[Delivery, str]] = []
+
+    @property
+    def unread(self) -> list[Delivery]:
+        """The deliveries that became no change: malformed and ignored ones."""
+        return [*(bad.delivery for bad in self.malformed), *(delivery for delivery, _ in self.ignored)]
 
 
 class Fields(msgspec.Struct, frozen=True):
@@ -79,14 +93,16 @@ class MessageReader:
                     check_key(key)
             except _Ignored as ignored:
                 read_batch.ignored.append((delivery, str(ignored)))
+            except _ReadFailedError as error:
+                read_batch.malformed.append(Malformed(delivery, str(error), traceback_of(error.raised)))
             except (MalformedError, VersionError) as error:
-                read_batch.malformed.append((delivery, str(error)))
+                read_batch.malformed.append(Malformed(delivery, str(error)))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                read_batch.malformed.append((delivery, f"body cannot be read: {error}"))
+                read_batch.malformed.append(Malformed(delivery, f"body cannot be read: {error}"))
             except Exception as error:
                 # User code runs here on untrusted bodies and may raise anything. Only the name of the class is
                 # kept: the text may quote the body, and a __str__ of the user's may raise as well.
-                read_batch.malformed.append((delivery, f"body cannot be read: {type(error).__name__}"))
+                read_batch.malformed.append(Malformed(delivery, f"body cannot be read: {type(error).__name__}"))
             else:
                 change = Change[Any](key, order, deleted, delivery.sent_at, body, decode, delivery.headers)
                 add(Ticket(change, delivery, source, now))
@@ -98,7 +114,7 @@ class MessageReader:
         `delivery` is what a read function sees of it; without one, it has no headers.
         """
         read_batch = self.read([delivery or Delivery("", "", body, float("inf"))], 0, 0.0)
-        for _, cause in (*read_batch.malformed, *read_batch.ignored):
+        for _, cause, *_ in (*read_batch.malformed, *read_batch.ignored):
             raise MalformedError(cause or "the pipeline ignores this body")
         return read_batch.tickets[0].change
 
@@ -185,7 +201,7 @@ class FunctionRoute:
         try:
             result = self.read(value, *delivery)
         except Exception as error:
-            raise MalformedError(f"read failed: {cause_of_error(error)}") from error
+            raise _ReadFailedError(error) from error
         match result:
             case Put() | Delete():
                 if not isinstance(result.key, str):
@@ -198,6 +214,14 @@ class FunctionRoute:
 
 
 _OPTIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class _ReadFailedError(MalformedError):
+    """The read function raised."""
+
+    def __init__(self, raised: Exception) -> None:
+        super().__init__(f"read failed: {cause_of_error(raised)}")
+        self.raised = raised
 
 
 class _Ignored(Exception):

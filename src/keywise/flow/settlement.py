@@ -18,7 +18,7 @@ from keywise.core.errors import UnavailableError
 from keywise.core.failures import storable
 from keywise.core.source import ParkingSource, Source
 from keywise.flow.coalesce import group_by_outcome
-from keywise.flow.intake import ReadBatch
+from keywise.flow.intake import Malformed, ReadBatch
 from keywise.flow.lanes import SettledByOutcome, SettledTicket, Ticket
 from keywise.flow.pipeline import OpenPipeline
 
@@ -32,19 +32,20 @@ class Settlement:
 
     def letter(self, ticket: Ticket, cause: str, traceback: str = "") -> DeadLetter:
         change = ticket.change
-        letter = self.unread_letter(ticket.delivery, cause, ticket.source)
-        return replace(letter, key=change.key, version=change.version, traceback=traceback)
+        letter = self.unread_letter(Malformed(ticket.delivery, cause, traceback), ticket.source)
+        return replace(letter, key=change.key, version=change.version)
 
-    def unread_letter(self, delivery: Delivery, cause: str, source: int) -> DeadLetter:
+    def unread_letter(self, unread: Malformed, source: int) -> DeadLetter:
         """Return the dead letter of a delivery that has no key, because it could not be read."""
-        name, _ = self.pipeline.sources[source]
+        (name, _), delivery = self.pipeline.sources[source], unread.delivery
         return DeadLetter(
-            storable(cause),
+            storable(unread.cause),
             delivery.body,
             headers=delivery.headers,
             sent_at=delivery.sent_at,
             source=name,
             routing_key=delivery.routing_key.replace("\0", "\\x00"),
+            traceback=unread.traceback,
         )
 
     def failed(self, ticket: Ticket, cause: str, attempts: int, retry_s: float, traceback: str = "") -> events.Failed:
@@ -84,8 +85,9 @@ class Settlement:
             )
 
     def report_unread(self, read_batch: ReadBatch) -> None:
-        for _, cause in read_batch.malformed:
-            self.pipeline.emit(events.DeadLettered(pipeline=self.pipeline.name, key="", cause=cause))
+        name = self.pipeline.name
+        for _, cause, traceback in read_batch.malformed:
+            self.pipeline.emit(events.DeadLettered(pipeline=name, key="", cause=cause, traceback=traceback))
         if read_batch.malformed:
             self.pipeline.emit(
                 events.Settled(pipeline=self.pipeline.name, outcome=Outcome.DEAD, changes=len(read_batch.malformed))

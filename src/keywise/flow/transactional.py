@@ -237,7 +237,7 @@ class QueueTransactionWorker:
             await queue.park([one.delivery for one, _ in parked], keys, [delay_s for _, delay_s in parked])
             self._note_parked(keys)
         if read_batch.malformed:
-            unread = [self._settlement.unread_letter(*bad, index) for bad in read_batch.malformed]
+            unread = [self._settlement.unread_letter(bad, index) for bad in read_batch.malformed]
             await transaction.dead_letter([(None, letter) for letter in unread])
         return settled
 
@@ -277,7 +277,7 @@ def _settled(coalesced: Coalesced, result: BatchResult) -> SettledByOutcome:
 
 def _gone(deliveries: Sequence[Delivery], settled: SettledByOutcome, read_batch: ReadBatch) -> Sequence[Delivery]:
     """Return the deliveries to ack. Usually that is the whole batch, which is then returned as it is."""
-    unread = [delivery for delivery, _ in (*read_batch.malformed, *read_batch.ignored)]
+    unread = read_batch.unread
     if sum(map(len, settled.values())) + len(unread) == len(deliveries):
         return deliveries
     return [ticket.delivery for tickets in settled.values() for ticket in tickets] + unread

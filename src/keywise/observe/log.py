@@ -1,10 +1,16 @@
 """The log: an observer that writes warnings and state changes to the `keywise` logger."""
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from keywise.core import events
+from keywise.core.change import ChangeHeader, Outcome, is_unversioned
+
+SHOWN_MAX = 5
+"""How many entries of a list a line shows."""
 
 _OF_CHANGES = (events.Failed, events.DeadLettered, events.TookOver, events.ClaimLost)
 _OF_STORES = (events.Unavailable, events.LedgerDown, events.MarkedSuspect, events.Unrepairable, events.Alarmed)
@@ -19,32 +25,77 @@ _LEVELS = dict.fromkeys(_WARNINGS, logging.WARNING) | dict.fromkeys(_NOTICES, lo
 class Log:
     """Writes one line for each event: what an operator should see as a warning or info, and the rest for debugging.
 
-    Each record also has the name of the event as `event`, and the fields of the event under their names.
+    Each record also has the name of the event as `event`, and the fields of the event under their names; of changes,
+    it has only keys and versions.
     """
 
     def __init__(self, logger: logging.Logger | None = None) -> None:
         self._logger = logger or logging.getLogger("keywise")
 
     def __call__(self, event: events.Event) -> None:
-        level = _LEVELS.get(type(event), logging.DEBUG)
-        if isinstance(event, events.Unavailable) and event.calls > 1:
-            level = logging.DEBUG  # The line about the first call has said it; the one about its return has the count.
+        level = _level(event)
         if self._logger.isEnabledFor(level):
-            fields = {"event": type(event).__name__.lower(), **msgspec.structs.asdict(event)}
+            fields = {"event": type(event).__name__.lower(), **_fields(event)}
             self._logger.log(level, "%s%s", described(event), _indented(fields.get("traceback", "")), extra=fields)
+
+
+def _level(event: events.Event) -> int:
+    match event:
+        case events.Unavailable() if event.calls > 1:
+            return logging.DEBUG  # The line about the first call has said it; the one about its return has the count.
+        case events.Draining(changes=0):
+            return logging.DEBUG
+        case events.Stopped() if event.changes:
+            return logging.WARNING
+    return _LEVELS.get(type(event), logging.DEBUG)
 
 
 def described(event: events.Event) -> str:
     """Format an event as one line: its name and its fields, without a traceback.
 
-    Control characters in keys and causes are escaped, and durations have three digits.
+    Control characters in keys and causes are escaped, durations have three digits, and long lists are cut.
     """
+    parts = (f"{name}={_format(name, value)}" for name, value in _fields(event).items() if name != "traceback")
+    line = f"{type(event).__name__.lower()} {' '.join(parts)}"
+    if isinstance(event, events.DeadLettered):
+        # The number that the ledger gives the letter is not known here.
+        line += f" (keywise dead list --pipeline {event.pipeline!r})"
+    return line
+
+
+def still_running(event: events.Stopped) -> tuple[str, str]:
+    """Say which changes were still running when a consumer ended, and what becomes of them."""
+    keys = some_keys(event.keys, event.changes)
+    if event.changes == 1:
+        return f"1 change was still running ({keys})", "it runs again when its lease has expired, or earlier"
+    return (
+        f"{event.changes:,} changes were still running ({keys})",
+        "they run again when their leases have expired, or earlier",
+    )
+
+
+def some_keys(keys: Sequence[str], number: int) -> str:
+    """Format some of a number of keys."""
+    return ", ".join(map(repr, keys)) + (", …" if number > len(keys) else "")
+
+
+def _fields(event: events.Event) -> dict[str, Any]:
+    """Return the fields of an event. Changes are reduced to key and version: a body or a header may hold a secret."""
     fields = msgspec.structs.asdict(event)
-    parts = (f"{name}={_format(name, value)}" for name, value in fields.items() if name != "traceback")
-    return f"{type(event).__name__.lower()} {' '.join(parts)}"
+    if isinstance(event, events.Settled) and event.headers:
+        fields["headers"] = [(one.key, _version(one)) for one in event.headers]
+    return fields
+
+
+def _version(header: ChangeHeader) -> int | None:
+    return None if header.order is None or is_unversioned(header.order) else header.order[1]
 
 
 def _format(name: str, value: object) -> str:
+    if isinstance(value, Outcome):
+        return repr(value.value)
+    if isinstance(value, list | tuple) and len(value) > SHOWN_MAX:
+        return f"[{', '.join(map(repr, value[:SHOWN_MAX]))}, … {len(value) - SHOWN_MAX:,} more]"
     if not isinstance(value, float):
         return repr(value)
     is_duration = name == "seconds" or name.endswith("_s")

@@ -327,14 +327,15 @@ def _mark(entry: Entry, pipeline: OpenPipeline, ahead_s: float) -> Mark | None:
     if entry.mark is None:
         return None
     (era, _, generation), settings = entry.mark, pipeline.settings
-    is_idle = Entry(entry.mark, entry.deleted, entry.updated_at) == replace(entry, rate_at=0.0)
+    is_idle = replace(entry, suspicions=0, suspected_at=0.0).is_idle
+    is_suspected_since = entry.suspicions > 0 and entry.suspected_at >= entry.updated_at
     touched_at = entry.updated_at + ahead_s
     return Mark(
         era=era,
         version=_version(entry.mark),
         generation=max(0, generation),
         deleted=entry.deleted,
-        at=touched_at if is_idle else None,
+        at=touched_at if is_idle and not is_suspected_since else None,
         kept_until=None if settings.retention_s is None else touched_at + settings.retention_s + settings.redelivery_s,
     )
 

@@ -83,9 +83,35 @@ def test_a_whole_pipeline_is_paused_after_a_question_and_takes_nothing(office):
     office.until(lambda: office.lines("pause seen"), "the worker's word")
     assert office.stored() == {"a": 1, "b": 1}
     half = office.keywise("resume", "a", "--pipeline", "pages")
-    assert half.status == 1 and "still paused: every key" in half.err
+    assert half.status == 1 and "paused are: every key" in half.err
     office.act("resume", "--all", "--pipeline", "pages", "--yes")
     office.until(lambda: office.stored() == {"a": 2, "b": 1}, "the resumed pipeline")
+
+
+def test_the_status_says_who_paused_a_key_when_and_why(office):
+    office.act("pause", "a", "--pipeline", "pages", *WHY)
+    [said] = [line for line in office.act("status").out.splitlines() if "paused" in line]
+    assert said.startswith("pages: paused: 'a' by ada@desk, 20") and said.endswith(": ticket 7")
+    for number in range(7):
+        office.act("pause", f"b{number}", "--pipeline", "pages", *WHY)
+    said = [line for line in office.act("status").out.splitlines() if "paused" in line]
+    assert [line.split(" by ")[0] for line in said[:-1]] == [
+        f"pages: paused: {key!r}" for key in ("a", "b0", "b1", "b2", "b3")
+    ]
+    assert said[-1] == "pages: paused: 3 more keys; keywise why KEY shows the pauses of a key"
+
+
+def test_a_resume_that_ends_nothing_names_what_is_paused(office):
+    refused = office.keywise("resume", "a", "--pipeline", "pages")
+    assert (refused.status, refused.err) == (1, "Error: 'a' is not paused in pages; nothing is\n")
+    for keys in (["b"], ["--pattern", "c*"]):
+        office.act("pause", *keys, "--pipeline", "pages", "--yes")
+    refused = office.keywise("resume", "a", "--pipeline", "pages")
+    assert (refused.status, refused.err) == (1, "Error: 'a' is not paused in pages; paused are: keys like 'c*', 'b'\n")
+    for number in range(6):
+        office.act("pause", f"d{number}", "--pipeline", "pages")
+    refused = office.keywise("resume", "--all", "--pipeline", "pages")
+    assert refused.err.endswith("; paused are: keys like 'c*', 'b', 'd0', 'd1', 'd2' and 3 more\n")
 
 
 def test_a_forced_key_never_runs_beside_the_worker_and_the_next_version_wins(office):

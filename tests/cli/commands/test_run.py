@@ -1,5 +1,6 @@
 """`keywise run` as an operator meets it: what it promises, how it drains, and how it ends."""
 
+import json
 import signal
 import subprocess
 import threading
@@ -55,10 +56,16 @@ def test_grade_promise_and_way_of_each_source_are_said_at_the_start(folder):
     assert "\x1b" not in answer.out + answer.err
 
 
+def test_an_end_with_nothing_running_is_one_line_for_each_pipeline(folder):
+    err = folder.keywise("run", "shop:app", "--until-empty").err
+    assert "draining" not in err
+    assert [said.count("stopped") for said in err.splitlines() if "stopped" in said] == [1, 1]
+
+
 def test_the_level_of_the_log_can_be_chosen(folder):
     folder.keywise("send", "mails", '{"id": "a", "v": 1}')
     debug = folder.keywise("run", "shop:app", "mails", "--until-empty", "--log-level", "debug").err
-    assert " DEBUG settled pipeline='mails' outcome=<Outcome.APPLIED: 'applied'> changes=1" in debug
+    assert " DEBUG settled pipeline='mails' outcome='applied' changes=1" in debug
     quiet = folder.keywise("run", "shop:app", "mails", "--until-empty", "--log-level", "warning").err
     assert "INFO" not in quiet and "stopped" not in quiet
     answer = folder.keywise("run", "shop:app", "mails", "--until-empty", "--log-level", "loud")
@@ -84,8 +91,20 @@ def test_a_broker_that_is_away_at_the_start_is_waited_for_with_one_line(folder, 
     assert said.startswith(f"pages waits to start: amqp://shop:***@127.0.0.1:{port}/")
     assert said.endswith("; keywise tries again until it can be reached (--no-wait exits instead)\n")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=scaled(LIMIT_S))
-    assert (process.returncode, "waits to start" in err, "s3cret" in err) == (0, False, False)
+    out, err = process.communicate(timeout=scaled(LIMIT_S))
+    assert (process.returncode, "waits to start" in err, "s3cret" in err) == (len(arguments), False, False)
+    assert [row.split()[0] for row in out.splitlines()] == ["pipeline", "pages"], "what is known: nothing was done"
+
+
+def test_until_empty_that_is_stopped_before_says_so_and_fails(folder):
+    folder.write("shop.py", AWAY.format(port=machine.free_port()))
+    process = folder.start("run", "shop:app", "--until-empty", "--json")
+    line(process, "waits to start")
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=scaled(LIMIT_S))
+    assert process.returncode == 1
+    assert err.endswith("Error: stopped before all queues of pages were empty\n")
+    assert json.loads(out)["pipelines"]["pages"]["outcomes"]["applied"] == 0
 
 
 def test_a_broker_that_is_away_ends_a_worker_that_may_not_wait(folder):
@@ -120,7 +139,7 @@ def test_a_signal_drains_and_the_summary_follows(folder, number):
     process.send_signal(number)
     out, err = process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 0
-    assert "stopped pipeline='mails'" in err
+    assert "mails: stopped, 0 changes" in err
     assert out.startswith("pipeline ")
 
 
@@ -133,6 +152,11 @@ def test_a_hung_handler_does_not_keep_the_process(folder):
     out, err = process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 0
     assert out.startswith("pipeline "), err
+    [said] = [one for one in err.splitlines() if "WARNING" in one]
+    assert said.endswith(
+        "slow stopped while 1 change was still running ('a'), because the time of `drain` was over; "
+        "it runs again when its lease has expired, or earlier"
+    )
 
 
 def test_a_signal_that_comes_twice_at_once_is_one(folder):
@@ -149,7 +173,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(folder):
 
 
 def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
-    folder.write("shop.py", HANGING.format(drain="10m"))
+    folder.write("shop.py", HANGING.format(drain='10m", lease="10m'))
     folder.keywise("send", "slow", '{"id": "a", "v": 1}')
     process = folder.start("run", "shop:app")
     assert process.stdout.readline() == "begun\n"
@@ -158,9 +182,18 @@ def test_a_second_signal_leaves_at_once_and_the_claim_stays(folder):
     assert said.startswith("slow is draining: it waits for 1 change that has begun ('a'), at most 10 min; ")
     assert said.endswith("a second Ctrl-C or signal leaves at once, and its lease expires\n")
     threading.Timer(SAME_WISH_S, process.send_signal, [signal.SIGTERM]).start()
-    process.communicate(timeout=scaled(LIMIT_S))
+    _, err = process.communicate(timeout=scaled(LIMIT_S))
     assert process.returncode == 128 + signal.SIGTERM
+    assert err.endswith(
+        "slow left while 1 change was still running ('a'); it runs again when its lease has expired, or earlier\n"
+    )
     [story] = folder.keywise("why", "a", "--json").json["pipelines"]
     assert story["holder"] is not None
     text = folder.keywise("why", "a").out
     assert "held by" in text and "intent  version 1" in text and "waits for the key" in text
+    waiting = folder.start("run", "shop:app", "--until-empty")
+    said = line(waiting, "--until-empty waits")
+    assert "slow: --until-empty waits for 1 change that another worker has begun ('a'); " in said
+    assert "if that worker is dead, this one takes the change over when the lease expires, in " in said
+    waiting.send_signal(signal.SIGTERM)
+    waiting.communicate(timeout=scaled(LIMIT_S))

@@ -13,6 +13,8 @@ from keywise.core.controls import EVERYTHING, Controls
 from keywise.flow.pipeline import OpenPipeline
 from keywise.operate.admin import PipelineAdmin, keys_like
 
+PAUSES_NAMED = 5
+
 
 @dataclass(frozen=True, kw_only=True)
 class KeysOptions:
@@ -97,11 +99,12 @@ def resume(chosen: KeysOptions, *, yes: YesOption = False, options: AdminOptions
         return await admin.resume(keys, is_pattern=is_pattern), await store.controls()
 
     name, (ended, controls) = perform(options, act)
-    others = _others(controls, keys, is_pattern)
     if not ended:
-        fail(f"{named(keys, is_pattern)} is not paused in {name}; {others or 'nothing is'}")
+        paused = f"paused are: {_names(controls)}" if controls.pauses else "nothing is"
+        fail(f"{named(keys, is_pattern)} is not paused in {name}; {paused}")
     result = {"pipeline": name, "resumed": keys, "is_pattern": is_pattern, "pauses": len(controls.pauses)}
     print_result(result, f"resumed {named(keys, is_pattern)} in {name}", json=options.json)
+    others = _others(controls, keys, is_pattern)
     if others and not options.json:
         note_that(others)
 
@@ -123,6 +126,13 @@ async def _ask(verb: str, keys: str, opened: OpenPipeline) -> None:
     if known is not None and (known or keys == EVERYTHING):
         every = "" if keys == EVERYTHING else ", which is every key"
         confirm(f"{verb} {named(keys, True)}{every} of {opened.name} ({count(known, 'known key')})?", yes=False)
+
+
+def _names(controls: Controls) -> str:
+    """Name some of what is paused: patterns first, because they cover most."""
+    pauses = sorted(controls.pauses, key=lambda one: (not one.is_pattern, one.keys))
+    names = ", ".join(named(one.keys, one.is_pattern) for one in pauses[:PAUSES_NAMED])
+    return names + (f" and {len(pauses) - PAUSES_NAMED:,} more" if len(pauses) > PAUSES_NAMED else "")
 
 
 def _others(controls: Controls, keys: str, is_pattern: bool) -> str:

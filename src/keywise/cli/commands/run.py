@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Sequence, Set
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from typing import Annotated, Any, NoReturn
 
@@ -21,13 +21,19 @@ from keywise.core import events
 from keywise.core.errors import KeywiseError, UnavailableError
 from keywise.core.source import Backlog, backlog_of
 from keywise.flow.pipeline import OpenPipeline
-from keywise.observe.log import Log
+from keywise.observe.log import Log, some_keys, still_running
 from keywise.observe.run_view import View
 
 _log = logging.getLogger("keywise")
 
 LOOK_S = 0.1
 """After this long without an event, --until-empty checks whether the queues are empty."""
+
+QUIET_S = 3.0
+"""After this long without a change that ends, --until-empty says which other workers it waits for."""
+
+HELD_MAX = 5
+"""How many keys of other workers it names."""
 
 RETRY_S = 1.0
 """How often --until-empty tries to reach the queues."""
@@ -87,11 +93,15 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     names, began_at = choose_pipelines(loaded, pipelines or ()), time.monotonic()
     _configure_log(log_level)
     view = View(names)
-    loaded.observers[:] = [*map(_without_starts, loaded.observers), view, _announce]
+    loaded.observers[:] = [*map(_without_announced, loaded.observers), view, _announce]
     showing = live_view(view, screen(stderr=True), logging.getLogger("keywise").info, plain=is_plain)
-    status = _finish(_work(loaded, names, view, until_empty, wait=not no_wait), showing)
-    if view.sources:
+    empty = asyncio.Event()
+    status = _finish(_work(loaded, names, view, empty if until_empty else None, wait=not no_wait), showing)
+    if view.sources or status == 0:
         _print_totals(view, json, time.monotonic() - began_at)
+    if until_empty and status == 0 and not empty.is_set():
+        print_error(f"stopped before all queues of {', '.join(names)} were empty")
+        status = 1
     leave(status)
 
 
@@ -115,10 +125,11 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-async def _work(app: App, names: Sequence[str], view: View, until_empty: bool, *, wait: bool) -> None:
+async def _work(app: App, names: Sequence[str], view: View, empty: asyncio.Event | None, *, wait: bool) -> None:
+    """Run until stopped, or if `empty` is given, until the queues are empty; then it is set."""
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_stop_when_empty(app, names, view)) if until_empty else None
+            watching = group.create_task(_stop_when_empty(app, names, view, empty)) if empty is not None else None
             await app.run(*names, wait=wait)
             if watching is not None:
                 watching.cancel()
@@ -126,25 +137,32 @@ async def _work(app: App, names: Sequence[str], view: View, until_empty: bool, *
         raise errors.exceptions[0] from None
 
 
-async def _stop_when_empty(app: App, names: Sequence[str], view: View) -> None:
+async def _stop_when_empty(app: App, names: Sequence[str], view: View, empty: asyncio.Event) -> None:
     async with AsyncExitStack() as stack:
         opened = [await _open_when_reachable(app, name, stack) for name in names]
         sources = [source for pipeline in opened for _, source in pipeline.sources]
         wait_s, said = LOOK_S, set[str]()
+        ended, quiet_since = 0, time.monotonic()
         while True:
             view.stirred = False
             await asyncio.sleep(wait_s)
             if view.stirred or view.sources < len(sources):
                 continue
             looked_at = time.monotonic()
+            if ended != (now_ended := sum(one.changes for one in view.look())):
+                ended, quiet_since = now_ended, looked_at
             with suppress(UnavailableError):
                 # A message that is being processed or retried is not acked, so it counts.
                 backlogs = [await backlog_of(source) for source in sources]
                 if not any(one.seen for one in backlogs):
                     _say_what_is_unknown(backlogs, said)
                     if not any(one.unsure_s for one in backlogs):
+                        empty.set()
                         app.stop()
                         return
+                elif "held" not in said and looked_at - quiet_since >= QUIET_S:
+                    for pipeline in opened:
+                        await _say_what_others_hold(pipeline, app.owners, said)
             # Counting a long queue takes a while; spend at most a tenth of the time on it.
             wait_s = max(LOOK_S, 10 * (time.monotonic() - looked_at))
 
@@ -173,6 +191,24 @@ def _say_what_is_unknown(backlogs: Sequence[Backlog], said: set[str]) -> None:
         _log.warning("--until-empty ends, though the depth is unknown: other consumers may hold messages; %s", advice)
 
 
+async def _say_what_others_hold(pipeline: OpenPipeline, here: Set[str], said: set[str]) -> None:
+    """Say once for which changes of other workers, which may be dead, a pipeline waits."""
+    admin = pipeline.admin
+    found = {key: await admin.inspect(key) for key in await pipeline.control_store.held("", HELD_MAX + 1)}
+    others = {key: one.lease_until for key, one in found.items() if one and one.owner not in here}
+    if not others:
+        return
+    said.add("held")
+    keys, left_s = list(others), max(others.values()) - await admin.now()
+    number = f"more than {count(HELD_MAX, 'change')}" if len(keys) > HELD_MAX else count(len(keys), "change")
+    begun = f"{number} that another worker has begun ({plain(some_keys(keys[:HELD_MAX], len(keys)))})"
+    what, ends = ("the change", "lease expires") if len(keys) == 1 else ("the changes", "leases expire")
+    _log.warning(
+        "%s: --until-empty waits for %s; if that worker is dead, this one takes %s over when the %s, in %s at most",
+        *(pipeline.name, begun, what, ends, duration(max(0.0, left_s))),
+    )
+
+
 def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[None]) -> int:
     """Run to the end; return the exit status. The loop is not closed, because that would wait for hung handlers."""
     try:
@@ -189,15 +225,18 @@ def _finish(work: Coroutine[Any, Any, None], showing: AbstractContextManager[Non
     return 0
 
 
-def _without_starts(observer: events.Observer) -> events.Observer:
-    """Keep from the log what `_announce` prints already."""
+def _without_announced(observer: events.Observer) -> events.Observer:
+    """Keep from the log what `_announce` prints already, and the end, which the view shows with its figures."""
     if not isinstance(observer, Log):
         return observer
-    return lambda event: None if _announced(event) else observer(event)
+    return lambda event: None if _announced(event) or isinstance(event, events.Stopped) else observer(event)
 
 
 def _announce(event: events.Event) -> None:
-    if line := _announced(event):
+    line = _announced(event)
+    if line and isinstance(event, events.Stopped):
+        _log.warning("%s", plain(line))
+    elif line:
         print(plain(line), file=sys.stderr, flush=True)
 
 
@@ -211,12 +250,13 @@ def _announced(event: events.Event) -> str:
             advice = "keywise tries again until it can be reached (--no-wait exits instead)"
             return f"{event.pipeline} waits to start: {event.cause}; {advice}"
         case events.Draining(changes=changes) if changes:
-            keys = ", ".join(map(repr, event.keys)) + (", …" if changes > len(event.keys) else "")
             has, its = ("has", "its lease expires") if changes == 1 else ("have", "their leases expire")
-            waits = (
-                f"it waits for {count(changes, 'change')} that {has} begun ({keys}), at most {duration(event.left_s)}"
-            )
+            begun = f"{count(changes, 'change')} that {has} begun ({some_keys(event.keys, changes)})"
+            waits = f"it waits for {begun}, at most {duration(event.left_s)}"
             return f"{event.pipeline} is draining: {waits}; a second Ctrl-C or signal leaves at once, and {its}"
+        case events.Stopped(changes=changes) if changes:
+            running, again = still_running(event)
+            return f"{event.pipeline} stopped while {running}, because the time of `drain` was over; {again}"
         case _:
             return ""
 

@@ -15,7 +15,7 @@ from keywise.app import LANES, App
 from keywise.cli.app_loader import AppOption, JsonOption, choose_pipelines, load
 from keywise.cli.options import parse_duration
 from keywise.cli.output import count, fail, print_result, progress, refuse
-from keywise.core.errors import SettingsError
+from keywise.core.errors import SettingsError, UnavailableError
 from keywise.core.url import redacted
 
 BATCH = 1000
@@ -54,10 +54,14 @@ def send(
         refuse(f"--lane: {lane!r} is not known; write one of {', '.join(LANES)}")
     _check_place(loaded, pipeline, lane)
     sender = MessageSender(loaded, pipeline, delay_s, lane)
-    if bodies and bodies != ["-"]:
-        asyncio.run(sender.send_all([_checked_argument(body) for body in bodies]))
-    else:
-        asyncio.run(sender.send_lines(cast(BufferedReader, sys.stdin.buffer)))
+    try:
+        if bodies and bodies != ["-"]:
+            asyncio.run(sender.send_all([_checked_argument(body) for body in bodies]))
+        else:
+            asyncio.run(sender.send_lines(cast(BufferedReader, sys.stdin.buffer)))
+    except UnavailableError as error:
+        sent, others = f"sent {count(sender.sent, 'message')}", "the others may or may not have been sent"
+        fail(f"{error}; {sent}; {others}: send them again, the same version twice changes nothing")
     text = f"sent {count(sender.sent, 'message')} to {pipeline}"
     print_result({"pipeline": pipeline, "sent": sender.sent}, text, json=json)
 

@@ -24,6 +24,7 @@ from keywise.operate.inspect import (
 )
 
 PAUSES_SHOWN = 5
+"""How many pauses of single keys are shown."""
 MOMENTS = {"at", "since", "resync_since"}
 """The fields of the figures that are times."""
 NUMBERS = ("keys", "tombstones", "claims", "suspects", "dead")
@@ -145,14 +146,12 @@ def _notes(figures: PipelineFigures, now: float) -> Iterator[str]:
     """Yield what an operator has set, and what is wrong; nothing for most pipelines."""
     if figures.era:
         yield f"era {figures.era}"
-    for pause in figures.pauses:
-        if pause.is_pattern:
-            yield f"paused: {format_pause(pause, now)}"
-    keys = [pause for pause in figures.pauses if not pause.is_pattern]
-    if keys:
-        named = ", ".join(repr(pause.keys) for pause in keys[:PAUSES_SHOWN])
-        more = f" and {len(keys) - PAUSES_SHOWN:,} more" if len(keys) > PAUSES_SHOWN else ""
-        yield f"paused: {count(len(keys), 'key')}: {named}{more}"
+    keys = sorted((pause for pause in figures.pauses if not pause.is_pattern), key=lambda pause: pause.keys)
+    for pause in (*(pause for pause in figures.pauses if pause.is_pattern), *keys[:PAUSES_SHOWN]):
+        yield f"paused: {format_pause(pause, now)}"
+    if len(keys) > PAUSES_SHOWN:
+        more = count(len(keys) - PAUSES_SHOWN, "more key")
+        yield f"paused: {more}; keywise why KEY shows the pauses of a key"
     yield from format_journals(figures.journal, now, "; a worker with this journal makes them suspect")
     if figures.resync_since is not None:
         yield (

@@ -129,8 +129,8 @@ def _about_mark(report: KeyReport) -> Iterator[tuple[str, str]]:
         return
     era = f", era {mark.era}" if mark.era else ""
     generation = f", generation {mark.generation}" if mark.generation else ""
-    when = f", committed {moment(mark.at, report.now)}" if mark.at is not None else ""
-    yield "mark", f"{_named(mark.version)}{era}{generation}{when}"
+    when = moment(mark.at, report.now) if mark.at is not None else "at a time that is not stored"
+    yield "mark", f"{_named(mark.version)}{era}{generation}, committed {when}"
     yield "tombstone", "yes: the newest change is a deletion" if mark.deleted else "no"
     kept = "for ever" if mark.kept_until is None else f"until {moment(mark.kept_until, report.now)} at least"
     yield "retention", f"the ledger keeps this key {kept}"

@@ -79,8 +79,8 @@ class Samples:
 
 def _read(definition: PipelineDefinition, number: int, body: bytes) -> Sample:
     read_batch = definition._reader().read([Delivery(number, 0, body, 0.0)], 0, 0.0)
-    for _, cause in read_batch.malformed:
-        raise SettingsError(f"message {number} cannot be read by pipeline {definition.name!r}: {cause}")
+    for bad in read_batch.malformed:
+        raise SettingsError(f"message {number} cannot be read by pipeline {definition.name!r}: {bad.cause}")
     return Sample(body, read_batch.tickets[0].change if read_batch.tickets else None)
 
 
