@@ -200,8 +200,8 @@ class Auditor(RunLog):
         self._calls.append(call)
         if len(claims) > 1 and any(claim.attempts for claim in claims):
             self.violate(f"one of {', '.join(keys)} failed before, and takes others along")
-        # A repair has begun when it reads the truth, before it writes.
-        is_excused = any(claim.level is Level.ALONE or claim.order is None for claim in claims)
+        # A repair has begun when it reads the truth, before it writes; a change on probation, when it notes that.
+        is_excused = any(claim.level is not Level.USUAL or claim.order is None for claim in claims)
         if world.was_told_to_stop(process) and not is_excused:
             self.violate(f"{process.name} begins to work though it was told to stop")
         # Repairs run beside the flow, in tasks of their own.

@@ -95,7 +95,7 @@ class DeliveryAudit:
         for delivery, key in zip(deliveries, keys, strict=True):
             _, received_at = self._receipts.get((process.name, delivery.id), (None, 0.0))
             in_lane_at = max(received_at, self._in_lane_at.get((process.name, delivery.id), 0.0))
-            if self._waiting_since.get((process.name, key), 0.0) > in_lane_at:
+            if self._waiting_since.get((process.name, key), 0.0) >= in_lane_at:
                 continue
             entry = world.entries().get(key)
             is_held_up = controls.pauses_key(key) or (entry is not None and entry.attempts > 0)
