@@ -10,11 +10,21 @@ from typing import Any, Self
 
 import asyncpg
 
-from keywise.adapters.postgres.database import OPTIONS, SLOW_S, PostgresDatabase, database_at, is_conflict, limit_each
+from keywise.adapters.postgres.database import (
+    OPTIONS,
+    SLOW_S,
+    PostgresDatabase,
+    database_at,
+    is_conflict,
+    limit_each,
+    numbers,
+)
 from keywise.adapters.postgres.ledger.dump import PostgresLedgerTransfer
 from keywise.adapters.postgres.ledger.transaction import PostgresTransaction
 from keywise.adapters.postgres.ledger.working_set import (
     ADD_RECORDS,
+    CLAIM_NEWER,
+    COMMIT_PLAIN,
     STORE_CONTROLS,
     PostgresScope,
     entry_of,
@@ -61,8 +71,16 @@ class PostgresLedger:
         await self.database.__aexit__()
 
     async def claim(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> ClaimResults:
+        """Claim what is idle and plainly newer in one statement; the rules decide the rest."""
+        granted = await self._claim_newer(headers, terms)
+        if len(granted) == len(headers):
+            return ClaimResults(granted)
+        keys = {claim.key for claim in granted}
+        headers = [header for header in headers if header.key not in keys]
         async with self.scope.working_set([header.key for header in headers]) as working_set:
-            return ledger_steps.claim(working_set, headers, terms, iter(await working_set.tokens(len(headers))))
+            tokens = iter(await working_set.tokens(len(headers)))
+            results = ledger_steps.claim(working_set, headers, terms, tokens)
+        return ClaimResults([*granted, *results.granted], results.refused)
 
     async def renew(self, claims: Sequence[Claim], lease_s: float, phase: Phase = Phase.CLAIMED) -> list[Claim]:
         async with self.scope.working_set(_keys(claims)) as working_set:
@@ -70,6 +88,10 @@ class PostgresLedger:
 
     async def commit(self, commits: Sequence[Commit]) -> list[Claim]:
         """If the answer is lost, the call is repeated: the mark shows what has arrived."""
+        committed = await self._commit_plain([commit.claim for commit in commits])
+        commits = [commit for commit in commits if commit.claim.key not in committed]
+        if not commits:
+            return []
         async with self.scope.working_set([commit.claim.key for commit in commits]) as working_set:
             return ledger_steps.commit(working_set, commits)
 
@@ -182,7 +204,8 @@ class PostgresLedger:
     async def raise_era(self) -> int | None:
         scope, now = self.scope.number, await self.database.now()
         async with self.scope.transaction(exclusive=True, limit_s=SLOW_S) as connection:
-            [[held, highest, text]] = await connection.fetch(_SQL["eras"], scope, now)
+            text = await connection.fetchval(_SQL["lock_controls"], scope)
+            [[held, highest]] = await connection.fetch(_SQL["eras"], scope, now)
             if held:
                 return None
             raised = controls_of(text).with_era_above(highest)
@@ -221,6 +244,58 @@ class PostgresLedger:
         )
         return int(trimmed)
 
+    async def _claim_newer(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> list[Claim]:
+        policy = self.scope.policy
+        if policy.rate is not None:
+            return []
+        # The statement can judge what is versioned, of no era, and not from a reindex.
+        plain = {
+            encoded(header.key): header
+            for header in headers
+            if header.order is not None and header.order[0] == header.order[2] == 0
+        }
+        if not plain:
+            return []
+        good_until = math.inf
+        if policy.retention_s is not None:
+            good_until = min(header.sent_at for header in plain.values()) + policy.retention_s
+        codes = sorted(plain)
+        rows = await self.database.write(
+            CLAIM_NEWER,
+            self.scope.number,
+            codes,
+            numbers(plain[code].order[1] for code in codes),  # type: ignore[index]
+            good_until,
+            terms.owner,
+            terms.lease_s,
+            policy.redelivery_s if policy.intents else None,
+            limit_s=policy.command_s,
+        )
+        return [
+            Claim(header.key, header.order, header.deleted, token)
+            for header, token in ((plain[code], token) for code, token in rows)
+        ]
+
+    async def _commit_plain(self, claims: Sequence[Claim]) -> set[str]:
+        """Commit claims that nothing has happened to since they were granted; return their keys."""
+        plain = {
+            encoded(claim.key): claim
+            for claim in claims
+            if claim.order is not None and claim.order[0] == claim.order[2] == 0
+        }
+        if not plain:
+            return set()
+        codes = sorted(plain)
+        rows = await self.database.write(
+            COMMIT_PLAIN,
+            self.scope.number,
+            codes,
+            numbers(plain[code].token for code in codes),
+            [code for code, claim in plain.items() if claim.deleted],
+            limit_s=self.scope.policy.command_s,
+        )
+        return {plain[code].key for (code,) in rows}
+
     async def _read_slowly(self, statement: str, *arguments: object) -> Sequence[Any]:
         """Read what may take long in a large ledger; no claim waits for it."""
         return await self.database.read(statement, *arguments, limit_s=SLOW_S)
@@ -228,7 +303,7 @@ class PostgresLedger:
     async def _change(self, change: Callable[[Controls], Controls]) -> bool:
         """Set the controls anew, while nobody decides about a key; return whether they differ from before."""
         async with self.scope.transaction(exclusive=True) as connection:
-            before = controls_of(await connection.fetchval(_SQL["load_controls"], self.scope.number))
+            before = controls_of(await connection.fetchval(_SQL["lock_controls"], self.scope.number))
             after = change(before)
             await connection.execute(STORE_CONTROLS, self.scope.number, text_of(after))
         return after != before
