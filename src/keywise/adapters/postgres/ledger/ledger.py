@@ -6,7 +6,8 @@ An idle key is one small row of marks. Whatever is going on with a key is a seco
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Self
+from operator import itemgetter
+from typing import Any, Self, TypeVar
 
 import asyncpg
 
@@ -50,6 +51,7 @@ PRUNE_AT_ONCE = 2_000
 """Nobody has to wait for longer than such a stretch takes."""
 
 _SQL = read_statements(__name__)
+_One = TypeVar("_One", ChangeHeader, Claim)
 
 
 class PostgresLedger:
@@ -245,52 +247,37 @@ class PostgresLedger:
         return int(trimmed)
 
     async def _claim_newer(self, headers: Sequence[ChangeHeader], terms: LeaseTerms) -> list[Claim]:
-        policy = self.scope.policy
-        if policy.rate is not None:
-            return []
-        # The statement can judge what is versioned, of no era, and not from a reindex.
-        plain = {
-            encoded(header.key): header
-            for header in headers
-            if header.order is not None and header.order[0] == header.order[2] == 0
-        }
-        if not plain:
+        """Claim keys that are idle, at changes that are plainly newer; return the claims."""
+        policy, plain = self.scope.policy, _by_code(headers)
+        if not plain or policy.rate is not None:
             return []
         good_until = math.inf
         if policy.retention_s is not None:
             good_until = min(header.sent_at for header in plain.values()) + policy.retention_s
-        codes = sorted(plain)
         rows = await self.database.write(
             CLAIM_NEWER,
             self.scope.number,
-            codes,
-            numbers(plain[code].order[1] for code in codes),  # type: ignore[index]
+            list(plain),
+            numbers(header.order[1] for header in plain.values()),  # type: ignore[index]
             good_until,
             terms.owner,
             terms.lease_s,
             policy.redelivery_s if policy.intents else None,
             limit_s=policy.command_s,
         )
-        return [
-            Claim(header.key, header.order, header.deleted, token)
-            for header, token in ((plain[code], token) for code, token in rows)
-        ]
+        granted = ((plain[code], token) for code, token in rows)
+        return [Claim(header.key, header.order, header.deleted, token) for header, token in granted]
 
     async def _commit_plain(self, claims: Sequence[Claim]) -> set[str]:
         """Commit claims that nothing has happened to since they were granted; return their keys."""
-        plain = {
-            encoded(claim.key): claim
-            for claim in claims
-            if claim.order is not None and claim.order[0] == claim.order[2] == 0
-        }
+        plain = _by_code(claims)
         if not plain:
             return set()
-        codes = sorted(plain)
         rows = await self.database.write(
             COMMIT_PLAIN,
             self.scope.number,
-            codes,
-            numbers(plain[code].token for code in codes),
+            list(plain),
+            numbers(claim.token for claim in plain.values()),
             [code for code, claim in plain.items() if claim.deleted],
             limit_s=self.scope.policy.command_s,
         )
@@ -323,6 +310,14 @@ def _refused_commits() -> Iterator[None]:
         if isinstance(error.__cause__, asyncpg.IntegrityConstraintViolationError | asyncpg.PLPGSQLError):
             raise TransactionFailedError(str(error)) from error.__cause__
         raise
+
+
+def _by_code(ones: Sequence[_One]) -> dict[bytes, _One]:
+    """What one statement can judge, in the order of its keys: versioned, of no era, and not from a reindex."""
+    plain = ((encoded(one.key), one) for one in ones if one.order is not None and one.order[0] == one.order[2] == 0)
+    by_code = dict(sorted(plain, key=itemgetter(0)))
+    # Of two with the same key, the second depends on what becomes of the first.
+    return by_code if len({one.key for one in ones}) == len(ones) else {}
 
 
 def _keys(claims: Sequence[Claim]) -> list[str]:
