@@ -165,6 +165,10 @@ class Heartbeat:
         now = self._clock()
         return min((self._left_s(claim, now) for claim in claims), default=0.0)
 
+    def has_ended(self, claim: Claim) -> bool:
+        """Whether a claim has ended or is lost."""
+        return (held := self._held.get(claim.token)) is None or held.deadline <= self._clock()
+
     def check(self, claims: Iterable[Claim]) -> None:
         """Raise TimeoutError if one of these claims has ended."""
         if self.left_s(claims) <= 0:
